@@ -1,0 +1,41 @@
+# One way to work. Every target sets up what it needs, so each runs alone on a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-slow check format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## create .venv and install the package with all extras
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+demo: $(READY)  ## associative recall with and without the convolution, in under a minute
+	$(BIN)/dape demo
+
+test: $(READY)  ## the test suite (a few minutes on two cores)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(READY)  ## the tests that take minutes each
+	$(BIN)/python -m pytest -m slow
+
+check: $(READY)  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## apply the formatter and the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## time the attention backends, interleaved, as ratios
+	$(BIN)/dape bench attention
+
+clean:  ## remove the virtual environment and the tools' caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

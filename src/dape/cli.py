@@ -1,0 +1,69 @@
+"""The command `dape`: one table of subcommands, each a function that is imported only when called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    target: str
+    extra: str
+    summary: str
+
+
+# A subcommand is a function `main(arguments) -> exit code`; `extra` names what `pip install "dape[…]"` must bring.
+COMMANDS = {
+    "methods": Command("dape.commands.methods:main", "", "list every method with a line of explanation"),
+    "demo": Command("dape.commands.demo:main", "lab", "see the idea work, in under a minute"),
+    "bench": Command(
+        "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
+    ),
+    "doctor": Command(
+        "dape.commands.doctor:main", "", "what this machine can run, and what to do about the rest"
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a subcommand and return its exit code; a user's mistake is one sentence on stderr and code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, *rest = arguments
+    if name == "--version":
+        from dape import __version__
+
+        print(f"dape {__version__}")
+        return 0
+    if name not in COMMANDS:
+        print(f'dape: unknown command "{name}"\n\n{usage()}', file=sys.stderr)
+        return 2
+    command = COMMANDS[name]
+    module, function = command.target.split(":")
+    try:
+        entry = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if not command.extra or (error.name or "").startswith("dape"):
+            raise
+        print(f'dape {name} needs {error.name}: pip install "dape[{command.extra}]"', file=sys.stderr)
+        return 2
+    try:
+        return entry(rest) or 0
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        print(f"dape {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\ndape {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        ["usage: dape COMMAND [options]", "", "Attention scores as feature maps.", "", *lines]
+        + ["", "dape COMMAND --help explains a command."]
+    )

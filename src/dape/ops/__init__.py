@@ -1,0 +1,1 @@
+"""Functions on tensors: attention whose scores are processed as feature maps."""

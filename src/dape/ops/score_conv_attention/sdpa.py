@@ -1,0 +1,52 @@
+"""PyTorch's own fused attention, for calls without a convolution whose bias, if any, needs no gradient."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dape.ops.score_conv_attention.types import EVERYTHING, DistanceBias, Problem
+
+# Above this many numbers a mask or bias of T×T is no longer a detail.
+MASK_NUMBERS = 16 * 1024 * 1024
+
+
+def unsupported(problem: Problem) -> str | None:
+    if problem.conv is not None:
+        return "it cannot convolve scores"
+    bias = problem.bias.values if isinstance(problem.bias, DistanceBias) else problem.bias
+    if bias is not None and bias.requires_grad:
+        return "it would build a T×T gradient for the bias"
+    batch, num_heads, num_queries, num_keys, _ = problem.sizes
+    numbers = num_queries * num_keys
+    numbers *= num_heads if bias is not None else 1
+    if not _is_plain(problem) and numbers * batch > MASK_NUMBERS:
+        return f"it would build a mask of {batch}×{num_queries}×{num_keys} numbers"
+    return None
+
+
+def _is_plain(problem: Problem) -> bool:
+    """No bias, nothing hidden but by a square causal triangle: the case without any mask."""
+    _, _, num_queries, num_keys, _ = problem.sizes
+    square = num_queries == num_keys or num_queries == 1 or not problem.causal
+    return problem.bias is None and problem.visible == EVERYTHING and square
+
+
+def attend(problem: Problem) -> Tensor:
+    """softmax(S + B) · v, [B, H, Tq, D]."""
+    q, k, v = problem.q, problem.k, problem.v
+    _, num_heads, num_queries, num_keys, _ = problem.sizes
+    grouped = k.shape[1] != num_heads
+    if _is_plain(problem):
+        causal = problem.causal and num_queries > 1
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=problem.scale, dropout_p=problem.dropout, enable_gqa=grouped
+        )
+    shown = problem.visible.mask(num_queries, num_keys, causal=problem.causal, device=q.device)
+    bias = problem.dense_bias()
+    mask = shown if bias is None else bias.to(q.dtype).masked_fill(~shown, -float("inf"))
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=problem.scale, dropout_p=problem.dropout, enable_gqa=grouped
+    )
+    # Fused kernels disagree on rows without visible keys; ours are zero.
+    return out.masked_fill(~shown.any(-1, keepdim=True), 0.0)

@@ -1,0 +1,48 @@
+"""What the first convolution makes of a bias by distance, as tables: computed once, for all rows and batches.
+
+The convolution is linear before its activation, so expand([S ; B]) = expand_S(S) + (expand_B(B) + b₁), and
+for B by distance d = i − j the second term depends on d alone, except in the first columns of a row,
+where taps reach past the first key.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dape.ops.score_conv_attention.types import ConvWeights, DistanceBias
+
+
+class HiddenTables(NamedTuple):
+    """The bias half of the first convolution for a causal row, by distance; column m is distance m − right.
+
+    hidden: [W, N + right], for a column with all its left neighbours visible.
+    edges:  [left, W, N + right], for the column c keys after the first visible one, c < left.
+    """
+
+    hidden: Tensor
+    edges: Tensor
+
+
+def hidden_tables(bias: DistanceBias, conv: ConvWeights, num_keys: int, dtype: torch.dtype) -> HiddenTables:
+    """Tables for distances −right … num_keys − 1. Differentiable in the bias and the weights."""
+    num_heads = bias.values.shape[0]
+    left, right = conv.left, conv.right
+    values = bias.values[:, -bias.lowest : num_keys - bias.lowest].to(dtype)
+    # Tap t of column j reads key j + t − left, at distance d − (t − left); distances below 0 are hidden.
+    padded = F.pad(values, (2 * right, left))[None]
+    taps = conv.expand_weight[:, num_heads:, 0].to(dtype).flip(-1)
+    expand_bias = conv.expand_bias.to(dtype)
+    hidden = F.conv1d(padded, taps, expand_bias)[0]
+    # At the first visible key's c-th successor the taps t < left − c would read hidden keys.
+    edges = [
+        F.conv1d(
+            padded[..., : padded.shape[-1] - left + c], taps[..., : taps.shape[-1] - left + c], expand_bias
+        )[0]
+        for c in range(left)
+    ]
+    empty = hidden.new_zeros(0, *hidden.shape)
+    return HiddenTables(hidden, torch.stack(edges) if edges else empty)
