@@ -63,7 +63,5 @@ def main(arguments: list[str] | None = None) -> int:
 def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        ["usage: dape COMMAND [options]", "", "Attention scores as feature maps.", "", *lines]
-        + ["", "dape COMMAND --help explains a command."]
-    )
+    head = ["usage: dape COMMAND [options]", "", "Attention scores as feature maps.", ""]
+    return "\n".join([*head, *lines, "", "dape COMMAND --help explains a command."])

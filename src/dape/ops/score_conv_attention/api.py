@@ -160,8 +160,7 @@ def _check(
     backend: str,
 ) -> None:
     _check_qkv(q, k, v, causal=causal)
-    batch, num_heads, num_queries, _ = q.shape
-    num_keys = k.shape[2]
+    batch, num_queries, num_keys = q.shape[0], q.shape[2], k.shape[2]
     _check_bias(bias, q, num_keys, causal=causal)
     if conv is not None:
         _check_conv(conv, q, has_bias=bias is not None)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dape.ops.score_conv_attention.tables import hidden_tables
-from dape.ops.score_conv_attention.types import DistanceBias, Problem
+from dape.ops.score_conv_attention.types import DistanceBias, Problem, Visible
 
 # Rows (over all batch entries) of a tile; 16 to 48 are equally fast.
 ROWS = 32
@@ -90,8 +90,6 @@ class _Call:
     dropout: float
 
     def __post_init__(self) -> None:
-        from dape.ops.score_conv_attention.types import Visible
-
         self.batch, self.num_heads, self.num_queries, self.head_width = self.q.shape
         self.num_groups, self.num_keys = self.k.shape[1], self.k.shape[2]
         self.dtype = torch.promote_types(self.q.dtype, torch.float32)

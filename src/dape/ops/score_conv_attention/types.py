@@ -94,8 +94,9 @@ class DistanceBias:
 class TileBias:
     """A bias evaluated by tiles: `tile(rows, num_keys)` → [batch, H, len(rows), num_keys].
 
-    `batch` is 1 or B. A tile covers the queries `rows` and the first `num_keys` keys. Gradients flow through whatever tensors `tile`
-    uses; the op calls it again in the backward pass instead of keeping its results.
+    `batch` is 1 or B. A tile covers the queries `rows` and the first `num_keys` keys. Gradients flow
+    through whatever tensors `tile` uses; the op calls it again in the backward pass instead of keeping
+    its results.
     """
 
     tile: Callable[[slice, int], Tensor]
