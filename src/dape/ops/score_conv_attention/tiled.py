@@ -182,7 +182,8 @@ class _Tile:
         top = self.rows.stop - 1 + self.call.offset - self.start - lowest
         bottom = top - (self.num_rows - 1) - (columns - 1)
         # Distances below the table belong to hidden pairs: any number serves, zero is one.
-        reverse = torch.nn.functional.pad(table[:, max(0, bottom) : top + 1], (max(0, -bottom), 0)).flip(1)
+        table = table[:, max(0, bottom) : top + 1].contiguous()
+        reverse = torch.nn.functional.pad(table, (max(0, -bottom), 0)).flip(1)
         return reverse.as_strided((table.shape[0], self.num_rows, columns), (reverse.stride(0), 1, 1))
 
     def add_diagonals(self, grad: Tensor, lowest: int, image: Tensor, columns: int) -> None:
