@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from dape.methods import Method, all_methods, parse_method
 from dape.ops.score_conv_attention import ConvWeights, DistanceBias, TileBias, Visible, score_conv_attention
 from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
+from dape.registration import register_with_transformers
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
     from dape import models as models
+    from dape.retrofitting import load_adapter, load_retrofitted, remove_retrofit, retrofit, save_adapter
 
 __version__ = "0.1.0"
 
@@ -33,16 +35,35 @@ __all__ = [
     "TileBias",
     "Visible",
     "all_methods",
+    "load_adapter",
+    "load_retrofitted",
     "parse_method",
     "randomized_positions",
+    "remove_retrofit",
+    "retrofit",
+    "save_adapter",
     "score_conv_attention",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Models need transformers; import them when they are first named.
-    if name == "models":
-        import importlib
+# What needs transformers, imported when it is first named.
+_LATER = {
+    "load_adapter": "dape.retrofitting",
+    "load_retrofitted": "dape.retrofitting",
+    "remove_retrofit": "dape.retrofitting",
+    "retrofit": "dape.retrofitting",
+    "save_adapter": "dape.retrofitting",
+}
 
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "models":
         return importlib.import_module("dape.models")
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'dape' has no attribute '{name}'")
+
+
+register_with_transformers()
