@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dape.methods import Method, all_methods, parse_method
 from dape.ops.score_conv_attention import ConvWeights, DistanceBias, TileBias, Visible, score_conv_attention
 from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
-from dape.registration import register_with_transformers
+from dape.registration import register_everywhere
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
@@ -66,4 +66,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'dape' has no attribute '{name}'")
 
 
-register_with_transformers()
+register_everywhere()

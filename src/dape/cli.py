@@ -20,6 +20,9 @@ COMMANDS = {
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
+    "lm-eval": Command(
+        "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
+    ),
     "doctor": Command(
         "dape.commands.doctor:main", "", "what this machine can run, and what to do about the rest"
     ),

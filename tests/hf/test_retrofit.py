@@ -1,6 +1,7 @@
 """Retrofitting: nothing changes at first, everything that transformers does goes on working, and it can be undone."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,7 +210,7 @@ def test_the_adapter_of_a_seven_billion_llama():
     added = sum(p.numel() for p in adapter_parameters(model).values())
     # A layer: 32·32·3 + 32 and 32·32·3 + 32.
     assert (base, added) == (6_738_415_616, 32 * (2 * (32 * 32 * 3 + 32)))
-    text = open("docs/retrofit.md").read()
+    text = (Path(__file__).parents[2] / "docs/retrofit.md").read_text()
     assert f"{added:,}" in text
     assert f"{base:,}" in text
 

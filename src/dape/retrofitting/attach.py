@@ -71,11 +71,11 @@ def retrofit(
 
     Save with `save_adapter`, undo with `remove_retrofit`.
     """
+    layers = list(attention_layers(model))
     if getattr(model.config, RECORD, None):
         raise ValueError(
             "this model is already retrofitted: call dape.remove_retrofit(model) before adding another"
         )
-    layers = list(attention_layers(model))
     num_heads = model.config.num_attention_heads
     plan = Retrofit(
         kernel_size(method),
