@@ -8,15 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-import dape  # noqa: F401 (makes transformers know our models)
+import dape
 from dape.retrofitting.files import DESCRIPTION
 
 
-@register_model("dape")
 class DapeLM(HFLM):
     """A trained run, an exported folder or a retrofitted model; other arguments are those of `--model hf`.
 
