@@ -50,12 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dape retrofit-demo", description=__doc__)
     parser.add_argument("--out", default="results/retrofit", help="where results.json and README.md go")
     parser.add_argument("--method", default="dape1x3")
-    parser.add_argument("--steps", type=int, default=600, help="of training the base")
-    parser.add_argument("--tune-steps", type=int, default=300, help="of training on, with and without")
+    parser.add_argument("--steps", type=int, default=500, help="of training the base")
+    parser.add_argument("--tune-steps", type=int, default=200, help="of training on, with and without")
     parser.add_argument("--train-length", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--targets", type=int, default=32, help="scored bytes at the end of each window")
-    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--windows", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     return parser
 
@@ -121,7 +121,10 @@ def fit(
     """Train in place; the same seed gives every model the same batches."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    warm_up = max(1, steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+    )
     model.train()
     for _ in range(steps):
         starts = torch.randint(len(train) - options.train_length, (options.batch_size, 1), generator=generator)
