@@ -56,9 +56,14 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
-        self, x: Tensor, encoding: PositionEncoding, places: Places, cache: Cache | None = None
+        self,
+        x: Tensor,
+        encoding: PositionEncoding,
+        places: Places,
+        cache: Cache | None = None,
+        shown: list[Tensor] | None = None,
     ) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), encoding, places, cache))
+        x = x + self.dropout(self.attention(self.attention_norm(x), encoding, places, cache, shown))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
@@ -132,7 +137,10 @@ class DapeModel(DapePreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states [B, T, hidden], with the cache if asked for."""
+        """Hidden states [B, T, hidden], with the cache if asked for.
+
+        output_attentions: the weights of every layer, T×T, by the reference path beside the one that computes.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
@@ -158,8 +166,6 @@ class DapeModel(DapePreTrainedModel):
     def _run(
         self, x: Tensor, places: Places, cache: Cache | None, keep_states: bool, keep_weights: bool
     ) -> BaseModelOutputWithPast:
-        if keep_weights and cache is not None and places.num_keys != places.num_queries:
-            raise ValueError("output_attentions needs the whole input at once, not a filled cache")
         states: list[Tensor] = []
         weights: list[Tensor] = []
         first = cast(PositionEncoding, self.encodings[0])
@@ -167,10 +173,7 @@ class DapeModel(DapePreTrainedModel):
         for index, layer in enumerate(self.layers):
             encoding = cast(PositionEncoding, self.encodings[index % len(self.encodings)])
             states.append(x)
-            if keep_weights:
-                block = cast(DapeDecoderLayer, layer)
-                weights.append(block.attention.weights(block.attention_norm(x), encoding, places))
-            x = layer(x, encoding, places, cache)
+            x = layer(x, encoding, places, cache, weights if keep_weights else None)
         x = self.norm(x)
         states.append(x)
         return BaseModelOutputWithPast(
