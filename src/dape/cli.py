@@ -24,7 +24,9 @@ COMMANDS = {
         "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
     ),
     "retrofit-demo": Command(
-        "dape.commands.retrofit_demo:main", "models", "a small Llama before and after retrofitting, in one table"
+        "dape.commands.retrofit_demo:main",
+        "models",
+        "a small Llama before and after retrofitting, in one table",
     ),
     "doctor": Command(
         "dape.commands.doctor:main", "", "what this machine can run, and what to do about the rest"

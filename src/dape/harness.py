@@ -78,7 +78,9 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 
         return byte_tokenizer()
     folder = Path(source)
-    if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+    if folder.is_dir() and not any(
+        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")
+    ):
         raise ValueError(
             f'there is no tokenizer in {folder}: pass --tokenizer with a folder that has one, or "bytes" for a model '
             f"of bytes"

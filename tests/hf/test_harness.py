@@ -30,9 +30,7 @@ doc_to_target: "{{{{answer}}}}"
 metric_list:
   - metric: acc
 """
-QUESTIONS = [
-    {"question": f"def f{i}(x", "choices": [")", "(", " ü"], "answer": i % 3} for i in range(6)
-]
+QUESTIONS = [{"question": f"def f{i}(x", "choices": [")", "(", " ü"], "answer": i % 3} for i in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,9 @@ def test_a_local_task_gives_the_accuracy_that_the_model_has(run, tmp_path, monke
             log = model(ids).logits.log_softmax(-1)[0, len(context) - 1 : -1]
             totals.append(log.gather(-1, ids[0, len(context) :, None]).sum().item())
         right += totals.index(max(totals)) == question["answer"]
-    assert json.loads(out.read_text())["results"]["brackets"]["acc,none"] == pytest.approx(right / len(QUESTIONS))
+    assert json.loads(out.read_text())["results"]["brackets"]["acc,none"] == pytest.approx(
+        right / len(QUESTIONS)
+    )
 
 
 def test_the_harness_knows_the_name():

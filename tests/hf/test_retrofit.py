@@ -73,9 +73,7 @@ def test_outputs_are_unchanged_at_first_and_after_removal(kind, windows):
     after = model(ids, attention_mask=mask).logits
     real = mask.bool()
     torch.testing.assert_close(after[real], before[real], rtol=0, atol=1e-5)
-    assert torch.equal(
-        model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False), said
-    )
+    assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False), said)
     disturbed(model)
     assert not torch.allclose(model(ids, attention_mask=mask).logits[real], before[real], atol=1e-3)
     dape.remove_retrofit(model)
@@ -126,7 +124,9 @@ def test_packed_documents_do_not_see_each_other():
     ids, _ = batch()
     packed = torch.cat([torch.arange(9), torch.arange(8)])[None]
     together = model(ids[:1], position_ids=packed, use_cache=False).logits
-    torch.testing.assert_close(together[:, 9:], model(ids[:1, 9:], use_cache=False).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        together[:, 9:], model(ids[:1, 9:], use_cache=False).logits, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_weights_are_shown_when_asked_for():
@@ -171,7 +171,9 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 def test_an_adapter_is_small_and_loads_onto_its_base(tmp_path):
     small().save_pretrained(tmp_path / "base")
-    model = disturbed(dape.retrofit(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), "dape1x5", width=8))
+    model = disturbed(
+        dape.retrofit(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), "dape1x5", width=8)
+    )
     folder = dape.save_adapter(model, tmp_path / "adapter")
     assert sorted(path.name for path in folder.iterdir()) == [
         "dape_adapter.json",
@@ -179,7 +181,9 @@ def test_an_adapter_is_small_and_loads_onto_its_base(tmp_path):
     ]
     ids, mask = batch()
     expected = model(ids, attention_mask=mask).logits
-    onto = dape.load_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder, freeze_base=True)
+    onto = dape.load_adapter(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder, freeze_base=True
+    )
     torch.testing.assert_close(onto(ids, attention_mask=mask).logits, expected)
     assert {n for n, p in onto.named_parameters() if p.requires_grad} == set(adapter_parameters(onto))
     by_reference = dape.load_retrofitted(folder)

@@ -95,7 +95,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "largest change of loss by retrofitting before training": difference,
         "models": rows,
         "seconds": round(time.monotonic() - start),
-        "versions": {"dape": dape.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {
+            "dape": dape.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, no GPU",
     }
 
@@ -103,7 +107,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def corpus(seed: int) -> tuple[Tensor, list[Tensor]]:
     """Bytes of Python's own standard library: training files end to end, and held-out files."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [path for path in sorted(root.rglob("*.py")) if not {"site-packages", "test", "tests"} & {*path.parts}]
+    files = [
+        path for path in sorted(root.rglob("*.py")) if not {"site-packages", "test", "tests"} & {*path.parts}
+    ]
     random.Random(seed).shuffle(files)
     split = math.ceil(len(files) * HELD_OUT)
     held_out = [_tokens(path) for path in files[:split]]
@@ -127,7 +133,9 @@ def fit(
     )
     model.train()
     for _ in range(steps):
-        starts = torch.randint(len(train) - options.train_length, (options.batch_size, 1), generator=generator)
+        starts = torch.randint(
+            len(train) - options.train_length, (options.batch_size, 1), generator=generator
+        )
         ids = train[starts + torch.arange(options.train_length)].long()
         loss = model(ids, labels=ids, use_cache=False).loss
         optimizer.zero_grad()

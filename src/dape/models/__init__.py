@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from dape.models.export import export
     from dape.models.presets import PRESETS, preset
 
-__all__ = ["PRESETS", "Attention", "DapeConfig", "DapeForCausalLM", "DapeModel", "Encoder", "export", "preset"]
+__all__ = [
+    "PRESETS",
+    "Attention",
+    "DapeConfig",
+    "DapeForCausalLM",
+    "DapeModel",
+    "Encoder",
+    "export",
+    "preset",
+]
 
 # Imported when first named: the configuration must be importable while transformers itself still loads.
 _HOMES = {

@@ -14,7 +14,11 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     # Byte 0 does not occur in text: it begins documents, ends them and pads batches.
     name = dict(_names())[0]
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=name, eos_token=name, pad_token=name, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        bos_token=name,
+        eos_token=name,
+        pad_token=name,
+        clean_up_tokenization_spaces=False,
     )
 
 

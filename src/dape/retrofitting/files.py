@@ -52,11 +52,11 @@ def load_adapter(model: Model, folder: str | Path, *, freeze_base: bool = False)
         )
     if not getattr(model.config, RECORD, None):
         _check_shape(plan, model, folder)
-        retrofit(
-            model, plan.method, width=plan.width, padding=plan.padding, freeze_base=freeze_base
-        )
+        retrofit(model, plan.method, width=plan.width, padding=plan.padding, freeze_base=freeze_base)
     elif freeze_base:
-        raise ValueError("freeze_base=True applies when an adapter is added, but this model is already retrofitted")
+        raise ValueError(
+            "freeze_base=True applies when an adapter is added, but this model is already retrofitted"
+        )
     _fill(model, load_file(Path(folder) / WEIGHTS), str(folder))
     return model
 
@@ -133,5 +133,6 @@ def _own_tensors(folder: Path) -> dict[str, Tensor]:
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            tensors.update({name: file.get_tensor(name) for name in file.keys() if f".{SCORES}." in name})
+            names = file.keys()
+            tensors.update({name: file.get_tensor(name) for name in names if f".{SCORES}." in name})
     return tensors
