@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from dape.ops.score_conv_attention import Visible, score_conv_attention
 from dape.ops.score_conv_attention.reference import repeat_heads, softmax_visible
@@ -34,7 +34,7 @@ def interval_mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable | None = None,
+    mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
     use_vmap: bool = False,
@@ -48,13 +48,13 @@ def interval_mask(
             batch_size=batch_size,
             q_length=min(rows, q_length - start),
             kv_length=kv_length,
-            q_offset=q_offset + start,
+            q_offset=cast(int, q_offset + start),
             kv_offset=kv_offset,
             attention_mask=attention_mask,
             device=device,
             use_vmap=use_vmap,
             allow_is_causal_skip=False,
-            **({} if mask_function is None else {"mask_function": mask_function}),
+            mask_function=mask_function,
         )
         tiles.append(intervals(cast(Tensor, shown)))
     return torch.cat(tiles, dim=2)
