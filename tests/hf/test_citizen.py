@@ -108,6 +108,23 @@ def test_right_padding_changes_no_real_token():
     torch.testing.assert_close(padded[:1, :6], model(ids[:1, :6]).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-rope", "dape1x3-fire", "cope"])
+def test_a_mask_with_holes_is_as_if_those_tokens_were_not_there(method):
+    model, ids = tiny(method=method).double(), torch.randint(0, 40, (2, 10))
+    mask = torch.ones_like(ids)
+    mask[0, [2, 3, 6, 9]] = 0
+    kept = mask[0].bool()
+    whole = model(ids, attention_mask=mask, output_attentions=True)
+    alone = model(ids[:1, kept], output_attentions=True)
+    torch.testing.assert_close(whole.logits[0, kept], alone.logits[0])
+    torch.testing.assert_close(whole.logits[1:], model(ids[1:]).logits)
+    torch.testing.assert_close(whole.attentions[1][0][:, kept][:, :, kept], alone.attentions[1][0])
+    cache = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True).past_key_values
+    rest = model(ids[:, 5:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
+    real = mask[:, 5:].bool()
+    torch.testing.assert_close(rest[real], whole.logits[:, 5:][real])
+
+
 def test_weights_are_shown_while_generating():
     model, ids = tiny(), torch.randint(0, 40, (2, 6))
     out = model.generate(

@@ -202,7 +202,6 @@ REFUSALS = {
     "no input": (lambda: tiny()(), "either input_ids or inputs_embeds"),
     "mask shape": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 1, 4, 4)), r"expected \[batch, tokens\]"),
     "mask length": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 3)), "covers 3 tokens, but there are 4"),
-    "mask holes": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.tensor([[1, 0, 1, 1]])), "holes.*on the left"),
     "position shape": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), position_ids=torch.zeros(1, 3, dtype=torch.long)), "expected \\[batch, 4 tokens\\]"),
 }  # fmt: skip
 

@@ -16,9 +16,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from dape.models.attention import Attention, ResidualLinear
+from dape.models.attention import Attention, KeyValueCache, ResidualLinear
 from dape.models.config import DapeConfig
-from dape.models.places import decoder_places
+from dape.models.places import decoder_places, without_holes
 from dape.positions import Places, PositionEncoding, randomized_positions
 
 
@@ -60,7 +60,7 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         x: Tensor,
         encoding: PositionEncoding,
         places: Places,
-        cache: Cache | None = None,
+        cache: KeyValueCache | None = None,
         shown: list[Tensor] | None = None,
     ) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), encoding, places, cache, shown))
@@ -161,10 +161,19 @@ class DapeModel(DapePreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
         )
-        return self._run(x, places, past_key_values, bool(output_hidden_states), bool(output_attentions))
+        keep_states = (
+            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        )
+        keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        arranged = without_holes(attention_mask, places, past_key_values)
+        output = self._run(x, places, arranged or past_key_values, bool(keep_states), bool(keep_weights))
+        output.past_key_values = past_key_values
+        if arranged is not None and output.attentions is not None:
+            output.attentions = cast(Any, tuple(map(arranged.in_place, output.attentions)))
+        return output
 
     def _run(
-        self, x: Tensor, places: Places, cache: Cache | None, keep_states: bool, keep_weights: bool
+        self, x: Tensor, places: Places, cache: KeyValueCache | None, keep_states: bool, keep_weights: bool
     ) -> BaseModelOutputWithPast:
         states: list[Tensor] = []
         weights: list[Tensor] = []
@@ -178,7 +187,6 @@ class DapeModel(DapePreTrainedModel):
         states.append(x)
         return BaseModelOutputWithPast(
             last_hidden_state=cast(Any, x),
-            past_key_values=cache,
             hidden_states=cast(Any, tuple(states) if keep_states else None),
             attentions=cast(Any, tuple(weights) if keep_weights else None),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from transformers import Cache
@@ -9,6 +11,67 @@ from transformers import Cache
 from dape.ops.score_conv_attention import Visible
 from dape.ops.score_conv_attention.types import EVERYTHING
 from dape.positions import Places
+
+
+@dataclass(frozen=True)
+class WithoutHoles:
+    """A cache, or none, that hands out its keys with the padding of each row first, so that the rest is one run.
+
+    order: [B, Tk], the keys' new order. room: hidden keys to add at the end, so that a query whose keys moved to
+    the right still has them to its left. Attention sees the same keys in the same order, whatever lay between them.
+    """
+
+    order: Tensor
+    room: int
+    cache: Cache | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        if self.cache is not None:
+            key_states, value_states = self.cache.update(key_states, value_states, layer_idx)
+        return self._arranged(key_states), self._arranged(value_states)
+
+    def _arranged(self, states: Tensor) -> Tensor:
+        index = self.order[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+        return torch.nn.functional.pad(states.gather(2, index), (0, 0, 0, self.room))
+
+    def in_place(self, weights: Tensor) -> Tensor:
+        """Weights [B, H, Tq, keys of ours] with their columns where the caller's keys are."""
+        index = self.order.argsort(-1)[:, None, None, :].expand(-1, *weights.shape[1:3], -1)
+        return weights.gather(-1, index)
+
+
+def without_holes(attention_mask: Tensor | None, places: Places, cache: Cache | None) -> WithoutHoles | None:
+    """What brings the keys of a mask with holes into one run a row; None for a mask without."""
+    if attention_mask is None or torch.compiler.is_compiling() or not has_holes(attention_mask):
+        return None
+    order = attention_mask.bool().long().argsort(dim=-1, stable=True)
+    return WithoutHoles(order, places.num_keys - attention_mask.shape[1], cache)
+
+
+def has_holes(mask: Tensor) -> bool:
+    """Whether any row of a mask [B, Tk] has zeros between its ones."""
+    edges = torch.nn.functional.pad(mask.bool().long(), (1, 1)).diff(dim=-1)
+    return bool((edges.clamp(min=0).sum(-1) > 1).any())
+
+
+def _places_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | None) -> Places:
+    """Places of queries `index` among keys arranged by WithoutHoles: padding first, then tokens, then room."""
+    real = mask.long()
+    rank = real.cumsum(-1) - 1
+    num_padding = (1 - real).sum(-1, keepdim=True)
+    order = real.argsort(dim=-1, stable=True)
+    keys = rank.clamp(min=0).gather(1, order)
+    queries = rank.clamp(min=0)[:, index]
+    if position_ids is not None:
+        shift = position_ids[:, -1:] - queries[:, -1:]
+        if bool(((position_ids != queries + shift) & mask[:, index].bool()).any()):
+            raise ValueError(
+                "attention_mask has holes and position_ids do not count its tokens by ones: pass either alone"
+            )
+        queries, keys = queries + shift, keys + shift
+    room = int((1 - real)[:, index].sum(-1).max())
+    keys = torch.cat([keys, keys[:, -1:].expand(-1, room)], 1)
+    return Places(queries, keys, causal=True, visible=Visible(num_padding, num_padding + rank[:, index]))
 
 
 def decoder_places(
@@ -21,7 +84,8 @@ def decoder_places(
 ) -> Places:
     """Places of the next `num_queries` tokens after those in the cache.
 
-    attention_mask: [B, keys], ones for tokens and zeros for padding, one run of ones a row.
+    attention_mask: [B, keys], ones for tokens and zeros for padding; where zeros lie between ones, the keys must be
+                    arranged by `without_holes`.
     position_ids:   [1 or B, queries]; without a cache any ascending integers, with one they must continue
                     the cached tokens' positions by ones.
     """
@@ -40,6 +104,8 @@ def decoder_places(
         visible = Visible(last=index[None]) if preallocated else EVERYTHING
     else:
         mask = _fit(attention_mask, num_keys, preallocated=preallocated)
+        if not compiling and has_holes(mask):
+            return _places_without_holes(mask, index, position_ids)
         visible = _visible(mask, index, compiling=compiling)
         keys = (mask.long().cumsum(-1) - 1).clamp(min=0)
     queries = keys[:, index]
@@ -87,9 +153,6 @@ def _visible(mask: Tensor, index: Tensor, *, compiling: bool) -> Visible:
         return Visible(first, index[None].expand(mask.shape[0], -1))
     if bool(mask.all()):
         return EVERYTHING
-    try:
-        padding = Visible.from_padding(mask)
-    except ValueError as error:
-        raise ValueError(f"attention_mask: {error} (pad batches on the left before generating)") from error
+    padding = Visible.from_padding(mask)
     # Padding on the left alone needs no right limit beside causality.
     return Visible(padding.first) if bool(mask[:, -1].all()) else padding
