@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -41,8 +42,9 @@ class DapeLM(HFLM):
                 f"the tokenizer has {len(tokenizer)} tokens, the model knows {model.config.vocab_size}: "
                 f"pass the tokenizer that it was trained with"
             )
-        if device:
-            model.to(device)  # type: ignore[arg-type]
+        # The harness asks for a GPU unless told otherwise, and takes the CPU where there is none; so do we.
+        device = device if device and (torch.cuda.is_available() or "cuda" not in device) else "cpu"
+        model.to(device)  # type: ignore[arg-type]
         super().__init__(
             model, backend="causal", tokenizer=tokenizer, max_length=max_length, device=device, **options
         )

@@ -29,6 +29,7 @@ from dape.retrofitting.attach import adapter_parameters
 
 LENGTHS = (1, 2, 4, 8, 16)
 HELD_OUT = 0.1
+ADAPTER_RATE = 5.0
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train-length", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--targets", type=int, default=32, help="scored bytes at the end of each window")
-    parser.add_argument("--windows", type=int, default=32)
+    parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     return parser
 
@@ -86,7 +87,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     rows = {name: scores(model, test, options) for name, model in models.items()}
     difference = max(abs(a - b) for a, b in zip(untouched["loss"], rows["base"]["loss"], strict=True))
     return {
-        "settings": {key: value for key, value in vars(options).items() if key != "out"},
+        "settings": {
+            **{key: value for key, value in vars(options).items() if key != "out"},
+            "adapter_rate": ADAPTER_RATE,
+        },
         "lengths": [factor * options.train_length for factor in LENGTHS],
         "parameters": {
             "base": sum(p.numel() for p in base.parameters()),
@@ -126,7 +130,11 @@ def fit(
 ) -> None:
     """Train in place; the same seed gives every model the same batches."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
+    added = list(adapter_parameters(model).values())
+    own = [p for p in model.parameters() if all(p is not other for other in added)]
+    # What starts at zero beside trained weights takes a higher rate, as adapters do.
+    groups = [{"params": own}, {"params": added, "lr": ADAPTER_RATE * rate, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
     warm_up = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * step / steps))
@@ -196,7 +204,7 @@ def readme(report: dict[str, Any]) -> str:
 
 Written by `dape retrofit-demo` from results.json beside it: do not edit.
 
-A Llama (3 layers, width 128, 4 heads in 2 groups, rotary positions, {counts["base"]:,} parameters) is trained for {settings["steps"]} steps on bytes of Python's standard library in windows of {settings["train_length"]}. Then it is trained on for {settings["tune_steps"]} steps at the same length, once as it is and once retrofitted with `{settings["method"]}` ({counts["added"]:,} parameters more), on the same batches. Scored: the last {settings["targets"]} bytes of {settings["windows"]} windows of held-out files, the same bytes at every length. The last column is the change of the loss from the shortest to the longest length, with its paired standard error.
+A Llama (3 layers, width 128, 4 heads in 2 groups, rotary positions, {counts["base"]:,} parameters) is trained for {settings["steps"]} steps on bytes of Python's standard library in windows of {settings["train_length"]}. Then it is trained on for {settings["tune_steps"]} steps at the same length, once as it is and once retrofitted with `{settings["method"]}` ({counts["added"]:,} parameters more), on the same batches (learning rate of the convolutions: {settings["adapter_rate"]:g} times that of the rest). Scored: the last {settings["targets"]} bytes of {settings["windows"]} windows of held-out files, the same bytes at every length. The last column is the change of the loss from the shortest to the longest length, with its paired standard error.
 
 {table(report)}
 

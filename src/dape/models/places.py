@@ -64,11 +64,15 @@ def _places_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | No
     queries = rank.clamp(min=0)[:, index]
     if position_ids is not None:
         shift = position_ids[:, -1:] - queries[:, -1:]
-        if bool(((position_ids != queries + shift) & mask[:, index].bool()).any()):
+        if mask.shape[1] == position_ids.shape[1]:
+            queries, keys = position_ids, position_ids.expand(mask.shape[0], -1).gather(1, order)
+        elif bool(((position_ids != queries + shift) & mask[:, index].bool()).any()):
             raise ValueError(
-                "attention_mask has holes and position_ids do not count its tokens by ones: pass either alone"
+                "position_ids do not count the tokens of attention_mask by ones, and the cached tokens' are not known: "
+                "pass the whole input without a cache (use_cache=False) to use other positions"
             )
-        queries, keys = queries + shift, keys + shift
+        else:
+            queries, keys = queries + shift, keys + shift
     room = int((1 - real)[:, index].sum(-1).max())
     keys = torch.cat([keys, keys[:, -1:].expand(-1, room)], 1)
     return Places(queries, keys, causal=True, visible=Visible(num_padding, num_padding + rank[:, index]))

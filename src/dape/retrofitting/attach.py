@@ -72,7 +72,7 @@ def retrofit(
     Save with `save_adapter`, undo with `remove_retrofit`.
     """
     layers = list(attention_layers(model))
-    if getattr(model.config, RECORD, None):
+    if is_retrofitted(model):
         raise ValueError(
             "this model is already retrofitted: call dape.remove_retrofit(model) before adding another"
         )
@@ -124,9 +124,14 @@ def remove_retrofit(model: Model) -> Model:
 
 def record(model: PreTrainedModel) -> Retrofit:
     """What `retrofit` added to this model."""
-    if not (plan := getattr(model.config, RECORD, None)):
+    if not is_retrofitted(model):
         raise ValueError("this model has no score convolution: add it with dape.retrofit(model)")
-    return Retrofit(**plan)
+    return Retrofit(**getattr(model.config, RECORD))
+
+
+def is_retrofitted(model: PreTrainedModel) -> bool:
+    """Whether the convolutions are there; a configuration may tell of some that plain transformers did not load."""
+    return any(hasattr(layer, SCORES) for layer in attention_layers(model))
 
 
 def adapter_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:

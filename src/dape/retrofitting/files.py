@@ -18,7 +18,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import logging as transformers_logging
 
-from dape.retrofitting.attach import RECORD, Model, Retrofit, adapter_parameters, record, retrofit
+from dape.retrofitting.attach import (
+    RECORD,
+    Model,
+    Retrofit,
+    adapter_parameters,
+    is_retrofitted,
+    record,
+    retrofit,
+)
 from dape.retrofitting.attention import SCORES
 
 FORMAT = 1
@@ -50,7 +58,7 @@ def load_adapter(model: Model, folder: str | Path, *, freeze_base: bool = False)
             f"the adapter in {folder} belongs to a {description['model_type']} model, not to a "
             f"{model.config.model_type}: load it onto {description['base'] or 'the base it was trained on'}"
         )
-    if not getattr(model.config, RECORD, None):
+    if not is_retrofitted(model):
         _check_shape(plan, model, folder)
         retrofit(model, plan.method, width=plan.width, padding=plan.padding, freeze_base=freeze_base)
     elif freeze_base:
@@ -82,10 +90,9 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
     finally:
         transformers_logging.set_verbosity(verbosity)
-    if not getattr(model.config, RECORD, None):
+    if not (added := getattr(model.config, RECORD, None)):
         raise ValueError(f"{folder} holds neither an adapter ({DESCRIPTION}) nor a retrofitted model")
-    plan = record(model)
-    delattr(model.config, RECORD)
+    plan = Retrofit(**added)
     retrofit(model, plan.method, width=plan.width, padding=plan.padding)
     _fill(model, _own_tensors(folder), str(folder))
     return model
