@@ -133,7 +133,10 @@ def fit(
     added = list(adapter_parameters(model).values())
     own = [p for p in model.parameters() if all(p is not other for other in added)]
     # What starts at zero beside trained weights takes a higher rate, as adapters do.
-    groups = [{"params": own}, {"params": added, "lr": ADAPTER_RATE * rate, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": own},
+        {"params": added, "lr": ADAPTER_RATE * rate, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
     warm_up = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
