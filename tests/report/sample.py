@@ -8,7 +8,13 @@ from typing import Any
 TRAIN_LENGTH = 64
 LENGTHS = (64, 128, 256, 512, 1024)
 # Loss at the training length, and its change for each doubling.
-METHODS = {"rope": (1.48, 0.41), "alibi": (1.61, 0.002), "kerple": (1.55, 0.006), "dape-kerple": (1.511, 0.0005), "dape1x3-kerple": (1.4609, -0.0007)}
+METHODS = {
+    "rope": (1.48, 0.41),
+    "alibi": (1.61, 0.002),
+    "kerple": (1.55, 0.006),
+    "dape-kerple": (1.511, 0.0005),
+    "dape1x3-kerple": (1.4609, -0.0007),
+}
 
 
 def sample_results() -> dict[str, Any]:
@@ -18,14 +24,21 @@ def sample_results() -> dict[str, Any]:
             for place, (method, (start, slope)) in enumerate(METHODS.items()):
                 for doublings, length in enumerate(LENGTHS):
                     nll = start + slope * doublings + offset * place / 4 + 0.004 * seed * (place - 1.5)
-                    base = METHODS["kerple"][0] + METHODS["kerple"][1] * doublings + offset * 2 / 4 + 0.002 * seed
+                    base = (
+                        METHODS["kerple"][0]
+                        + METHODS["kerple"][1] * doublings
+                        + offset * 2 / 4
+                        + 0.002 * seed
+                    )
                     records.append(
                         {
                             "method": method,
                             "seed": seed,
                             "view": view,
                             "steps": 1000 if view == "equal-step" else 1000 - 120 * place,
-                            "train_seconds": 61.25 + 9.5 * place if view == "equal-step" else 61.0 + 0.125 * place,
+                            "train_seconds": 61.25 + 9.5 * place
+                            if view == "equal-step"
+                            else 61.0 + 0.125 * place,
                             "train_length": TRAIN_LENGTH,
                             "eval_length": length,
                             "nll": nll,
@@ -68,13 +81,23 @@ def sample_results() -> dict[str, Any]:
             "batch_size": 16,
             "steps": 1000,
         },
-        "environment": {"python": "3.11.2", "torch": "2.13.0", "cpu": "A processor <with> 2 cores", "threads": 2},
+        "environment": {
+            "python": "3.11.2",
+            "torch": "2.13.0",
+            "cpu": "A processor <with> 2 cores",
+            "threads": 2,
+        },
         "command": "dape compare --methods rope,alibi,kerple,dape-kerple,dape1x3-kerple,fire --seeds 0,1",
         "records": records,
         "pairs": pairs,
         "changes": changes,
         "failures": [
-            {"method": "fire", "seed": seed, "view": "equal-step", "error": "the loss is <nan> at step 12 </script>"}
+            {
+                "method": "fire",
+                "seed": seed,
+                "view": "equal-step",
+                "error": "the loss is <nan> at step 12 </script>",
+            }
             for seed in (0, 1)
         ],
     }

@@ -113,4 +113,6 @@ def _known(error: float) -> float:
 def _subs(limits: tuple[float, float]) -> tuple[float, ...]:
     """Digits at which a logarithmic axis is labelled: more of them the fewer decades it spans."""
     decades = math.log10(limits[1] / limits[0])
-    return (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9) if decades < 0.5 else (1, 2, 3, 5, 7) if decades < 1.2 else (1, 2, 5)
+    return (
+        (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9) if decades < 0.5 else (1, 2, 3, 5, 7) if decades < 1.2 else (1, 2, 5)
+    )

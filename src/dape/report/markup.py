@@ -34,7 +34,9 @@ def _score_row(index: int, curve: Curve, lengths: Sequence[int], *, best: str | 
     for length in lengths:
         point = points[length]
         error = perplexity(point).up
-        shown = f"{number(point.ppl)} <small>± {error:.2f}</small>" if math.isfinite(error) else number(point.ppl)
+        shown = (
+            f"{number(point.ppl)} <small>± {error:.2f}</small>" if math.isfinite(error) else number(point.ppl)
+        )
         cells.append(_cell(point.ppl, shown, CLASSES[colour(point.change)]))
     change = points[lengths[-1]].change
     cells.append(_cell(change.value, signed(change), CLASSES[colour(change)]))
@@ -63,10 +65,16 @@ def cards(shown: dict[str, list[Curve]], baseline: str | None) -> str:
         longest = _lengths(group)[-1]
         best = next(curve for curve in group if curve.method == best_at(group, longest))
         point = best.points[-1]
-        entries.append((best.method, f"best at {longest} tokens, {VIEWS[view]}: perplexity {number(point.ppl)}"))
+        entries.append(
+            (best.method, f"best at {longest} tokens and {VIEWS[view]}: perplexity {number(point.ppl)}")
+        )
         if math.isfinite(point.difference.value):
-            entries.append((signed(point.difference), f"its loss less that of {baseline}, in nats, {VIEWS[view]}"))
-    tiles = (f'<div class="card"><b>{escape(head)}</b><span>{escape(text)}</span></div>' for head, text in entries)
+            entries.append(
+                (signed(point.difference), f"its loss minus {baseline}'s, in nats, at {VIEWS[view]}")
+            )
+    tiles = (
+        f'<div class="card"><b>{escape(head)}</b><span>{escape(text)}</span></div>' for head, text in entries
+    )
     return f'<div class="cards">{"".join(tiles)}</div>'
 
 
@@ -84,7 +92,8 @@ def failures(results: Results) -> str:
 
 def definitions(entries: dict[str, Any]) -> str:
     rows = (
-        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_plain(value))}</dd>" for name, value in entries.items()
+        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_plain(value))}</dd>"
+        for name, value in entries.items()
     )
     return f"<dl>{''.join(rows)}</dl>"
 
@@ -99,7 +108,9 @@ def _plain(value: Any) -> str:
         return ", ".join(map(_plain, value))
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
-    return {True: "yes", False: "no", None: "–"}.get(value, str(value)) if value in (True, False, None) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None or value == "" else str(value)
 
 
 def _table(kind: str, heads: Sequence[str], rows: Sequence[str]) -> str:

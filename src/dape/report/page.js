@@ -29,17 +29,19 @@ function layout() {
   const narrow = plot.clientWidth < 560;
   const axis = { gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true };
   return {
+    width: plot.clientWidth, height: plot.clientHeight,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest", dragmode: narrow ? false : "zoom",
     font: { family: getComputedStyle(document.body).fontFamily, size: narrow ? 11 : 13, color: colour("ink") },
-    margin: { l: narrow ? 44 : 60, r: narrow ? 8 : 16, t: 12, b: 50 },
+    margin: { l: narrow ? 44 : 60, r: narrow ? 8 : 16, t: narrow ? 12 : 34, b: 50 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("faint"), activecolor: colour("accent") },
     xaxis: {
       ...axis, type: "log", dtick: null, tickmode: "array", tickvals: shown.lengths, ticktext: shown.ticks,
-      title: { text: narrow ? "length" : "evaluation length, and as a multiple of the training length", standoff: 8 },
+      title: { text: narrow ? "length" : "evaluation length, and as a multiple of the training length", standoff: 8, font: { size: narrow ? 11 : 13 } },
     },
     yaxis: {
       ...axis, type: quantity.logarithmic ? "log" : "linear",
       ...(quantity.logarithmic ? { tickmode: "array", tickvals: quantity.ticks, ticktext: quantity.ticks.map(String) } : {}),
-      title: { text: quantity.label, standoff: 6 }, zeroline: !quantity.logarithmic, zerolinecolor: colour("line"),
+      title: { text: quantity.label, standoff: 6, font: { size: narrow ? 11 : 13 } }, zeroline: !quantity.logarithmic, zerolinecolor: colour("line"),
     },
     legend: narrow ? { orientation: "h", y: -0.28, x: 0 } : { x: 1.01, y: 1 },
     hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") }, align: "left" },
@@ -57,10 +59,14 @@ function layout() {
 function draw() {
   if (!shown.views.length) return;
   const options = {
-    displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    displaylogo: false,
+    // Named one by one, because the usual set has a button that sends the data to a server.
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+    displayModeBar: plot.clientWidth < 560 ? false : "hover",
     toImageButtonOptions: { format: "svg", filename: `dape-${choice.quantity}-${choice.view}` },
   };
-  Plotly.react(plot, traces(), layout(), options);
+  // Not `react`: going from a linear axis back to a logarithmic one, it never returns.
+  Plotly.newPlot(plot, traces(), layout(), options);
   for (const section of document.querySelectorAll("[data-view]")) section.hidden = section.dataset.view !== choice.view;
 }
 

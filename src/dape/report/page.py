@@ -80,7 +80,9 @@ def plotted(results: Results, shown: dict[str, list[Curve]]) -> dict[str, Any]:
                 }
                 for name, quantity in QUANTITIES.items()
             },
-            "curves": {view: [_plotted(*entry) for entry in enumerate(group)] for view, group in shown.items()},
+            "curves": {
+                view: [_plotted(*entry) for entry in enumerate(group)] for view, group in shown.items()
+            },
         }
     )
 
@@ -89,7 +91,10 @@ def _plotted(index: int, curve: Curve) -> dict[str, Any]:
     style = style_of(index, curve.method)
     look = {"colour": style.colour, "symbol": style.symbol, "dashed": style.dashed, "width": style.width}
     hover = {
-        name: [f"{QUANTITIES[name].label}: {bar.value:.4g} (+{bar.up:.2g}, −{bar.down:.2g})" for bar in bars(curve, name)]
+        name: [
+            f"{QUANTITIES[name].label}: {bar.value:.4g} (+{bar.up:.2g}, −{bar.down:.2g})"
+            for bar in bars(curve, name)
+        ]
         for name in QUANTITIES
     }
     values = {name: bars(curve, name) for name in QUANTITIES}
@@ -102,7 +107,9 @@ def _ticks(values: list[float]) -> list[float]:
     if not values:
         return []
     low, high = min(values) * 0.9, max(values) * 1.1
-    digits: tuple[float, ...] = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9) if high / low < 4 else (1, 2, 3, 4, 5, 7)
+    digits: tuple[float, ...] = (
+        (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9) if high / low < 4 else (1, 2, 3, 4, 5, 7)
+    )
     digits = digits if high / low < 40 else (1, 2, 5) if high / low < 4000 else (1,)
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     candidates = [digit * 10.0**exponent for exponent in exponents for digit in digits]
@@ -123,7 +130,7 @@ def _sections(results: Results, shown: dict[str, list[Curve]]) -> list[str]:
         lines.append(f'<section data-view="{view}"><h2>Perplexity at {VIEWS[view]}</h2>')
         lines.append(score_table(group, results["records"][0]["train_length"]))
         if any(not math.isnan(point.difference.value) for curve in group for point in curve.points):
-            lines.append(f"<h2>Loss less that of {escape(str(settings.get('baseline')))}, at {VIEWS[view]}</h2>")
+            lines.append(f"<h2>Loss minus {escape(str(settings.get('baseline')))}'s, at {VIEWS[view]}</h2>")
             lines.append(differences_table(group, results["records"][0]["train_length"]))
         lines.append("</section>")
     lines.append(f'<p class="faint">{escape(NOTES)}</p>')
@@ -131,7 +138,9 @@ def _sections(results: Results, shown: dict[str, list[Curve]]) -> list[str]:
     lines.append('<button class="action" id="copy">copy the command</button>')
     lines.append('<button class="action" id="save-json">save results.json</button>')
     lines.append(f'<div class="columns"><div><h2>Settings</h2>{definitions(settings)}</div>')
-    lines.append(f"<div><h2>Hardware and versions</h2>{definitions(results.get('environment', {}))}</div></div>")
+    lines.append(
+        f"<div><h2>Hardware and versions</h2>{definitions(results.get('environment', {}))}</div></div>"
+    )
     return lines
 
 
@@ -151,9 +160,9 @@ def _subtitle(results: Results) -> str:
 
 
 def _controls(present: list[str], *, has_pairs: bool) -> str:
-    quantities = {"ppl": "perplexity", "nll": "loss", "change": "change with length"}
+    quantities = {"ppl": "perplexity", "nll": "loss", "change": "change"}
     if has_pairs:
-        quantities["difference"] = "difference to baseline"
+        quantities["difference"] = "against baseline"
     chosen = [("quantity", quantities)]
     if len(present) > 1:
         chosen.insert(0, ("view", {view: VIEWS[view] for view in present}))

@@ -36,7 +36,9 @@ def perplexity(point: Point) -> Bar:
 QUANTITIES = {
     "ppl": Quantity("perplexity", True, perplexity),
     "nll": Quantity("loss (nats a token)", False, lambda point: symmetric(point.nll)),
-    "change": Quantity("change of the loss from the first length", False, lambda point: symmetric(point.change)),
+    "change": Quantity(
+        "change of the loss from the first length", False, lambda point: symmetric(point.change)
+    ),
     "difference": Quantity("loss minus the baseline's", False, lambda point: symmetric(point.difference)),
 }
 

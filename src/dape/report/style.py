@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from dape.methods import parse_method
 
-# Okabe and Ito's palette, without its yellow and black, which vanish on white and on dark pages; two more after.
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c6bb1", "#7f7f7f")
+# After Okabe and Ito, in shades that can be read on white and on dark pages.
+COLOURS = ("#2a82cc", "#e69f00", "#12a57c", "#cc79a7", "#df6211", "#56b4e9", "#9478c4", "#8a8a8a")
 # The same markers as matplotlib and plotly name them, and as a terminal can show them.
 MARKERS = (
     ("o", "circle", "o"),
@@ -34,7 +34,10 @@ def style_of(index: int, method: str) -> Style:
     """The look of the method that stands at that place in the comparison."""
     plain = _is_plain(method)
     return Style(
-        COLOURS[index % len(COLOURS)], *MARKERS[index % len(MARKERS)], dashed=plain, width=1.4 if plain else 2.2
+        COLOURS[index % len(COLOURS)],
+        *MARKERS[index % len(MARKERS)],
+        dashed=plain,
+        width=1.4 if plain else 2.2,
     )
 
 

@@ -43,7 +43,9 @@ def table(shown: Sequence[Curve], results: Results, view: str) -> Table:
     table.add_column("method", no_wrap=True)
     for length in lengths:
         table.add_column(f"{times(length, train_length)}\n{length}", justify="right")
-    table.add_column(f"change\n{times(lengths[0], train_length)} → {times(lengths[-1], train_length)}", justify="right")
+    table.add_column(
+        f"change\n{times(lengths[0], train_length)} → {times(lengths[-1], train_length)}", justify="right"
+    )
     table.add_column("steps", justify="right")
     table.add_column("train\ns", justify="right")
     best = best_at(shown, lengths[-1])
@@ -105,5 +107,10 @@ def chosen_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def best_at(shown: Sequence[Curve], length: int) -> str | None:
-    scores = [(point.nll.value, curve.method) for curve in shown for point in curve.points if point.eval_length == length]
+    scores = [
+        (point.nll.value, curve.method)
+        for curve in shown
+        for point in curve.points
+        if point.eval_length == length
+    ]
     return min(scores)[1] if scores else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich.text import Text
 
@@ -27,7 +28,9 @@ def plot(curves: Sequence[Curve], train_length: int, *, columns: int = 80, rows:
         canvas.draw(curve, style_of(index, curve.method).letter, style_of(index, curve.method).colour)
     labels = _labels(canvas, shown)
     text = Text("perplexity", style="bold")
-    text.append(f"  (lower is better; trained at length {train_length} = 1×; both axes logarithmic)\n", style="dim")
+    text.append(
+        f"  (lower is better; trained at length {train_length} = 1×; both axes logarithmic)\n", style="dim"
+    )
     ticks = canvas.ticks()
     for row in range(rows):
         text.append(f"{ticks.get(row, ''):>{GUTTER}} |" if row in ticks else " " * (GUTTER + 1) + "|")
@@ -69,11 +72,14 @@ class Canvas:
         """A value for every fourth row or so."""
         step = (self.rows - 1) / max(1, (self.rows - 1) // 4)
         places = {round(index * step) for index in range(int((self.rows - 1) / step + 0.5) + 1)}
-        return {row: _short(math.exp(self.high - row / (self.rows - 1) * (self.high - self.low))) for row in places}
+        return {
+            row: _short(math.exp(self.high - row / (self.rows - 1) * (self.high - self.low)))
+            for row in places
+        }
 
     def draw(self, curve: Curve, letter: str, colour: str) -> None:
         points = [(point.eval_length, point.ppl) for point in curve.points if math.isfinite(point.ppl)]
-        for (start, low), (stop, high) in zip(points, points[1:], strict=False):
+        for (start, low), (stop, high) in pairwise(points):
             for column in range(self.column(start) + 1, self.column(stop)):
                 share = (column - self.column(start)) / (self.column(stop) - self.column(start))
                 self._dot(self.row(math.exp(math.log(low) + share * math.log(high / low))), column, colour)
