@@ -48,7 +48,7 @@ class DistanceTable:
 
     def __init__(self, table: Tensor, lowest: int, below: int) -> None:
         self.lowest, self.below = lowest, below
-        self.reverse = F.pad(table, (below, 0)).flip(1)
+        self.reverse = F.pad(table, (below, 0)).flip(1).contiguous()
 
     def place(self, distance: int) -> int:
         return self.reverse.shape[1] - 1 - self.below - (distance - self.lowest)
