@@ -133,7 +133,9 @@ def test_positions_are_data(method, causal):
     promised = model(x, places)
     told = model(x, replace(places, consecutive=False))
     torch.testing.assert_close(told, promised, rtol=1e-10, atol=1e-10)
-    shifted = model(x, replace(places, queries=places.queries + 1000, keys=places.keys + 1000, consecutive=False))
+    shifted = model(
+        x, replace(places, queries=places.queries + 1000, keys=places.keys + 1000, consecutive=False)
+    )
     if method.position in ("sinusoidal", "fire"):
         assert not torch.allclose(shifted, promised)
     else:
