@@ -16,8 +16,10 @@ from dape.training.metrics import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy
+import two_processes
+from two_processes import STEPS, WAYS
 
-STEPS = 20
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # Two processes sum in another order than one.
 TOLERANCE = 1e-5
 
@@ -28,24 +30,10 @@ def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in records]
 
 
-def settings(**changes: object):
-    return toy.settings(steps=STEPS, checkpoint_every=8, **changes)
-
-
-def command(folder: Path, *options: object) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    fixed = ["--model", "decoder", "--steps", STEPS, "--checkpoint-every", 8]
-    return [*torchrun, str(Path(toy.__file__)), str(folder), *map(str, [*fixed, *options])]
-
-
-def two_processes(folder: Path, *options: object) -> str:
-    ran = subprocess.run(command(folder, *options), capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stderr
-
-
-def one_process(folder: Path, **changes: object) -> None:
-    fit(toy.task(toy.decoder()), settings(**changes), folder, progress=False)
+def one_process(folder: Path, way: str = "fsdp", stop_at: int | None = None, **changes: object):
+    settings = two_processes.settings(way, **{"distributed": "none", "accumulate": 1, **changes})
+    stop = lambda record: record["step"] == stop_at  # noqa: E731
+    return fit(toy.task(toy.decoder()), settings, folder, on_step=stop, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -55,50 +43,50 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(folder)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--distributed", "ddp", "--accumulate", 2, "--log-every", 5],
-        ["--distributed", "fsdp"],
-        ["--distributed", "fsdp", "--checkpoint-format", "sharded"],
-    ],
-    ids=["ddp", "fsdp", "fsdp-sharded"],
-)
-def test_two_processes_give_the_losses_of_one_and_either_continues_the_other(tmp_path, alone, options):
-    # Two processes to the end, then one from their checkpoint of step 16.
-    two_processes(tmp_path / "two", *options)
-    assert losses(tmp_path / "two") == pytest.approx(alone, abs=TOLERANCE)
-    drop_last_checkpoint(tmp_path / "two")
-    state = json.loads((tmp_path / "two" / "checkpoints" / "step-00000016" / "state.json").read_text())
-    assert state["processes"] == 2
-    one_process(tmp_path / "two")
-    assert losses(tmp_path / "two") == pytest.approx(alone, abs=TOLERANCE)
-
-    # One process to step 8, then two.
-    stop = lambda record: record["step"] == 8  # noqa: E731
-    form = {"checkpoint_format": "sharded"} if "sharded" in options else {}
-    fit(toy.task(toy.decoder()), settings(**form), tmp_path / "one", on_step=stop, progress=False)
-    assert "continuing from step 8" in two_processes(tmp_path / "one", *options)
-    assert losses(tmp_path / "one") == pytest.approx(alone, abs=TOLERANCE)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For every way: two/, trained by two processes, and one-then-two/, begun by one."""
+    folder = tmp_path_factory.mktemp("runs")
+    for way in WAYS:
+        one_process(folder / way / "one-then-two", way, stop_at=10)
+    script = Path(two_processes.__file__)
+    ran = subprocess.run(
+        [*TORCHRUN, str(script), str(folder)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("continuing from step 10") == len(WAYS)
+    return folder
 
 
-def drop_last_checkpoint(folder: Path) -> None:
-    last = max((folder / "checkpoints").glob("step-*"))
-    assert last.name == "step-00000020"
-    (last / "manifest.json").write_text("")
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_give_the_losses_of_one(runs, alone, way):
+    assert losses(runs / way / "two") == pytest.approx(alone, abs=TOLERANCE)
 
 
-def test_a_signal_to_torchrun_saves_once_and_every_process_returns(tmp_path, alone):
-    options = ["--distributed", "ddp", "--say-steps"]
-    with subprocess.Popen(command(tmp_path, *options), stdout=subprocess.PIPE, text=True) as running:
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_continue_what_one_began(runs, alone, way):
+    assert losses(runs / way / "one-then-two") == pytest.approx(alone, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_process_continues_what_two_began(runs, alone, way):
+    checkpoints = runs / way / "two" / "checkpoints"
+    assert json.loads((checkpoints / "step-00000016" / "state.json").read_text())["processes"] == 2
+    (checkpoints / f"step-{STEPS:08d}" / "manifest.json").write_text("")
+    assert one_process(runs / way / "two", way).notes[-1] == "continuing from step 16"
+    assert losses(runs / way / "two") == pytest.approx(alone, abs=TOLERANCE)
+
+
+def test_a_signal_to_torchrun_saves_once_and_every_process_returns(tmp_path):
+    command = [*TORCHRUN, str(Path(toy.__file__)), str(tmp_path), "--distributed", "ddp", "--say-steps"]
+    command += ["--steps", "2000", "--checkpoint-every", "2000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
         for line in running.stdout:
             if line == "step 3\n":
                 running.send_signal(signal.SIGTERM)
                 break
-        running.stdout.read()
+        assert running.stdout.read().count("stopped_early='") == 2
     assert [path.name[:5] for path in (tmp_path / "checkpoints").iterdir()] == ["step-"]
-    one_process(tmp_path)
-    assert losses(tmp_path) == pytest.approx(alone, abs=TOLERANCE)
 
 
 def test_gradients_in_pieces_are_those_of_the_whole(tmp_path, alone):
