@@ -23,6 +23,7 @@ from dape.tasks import (
     regular,
     search,
 )
+from dape.tasks.base import TerminatedTask
 
 CHE = [name for name in TASKS if issubclass(TASKS[name], ChomskyTask)]
 RECALL = [name for name in TASKS if name not in CHE]
