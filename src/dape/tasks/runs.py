@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,13 +14,11 @@ from typing import Any
 
 import torch
 
-from dape.files import write_atomically
 from dape.methods import parse_method
 from dape.positions import POSITIONS
-from dape.tasks.base import Protocol, Task
+from dape.tasks.base import Protocol, Task, generator_for
 from dape.tasks.registry import build_task
-
-Result = dict[str, Any]
+from dape.tasks.results import Result, Results
 
 
 @dataclass(frozen=True)
@@ -40,11 +36,14 @@ class TaskRun:
         task, protocol = self.build(), self.protocol
         encoding = POSITIONS[parse_method(self.method).position]
         if task.model == "encoder" and encoding.direction == "causal":
-            raise ValueError(f'"{self.method}" has no meaning where the future is visible, as in "{self.task}"')
+            raise ValueError(
+                f'"{self.method}" has no meaning where the future is visible, as in "{self.task}"'
+            )
         if not protocol.train_lengths or not protocol.test_lengths:
             raise ValueError("there must be at least one length to train and one to test")
         for length in (*protocol.train_lengths, *protocol.test_lengths):
-            task.examples(1, length, torch_free_generator())
+            # Whatever is wrong with a length is said before hours of training.
+            task.sample(1, length, generator_for(0))
 
     def build(self) -> Task:
         return build_task(self.task, **self.options)
@@ -60,12 +59,6 @@ class TaskRun:
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, as JSON has it."""
         return json.loads(json.dumps({**asdict(self), "protocol": asdict(self.protocol)}))
-
-
-def torch_free_generator() -> Any:
-    from dape.tasks.base import generator_for
-
-    return generator_for(0)
 
 
 def execute(run: TaskRun, folder: Path, *, progress: bool = False, threads: int | None = None) -> Result:
@@ -115,9 +108,11 @@ def execute(run: TaskRun, folder: Path, *, progress: bool = False, threads: int 
     longest = max(protocol.train_lengths)
     beyond = [value for length, value in accuracy.items() if length > longest]
     return {
+        "name": run.name,
         "task": run.task,
         "method": run.method,
         "seed": run.seed,
+        "num_layers": protocol.num_layers,
         "score": sum(beyond) / len(beyond) if beyond else None,
         "train_seconds": round(fitted.seconds, 2),
         "test_seconds": round(time.perf_counter() - start, 2),
@@ -128,73 +123,20 @@ def execute(run: TaskRun, folder: Path, *, progress: bool = False, threads: int 
     }
 
 
-class ResultsFolder:
-    """results.json of a folder: one entry a run, one record a length, written whole after every run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / "results.json"
-        self.content: dict[str, Any] = {"commands": [], "environment": environment(), "runs": [], "records": []}
-        if self.path.exists():
-            self.content = json.loads(self.path.read_text())
-
-    @property
-    def runs(self) -> list[Result]:
-        return self.content["runs"]
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        return self.content["records"]
-
-    def has(self, run: TaskRun) -> bool:
-        """Whether the run is done; one of that name with other settings is an error."""
-        for done in self.runs:
-            if done["name"] == run.name:
-                for name, value in difference(done["settings"], run.settings()):
-                    raise ValueError(
-                        f'{self.path} has "{run.name}" with {name} {value[0]}, not {value[1]}: use another --out'
-                    )
-                return True
-        return False
-
-    def add(self, run: TaskRun, result: Result) -> None:
-        about = {
-            "name": run.name,
-            "task": run.task,
-            "method": run.method,
-            "seed": run.seed,
-            "num_layers": run.protocol.num_layers,
-        }
-        rows = result.pop("accuracy")
-        self.runs.append({**about, **result})
-        self.records.extend(
-            {**{k: v for k, v in about.items() if k != "name"}, **row, "samples": run.protocol.samples, "run": run.name}
-            for row in rows
-        )
-        self.save()
-
-    def note_command(self, command: str) -> None:
-        if command not in self.content["commands"]:
-            self.content["commands"].append(command)
-
-    def save(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps(self.content, indent=1) + "\n")
-
-
 def execute_all(
     runs: Sequence[TaskRun],
-    results: ResultsFolder,
+    results: Results,
     *,
     jobs: int = 1,
     progress: bool = True,
     on_done: Callable[[TaskRun, Result], None] = lambda run, result: None,
 ) -> None:
     """Every run that the folder does not have yet; several at once in processes of their own."""
-    waiting = [run for run in runs if not results.has(run)]
+    waiting = [run for run in runs if not results.has(run.name, run.settings())]
     scratch = results.folder / "unfinished"
 
     def finish(run: TaskRun, result: Result) -> None:
-        results.add(run, result)
+        results.add(result)
         shutil.rmtree(scratch / run.name, ignore_errors=True)
         if scratch.exists() and not any(scratch.iterdir()):
             scratch.rmdir()
@@ -224,43 +166,3 @@ def finished(futures: Iterable[Future[Result]]) -> Iterable[Future[Result]]:
     while pending:
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
         yield from done
-
-
-def difference(before: Any, now: Any, path: str = "") -> list[tuple[str, tuple[Any, Any]]]:
-    """Where two JSON values differ: dotted names and both values."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return [
-            entry
-            for name in {**before, **now}
-            for entry in difference(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
-        ]
-    return [] if before == now else [(path, (before, now))]
-
-
-def environment() -> dict[str, Any]:
-    """Versions and hardware."""
-    import numpy as np
-    import transformers
-
-    import dape
-
-    return {
-        "dape": dape.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "transformers": transformers.__version__,
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
