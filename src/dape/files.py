@@ -58,9 +58,24 @@ def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
     except ImportError:  # no such locks on this system: one process at a time is then up to the user
         yield
         return
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    while True:
+        with open(path, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Whoever held it before has removed the file: a lock on it keeps nobody out.
+            if not _is_still(file.fileno(), path):
+                continue
+            try:
+                yield
+            finally:
+                os.unlink(path)
+            return
+
+
+def _is_still(handle: int, path: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _umask() -> int:

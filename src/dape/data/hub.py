@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dape.data.pieces import BadText, Piece, Report, stop, whole
+from dape.data.pieces import BadText, Interrupted, Piece, Report, stop, whole
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class HubSource:
             return datasets.load_dataset(self.dataset, self.configuration, split=self.split, streaming=True)
         except Exception as error:
             # The library raises many kinds, from connection errors to its own; all mean the same to a user.
-            raise ValueError(f"{self.name} cannot be opened: {_first_line(error)}") from error
+            raise Interrupted(f"{self.name} cannot be opened: {_first_line(error)}") from error
 
 
 @dataclass
@@ -68,7 +68,7 @@ class HubReading:
             try:
                 row = next(rows, None)
             except Exception as error:
-                raise ValueError(f"{name}, after row {number}: {_first_line(error)}") from error
+                raise Interrupted(f"{name}, after row {number}: {_first_line(error)}") from error
             if row is None:
                 break
             number += 1

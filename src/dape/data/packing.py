@@ -85,7 +85,7 @@ def _reopen(path: Path, size: int) -> Any:
     """The file, cut to what the journal knows of, open for appending."""
     path.touch()
     if path.stat().st_size < size:
-        raise ValueError(f"{path} is shorter than its journal says: pass --restart to begin again")
+        raise ValueError(f"{path} is shorter than its journal says: run it again, from the beginning")
     file = open(path, "rb+")  # noqa: SIM115 (closed by SplitFiles.close and Packer.close)
     file.truncate(size)
     file.seek(size)

@@ -22,6 +22,10 @@ class BadText(ValueError):
     """A document that cannot be used; the message names file and place."""
 
 
+class Interrupted(ValueError):
+    """A source that broke off, as connections do; trying again may go on from there."""
+
+
 # Takes a problem and raises it, or notes it and returns: then the reader goes on with the next document.
 Report = Callable[[BadText], None]
 

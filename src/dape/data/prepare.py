@@ -15,7 +15,7 @@ import numpy as np
 
 from dape.data.corpora import Corpus, describe, find_corpus
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
-from dape.data.pieces import BadText, cut_documents, stop
+from dape.data.pieces import BadText, Interrupted, cut_documents, stop
 from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, open_data, read_manifest
@@ -63,9 +63,16 @@ def prepare(
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists and holds something else: give another folder")
         partial = _partial(folder, recipe, found, restart=restart)
-        with _progress(progress, found) as stage:
-            learnt = _tokenizer(recipe, partial, found, side, stage)
-            _pack(recipe, partial, found, learnt, side, stage)
+        try:
+            with _progress(progress, found) as stage:
+                learnt = _tokenizer(recipe, partial, found, side, stage)
+                _pack(recipe, partial, found, learnt, side, stage)
+        except Interrupted:
+            raise
+        except ValueError:
+            # The same would happen again, so there is nothing to go on from.
+            shutil.rmtree(partial)
+            raise
         os.rename(partial, folder)
         sync_folder(folder.parent)
     return open_data(folder)
