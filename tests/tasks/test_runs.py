@@ -249,7 +249,7 @@ def test_paper_values():
 @pytest.mark.skipif("DAPE_PAPER_TEX" not in os.environ, reason="DAPE_PAPER_TEX names no file")
 def test_paper_values_are_those_of_the_paper():
     text = Path(os.environ["DAPE_PAPER_TEX"]).read_text()
-    table = text[text.index("appendix: che benchmark result}") :].partition(r"\end{tabular}")[0]
+    table = text[text.index(r"\label{appendix: che benchmark result}") :].partition(r"\end{tabular}")[0]
     rows = [line.partition("{}")[2] for line in table.splitlines() if re.match(r"\s*& \\[a-z]+\{\}", line)]
     printed = [[float(x) for x in re.findall(r"\d+(?:\.\d+)?", row)] for row in rows]
     assert printed == list(paper()["accuracy"].values())
