@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import tyro
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from dape.tasks.base import generator_for
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     title = f"batch {options.batch_size}, medians of {options.repeats}, {torch.get_num_threads()} threads"
     head = ("task", f"sample {short}", f"sample {long}", f"step {short}", "sample / step")
     table = Table(*head, title=title)
-    for name in TASKS:
+    for name in track(TASKS, "measuring", transient=True):
         sampled, stepped = measure(name, options)
         milliseconds = [f"{1000 * seconds:.2f} ms" for seconds in (*sampled, stepped)]
         table.add_row(name, *milliseconds, f"{100 * sampled[0] / stepped:.2f} %")
