@@ -271,6 +271,8 @@ def _check_conv(conv: ConvWeights, q: Tensor, *, has_bias: bool) -> None:
             raise ValueError(f"conv.{name} has shape {tuple(tensor.shape)}, expected {expected[name]}")
     if not 0 <= conv.left < kernel_size:
         raise ValueError(f"conv.left={conv.left} is outside the kernel of size {kernel_size}")
+    if conv.negative_slope < 0:
+        raise ValueError(f"conv.negative_slope={conv.negative_slope} is negative")
     if conv.residual not in ("scores+bias", "scores"):
         raise ValueError(f'conv.residual="{conv.residual}", expected "scores+bias" or "scores"')
 
