@@ -196,6 +196,16 @@ def test_notes_of_the_folder_stand_in_its_readme(tmp_path, capsys):
     assert "\nAn honest paragraph.\n" in (tmp_path / "README.md").read_text()
 
 
+def test_bench_measures_the_tasks_named(tmp_path, capsys):
+    records = tmp_path / "bench.json"
+    command = ["bench", "tasks", "parity_check", "associative_recall", "--batch-size", "4", "--length", "40"]
+    assert main([*command, "--long-length", "60", "--rounds", "1", "--json", str(records)]) == 0
+    assert [record["task"] for record in json.loads(records.read_text())] == [
+        "parity_check",
+        "associative_recall",
+    ]
+
+
 def test_list_names_every_task(capsys):
     assert main(["tasks", "list"]) == 0
     printed = capsys.readouterr().out
@@ -217,7 +227,7 @@ def test_list_names_every_task(capsys):
         (["run", "parity_check", "--steps", "0"], "steps=0"),
         (["run", "parity_check", "--jobs", "0"], "jobs=0"),
         (["run"], "name a task"),
-        (["walk"], "the actions are list, run, table, bench"),
+        (["walk"], "the actions are list, run, table"),
         (["table", "nowhere"], "no results in nowhere"),
     ],
 )
