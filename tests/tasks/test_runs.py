@@ -16,7 +16,7 @@ from dape.cli import main
 from dape.commands.tasks import parse_lengths, parse_option
 from dape.tasks import IGNORED, TASKS, build_task
 from dape.tasks import training as task_training
-from dape.tasks.report import paper, paper_accuracy, spans
+from dape.tasks.report import paper, paper_accuracy, spans, thinned
 from dape.tasks.results import Results
 from dape.tasks.runs import TaskRun, execute
 from dape.tasks.training import GeneratedTask, accuracy_by_length, build_model
@@ -243,6 +243,8 @@ def test_lengths_and_options_are_read_and_written():
     assert parse_lengths("7") == (7,)
     assert spans(parse_lengths("41:500:51")) == "41…500 by 51"
     assert spans((12, 24, 48, 96)) == "12, 24, 48, 96"
+    assert thinned(range(41, 501), 4) == [41, 194, 347, 500]
+    assert thinned((1, 2), 4) == [1, 2]
     assert parse_option("keys=64") == ("keys", 64)
     assert parse_option("answer=all") == ("answer", "all")
 
