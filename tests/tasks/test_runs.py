@@ -16,7 +16,7 @@ from dape.cli import main
 from dape.commands.tasks import parse_lengths, parse_option
 from dape.tasks import IGNORED, TASKS, build_task
 from dape.tasks import training as task_training
-from dape.tasks.report import paper, paper_accuracy, spans
+from dape.tasks.report import paper, paper_accuracy, spans, thinned
 from dape.tasks.results import Results
 from dape.tasks.runs import TaskRun, execute
 from dape.tasks.training import GeneratedTask, accuracy_by_length, build_model
@@ -196,6 +196,16 @@ def test_notes_of_the_folder_stand_in_its_readme(tmp_path, capsys):
     assert "\nAn honest paragraph.\n" in (tmp_path / "README.md").read_text()
 
 
+def test_bench_measures_the_tasks_named(tmp_path, capsys):
+    records = tmp_path / "bench.json"
+    command = ["bench", "tasks", "parity_check", "associative_recall", "--batch-size", "4", "--length", "40"]
+    assert main([*command, "--long-length", "60", "--rounds", "1", "--json", str(records)]) == 0
+    assert [record["task"] for record in json.loads(records.read_text())] == [
+        "parity_check",
+        "associative_recall",
+    ]
+
+
 def test_list_names_every_task(capsys):
     assert main(["tasks", "list"]) == 0
     printed = capsys.readouterr().out
@@ -217,7 +227,7 @@ def test_list_names_every_task(capsys):
         (["run", "parity_check", "--steps", "0"], "steps=0"),
         (["run", "parity_check", "--jobs", "0"], "jobs=0"),
         (["run"], "name a task"),
-        (["walk"], "the actions are list, run, table, bench"),
+        (["walk"], "the actions are list, run, table"),
         (["table", "nowhere"], "no results in nowhere"),
     ],
 )
@@ -233,6 +243,8 @@ def test_lengths_and_options_are_read_and_written():
     assert parse_lengths("7") == (7,)
     assert spans(parse_lengths("41:500:51")) == "41…500 by 51"
     assert spans((12, 24, 48, 96)) == "12, 24, 48, 96"
+    assert thinned(range(41, 501), 4) == [41, 194, 347, 500]
+    assert thinned((1, 2), 4) == [1, 2]
     assert parse_option("keys=64") == ("keys", 64)
     assert parse_option("answer=all") == ("answer", "all")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import shlex
+import shutil
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,14 +112,13 @@ def main(arguments: list[str]) -> int:
         "list": list_tasks,
         "run": run_tasks,
         "table": show_table,
-        "bench": bench,
     }
     if not arguments or arguments[0] not in actions:
         asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help")
         if arguments and not asked_for_help:
             raise ValueError(f'unknown action "{arguments[0]}"; the actions are {", ".join(actions)}')
         print(
-            "usage: dape tasks list | run NAME… [--method M…] [options] | table [FOLDER] | bench\n\n"
+            "usage: dape tasks list | run NAME… [--method M…] [options] | table [FOLDER]\n\n"
             "Generated tasks: the Chomsky-hierarchy benchmark, recall, retrieval.\n"
             "`dape tasks run --help` explains the options."
         )
@@ -127,17 +128,21 @@ def main(arguments: list[str]) -> int:
 
 def list_tasks(arguments: list[str]) -> int:
     tyro.cli(ListOptions, args=arguments, prog="dape tasks list")
-    for level in dict.fromkeys(task.level for task in TASKS.values()):
-        table = Table("", "tokens", "labels", "constant", "what is asked", title=level, title_justify="left")
-        table.columns[0].no_wrap = True
+    columns = max(shutil.get_terminal_size().columns, 60)
+    for level in dict.fromkeys(kind.level for kind in TASKS.values()):
+        print(level)
         for name, kind in TASKS.items():
             if kind.level == level:
                 task = build_task(name)
-                summary = (kind.__doc__ or "").strip().splitlines()[0]
+                constant = f"a constant answer scores {100 * task.constant_accuracy:.0f} %"
+                print(f"  {name}: {task.vocab_size} tokens, {task.num_labels} labels, {constant}")
                 options = " ".join(f"{key}={value}" for key, value in task.options().items())
-                cells = (str(task.vocab_size), str(task.num_labels), f"{100 * task.constant_accuracy:.0f} %")
-                table.add_row(name, *cells, summary + (f" [dim]{options}[/]" if options else ""))
-        Console().print(table)
+                summary = (kind.__doc__ or "").strip().splitlines()[0]
+                for text in (summary, f"options: {options}" if options else ""):
+                    print(
+                        textwrap.indent(textwrap.fill(text, columns - 6), "      "), end="\n" if text else ""
+                    )
+        print()
     return 0
 
 
@@ -187,12 +192,6 @@ def report(results: Results, console: Console) -> int:
         console.print(table)
     console.print(f"{results.folder}: results.json, README.md, accuracy.png")
     return 0
-
-
-def bench(arguments: list[str]) -> int:
-    from dape.tasks.benchmark import main as measure
-
-    return measure(arguments)
 
 
 def expand(names: tuple[str, ...], known: dict[str, list[str]]) -> list[str]:

@@ -15,6 +15,9 @@ from dape.tasks.base import Task
 from dape.tasks.registry import TASKS, build_task
 from dape.tasks.results import Result, Results
 
+# Lengths that a table shows; results.json has all, and the plot.
+COLUMNS = 8
+
 
 @cache
 def paper() -> dict[str, Any]:
@@ -79,15 +82,21 @@ def groups(results: Results) -> list[Group]:
 
 
 def score_table(found: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
-    """Rows are tasks, columns methods: our score, and the paper's in brackets where it has one."""
+    """Tasks by methods, the fewer as columns: our score, and the paper's in brackets where it has one."""
     methods = list(dict.fromkeys(group.label for group in found))
     rows = []
     for task, layers in dict.fromkeys((group.task, group.num_layers) for group in found):
         here = {group.label: group for group in found if (group.task, group.num_layers) == (task, layers)}
         chance = next(iter(here.values())).task_object().constant_accuracy
         cells = [score_cell(here[method]) if method in here else "" for method in methods]
-        rows.append([task, f"{100 * chance:.0f}", *cells])
-    return ["task", "constant", *methods], rows
+        several = len({group.num_layers for group in found if group.task == task}) > 1
+        name = f"{task}, {layers} layer{'s' if layers > 1 else ''}" if several else task
+        rows.append([name, f"{100 * chance:.0f}", *cells])
+    head = ["task", "constant", *methods]
+    if len(rows) >= len(methods):
+        return head, rows
+    turned = [list(column) for column in zip(head, *rows, strict=True)]
+    return turned[0], turned[1:]
 
 
 def score_cell(group: Group) -> str:
@@ -100,8 +109,8 @@ def score_cell(group: Group) -> str:
 
 
 def length_table(found: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
-    """Rows are tasks and methods, columns lengths: mean accuracy over seeds, ± its standard deviation."""
-    lengths = sorted({length for group in found for length in group.accuracy})
+    """Rows are tasks and methods, columns some lengths: mean accuracy over seeds, ± its standard deviation."""
+    lengths = thinned(sorted({length for group in found for length in group.accuracy}), COLUMNS)
     rows = []
     for group in found:
         cells = [
@@ -113,6 +122,13 @@ def length_table(found: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         ]
         rows.append([group.task, group.label, str(group.num_layers), *cells])
     return ["task", "method", "layers", *map(str, lengths)], rows
+
+
+def thinned(values: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the values, evenly picked, the first and the last among them."""
+    if len(values) <= count:
+        return list(values)
+    return [values[round(index * (len(values) - 1) / (count - 1))] for index in range(count)]
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from dape.methods import parse_method
 from dape.positions import POSITIONS
@@ -98,10 +100,11 @@ def execute(run: TaskRun, folder: Path, *, progress: bool = False, threads: int 
     if fitted.stopped_early:
         raise KeyboardInterrupt(fitted.stopped_early)
     start = time.perf_counter()
+    shown = Console(stderr=True, quiet=not progress)
     accuracy = accuracy_by_length(
         task,
         model,
-        protocol.test_lengths,
+        track(protocol.test_lengths, "testing", console=shown, transient=True),
         protocol.samples,
         position_range=run.position_range,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -121,12 +121,11 @@ def draw_positions(
 def accuracy_by_length(
     task: Task,
     model: nn.Module,
-    lengths: Sequence[int],
+    lengths: Iterable[int],
     samples: int,
     *,
     seed: int = 0,
     position_range: int | None = None,
-    on_length: Callable[[int, float], Any] = lambda length, accuracy: None,
 ) -> dict[int, float]:
     """The share of right answers at each length, over `samples` inputs that depend on seed and length alone."""
     model.eval()
@@ -144,5 +143,4 @@ def accuracy_by_length(
             for ids in torch.from_numpy(examples.ids).split(rows)
         ]
         result[length] = examples.accuracy(torch.cat(answers).numpy())
-        on_length(length, result[length])
     return result
