@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
-demo: $(READY)  ## associative recall with and without the convolution, in under a minute
+demo: $(READY)  ## recall with and without the convolution (seconds), then a comparison by length (minutes)
 	$(BIN)/dape demo
 
 browser:  ## install Chromium, in which the report's page is tested (Debian, as root)

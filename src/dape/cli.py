@@ -23,7 +23,9 @@ COMMANDS = {
     "compare": Command(
         "dape.commands.compare:main", "lab", "train methods alike, evaluate by length, report"
     ),
-    "demo": Command("dape.commands.demo:main", "lab", "see the idea work, in under a minute"),
+    "demo": Command(
+        "dape.commands.demo:main", "lab", "see the idea work in seconds, then a comparison in minutes"
+    ),
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
