@@ -21,6 +21,10 @@ class KeyValueCache(Protocol):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
 
 
+class ResidualLinear(nn.Linear):
+    """A layer whose output is added to the residual stream: it starts smaller, the more layers add."""
+
+
 class Attention(nn.Module):
     """Multi-head attention on x [B, T, hidden]; the position encoding and the places come with each call.
 
@@ -56,7 +60,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(hidden_size, hidden_size, bias=qkv_bias)
         self.key = nn.Linear(hidden_size, groups, bias=qkv_bias)
         self.value = nn.Linear(hidden_size, groups, bias=qkv_bias)
-        self.out = nn.Linear(hidden_size, hidden_size)
+        self.out = ResidualLinear(hidden_size, hidden_size)
         self.scores = scores
 
     def forward(

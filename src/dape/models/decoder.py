@@ -16,11 +16,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from dape.models.attention import Attention
+from dape.models.attention import Attention, ResidualLinear
 from dape.models.config import DapeConfig
 from dape.models.places import decoder_places
 from dape.positions import Places, PositionEncoding, randomized_positions
-from dape.scores import ScoreProcessor
 
 
 class MLP(nn.Module):
@@ -29,7 +28,7 @@ class MLP(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
         self.up = nn.Linear(hidden_size, intermediate_size)
-        self.down = nn.Linear(intermediate_size, hidden_size)
+        self.down = ResidualLinear(intermediate_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))
@@ -75,12 +74,13 @@ class DapePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Children come before their parents, so a parent may set its children anew."""
+        """Called for every module, children before their parents."""
         std = self.config.initializer_range
-        if isinstance(module, PositionEncoding | ScoreProcessor):
+        if isinstance(module, PositionEncoding | nn.Conv2d):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=std)
+            residual_std = 2 / self.config.num_hidden_layers / math.sqrt(self.config.hidden_size)
+            nn.init.normal_(module.weight, std=residual_std if isinstance(module, ResidualLinear) else std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
@@ -88,11 +88,6 @@ class DapePreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, DapeDecoderLayer):
-            # What is added to the residual stream starts smaller, the more layers add.
-            out_std = 2 / self.config.num_hidden_layers / math.sqrt(self.config.hidden_size)
-            nn.init.normal_(module.attention.out.weight, std=out_std)
-            nn.init.normal_(module.mlp.down.weight, std=out_std)
 
 
 class DapeModel(DapePreTrainedModel):

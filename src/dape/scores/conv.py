@@ -13,6 +13,18 @@ from dape.scores.base import ScoreProcessor
 Padding = Literal["same", "causal"]
 
 
+class KeyConv(nn.Conv2d):
+    """A convolution along the keys; called for its weights alone, since edges of visibility are the op's business."""
+
+    zero_init = False
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.zero_init:
+            for parameter in self.parameters():
+                nn.init.zeros_(parameter)
+
+
 class ScoreConv(ScoreProcessor):
     """S + B + project(LeakyReLU(expand([S ; B]))), two 1×k convolutions along the keys (Zheng et al. 2024).
 
@@ -52,19 +64,16 @@ class ScoreConv(ScoreProcessor):
         self.num_heads, self.bias_channels = num_heads, bias_channels
         self.left = reach[padding]
         self.residual: Residual = residual
-        self.leak_future, self.zero_init, self.negative_slope = leak_future, zero_init, negative_slope
+        self.leak_future, self.negative_slope = leak_future, negative_slope
         channels = num_heads * (2 if bias_channels else 1)
-        # Called for their weights alone: padding at the edges of visibility is the op's business.
-        self.expand = nn.Conv2d(channels, width, (1, kernel_size))
-        self.project = nn.Conv2d(width, num_heads, (1, kernel_size))
+        self.expand = KeyConv(channels, width, (1, kernel_size))
+        self.project = KeyConv(width, num_heads, (1, kernel_size))
+        self.project.zero_init = zero_init
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         self.expand.reset_parameters()
         self.project.reset_parameters()
-        if self.zero_init:
-            for parameter in self.project.parameters():
-                nn.init.zeros_(parameter)
 
     def weights(self) -> ConvWeights:
         assert self.expand.bias is not None
