@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,11 +35,12 @@ def test_reports_every_backend_as_json(capsys):
 
 @pytest.mark.usefixtures("_quick")
 def test_says_why_a_backend_cannot_run(monkeypatch, capsys):
-    monkeypatch.setitem(api.BACKENDS, "absent", "dape.ops.score_conv_attention.absent")
+    cannot = SimpleNamespace(unsupported=lambda problem: "it wants a moon: go there")
+    monkeypatch.setitem(api.BACKENDS, "lunar", cannot)
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if line.split()[:1] == ["absent"]]
-    assert "cannot run here: dape.ops.score_conv_attention.absent cannot be imported" in line
+    (line,) = [line for line in lines if line.split()[:1] == ["lunar"]]
+    assert line.endswith("cannot run here: it wants a moon: go there")
 
 
 @pytest.mark.usefixtures("_quick")

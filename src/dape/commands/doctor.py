@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -95,10 +94,7 @@ def backends() -> list[dict[str, Any]]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = []
     for name, module in BACKENDS.items():
-        try:
-            reason = importlib.import_module(module).unsupported(_small_call(name, device))
-        except ImportError as error:
-            reason = f"{error.name or module} cannot be imported: {error}"
+        reason = module.unsupported(_small_call(name, device))
         found.append({"name": name, "runs": reason is None, "reason": reason})
     return found
 
