@@ -25,6 +25,7 @@ from dape.ops.score_conv_attention.types import (
 # returns None or the sentence that says why it cannot run this call.
 BACKENDS = {
     "sdpa": "dape.ops.score_conv_attention.sdpa",
+    "cpu": "dape.ops.score_conv_attention.cpu",
     "tiled": "dape.ops.score_conv_attention.tiled",
     "reference": "dape.ops.score_conv_attention.reference",
 }
