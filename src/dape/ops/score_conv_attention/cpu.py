@@ -25,8 +25,8 @@ def unsupported(problem: Problem) -> str | None:
         return f"it has no dropout, got dropout={problem.dropout}"
     if problem.conv is not None and problem.conv.leak_future:
         return "it never reads keys that a query may not see, which leak_future=True asks for"
-    if problem.conv is not None and problem.conv.negative_slope < 0:
-        return f"it needs negative_slope ≥ 0, got {problem.conv.negative_slope}"
+    if problem.conv is not None and not 0 <= problem.conv.negative_slope <= 1:
+        return f"it needs negative_slope in [0, 1], got {problem.conv.negative_slope}"
     if native.library() is None:
         return native.NOT_BUILT
     return None

@@ -49,7 +49,7 @@ struct BackwardTile : RowTile {
   const int64_t padded_width;
   Partials sums;
   Map weights, dlogits, dhidden, dimage;
-  float *q_rows, *grad, *grad_rows, *dq, *lse, *delta, *dense;
+  float *q_rows, *grad, *grad_rows, *dq, *lse, *delta;
 
   BackwardTile(const Call &call, const Worker &w, Arena &arena)
       : RowTile(call, w.shared, arena),
@@ -68,7 +68,6 @@ struct BackwardTile : RowTile {
     dq = arena.take(rows_size);
     lse = arena.take(c.heads * ROWS);
     delta = arena.take(c.heads * ROWS);
-    dense = arena.take(c.heads * ROWS);
   }
 
   void run(int64_t unit) {
@@ -145,7 +144,7 @@ struct BackwardTile : RowTile {
     const Columns cols(base, lo, hi);
     cols.clear_rest(dlogits, base);
     if (!cols.count()) return;
-    fill_logits(weights, cols, dense);
+    fill_logits(weights, cols);
     dots(dlogits, grad, c.v, c.v_stride, cols);
     for (int64_t j = cols.from; j < cols.to; ++j) {
       float *w = weights.at(j), *d = dlogits.at(j);
@@ -187,23 +186,27 @@ struct BackwardTile : RowTile {
     if (!cols.count()) return;
     outer<VECTORS>(sums.dw1, dhidden.at(cols.from), c.width * ROWS, x.at(cols.from - c.left),
                    c.channels * ROWS, cols.count(), c.width, c.channels * c.taps);
-    for (int64_t j = cols.from; j < cols.to; ++j) {
-      if (c.tables) add_table_gradients(j);
-      else add_column_sums(sums.db1, dhidden.at(j), c.width);
-    }
+    if (c.tables) return add_table_gradients(cols);
+    for (int64_t j = cols.from; j < cols.to; ++j) add_column_sums(sums.db1, dhidden.at(j), c.width);
   }
 
-  void add_table_gradients(int64_t j) {
-    const int64_t place = i0 + g.offset - j + g.right;
-    const float *column = dhidden.at(j);
-    bool edge = false;
-    for (int r = 0; r < rows; ++r) edge |= at_edge(r, j);
-    if (!edge) return add_to_table(sums.hidden + ROWS + place, shared.hidden_stride, column, c.width);
-    for (int64_t w = 0; w < c.width; ++w)
-      for (int r = 0; r < rows; ++r) {
-        if (at_edge(r, j)) sums.edges[edge_place(r, j, w)] += column[w * ROWS + r];
-        else sums.hidden[w * shared.hidden_stride + ROWS + place + r] += column[w * ROWS + r];
-      }
+  // Sums the columns in a slice of the table first: its rows lie side by side, the table's on as many pages.
+  void add_table_gradients(Columns cols) {
+    memset(slice, 0, c.width * SLICE * sizeof(float));
+    const int64_t bottom = table_place(cols.to - 1);
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      float *place = slice + table_place(j) - bottom;
+      const float *column = dhidden.at(j);
+      if (!has_edge(j)) add_to_table(place, SLICE, column, c.width);
+      else
+        for (int64_t w = 0; w < c.width; ++w)
+          for (int r = 0; r < rows; ++r)
+            *(at_edge(r, j) ? sums.edges + edge_place(r, j, w) : place + w * SLICE + r) += column[w * ROWS + r];
+    }
+    for (int64_t w = 0; w < c.width; ++w) {
+      float *table = sums.hidden + w * shared.hidden_stride + bottom;
+      for (int64_t n = 0; n < cols.count() - 1 + ROWS; ++n) table[n] += slice[w * SLICE + n];
+    }
   }
 
   // The gradient of scores (and bias channels): through the convolutions, and directly.
@@ -225,7 +228,8 @@ struct BackwardTile : RowTile {
     for (int64_t h = 0; h < c.heads; ++h) {
       float *out = dq + h * c.head_width * ROWS;
       product<VECTORS>(out, ROWS, out, ROWS, key(c.k, c.k_stride, h, cols.from), c.k_stride[2], 1,
-                       dscores.at(cols.from) + h * ROWS, dscores.channels * ROWS, cols.count(), c.head_width);
+                       dscores.at(cols.from) + h * ROWS, dscores.channels * ROWS, cols.count(), c.head_width,
+                       Keep(), next_head(c.k, c.k_stride, h, cols, c.head_width));
     }
   }
 
@@ -236,8 +240,7 @@ struct BackwardTile : RowTile {
     for (int64_t j = cols.from; j < cols.to; ++j) {
       const float *column = channel ? dimage.at(j) + c.heads * ROWS : dlogits.at(j);
       if (c.bias == BY_DISTANCE) {
-        const int64_t place = ROWS + i0 + g.offset - j - c.lowest;
-        add_to_table(sums.values + place, shared.values_stride, column, c.heads);
+        add_to_table(sums.values + value_place(j), shared.values_stride, column, c.heads);
         continue;
       }
       const int64_t b = c.dense_batch == 1 ? 0 : entry;
@@ -261,22 +264,24 @@ struct BackwardTile : RowTile {
   // Adds Σ_rows coefficients[column][H][row] · rows_data[H][row][D] to the gradient of keys or values.
   void add_to_keys(float *gradient, const Map &map, const float *rows_data, Columns cols) const {
     if (!cols.count()) return;
+    const int64_t strides[] = {c.groups * c.keys * c.head_width, c.keys * c.head_width, c.head_width};
+    const int64_t steps = cols.count() * ceil_div(c.head_width, 4 * LANES);
     for (int64_t h = 0; h < c.heads; ++h) {
-      const int64_t group = entry * c.groups + h * c.groups / c.heads;
-      float *out = gradient + (group * c.keys + cols.from) * c.head_width;
+      float *out = const_cast<float *>(key(gradient, strides, h, cols.from));
       const float *coef = map.at(cols.from) + h * ROWS, *data = rows_data + h * ROWS * padded_width;
       const ptrdiff_t stride = map.channels * ROWS;
+      Prefetch ahead = next_head(gradient, strides, h, cols, steps);
       int64_t d = 0;
-      for (; d + 3 * LANES <= c.head_width; d += 3 * LANES)
-        product<3>(out + d, c.head_width, out + d, c.head_width, coef, 1, stride, data + d, padded_width, ROWS, cols.count());
-      if (d + 2 * LANES <= c.head_width) {
-        product<2>(out + d, c.head_width, out + d, c.head_width, coef, 1, stride, data + d, padded_width, ROWS, cols.count());
-        d += 2 * LANES;
-      }
-      if (d + LANES <= c.head_width) {
-        product<1>(out + d, c.head_width, out + d, c.head_width, coef, 1, stride, data + d, padded_width, ROWS, cols.count());
-        d += LANES;
-      }
+      const auto add = [&](auto tile) {
+        constexpr int V = decltype(tile)::vectors;
+        product<V, decltype(tile)::outputs>(out + d, c.head_width, out + d, c.head_width, coef, 1, stride, data + d, padded_width, ROWS,
+                   cols.count(), Keep(), PrefetchBy{ahead});
+        d += V * LANES;
+      };
+      while (d + 4 * LANES <= c.head_width) add(Tile<4, OUTPUTS * 3 / 4>());
+      if (d + 3 * LANES <= c.head_width) add(Tile<3, OUTPUTS>());
+      if (d + 2 * LANES <= c.head_width) add(Tile<2, OUTPUTS>());
+      if (d + LANES <= c.head_width) add(Tile<1, OUTPUTS>());
       if (d < c.head_width) add_ragged(out + d, coef, stride, data + d, c.head_width - d, cols.count());
     }
   }

@@ -7,14 +7,13 @@ namespace {
 
 struct ForwardTile : RowTile {
   Map logits;
-  float *out, *top, *total, *dense;
+  float *out, *top, *total;
 
   ForwardTile(const Call &call, const float *memory, Arena &arena) : RowTile(call, memory, arena) {
     logits = make_map(arena, g, c.heads);
     out = arena.take(c.heads * c.head_width * ROWS);
     top = arena.take(c.heads * ROWS);
     total = arena.take(c.heads * ROWS);
-    dense = arena.take(c.heads * ROWS);
   }
 
   void run(int64_t unit) {
@@ -37,7 +36,7 @@ struct ForwardTile : RowTile {
       if (c.width) fill_hidden(base - g.right);
       const Columns cols(base - 2 * g.right, lo, hi);
       if (cols.count()) {
-        fill_logits(logits, cols, dense);
+        fill_logits(logits, cols);
         for (int64_t h = 0; h < c.heads; ++h) attend(h, cols);
       }
       if (c.width) x.advance(), a.advance(), logits.advance();
@@ -48,36 +47,47 @@ struct ForwardTile : RowTile {
   // Turns the logits of one head into weights and adds their values to the output.
   void attend(int64_t h, Columns cols) {
     const int64_t stride = c.heads * ROWS;
-    bool rescale = false;
-    vec factor[VECTORS];
+    float *const first_logit = logits.at(cols.from) + h * ROWS, *const end = first_logit + cols.count() * stride;
+    float *const head_out = out + h * c.head_width * ROWS;
+    vec now[VECTORS], safe[VECTORS], sums[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) now[v] = broadcast(-__builtin_inff());
+    for (const float *p = first_logit; p < end; p += stride)
+      for (int v = 0; v < VECTORS; ++v) now[v] = larger(load(p + v * LANES), now[v]);
+    raise_top(h, now);
     for (int v = 0; v < VECTORS; ++v) {
-      float *p = logits.at(cols.from) + h * ROWS + v * LANES;
-      const vec before = load(top + h * ROWS + v * LANES);
-      vec now = before;
-      for (int64_t j = 0; j < cols.count(); ++j) now = larger(load(p + j * stride), now);
+      const vec reference = load(top + h * ROWS + v * LANES);
       // A row that has seen nothing yet: e^(−∞ − 0) = 0.
-      const vec safe = now == broadcast(-__builtin_inff()) ? vec{} : now;
-      vec sum = vec{};
-      for (int64_t j = 0; j < cols.count(); ++j) {
-        const vec weight = exponential(load(p + j * stride) - safe);
-        store(p + j * stride, weight);
-        sum += weight;
-      }
-      factor[v] = exponential(before - safe);
-      float *t = total + h * ROWS + v * LANES;
-      store(t, load(t) * factor[v] + sum);
-      store(top + h * ROWS + v * LANES, now);
-      rescale |= any(factor[v] != broadcast(1.0f));
+      safe[v] = reference == broadcast(-__builtin_inff()) ? vec{} : reference;
+      sums[v] = load(total + h * ROWS + v * LANES);
     }
-    float *head_out = out + h * c.head_width * ROWS;
-    if (rescale)
-      for (int64_t d = 0; d < c.head_width; ++d)
-        for (int v = 0; v < VECTORS; ++v) {
-          float *p = head_out + d * ROWS + v * LANES;
-          store(p, load(p) * factor[v]);
-        }
+    for (float *p = first_logit; p < end; p += stride)
+      for (int v = 0; v < VECTORS; ++v) {
+        const vec weight = exponential(load(p + v * LANES) - safe[v]);
+        store(p + v * LANES, weight);
+        sums[v] += weight;
+      }
+    for (int v = 0; v < VECTORS; ++v) store(total + h * ROWS + v * LANES, sums[v]);
     product<VECTORS>(head_out, ROWS, head_out, ROWS, key(c.v, c.v_stride, h, cols.from), c.v_stride[2], 1,
-                     logits.at(cols.from) + h * ROWS, stride, cols.count(), c.head_width);
+                     logits.at(cols.from) + h * ROWS, stride, cols.count(), c.head_width, Keep(),
+                     next_head(c.v, c.v_stride, h, cols, c.head_width));
+  }
+
+  // Rescales what one head has summed up so far, if some row's largest logit has grown by so much that
+  // weights relative to the old one could become too large. A little growth needs no rescaling.
+  void raise_top(int64_t h, const vec *now) {
+    constexpr float GROWTH = 8.0f;
+    bool grown = false;
+    for (int v = 0; v < VECTORS; ++v) grown |= any(now[v] > load(top + h * ROWS + v * LANES) + GROWTH);
+    if (!grown) return;
+    for (int v = 0; v < VECTORS; ++v) {
+      float *p = top + h * ROWS + v * LANES, *t = total + h * ROWS + v * LANES;
+      const vec before = load(p), after = larger(now[v], before);
+      const vec factor = before == after ? broadcast(1.0f) : exponential(before - after);
+      store(p, after);
+      store(t, load(t) * factor);
+      float *o = out + h * c.head_width * ROWS + v * LANES;
+      for (int64_t d = 0; d < c.head_width; ++d, o += ROWS) store(o, load(o) * factor);
+    }
   }
 
   void write() const {

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr int VECTORS = 3, ROWS = VECTORS * LANES;
-constexpr int CHUNK = 24;
+constexpr int CHUNK = 24, SLICE = CHUNK + ROWS;
 
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -43,7 +43,9 @@ struct Geometry {
 // What all threads read: weights with the outputs last, tables with room for a tile on both sides.
 struct Shared {
   float *expand, *project, *expand_back, *project_back, *b1, *values, *hidden;
-  int64_t values_stride, hidden_stride;
+  // What the logits add to scores and convolutions: b2, and the bias where it goes by distance.
+  float *addend;
+  int64_t values_stride, hidden_stride, addend_stride;
 
   Shared(const Call &c, float *memory, size_t *floats = nullptr) {
     Arena arena{memory};
@@ -55,6 +57,8 @@ struct Shared {
     b1 = arena.take(c.width * ROWS);
     values_stride = c.distances + 2 * ROWS;
     values = arena.take(c.bias == BY_DISTANCE ? c.heads * values_stride : 0);
+    addend_stride = c.bias == BY_DISTANCE ? values_stride : ROWS;
+    addend = arena.take(c.heads * addend_stride);
     hidden_stride = c.table_length + 2 * ROWS;
     hidden = arena.take(c.tables ? c.width * hidden_stride : 0);
     if (floats) *floats = arena.used;
@@ -90,6 +94,9 @@ void prepare(const Call &c, float *memory) {
     for (int r = 0; r < ROWS; ++r) s.b1[w * ROWS + r] = c.tables ? 0.0f : c.b1[w];
   }
   if (c.bias == BY_DISTANCE) pad_table(s.values, s.values_stride, c.values, c.heads, c.distances);
+  for (int64_t h = 0; h < c.heads; ++h)
+    for (int64_t n = 0; n < s.addend_stride; ++n)
+      s.addend[h * s.addend_stride + n] = (c.bias == BY_DISTANCE && c.residual_bias ? s.values[h * s.values_stride + n] : 0.0f) + (c.width ? c.b2[h] : 0.0f);
   if (c.tables) pad_table(s.hidden, s.hidden_stride, c.hidden, c.width, c.table_length);
 }
 
@@ -138,13 +145,14 @@ struct RowTile {
   // Visible keys: of each row, and of all (lo … hi) or some (first_max … last_min) of them.
   int32_t first[ROWS], last[ROWS];
   int64_t lo = 0, hi = -1, first_max = 0, last_min = 0;
-  float *q, *edge_init;
+  float *q, *column_scratch, *slice;
   Map x, a;
 
   RowTile(const Call &call, const float *memory, Arena &arena)
       : c(call), g(call), shared(call, const_cast<float *>(memory)) {
     q = arena.take(c.heads * c.head_width * ROWS);
-    edge_init = arena.take(c.width * ROWS);
+    column_scratch = arena.take(most(c.width, c.heads) * ROWS);
+    slice = arena.take(c.width * SLICE);
     x = make_map(arena, g, c.width ? c.channels : c.heads);
     a = make_map(arena, g, c.width);
   }
@@ -208,17 +216,24 @@ struct RowTile {
     return data + entry * stride[0] + head * c.groups / c.heads * stride[1] + column * stride[2];
   }
 
+  // What the next head, or the next chunk, needs of keys or values, to be loaded while this one is computed.
+  Prefetch next_head(const float *data, const int64_t *stride, int64_t head, Columns cols, int64_t outputs) const {
+    const bool last_head = head + 1 == c.heads;
+    const int64_t column = last_head ? cols.to : cols.from;
+    const int64_t rows = last_head ? least(cols.count(), c.keys - column) : cols.count();
+    return {key(data, stride, last_head ? 0 : head + 1, column), stride[2], c.head_width, rows, outputs / OUTPUTS};
+  }
+
   // [column][H] of dot products between the rows ([H][D][ROWS]) and keys or values.
   void dots(const Map &out, const float *rows_data, const float *data, const int64_t *stride, Columns cols) const {
     for (int64_t h = 0; h < c.heads; ++h)
       product<VECTORS>(out.at(cols.from) + h * ROWS, out.channels * ROWS, nullptr, 0,
                        key(data, stride, h, cols.from), 1, stride[2], rows_data + h * c.head_width * ROWS,
-                       ROWS, c.head_width, cols.count());
+                       ROWS, c.head_width, cols.count(), Keep(), next_head(data, stride, h, cols, cols.count()));
   }
 
-  const float *value_row(int64_t head, int64_t column) const {
-    return shared.values + head * shared.values_stride + ROWS + i0 + g.offset - column - c.lowest;
-  }
+  // Where this tile's rows stand in a padded table of distances.
+  int64_t value_place(int64_t column) const { return ROWS + i0 + g.offset - column - c.lowest; }
 
   // [channel][ROWS] of the bias of one column, from the dense tensor.
   void dense_column(float *out, int64_t column) const {
@@ -243,24 +258,35 @@ struct RowTile {
         if (c.bias == DENSE) dense_column(p, j);
         else
           for (int64_t h = 0; h < c.heads; ++h)
-            for (int v = 0; v < VECTORS; ++v) store(p + h * ROWS + v * LANES, load(value_row(h, j) + v * LANES));
+            memcpy(p + h * ROWS, shared.values + h * shared.values_stride + value_place(j), ROWS * sizeof(float));
       }
       hide(column, c.channels, j);
     }
   }
 
-  // A table's part of the hidden map at one column: rows stand at consecutive distances.
-  const float *table_init(int64_t column) {
-    const float *table = shared.hidden + ROWS + i0 + g.offset - column + g.right;
-    if (column >= first_max + c.left && first_max < c.keys) return table;
-    bool edge = false;
-    for (int r = 0; r < rows; ++r) edge |= at_edge(r, column);
-    if (!edge) return table;
+  // Where this tile's rows stand in the padded table of the hidden map.
+  int64_t table_place(int64_t column) const { return ROWS + i0 + g.offset - column + g.right; }
+
+  // Copies what the columns need of the table: its rows lie side by side then, the table's on as many pages.
+  void fill_slice(Columns cols) {
+    const float *table = shared.hidden + table_place(cols.to - 1);
+    for (int64_t w = 0; w < c.width; ++w)
+      memcpy(slice + w * SLICE, table + w * shared.hidden_stride, (cols.count() - 1 + ROWS) * sizeof(float));
+  }
+
+  // [W][ROWS] of the table at a column where some rows have their first keys.
+  void fill_edge(const float *place, int64_t column) {
     for (int64_t w = 0; w < c.width; ++w)
       for (int r = 0; r < ROWS; ++r)
-        edge_init[w * ROWS + r] = at_edge(r, column) ? c.edges[edge_place(r, column, w)]
-                                                     : table[w * shared.hidden_stride + r];
-    return edge_init;
+        column_scratch[w * ROWS + r] =
+            at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
+  }
+
+  bool has_edge(int64_t column) const {
+    if (column >= first_max + c.left) return false;
+    bool edge = false;
+    for (int r = 0; r < rows; ++r) edge |= at_edge(r, column);
+    return edge;
   }
   bool at_edge(int r, int64_t column) const { return column >= first[r] && column - first[r] < c.left; }
   int64_t edge_place(int r, int64_t column, int64_t w) const {
@@ -272,46 +298,50 @@ struct RowTile {
     const Columns cols(base, lo, hi + g.ahead);
     cols.clear_rest(a, base);
     const vec slope = broadcast(static_cast<float>(c.slope));
-    const auto activate = [slope](vec z, int, int) { return z > vec{} ? z : z * slope; };
+    // The slope is at most 1.
+    const auto activate = [slope](vec z, int, int) { return larger(z, z * slope); };
+    if (c.tables && cols.count()) fill_slice(cols);
     for (int64_t j = cols.from; j < cols.to; ++j) {
-      const float *init = c.tables ? table_init(j) : shared.b1;
-      const ptrdiff_t stride = !c.tables || init == edge_init ? ROWS : shared.hidden_stride;
+      const float *init = c.tables ? slice + cols.to - 1 - j : shared.b1;
+      ptrdiff_t stride = c.tables ? SLICE : ROWS;
+      if (c.tables && has_edge(j)) fill_edge(init, j), init = column_scratch, stride = ROWS;
       product<VECTORS>(a.at(j), ROWS, init, stride, shared.expand, c.width, 1, x.at(j - c.left), ROWS,
                        c.channels * c.taps, c.width, activate);
       hide(a.at(j), c.width, j, g.ahead);
     }
   }
 
-  // Logits of some columns, −∞ where not visible. They may overwrite the image where nothing is convolved.
-  void fill_logits(const Map &logits, Columns cols, float *dense_scratch) const {
+  // Logits of some columns, −∞ where not visible.
+  void fill_logits(const Map &logits, Columns cols) const {
+    const int64_t stride = shared.addend_stride;
     for (int64_t j = cols.from; j < cols.to; ++j) {
       float *out = logits.at(j);
       const float *scores = x.at(j);
+      const float *addend = shared.addend + (c.bias == BY_DISTANCE ? value_place(j) : 0);
+      const auto add = [addend, stride](vec z, int p, int v) { return z + load(addend + p * stride + v * LANES); };
       if (c.width)
         product<VECTORS>(out, ROWS, scores, ROWS, shared.project, c.heads, 1, a.at(j - c.left), ROWS,
-                         c.width * c.taps, c.heads);
-      add_bias(out, c.width ? out : scores, j, dense_scratch);
+                         c.width * c.taps, c.heads, add);
+      else
+        for (int64_t h = 0; h < c.heads; ++h)
+          for (int v = 0; v < VECTORS; ++v)
+            store(out + h * ROWS + v * LANES, add(load(scores + h * ROWS + v * LANES), h, v));
+      if (c.bias == DENSE && c.residual_bias) add_dense(out, j);
+      if (j < first_max || j > last_min) hide_logits(out, j);
     }
   }
 
-  void add_bias(float *out, const float *in, int64_t j, float *dense_scratch) const {
-    const bool biased = c.bias != NO_BIAS && c.residual_bias;
-    const float *bias = nullptr;
-    if (biased && c.bias == DENSE) {
-      bias = c.width ? x.at(j) + c.heads * ROWS : dense_scratch;
-      if (!c.width) dense_column(dense_scratch, j);
-    }
-    const bool partly = j < first_max || j > last_min;
-    for (int64_t h = 0; h < c.heads; ++h) {
-      const float *row = biased && c.bias == BY_DISTANCE ? value_row(h, j) : bias ? bias + h * ROWS : nullptr;
-      const vec b2 = broadcast(c.width ? c.b2[h] : 0.0f);
-      for (int v = 0; v < VECTORS; ++v) {
-        vec l = load(in + h * ROWS + v * LANES);
-        if (row) l += load(row + v * LANES);
-        if (c.width) l += b2;
-        if (partly) l = visible(j, v) ? l : broadcast(-__builtin_inff());
-        store(out + h * ROWS + v * LANES, l);
-      }
+  void add_dense(float *out, int64_t j) const {
+    const float *bias = c.width ? x.at(j) + c.heads * ROWS : column_scratch;
+    if (!c.width) dense_column(column_scratch, j);
+    for (int64_t i = 0; i < c.heads * ROWS; i += LANES) store(out + i, load(out + i) + load(bias + i));
+  }
+
+  void hide_logits(float *out, int64_t j) const {
+    for (int v = 0; v < VECTORS; ++v) {
+      const ivec shown = visible(j, v);
+      for (float *p = out + v * LANES; p < out + c.heads * ROWS; p += ROWS)
+        store(p, shown ? load(p) : broadcast(-__builtin_inff()));
     }
   }
 };

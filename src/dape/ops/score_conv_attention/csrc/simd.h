@@ -29,16 +29,9 @@ typedef int32_t unaligned_ivec __attribute__((vector_size(LANES * 4), aligned(4)
 INLINE vec load(const float *p) { return *reinterpret_cast<const unaligned_vec *>(p); }
 INLINE ivec load(const int32_t *p) { return *reinterpret_cast<const unaligned_ivec *>(p); }
 INLINE void store(float *p, vec x) { *reinterpret_cast<unaligned_vec *>(p) = x; }
-INLINE vec broadcast(float x) {
-  vec v;
-  for (int i = 0; i < LANES; ++i) v[i] = x;
-  return v;
-}
-INLINE ivec broadcast(int32_t x) {
-  ivec v;
-  for (int i = 0; i < LANES; ++i) v[i] = x;
-  return v;
-}
+// Subtracting 0 changes no number, not even −0, and compilers make one broadcast of it.
+INLINE vec broadcast(float x) { return x - vec{}; }
+INLINE ivec broadcast(int32_t x) { return x - ivec{}; }
 // The larger one; b where either is NaN.
 INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
 INLINE bool any(ivec mask) {

@@ -9,6 +9,45 @@ struct Keep {
   INLINE vec operator()(vec x, int, int) const { return x; }
 };
 
+struct NoPrefetch {
+  INLINE void step() {}
+};
+
+// Asks for the lines of a block of memory, a few at each step, so that requests do not pile up.
+struct Prefetch {
+  const float *p;
+  ptrdiff_t stride;
+  int64_t width, rows, lines_per_step;
+  int64_t at = 0;
+
+  // A block of `rows` rows of `width` floats, `stride` apart, in about `steps` steps.
+  Prefetch(const float *block, ptrdiff_t row_stride, int64_t row_width, int64_t num_rows, int64_t steps)
+      : p(block), stride(row_stride), width(row_width), rows(num_rows) {
+    const int64_t lines = (width + 15) / 16 * rows;
+    lines_per_step = (lines + steps - 1) / (steps > 0 ? steps : 1);
+  }
+
+  INLINE void step() {
+    for (int64_t i = 0; i < lines_per_step && rows > 0; ++i) {
+      __builtin_prefetch(p + at);
+      at += 16;
+      if (at >= width) at = 0, p += stride, --rows;
+    }
+  }
+};
+
+// The same block, continued over several products.
+struct PrefetchBy {
+  Prefetch &ahead;
+  INLINE void step() { ahead.step(); }
+};
+
+// V vectors × P outputs, as a type.
+template <int V, int P>
+struct Tile {
+  static constexpr int vectors = V, outputs = P;
+};
+
 // out[p][lane] = finish(init[p][lane] + Σ_m coef[m · cm + p · cp] · x[m · xs + lane]), P outputs × V vectors.
 template <int P, int V, class Finish>
 INLINE void product_tile(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, const float *coef,
@@ -38,23 +77,25 @@ INLINE void product_tile(float *out, ptrdiff_t os, const float *init, ptrdiff_t 
     for (int v = 0; v < V; ++v) store(out + p * os + v * LANES, finish(acc[p][v], first + p, v));
 }
 
-// The same for any number of outputs.
-template <int V, class Finish = Keep>
+// The same for any number of outputs, P at a time.
+template <int V, int P = OUTPUTS, class Finish = Keep, class Ahead = NoPrefetch>
 INLINE void product(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, const float *coef,
                     ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs, int depth, int outputs,
-                    Finish finish = Finish()) {
+                    Finish finish = Finish(), Ahead ahead = Ahead()) {
   int p = 0;
-  for (; p + OUTPUTS <= outputs; p += OUTPUTS)
-    product_tile<OUTPUTS, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x,
-                             xs, depth, p, finish);
-  if (OUTPUTS > 4 && p + 4 <= outputs) {
-    product_tile<4, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs,
-                       depth, p, finish);
+  for (; p + P <= outputs; p += P) {
+    ahead.step();
+    product_tile<P, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs, depth,
+                       p, finish);
+  }
+  if (P > 4 && p + 4 <= outputs) {
+    product_tile<4, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs, depth,
+                       p, finish);
     p += 4;
   }
   for (; p < outputs; ++p)
-    product_tile<1, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs,
-                       depth, p, finish);
+    product_tile<1, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs, depth,
+                       p, finish);
 }
 
 // acc[p][m] += Σ over columns and lanes of y[column][p] · x[column][m], lane by lane: P × M vectors of sums.
