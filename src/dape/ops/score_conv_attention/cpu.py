@@ -13,7 +13,7 @@ from dape.ops.score_conv_attention.types import DistanceBias, Problem, Visible
 NO_BIAS, BY_DISTANCE, DENSE = range(3)
 
 # Up to this many queries, a kernel whose lanes are keys is faster than one whose lanes are queries.
-DECODE_QUERIES = 0
+DECODE_QUERIES = 8
 
 
 def unsupported(problem: Problem) -> str | None:

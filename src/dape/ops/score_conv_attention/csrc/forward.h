@@ -39,8 +39,7 @@ struct ForwardTile : RowTile {
         fill_logits(logits, cols);
         for (int64_t h = 0; h < c.heads; ++h) attend(h, cols);
       }
-      if (c.width) x.advance(), a.advance(), logits.advance();
-      else x.base += CHUNK, logits.base += CHUNK;
+      x.advance(), a.advance(), logits.advance();
     }
   }
 
@@ -114,13 +113,15 @@ size_t forward_scratch(const Call &c, int) {
 
 int64_t forward_units(const Call &c, int) { return c.batch * Geometry(c).tiles; }
 
+int64_t one_ticket(const Call &) { return 1; }
 int64_t no_tickets(const Call &) { return 0; }
 
 void forward_run(const Call &c, const Worker &worker) {
   Arena arena{worker.scratch};
   ForwardTile tile(c, worker.shared, arena);
   const int64_t units = forward_units(c, 0);
-  for (int64_t unit = worker.index; unit < units; unit += worker.count) tile.run(unit);
+  // Whoever is free takes the next tile: tiles do not depend on each other.
+  for (int64_t unit; (unit = __atomic_fetch_add(worker.tickets, 1, __ATOMIC_RELAXED)) < units;) tile.run(unit);
 }
 
 void nothing(const Call &, const Worker *, int) {}
