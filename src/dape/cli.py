@@ -16,6 +16,8 @@ class Command(NamedTuple):
 # A subcommand is a function `main(arguments) -> exit code`; `extra` names what `pip install "dape[…]"` must bring.
 COMMANDS = {
     "methods": Command("dape.commands.methods:main", "", "list every method with a line of explanation"),
+    "data": Command("dape.commands.data:main", "lab", "pack a corpus into tokens, and show what is in them"),
+    "eval": Command("dape.commands.evaluate:main", "lab", "perplexity by length, with standard errors"),
     "demo": Command("dape.commands.demo:main", "lab", "see the idea work, in under a minute"),
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
