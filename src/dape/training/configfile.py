@@ -87,4 +87,3 @@ def _fit_type(name: str, value: Any, hint: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{name}={value!r}: expected {kind.__name__}")
     return value
-
