@@ -5,9 +5,11 @@ config.json  metrics.jsonl  checkpoints/  model/
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,8 @@ class Run:
                 f"the run in {self.folder} is not finished ({done} of {self.config.steps} steps): "
                 f"`dape train` with the same options continues it"
             )
-        return DapeForCausalLM.from_pretrained(self.folder / "model").eval()
+        with no_bars():
+            return DapeForCausalLM.from_pretrained(self.folder / "model").eval()
 
     def data(self) -> TokenData:
         """The token data that it was trained on; if that has moved, along with the run."""
@@ -177,6 +180,21 @@ def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Para
     config: Any = model.config
     plain = DapeForCausalLM(config)
     plain.load_state_dict(tensors)
-    plain.save_pretrained(temporary)
+    with no_bars():
+        plain.save_pretrained(temporary)
     data.tokenizer.save(temporary)
     os.rename(temporary, folder / "model")
+
+
+@contextlib.contextmanager
+def no_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which would run into our own output."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

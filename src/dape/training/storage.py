@@ -92,8 +92,12 @@ class Sharded:
             if parallel.main:
                 digests = {file.name: file_digest(file) for file in sorted(temporary.glob("*.safetensors"))}
                 checkpoints.commit(step, state, digests)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            # The library wraps what went wrong in any process; a full disk should be known as one.
+            for cause, _ in getattr(error, "failures", {}).values():
+                if isinstance(cause, OSError):
+                    raise cause from error
             raise
 
     def load(self, path: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -113,15 +117,13 @@ class Sharded:
 
 
 def prepare_optimizer(optimizer: Optimizer) -> None:
-    """Have the optimizer make its state, for loading into: one step that changes nothing."""
+    """Have the optimizer make its state, for loading into: a step at learning rate 0 moves and decays nothing."""
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
-    decays = [group["weight_decay"] for group in optimizer.param_groups]
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    assert decays == [group["weight_decay"] for group in optimizer.param_groups]
 
 
 def _entries(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
