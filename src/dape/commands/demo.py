@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -148,8 +147,9 @@ def comparison(options: DemoOptions, console: Console) -> int:
     """Five methods on text: which hold up to 16 times the length they were trained at?"""
     from dape.commands.compare import run, show
     from dape.compare import by_recipe, exit_code
+    from dape.compare.environment import num_cores
 
-    jobs = min(5, len(os.sched_getaffinity(0)))
+    jobs = min(5, num_cores())
     settings = by_recipe("tiny", seeds=str(options.seed), out=options.out, jobs=jobs, **COMPARISON)
     console.print(
         f"\n[bold]Length extrapolation[/]: five methods on Python's library, byte by byte, trained at\n"

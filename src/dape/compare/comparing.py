@@ -20,7 +20,8 @@ from dape.files import write_atomically
 from dape.report import build
 from dape.report.build import Paths
 from dape.report.results import Results
-from dape.training import load_run
+from dape.training import TrainConfig, load_run
+from dape.training.run import check_continues
 
 # A run whose training took this close to the time that all are given stands for itself in the equal-time view.
 CLOSE = 0.05
@@ -88,6 +89,9 @@ def carry_out(
 
 
 def is_done(job: Job) -> bool:
+    """Whether the run is trained and evaluated; raises if its folder holds a run with other options."""
+    if (job.run / "config.json").exists():
+        check_continues(job.run, TrainConfig(**job.config))
     return evaluated(job.scores, job.evaluation) and (job.run / "model").is_dir()
 
 

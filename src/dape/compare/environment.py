@@ -19,7 +19,7 @@ PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
 def environment(jobs: int) -> dict[str, Any]:
     """For the report; nothing in it names the machine or its user."""
     versions = {name: found for name in PACKAGES if (found := _version(name))}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     return {
         "dape": dape.__version__,
         "commit": commit(),
@@ -33,6 +33,11 @@ def environment(jobs: int) -> dict[str, Any]:
         "jobs": jobs,
         "threads": max(1, cores // jobs),
     }
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:

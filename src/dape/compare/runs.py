@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from dape.compare.environment import num_cores
 from dape.files import write_atomically
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -24,7 +25,7 @@ class Job:
 
     folder: of the comparison; the run is in runs/NAME, what it is evaluated to in scores/NAME.json, the
     process's order, output and, if it failed, the reason in jobs/NAME.*
-    train:  the fields of TrainConfig; evaluation: what evaluate_by_length is asked for.
+    train:  the fields of TrainConfig that runs share; evaluation: what evaluate_by_length is asked for.
     """
 
     method: str
@@ -46,6 +47,12 @@ class Job:
     def scores(self) -> Path:
         return self.folder / "scores" / f"{self.name}.json"
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The fields of this run's TrainConfig."""
+        own = {"method": self.method, "seed": self.seed, "steps": self.steps, "out": str(self.run)}
+        return {**self.train, **own}
+
     def note(self, suffix: str) -> Path:
         return self.folder / "jobs" / f"{self.name}.{suffix}"
 
@@ -59,7 +66,7 @@ def run_jobs(jobs: Iterable[Job], *, at_once: int, watch: Watcher) -> dict[Job, 
 
     On Ctrl-C and SIGTERM the jobs save where they are and end, and KeyboardInterrupt is raised.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // at_once)
+    threads = max(1, num_cores() // at_once)
     waiting, failed = list(jobs), {}
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -91,13 +98,7 @@ def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
         path.parent.mkdir(parents=True, exist_ok=True)
     job.note("failure").unlink(missing_ok=True)
     order = {
-        "train": {
-            **job.train,
-            "method": job.method,
-            "seed": job.seed,
-            "steps": job.steps,
-            "out": str(job.run),
-        },
+        "train": job.config,
         "evaluation": job.evaluation,
         "threads": threads,
         "scores": str(job.scores),
