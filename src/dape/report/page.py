@@ -23,7 +23,9 @@ NOTES = (
     "Every score is of the same target tokens: the last ones of each window, with more context to their left as "
     "the length grows. Error bars are one standard error over documents, joined with the spread between seeds "
     "where there are several. Differences and changes are paired: the same tokens on both sides, so their "
-    "errors are smaller than those of the curves. Methods share data order and initial weights."
+    "errors are smaller than those of the curves. Methods share data order and initial weights. "
+    "Equal training time: every method is trained anew for as long as the fastest took, its number of steps "
+    "by its measured pace, with a schedule of that many steps; methods within 5 % of the fastest keep their run."
 )
 
 
