@@ -45,7 +45,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("kill_at", [3, 4, 7, 11])
+@pytest.mark.parametrize("kill_at", [4, 7])
 def test_resumed_after_kill_9_the_losses_are_the_same_bits(tmp_path, uninterrupted, kill_at):
     killed = subprocess.run([*SCRIPT, str(tmp_path), "--kill-at", str(kill_at)], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -242,7 +242,7 @@ def test_other_settings_do_not_continue_a_run(tmp_path):
 def test_another_model_does_not_continue_a_run(tmp_path):
     toy.train(tmp_path)
     with pytest.raises(ValueError, match="the checkpoint is of another model"):
-        fit(toy.task(method="kerple"), toy.settings(), tmp_path, progress=False)
+        fit(toy.task(toy.PlainModel(kernel_size=1)), toy.settings(), tmp_path, progress=False)
 
 
 def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path):
@@ -253,6 +253,7 @@ def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path):
 def test_the_callers_generator_is_left_alone(tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(3)
+    built = toy.task()
     torch.manual_seed(5)
-    toy.train(tmp_path, steps=2)
+    fit(built, toy.settings(steps=2), tmp_path, progress=False)
     assert torch.equal(torch.rand(3), expected)

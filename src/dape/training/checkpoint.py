@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dape.files import sync_folder
 from dape.training.tensorfile import file_digest, write_tensors
 
 FORMAT = 1
@@ -65,11 +66,11 @@ class Checkpoints:
         sizes = {name: (temporary / name).stat().st_size for name in files}
         entries = {name: {"sha256": files[name], "bytes": sizes[name]} for name in files}
         _write_json(temporary / MANIFEST, {"format": FORMAT, "step": step, "files": entries})
-        _sync_folder(temporary)
+        sync_folder(temporary)
         if final.exists():
             shutil.rmtree(final)
         os.rename(temporary, final)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         for old in self.all()[: -self.keep]:
             shutil.rmtree(old)
         return final
@@ -128,11 +129,3 @@ def _write_json(path: Path, content: Any) -> None:
         json.dump(content, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

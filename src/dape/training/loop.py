@@ -219,7 +219,7 @@ class Loop:
             return
         state = read_state(path)
         check_same_run(state["settings"], self.settings)
-        STORAGES[state["format"]].load(path, self.model, self.optimizer, parallel)
+        STORAGES[state["format"]].load(path, self.model, self.optimizer)
         self.step = self.saved = state["step"]
         self.tokens, self.seconds = state["tokens"], state["seconds"]
         self.guard = Guard(**state["guard"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
+
+from dape.files import write_atomically
 
 Record = dict[str, float]
 
@@ -30,10 +31,8 @@ class MetricsLog:
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
         kept = [record for record in read_metrics(path) if record["step"] <= step]
-        temporary = path.with_name(f".{path.name}.writing")
-        temporary.write_text("".join(map(_line, kept)))
-        os.replace(temporary, path)
-        self._file: IO[str] = path.open("a")
+        write_atomically(path, "".join(map(_line, kept)))
+        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
 
     def append(self, records: Iterable[Record]) -> None:
         self._file.write("".join(map(_line, records)))

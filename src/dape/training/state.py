@@ -16,12 +16,13 @@ def model_tensors(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer, *, keep: bool = True) -> dict[str, Tensor]:
     """The optimizer's tensors, named parameter:key. Every process must call it."""
-    entries = (
-        (f"{name}:{key}", value)
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    )
-    return _gather(entries, keep)
+    return _gather(optimizer_entries(model, optimizer), keep)
+
+
+def optimizer_entries(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield f"{name}:{key}", value
 
 
 def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
