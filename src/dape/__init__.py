@@ -5,8 +5,44 @@ width, k kernel size. Words: *scores* before the softmax, *weights* after, *bias
 *positions* integer places passed as data, *visible* who sees whom.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dape.methods import Method, all_methods, parse_method
 from dape.ops.score_conv_attention import ConvWeights, DistanceBias, TileBias, Visible, score_conv_attention
+from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
+from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
+
+if TYPE_CHECKING:
+    from dape import models as models
 
 __version__ = "0.1.0"
 
-__all__ = ["ConvWeights", "DistanceBias", "TileBias", "Visible", "score_conv_attention"]
+__all__ = [
+    "POSITIONS",
+    "SCORES",
+    "ConvWeights",
+    "DistanceBias",
+    "Method",
+    "Places",
+    "PlainScores",
+    "PositionEncoding",
+    "ScoreConv",
+    "ScoreProcessor",
+    "TileBias",
+    "Visible",
+    "all_methods",
+    "parse_method",
+    "randomized_positions",
+    "score_conv_attention",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Models need transformers; import them when they are first named.
+    if name == "models":
+        import importlib
+
+        return importlib.import_module("dape.models")
+    raise AttributeError(f"module 'dape' has no attribute '{name}'")

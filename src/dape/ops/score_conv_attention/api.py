@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from types import ModuleType
 from typing import Protocol, runtime_checkable
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from dape.ops.score_conv_attention import cpu, reference, sdpa, tiled
 from dape.ops.score_conv_attention.types import (
     EVERYTHING,
     Bias,
@@ -22,13 +22,9 @@ from dape.ops.score_conv_attention.types import (
 )
 
 # In order of speed. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
-# returns None or the sentence that says why it cannot run this call.
-BACKENDS = {
-    "sdpa": "dape.ops.score_conv_attention.sdpa",
-    "cpu": "dape.ops.score_conv_attention.cpu",
-    "tiled": "dape.ops.score_conv_attention.tiled",
-    "reference": "dape.ops.score_conv_attention.reference",
-}
+# returns None or the sentence that says why it cannot run this call. Importing one must be quick:
+# what it needs beyond torch, it imports when it runs.
+BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "cpu": cpu, "tiled": tiled, "reference": reference}
 
 # A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
 TILE_NUMBERS = 4 * 1024 * 1024
@@ -73,7 +69,7 @@ def score_conv_attention(
         return _attend_by_tiles(q, k, v, weights, bias, visible, causal, scale, dropout, backend)
     problem = Problem(q, k, v, weights, bias, visible, causal, scale, dropout)
     if q.numel() == 0:
-        return importlib.import_module(BACKENDS["reference"]).attend(problem)
+        return reference.attend(problem)
     return choose(problem, backend).attend(problem)
 
 
@@ -82,7 +78,7 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     names = BACKENDS if backend == "auto" else [backend]
     reasons = []
     for name in names:
-        module = importlib.import_module(BACKENDS[name])
+        module = BACKENDS[name]
         reason = module.unsupported(problem)
         if reason is None:
             return module
@@ -275,6 +271,8 @@ def _check_conv(conv: ConvWeights, q: Tensor, *, has_bias: bool) -> None:
             raise ValueError(f"conv.{name} has shape {tuple(tensor.shape)}, expected {expected[name]}")
     if not 0 <= conv.left < kernel_size:
         raise ValueError(f"conv.left={conv.left} is outside the kernel of size {kernel_size}")
+    if conv.negative_slope < 0:
+        raise ValueError(f"conv.negative_slope={conv.negative_slope} is negative")
     if conv.residual not in ("scores+bias", "scores"):
         raise ValueError(f'conv.residual="{conv.residual}", expected "scores+bias" or "scores"')
 

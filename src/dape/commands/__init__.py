@@ -1,0 +1,1 @@
+"""The subcommands of `dape` that are not a library of their own."""

@@ -1,0 +1,75 @@
+"""Method names as the paper writes them: a score processor and a position encoding, parsed in one place.
+
+kerple            plain scores
+dape-kerple       score convolution with kernel 1 (DAPE)
+dape1x3-kerple    score convolution with kernel 3 (DAPE V2); any kernel size
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from dape.positions import POSITIONS, PositionEncoding, build_position
+from dape.scores import SCORES, ScoreProcessor
+
+# The kernel sizes that listings show; any other parses as well.
+LISTED_KERNELS = (None, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A pair: `position` names an encoding, `kernel_size` is the convolution's, None for plain scores."""
+
+    position: str
+    kernel_size: int | None = None
+
+    @property
+    def name(self) -> str:
+        prefix = {None: "", 1: "dape-"}.get(self.kernel_size, f"dape1x{self.kernel_size}-")
+        return prefix + self.position
+
+    @property
+    def summary(self) -> str:
+        """A line of explanation."""
+        encoding = POSITIONS[self.position].summary
+        if self.kernel_size is None:
+            return encoding
+        return f"1×{self.kernel_size} convolution of the scores over heads and keys; {encoding}"
+
+    def build_position(
+        self, *, num_heads: int, head_width: int, hidden_size: int, **options: object
+    ) -> PositionEncoding:
+        return build_position(
+            self.position, num_heads=num_heads, head_width=head_width, hidden_size=hidden_size, **options
+        )
+
+    def build_scores(self, num_heads: int, **options: object) -> ScoreProcessor:
+        """The score processor; options are those of ScoreConv, and an error for plain scores."""
+        if self.kernel_size is None:
+            if options:
+                raise ValueError(
+                    f'"{self.name}" leaves scores as they are; it has no option {", ".join(options)}'
+                )
+            return SCORES["plain"]()
+        additive = POSITIONS[self.position].additive
+        return SCORES["conv"](num_heads, kernel_size=self.kernel_size, bias_channels=additive, **options)
+
+
+def parse_method(name: str) -> Method:
+    """The method of that name; an unknown one raises with the nearest names."""
+    match = re.fullmatch(r"(?:dape(?:1x(?P<kernel>[1-9]\d*))?-)?(?P<position>.+)", name)
+    if match and match["position"] in POSITIONS:
+        kernel = int(match["kernel"] or 1) if name.startswith("dape") else None
+        return Method(match["position"], kernel)
+    known = [method.name for method in all_methods()]
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or list(POSITIONS)
+    raise ValueError(
+        f'unknown method "{name}"; did you mean {", ".join(near)}? `dape methods` lists them all'
+    )
+
+
+def all_methods() -> list[Method]:
+    """Every encoding with plain scores and with the usual kernel sizes."""
+    return [Method(position, kernel) for kernel in LISTED_KERNELS for position in POSITIONS]

@@ -1,0 +1,251 @@
+"""The decoder: a language model that is a Hugging Face PreTrainedModel and reads in one sitting.
+
+ids → embed → n × [norm → attention; norm → MLP] → norm → logits
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from dape.models.attention import Attention, ResidualLinear
+from dape.models.config import DapeConfig
+from dape.models.places import decoder_places
+from dape.positions import Places, PositionEncoding, randomized_positions
+
+
+class MLP(nn.Module):
+    """Two layers with GELU between."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(hidden_size, intermediate_size)
+        self.down = ResidualLinear(intermediate_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class DapeDecoderLayer(GradientCheckpointingLayer):
+    """x + attention(norm(x)), then x + MLP(norm(x))."""
+
+    def __init__(self, config: DapeConfig, layer: int) -> None:
+        super().__init__()
+        method, options = config.parsed_method, config.score_options or {}
+        width = {} if method.kernel_size is None else {"width": config.score_width}
+        self.attention = Attention(
+            config.hidden_size,
+            config.num_attention_heads,
+            scores=method.build_scores(config.num_attention_heads, **width, **options),
+            num_key_value_heads=config.num_key_value_heads,
+            dropout=config.attention_dropout,
+            backend=config.backend,
+            layer=layer,
+        )
+        self.mlp = MLP(config.hidden_size, config.intermediate_size or 4 * config.hidden_size)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, x: Tensor, encoding: PositionEncoding, places: Places, cache: Cache | None = None
+    ) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), encoding, places, cache))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class DapePreTrainedModel(PreTrainedModel):
+    """Initialisation and the flags that transformers reads."""
+
+    config_class = DapeConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DapeDecoderLayer"]  # noqa: RUF012 (transformers declares it so)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Called for every module, children before their parents."""
+        std = self.config.initializer_range
+        if isinstance(module, PositionEncoding | nn.Conv2d):
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear):
+            residual_std = 2 / self.config.num_hidden_layers / math.sqrt(self.config.hidden_size)
+            nn.init.normal_(module.weight, std=residual_std if isinstance(module, ResidualLinear) else std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+
+
+class DapeModel(DapePreTrainedModel):
+    """Token ids to hidden states."""
+
+    def __init__(self, config: DapeConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.encodings = nn.ModuleList(
+            config.parsed_method.build_position(
+                num_heads=config.num_attention_heads,
+                head_width=config.head_width,
+                hidden_size=config.hidden_size,
+                **(config.position_options or {}),
+            )
+            for _ in range(config.num_encodings)
+        )
+        self.layers = nn.ModuleList(
+            DapeDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed = cast(nn.Embedding, value)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states [B, T, hidden], with the cache if asked for."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass either input_ids or inputs_embeds")
+        x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if (
+            self.training
+            and self.config.randomized_positions
+            and position_ids is None
+            and past_key_values is None
+        ):
+            position_ids = randomized_positions(x.shape[1], self.config.randomized_positions, device=x.device)
+        places = decoder_places(
+            x.shape[1],
+            device=x.device,
+            cache=past_key_values,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+        )
+        return self._run(x, places, past_key_values, bool(output_hidden_states), bool(output_attentions))
+
+    def _run(
+        self, x: Tensor, places: Places, cache: Cache | None, keep_states: bool, keep_weights: bool
+    ) -> BaseModelOutputWithPast:
+        if keep_weights and cache is not None and places.num_keys != places.num_queries:
+            raise ValueError("output_attentions needs the whole input at once, not a filled cache")
+        states: list[Tensor] = []
+        weights: list[Tensor] = []
+        first = cast(PositionEncoding, self.encodings[0])
+        x = self.dropout(first.embed(x, places.queries))
+        for index, layer in enumerate(self.layers):
+            encoding = cast(PositionEncoding, self.encodings[index % len(self.encodings)])
+            states.append(x)
+            if keep_weights:
+                block = cast(DapeDecoderLayer, layer)
+                weights.append(block.attention.weights(block.attention_norm(x), encoding, places))
+            x = layer(x, encoding, places, cache)
+        x = self.norm(x)
+        states.append(x)
+        return BaseModelOutputWithPast(
+            last_hidden_state=cast(Any, x),
+            past_key_values=cache,
+            hidden_states=cast(Any, tuple(states) if keep_states else None),
+            attentions=cast(Any, tuple(weights) if keep_weights else None),
+        )
+
+
+class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
+    """The language model: hidden states to the next token's logits."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
+
+    def __init__(self, config: DapeConfig) -> None:
+        super().__init__(config)
+        self.model = DapeModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = cast(nn.Linear, new_embeddings)
+
+    def create_masks_for_generate(self, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        """The padding mask itself: our attention takes intervals, never a T×T mask."""
+        return attention_mask
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, T or logits_to_keep, vocabulary], and the loss where labels are given."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        hidden = outputs.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

@@ -1,0 +1,104 @@
+"""A bidirectional encoder for tasks that read a whole input and label its tokens, with the same attention."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dape.methods import parse_method
+from dape.models.attention import Attention
+from dape.ops.score_conv_attention import Visible
+from dape.ops.score_conv_attention.types import EVERYTHING
+from dape.positions import POSITIONS, Places
+
+
+class EncoderLayer(nn.Module):
+    """norm(x + attention(x)), then norm(x + MLP(x)), ReLU inside."""
+
+    def __init__(
+        self, attention: Attention, hidden_size: int, intermediate_size: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.up = nn.Linear(hidden_size, intermediate_size)
+        self.down = nn.Linear(intermediate_size, hidden_size)
+        self.attention_norm = nn.LayerNorm(hidden_size)
+        self.mlp_norm = nn.LayerNorm(hidden_size)
+        self.dropout = nn.Dropout(dropout)
+
+
+class Encoder(nn.Module):
+    """Token ids [B, T] to logits [B, T, num_labels], every token seeing every other (Ruoss et al. 2023's shape).
+
+    Defaults: 5 layers of width 64, 8 heads, MLP 256, post-LayerNorm, dropout 0.1, bias-free q, k, v.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_labels: int,
+        *,
+        method: str = "dape1x3-kerple",
+        hidden_size: int = 64,
+        num_layers: int = 5,
+        num_heads: int = 8,
+        intermediate_size: int = 256,
+        dropout: float = 0.1,
+        score_width: int = 32,
+        score_options: dict[str, object] | None = None,
+        position_options: dict[str, object] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        parsed = parse_method(method)
+        if POSITIONS[parsed.position].direction == "causal":
+            raise ValueError(f'"{parsed.position}" has no meaning where the future is visible: use a decoder')
+        width = {} if parsed.kernel_size is None else {"width": score_width}
+        count = 1 if POSITIONS[parsed.position].shared else num_layers
+        self.embed = nn.Embedding(vocab_size, hidden_size)
+        self.encodings = nn.ModuleList(
+            parsed.build_position(
+                num_heads=num_heads,
+                head_width=hidden_size // num_heads,
+                hidden_size=hidden_size,
+                **(position_options or {}),
+            )
+            for _ in range(count)
+        )
+        self.layers = nn.ModuleList(
+            EncoderLayer(
+                Attention(
+                    hidden_size,
+                    num_heads,
+                    scores=parsed.build_scores(num_heads, **width, **(score_options or {})),
+                    qkv_bias=False,
+                    backend=backend,
+                    layer=layer,
+                ),
+                hidden_size,
+                intermediate_size,
+                dropout,
+            )
+            for layer in range(num_layers)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.classify = nn.Linear(hidden_size, num_labels)
+
+    def forward(
+        self, ids: Tensor, *, positions: Tensor | None = None, padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Logits for ids [B, T].
+
+        positions: [1 or B, T], 0, 1, 2, … by default. padding_mask: [B, T], ones for tokens.
+        """
+        visible = EVERYTHING if padding_mask is None else Visible.from_padding(padding_mask)
+        places = Places.of(ids.shape[1], causal=False, device=ids.device)
+        positions = places.queries if positions is None else positions
+        places = Places(positions, positions, False, visible, consecutive=positions is places.queries)
+        x = self.dropout(self.encodings[0].embed(self.embed(ids), positions))  # type: ignore[operator]
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, EncoderLayer)
+            encoding = self.encodings[index % len(self.encodings)]
+            x = layer.attention_norm(x + layer.dropout(layer.attention(x, encoding, places)))
+            x = layer.mlp_norm(x + layer.dropout(layer.down(F.relu(layer.up(x)))))
+        return self.classify(x)

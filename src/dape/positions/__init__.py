@@ -1,0 +1,69 @@
+"""Position encodings: one file each, one line each in the registry below."""
+
+from __future__ import annotations
+
+import inspect
+
+from dape.positions.alibi import ALiBi
+from dape.positions.base import DistanceEncoding, Places, PositionEncoding
+from dape.positions.cope import CoPE
+from dape.positions.draw import randomized_positions
+from dape.positions.fire import FIRE
+from dape.positions.kerple import Kerple, KerplePower
+from dape.positions.nope import NoPE
+from dape.positions.relative import Relative
+from dape.positions.rope import RoPE
+from dape.positions.sandwich import Sandwich
+from dape.positions.sinusoidal import Sinusoidal
+from dape.positions.t5 import T5Bias
+from dape.positions.transformer_xl import TransformerXL
+
+__all__ = [
+    "FIRE",
+    "POSITIONS",
+    "ALiBi",
+    "CoPE",
+    "DistanceEncoding",
+    "Kerple",
+    "KerplePower",
+    "NoPE",
+    "Places",
+    "PositionEncoding",
+    "Relative",
+    "RoPE",
+    "Sandwich",
+    "Sinusoidal",
+    "T5Bias",
+    "TransformerXL",
+    "build_position",
+    "randomized_positions",
+]
+
+POSITIONS: dict[str, type[PositionEncoding]] = {
+    "nope": NoPE,
+    "sinusoidal": Sinusoidal,
+    "rope": RoPE,
+    "t5": T5Bias,
+    "alibi": ALiBi,
+    "kerple": Kerple,
+    "kerple-power": KerplePower,
+    "sandwich": Sandwich,
+    "fire": FIRE,
+    "cope": CoPE,
+    "transformer-xl": TransformerXL,
+    "relative": Relative,
+}
+
+
+def build_position(
+    name: str, *, num_heads: int, head_width: int, hidden_size: int, **options: object
+) -> PositionEncoding:
+    """The encoding of that name for a model's sizes; it is given those of them that it asks for."""
+    encoding = POSITIONS[name]
+    asked = inspect.signature(encoding).parameters
+    sizes = {"num_heads": num_heads, "head_width": head_width, "hidden_size": hidden_size}
+    unknown = [option for option in options if option not in asked or option in sizes]
+    if unknown:
+        valid = ", ".join(option for option in asked if option not in sizes) or "none"
+        raise ValueError(f'"{name}" has no option {", ".join(unknown)}; its options: {valid}')
+    return encoding(**{size: value for size, value in sizes.items() if size in asked}, **options)

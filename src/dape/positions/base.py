@@ -1,0 +1,123 @@
+"""The three hooks of a position encoding, each the identity by default, and what they are told of places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dape.ops.score_conv_attention.types import EVERYTHING, Bias, DistanceBias, TileBias, Visible
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where queries and keys stand, and who sees whom.
+
+    queries: [1 or B, Tq] and keys: [1 or B, Tk], integer positions; only their order must agree with
+             the order of the tokens, so offsets, padding and randomized positions are all data.
+    consecutive: promises that positions grow by one from key to key and that the last query stands at
+             the last key; a bias by distance is then a vector. Never needed for being right.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    causal: bool = True
+    visible: Visible = EVERYTHING
+    consecutive: bool = False
+
+    @staticmethod
+    def of(num_tokens: int, *, causal: bool = True, device: torch.device | str | None = None) -> Places:
+        """Tokens 0 … num_tokens − 1, all of them queries and keys."""
+        positions = torch.arange(num_tokens, device=device)[None]
+        return Places(positions, positions, causal, consecutive=True)
+
+    @property
+    def num_queries(self) -> int:
+        return self.queries.shape[1]
+
+    @property
+    def num_keys(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def batch(self) -> int:
+        """B where any position differs between batch entries, else 1."""
+        return max(self.queries.shape[0], self.keys.shape[0])
+
+    def distances(self, rows: slice, num_keys: int) -> Tensor:
+        """Query position minus key position, [1 or B, rows, num_keys], exact integers."""
+        return self.queries[:, rows, None] - self.keys[:, None, :num_keys]
+
+    def shown(self, rows: slice, num_keys: int) -> Tensor:
+        """visible(i, j) as booleans [1 or B, 1, rows, num_keys]."""
+        first, last = self.visible.bounds(
+            self.num_queries, self.num_keys, causal=self.causal, device=self.queries.device
+        )
+        key = torch.arange(num_keys, device=self.queries.device)
+        return ((key >= first[:, rows, None]) & (key <= last[:, rows, None]))[:, None]
+
+
+class PositionEncoding(nn.Module):
+    """What a model knows of where its tokens stand. Override one hook; the others do nothing.
+
+    additive: whether `bias` returns one, so that a score convolution has channels for it.
+    direction: "both", or "causal" for an encoding that has no meaning when the future is visible.
+    shared:   whether one instance serves all layers.
+    """
+
+    additive: ClassVar[bool] = False
+    direction: ClassVar[Literal["both", "causal"]] = "both"
+    shared: ClassVar[bool] = False
+    summary: ClassVar[str] = ""
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, by functions of torch.nn.init alone."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Token embeddings [B, T, hidden] at positions [1 or B, T]."""
+        return x
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys [B, H, T, D] at positions [1 or B, T]."""
+        return x
+
+    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+        """What is added to the scores of q [B, H, Tq, D] and k [B, G, Tk, D]."""
+        return None
+
+
+class DistanceEncoding(PositionEncoding):
+    """A bias that depends on the distance alone: override `at`."""
+
+    additive = True
+
+    def at(self, distance: Tensor, *, causal: bool) -> Tensor:
+        """The bias [H, …] at integer distances […] (query position − key position), in float32 or finer."""
+        raise NotImplementedError
+
+    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        if places.consecutive:
+            lowest = 0 if places.causal else 1 - places.num_queries
+            distance = torch.arange(lowest, places.num_keys, device=q.device)
+            return DistanceBias(self.at(distance, causal=places.causal).to(dtype), lowest)
+
+        def tile(rows: slice, num_keys: int) -> Tensor:
+            distance = places.distances(rows, num_keys)
+            # A hidden key may stand anywhere, even after a causal query: give it a distance that exists.
+            distance = distance.clamp(min=0) if places.causal else distance
+            return self.at(distance, causal=places.causal).transpose(0, 1).to(dtype)
+
+        return TileBias(tile, places.batch)
+
+
+def at_least_float32(parameter: Tensor) -> Tensor:
+    """The parameter in a dtype in which distances are exact: float32, or its own if finer."""
+    return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def angle_dtype(device: torch.device) -> torch.dtype:
+    """Angles position × frequency lose digits in float32; use float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,44 @@
+"""CoPE (Golovneva et al. 2024): positions counted by content; each query counts the keys it gates in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dape.ops.score_conv_attention.types import Bias, TileBias
+from dape.positions.base import Places, PositionEncoding, at_least_float32
+
+
+class CoPE(PositionEncoding):
+    """q · e[p], p(i, j) = Σ σ(score(i, m)) over the keys m = j … i, at most num_positions − 1, e interpolated."""
+
+    summary = "positions counted by content: a query counts the keys that it gates in"
+    additive = True
+    direction = "causal"
+
+    def __init__(self, head_width: int, *, num_positions: int = 64) -> None:
+        super().__init__()
+        if num_positions < 2:
+            raise ValueError(f"num_positions={num_positions}: counting needs at least 2")
+        self.num_positions = num_positions
+        self.embeddings = nn.Parameter(torch.empty(head_width, num_positions))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.embeddings)
+
+    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+        def tile(rows: slice, num_keys: int) -> Tensor:
+            query = at_least_float32(q[:, :, rows])
+            keys = at_least_float32(k[:, :, :num_keys]).repeat_interleave(q.shape[1] // k.shape[1], 1)
+            scores = query @ keys.transpose(-1, -2) * scale
+            gates = torch.sigmoid(scores).masked_fill(~places.shown(rows, num_keys), 0.0)
+            count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.num_positions - 1)
+            floor = count.floor()
+            at = query @ at_least_float32(self.embeddings)
+            # The last position has no right neighbour; its share there is 0.
+            low, high = floor.long(), (floor.long() + 1).clamp(max=self.num_positions - 1)
+            share = count - floor
+            return at.gather(-1, low) * (1 - share) + at.gather(-1, high) * share
+
+        return TileBias(tile, q.shape[0])

@@ -1,0 +1,58 @@
+"""Kerple (Chi et al. 2022): distances through a learned kernel, logarithmic or power."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dape.positions.base import DistanceEncoding, at_least_float32
+
+FLOOR = 0.01
+
+
+def positive(raw: Tensor, distance: Tensor) -> Tensor:
+    """|raw| + 0.01, [H, 1, …]: at least 0.01 whatever an optimizer does, and moving as raw does."""
+    return (at_least_float32(raw).abs() + FLOOR).view(-1, *[1] * distance.dim())
+
+
+class Kerple(DistanceEncoding):
+    """−r₁ · log(1 + r₂ · |i − j|), both learned per head and at least 0.01 by construction."""
+
+    summary = "−r₁ log(1 + r₂ · distance), both learned per head"
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.raw_height = nn.Parameter(torch.empty(num_heads))
+        self.raw_rate = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.raw_height, 0, 2)
+        nn.init.uniform_(self.raw_rate, 0, 1)
+
+    def at(self, distance: Tensor, *, causal: bool) -> Tensor:
+        height, rate = positive(self.raw_height, distance), positive(self.raw_rate, distance)
+        return -height * torch.log1p(rate * distance.abs())
+
+
+class KerplePower(DistanceEncoding):
+    """−r₁ · |i − j|^r₂, with r₁ > 0 and 0 < r₂ < 2 learned per head."""
+
+    summary = "−r₁ · distance^r₂, both learned per head"
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.raw_height = nn.Parameter(torch.empty(num_heads))
+        self.raw_power = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.raw_height, 0, 2)
+        nn.init.normal_(self.raw_power, std=0.5)
+
+    def at(self, distance: Tensor, *, causal: bool) -> Tensor:
+        height = positive(self.raw_height, distance)
+        power = 2 * torch.sigmoid(at_least_float32(self.raw_power)).view(-1, *[1] * distance.dim())
+        # 0^r has no finite derivative in r by autograd's rule; distance 0 has bias 0 whatever r.
+        apart = distance != 0
+        return torch.where(apart, -height * distance.abs().clamp(min=1).to(power.dtype) ** power, 0.0)

@@ -1,0 +1,63 @@
+"""Transformer-XL's relative encoding (Dai et al. 2019): queries meet the distance as well as the key."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dape.ops.score_conv_attention.types import Bias, TileBias
+from dape.positions.base import Places, PositionEncoding, at_least_float32
+from dape.positions.sinusoidal import sinusoids
+
+
+class TransformerXL(PositionEncoding):
+    """scale · (u·k + (q + v)·W r(i − j)): u, v learned per head, W a bias-free layer on sinusoids of the distance."""
+
+    summary = "learned head vectors meet keys, and queries meet sinusoids of the distance"
+    additive = True
+
+    def __init__(self, num_heads: int, head_width: int) -> None:
+        super().__init__()
+        self.key_bias = nn.Parameter(torch.empty(num_heads, head_width))
+        self.distance_bias = nn.Parameter(torch.empty(num_heads, head_width))
+        width = num_heads * head_width
+        self.distance_key = nn.Linear(width + width % 2, width, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.key_bias, std=0.02)
+        nn.init.normal_(self.distance_bias, std=0.02)
+        self.distance_key.reset_parameters()
+
+    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+        num_heads, head_width = self.key_bias.shape
+        repeats = num_heads // k.shape[1]
+
+        def tile(rows: slice, num_keys: int) -> Tensor:
+            keys = at_least_float32(k[:, :, :num_keys]).repeat_interleave(repeats, 1)
+            to_key = torch.einsum("hd,bhkd->bhk", at_least_float32(self.key_bias), keys)
+            distance = places.distances(rows, num_keys)
+            distance = distance.clamp(min=0) if places.causal else distance
+            # Each distance that occurs is embedded once, however many pairs share it.
+            lowest, highest = _span(places, rows, num_keys)
+            occurring = torch.arange(lowest, highest + 1, device=q.device)
+            weight = at_least_float32(self.distance_key.weight)
+            table = sinusoids(occurring, weight.shape[1]).to(weight.dtype) @ weight.T
+            table = table.unflatten(-1, (num_heads, head_width)).movedim(1, 0)
+            query = at_least_float32(q[:, :, rows]) + at_least_float32(self.distance_bias)[:, None]
+            to_distance = query @ table.transpose(-1, -2)
+            index = (distance - lowest)[:, None].expand(q.shape[0], num_heads, -1, -1)
+            return scale * (to_key[:, :, None] + to_distance.gather(-1, index))
+
+        return TileBias(tile, q.shape[0])
+
+
+def _span(places: Places, rows: slice, num_keys: int) -> tuple[int, int]:
+    """The least and greatest distance in a tile; 0 and up when causal."""
+    if places.consecutive:
+        offset = places.num_keys - places.num_queries
+        lowest, highest = rows.start + offset - num_keys + 1, rows.stop - 1 + offset
+    else:
+        distance = places.distances(rows, num_keys)
+        lowest, highest = int(distance.min()), int(distance.max())
+    return (0, max(0, highest)) if places.causal else (lowest, highest)

@@ -1,0 +1,9 @@
+"""Plain scores: what every Transformer does."""
+
+from dape.scores.base import ScoreProcessor
+
+
+class PlainScores(ScoreProcessor):
+    """softmax(S + B); PyTorch's fused attention wherever it can run."""
+
+    summary = "the scores as they are"

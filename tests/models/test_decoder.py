@@ -1,0 +1,221 @@
+"""The language model: a Hugging Face citizen whose decoding equals its prefill, padded or not."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
+
+from dape import POSITIONS, randomized_positions
+from dape.models import DapeConfig, DapeForCausalLM, preset
+
+METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")]
+
+
+def tiny(method="dape1x3-kerple", dtype=torch.float64, **changes) -> DapeForCausalLM:
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "score_width": 8,
+    }
+    model = DapeForCausalLM(DapeConfig(method=method, **{**sizes, **changes})).to(dtype).eval()
+    for encoding in model.model.encodings:
+        for parameter in encoding.parameters():
+            torch.nn.init.uniform_(parameter, 0.1, 1.0)
+    return model
+
+
+def left_padded(ids, amounts):
+    """The rows of ids shifted right by as many zeros as `amounts` says, and the mask."""
+    width = ids.shape[1] + max(amounts)
+    padded, mask = (
+        torch.zeros(len(amounts), width, dtype=torch.long),
+        torch.zeros(len(amounts), width, dtype=torch.long),
+    )
+    for row, amount in enumerate(amounts):
+        start = max(amounts) - amount
+        padded[row, width - ids.shape[1] + amount :] = ids[row, amount:]
+        mask[row, width - ids.shape[1] + amount :] = 1
+        assert start >= 0
+    return padded, mask
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_generation_equals_repeated_full_forwards(method):
+    model, ids = tiny(method), torch.randint(1, 40, (2, 7))
+    expected = ids
+    for _ in range(5):
+        logits = model(expected, use_cache=False).logits[:, -1]
+        expected = torch.cat([expected, logits.argmax(-1, keepdim=True)], 1)
+    got = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_left_padded_generation_equals_each_row_alone(method):
+    model, ids = tiny(method), torch.randint(1, 40, (2, 8))
+    padded, mask = left_padded(ids, [0, 3])
+    together = model.generate(padded, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    for row, hidden in enumerate([0, 3]):
+        alone = model.generate(ids[row : row + 1, hidden:], max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert torch.equal(together[row, -4:], alone[0, -4:])
+
+
+@pytest.mark.parametrize("method", ["rope", "dape1x3-fire", "dape1x3-kerple", "cope"])
+def test_caches_of_every_kind_agree(method):
+    model, ids = tiny(method), torch.randint(0, 40, (2, 9))
+    full = model(ids, use_cache=False).logits
+    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=20)):
+        parts, seen = [], 0
+        for size in (4, 1, 1, 3):
+            parts.append(model(ids[:, seen : seen + size], past_key_values=cache, use_cache=True).logits)
+            seen += size
+        torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-10, atol=1e-10)
+    static = model.generate(
+        ids, max_new_tokens=4, do_sample=False, cache_implementation="static", disable_compile=True
+    )
+    assert torch.equal(static, model.generate(ids, max_new_tokens=4, do_sample=False))
+
+
+def test_beams_are_no_worse_than_greedy():
+    model, ids = tiny(), torch.randint(0, 40, (2, 6))
+
+    def score(sequence):
+        log = model(sequence, use_cache=False).logits.log_softmax(-1)
+        picked = log[:, 5:-1].gather(-1, sequence[:, 6:, None])
+        return picked.sum((1, 2))
+
+    beams = model.generate(ids, max_new_tokens=3, num_beams=40, do_sample=False)
+    greedy = model.generate(ids, max_new_tokens=3, do_sample=False)
+    assert (score(beams) >= score(greedy) - 1e-9).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_saved_and_loaded(method, tmp_path):
+    model, ids = tiny(method), torch.randint(0, 40, (1, 6))
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert isinstance(again, DapeForCausalLM)
+    assert AutoConfig.from_pretrained(tmp_path).method == model.config.method
+    torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-12, atol=1e-12)
+
+
+def test_position_ids_are_data():
+    model, ids = tiny("dape1x3-fire"), torch.randint(0, 40, (2, 8))
+    plain = model(ids, use_cache=False).logits
+    told = model(ids, position_ids=torch.arange(8)[None].expand(2, -1), use_cache=False).logits
+    torch.testing.assert_close(told, plain, rtol=1e-12, atol=1e-12)
+    positions = randomized_positions(8, 100, batch=2)
+    spread = model(ids, position_ids=positions, use_cache=False).logits
+    alone = torch.cat(
+        [model(ids[r : r + 1], position_ids=positions[r : r + 1], use_cache=False).logits for r in (0, 1)]
+    )
+    torch.testing.assert_close(spread, alone, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(spread, plain)
+
+
+def test_training_draws_randomized_positions_and_evaluation_does_not():
+    model, ids = tiny(randomized_positions=500), torch.randint(0, 40, (2, 8))
+    torch.testing.assert_close(model(ids).logits, model(ids).logits, rtol=0, atol=0)
+    model.train()
+    assert not torch.allclose(model(ids).logits, model(ids).logits)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    ids, grads = torch.randint(0, 40, (2, 8)), []
+    model = tiny("dape1x3-t5").train()
+    for on in (False, True):
+        if on:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(*grads)
+
+
+def test_loss_hidden_states_weights_and_kept_logits():
+    model, ids = tiny(), torch.randint(0, 40, (2, 8))
+    out = model(ids, labels=ids, output_hidden_states=True, output_attentions=True, use_cache=False)
+    expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(out.loss, expected, check_dtype=False)
+    assert len(out.hidden_states) == 3
+    for weights in out.attentions:
+        assert weights.shape == (2, 4, 8, 8)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 8, dtype=torch.float64))
+        assert (weights.triu(1) == 0).all()
+    torch.testing.assert_close(model(ids, logits_to_keep=3).logits, out.logits[:, -3:])
+    embeds = model.get_input_embeddings()(ids)
+    torch.testing.assert_close(model(inputs_embeds=embeds).logits, out.logits)
+
+
+def test_weights_times_values_is_what_attention_computes():
+    """The weights shown are the ones used."""
+    model, ids = tiny("dape1x3-cope"), torch.randint(0, 40, (1, 8))
+    block, encoding = model.model.layers[0], model.model.encodings[0]
+    from dape import Places
+
+    x = block.attention_norm(model.model.embed(ids))
+    places = Places.of(8)
+    _, _, v, _ = block.attention.inputs(x, encoding, places)
+    shown = (block.attention.weights(x, encoding, places) @ v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(block.attention.out(shown), block.attention(x, encoding, places))
+
+
+def test_the_initialisation_is_the_papers():
+    model = DapeForCausalLM(preset("tiny", "dape1x3-kerple", hidden_size=256, num_hidden_layers=4))
+    std = (2 / (5 * 256)) ** 0.5
+    layer = model.model.layers[1]
+    assert layer.attention.query.weight.std().item() == pytest.approx(std, rel=0.05)
+    assert model.model.embed.weight.std().item() == pytest.approx(std, rel=0.05)
+    assert layer.mlp.down.weight.std().item() == pytest.approx(2 / 4 / 16, rel=0.05)
+    assert layer.attention.out.weight.std().item() == pytest.approx(2 / 4 / 16, rel=0.05)
+    assert (layer.attention.query.bias == 0).all()
+    # PyTorch's own default for the convolutions: uniform within 1/√fan_in.
+    bound = (1 / (8 * 3)) ** 0.5
+    assert layer.attention.scores.expand.weight.abs().max().item() == pytest.approx(bound, rel=0.05)
+
+
+def test_t5_has_one_table_and_kerple_one_a_layer():
+    assert len(tiny("t5").model.encodings) == 1
+    assert len(tiny("kerple").model.encodings) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+def test_compiles_as_one_graph():
+    model, ids = tiny("dape1x3-kerple", torch.float32), torch.randint(0, 40, (2, 16))
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(
+        compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits, rtol=1e-4, atol=1e-5
+    )
+
+
+REFUSALS = {
+    "heads": (lambda: DapeConfig(hidden_size=512, num_attention_heads=7), "num_attention_heads=7 does not divide hidden_size=512"),
+    "groups": (lambda: tiny(num_key_value_heads=3), "num_key_value_heads=3 does not divide num_heads=4"),
+    "method": (lambda: DapeConfig(method="dape1x3-kerpel"), "did you mean dape1x3-kerple"),
+    "typo": (lambda: DapeConfig(hidden_sise=12), 'no option "hidden_sise"; did you mean "hidden_size"'),
+    "preset": (lambda: preset("126m"), 'unknown preset "126m": choose one of tiny, 125m'),
+    "score option": (lambda: tiny("kerple", score_options={"padding": "same"}), "it has no option padding"),
+    "no input": (lambda: tiny()(), "either input_ids or inputs_embeds"),
+    "mask shape": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 1, 4, 4)), r"expected \[batch, tokens\]"),
+    "mask length": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 3)), "covers 3 tokens, but there are 4"),
+    "mask holes": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.tensor([[1, 0, 1, 1]])), "holes.*on the left"),
+    "position shape": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), position_ids=torch.zeros(1, 3, dtype=torch.long)), "expected \\[batch, 4 tokens\\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_input_is_refused_with_its_values(case):
+    call, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_positions_that_do_not_continue_the_cache_are_refused():
+    model, ids = tiny(), torch.randint(0, 40, (1, 4))
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="do not continue those of the cached tokens"):
+        model(ids[:, :2], past_key_values=cache, position_ids=torch.tensor([[9, 20]]), use_cache=True)

@@ -1,0 +1,31 @@
+"""Sizes: the README's table of parameter counts is what the models have, counted on the meta device."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from dape.models import PRESETS, DapeForCausalLM, preset
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def count(name: str, method: str) -> int:
+    with torch.device("meta"):
+        model = DapeForCausalLM(preset(name, method))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def documented() -> dict[str, tuple[int, int]]:
+    rows = re.findall(r"^\| `([\w.]+)` \|.*\| ([\d,]+) \| ([\d,]+) \|$", README.read_text(), re.MULTILINE)
+    return {name: (int(kerple.replace(",", "")), int(dape.replace(",", ""))) for name, kerple, dape in rows}
+
+
+def test_every_preset_is_documented():
+    assert set(documented()) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_counts(name):
+    assert (count(name, "kerple"), count(name, "dape1x3-kerple")) == documented()[name]

@@ -1,0 +1,167 @@
+"""Each encoding is the formula of its paper, and says so when it cannot be built."""
+
+import math
+
+import pytest
+import torch
+
+from dape import Places, parse_method, randomized_positions
+from dape.ops.score_conv_attention import DistanceBias, TileBias
+from dape.positions import (
+    FIRE,
+    CoPE,
+    Kerple,
+    KerplePower,
+    RoPE,
+    Sandwich,
+    Sinusoidal,
+    T5Bias,
+    TransformerXL,
+    build_position,
+)
+
+
+def number(x: torch.Tensor) -> float:
+    return float(x.detach())
+
+
+def test_kerple_is_its_formula_and_stays_positive():
+    kerple = Kerple(3)
+    with torch.no_grad():
+        kerple.raw_height.copy_(torch.tensor([1.0, -5.0, 0.0]))
+        kerple.raw_rate.copy_(torch.tensor([0.5, 0.0, -2.0]))
+    bias = kerple.at(torch.tensor([0, 7]), causal=True)
+    assert torch.equal(bias[:, 0], torch.zeros(3))
+    for head, (height, rate) in enumerate([(1.01, 0.51), (5.01, 0.01), (0.01, 2.01)]):
+        assert number(bias[head, 1]) == pytest.approx(-height * math.log1p(rate * 7), rel=1e-5)
+
+
+def test_kerple_starts_as_published():
+    kerple = Kerple(20_000)
+    for raw, top in ((kerple.raw_height, 2.0), (kerple.raw_rate, 1.0)):
+        assert 0 <= number(raw.min()) < 0.01 * top
+        assert 0.99 * top < number(raw.max()) <= top
+        assert number(raw.mean()) == pytest.approx(top / 2, rel=0.02)
+
+
+def test_kerple_power_has_a_gradient_at_distance_zero():
+    power = KerplePower(2)
+    bias = power.at(torch.arange(4), causal=True)
+    bias.sum().backward()
+    assert power.raw_power.grad is not None
+    assert torch.isfinite(power.raw_power.grad).all()
+    assert torch.equal(bias[:, 0], torch.zeros(2))
+
+
+def test_sandwich_is_an_inner_product_of_sinusoids():
+    sandwich = Sandwich(4, width=16)
+    positions = torch.arange(20)
+    embedded = Sinusoidal(16).embed(torch.zeros(1, 20, 16, dtype=torch.float64), positions[None])[0]
+    product = embedded @ embedded.T
+    bias = sandwich.at(positions[:, None] - positions, causal=True)
+    for head in range(4):
+        torch.testing.assert_close(bias[head], product / (8 * (head + 1) / 4))
+
+
+def test_fire_is_its_formula():
+    fire = FIRE(2, threshold=4.0)
+    places = Places.of(9)
+    bias = fire.bias(torch.empty(1, 2, 9, 4), torch.empty(1, 2, 9, 4), places, scale=1.0)
+    assert isinstance(bias, TileBias)
+    tile = bias.tile(slice(0, 9), 9)
+    for i, j in ((2, 1), (8, 0), (5, 5)):
+        relative = math.log1p(0.1 * (i - j)) / (math.log1p(0.1 * max(4.0, i)) + 1e-6)
+        torch.testing.assert_close(tile[0, :, i, j], fire.mlp(torch.tensor([relative])), rtol=1e-5, atol=1e-6)
+
+
+def test_cope_counts_gated_keys():
+    """With equal scores every gate is ½, so a key d places back is at position (d + 1)/2, read by interpolation."""
+    cope = CoPE(2, num_positions=4)
+    with torch.no_grad():
+        cope.embeddings.copy_(torch.tensor([[0.0, 10.0, 20.0, 30.0], [0.0, 0.0, 0.0, 0.0]]))
+    q, k = torch.tensor([1.0, 0.0]).expand(1, 1, 9, 2), torch.zeros(1, 1, 9, 2)
+    bias = cope.bias(q, k, Places.of(9), scale=1.0)
+    assert isinstance(bias, TileBias)
+    last = bias.tile(slice(8, 9), 9)[0, 0, 0]
+    expected = [10 * min(3.0, (d + 1) / 2) for d in range(8, -1, -1)]
+    torch.testing.assert_close(last, torch.tensor(expected))
+
+
+def test_transformer_xl_is_its_formula():
+    encoding = TransformerXL(2, 4)
+    q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    bias = encoding.bias(q, k, Places.of(5), scale=0.5)
+    assert isinstance(bias, TileBias)
+    tile = bias.tile(slice(0, 5), 5)
+    sinusoid = Sinusoidal(8).embed(torch.zeros(1, 5, 8), torch.arange(5)[None])[0]
+    relative = encoding.distance_key(sinusoid).view(5, 2, 4)
+    for i, j in ((4, 0), (3, 2), (1, 1)):
+        expected = 0.5 * (
+            (encoding.key_bias * k[0, :, j]).sum(-1)
+            + ((q[0, :, i] + encoding.distance_bias) * relative[i - j]).sum(-1)
+        )
+        torch.testing.assert_close(tile[0, :, i, j], expected)
+
+
+def test_encodings_by_distance_hand_out_a_vector():
+    for name in ("alibi", "kerple", "kerple-power", "sandwich", "t5"):
+        encoding = build_position(name, num_heads=4, head_width=8, hidden_size=32)
+        q = torch.randn(2, 4, 3, 8)
+        bias = encoding.bias(
+            q,
+            torch.randn(2, 4, 10, 8),
+            Places(torch.arange(7, 10)[None], torch.arange(10)[None], consecutive=True),
+            scale=1.0,
+        )
+        assert isinstance(bias, DistanceBias)
+        assert bias.values.shape == (4, 10)
+
+
+def test_t5_shares_one_table():
+    assert T5Bias.shared
+    assert parse_method("t5").build_position(num_heads=2, head_width=4, hidden_size=8).table.shape == (32, 2)
+
+
+def test_randomized_positions_are_sorted_distinct_and_reproducible():
+    draw = [
+        randomized_positions(40, 2048, batch=5, generator=torch.Generator().manual_seed(3)) for _ in range(2)
+    ]
+    assert torch.equal(*draw)
+    assert draw[0].shape == (5, 40)
+    assert (draw[0].diff() > 0).all()
+    assert draw[0].min() >= 0
+    assert draw[0].max() < 2048
+    assert torch.equal(randomized_positions(8, 8), torch.arange(8)[None])
+
+
+REFUSALS = {
+    "odd rope": (lambda: RoPE(5), "head_width=5 is odd"),
+    "unknown scaling": (lambda: RoPE(4, scaling="magic"), 'unknown scaling "magic".*linear, ntk, yarn'),
+    "factor without scaling": (lambda: RoPE(4, factor=2.0), "factor=2.0 has no effect"),
+    "shrinking": (lambda: RoPE(4, scaling="linear", factor=0.5), "factor=0.5 would shrink"),
+    "yarn without a length": (lambda: RoPE(4, scaling="yarn", factor=2.0), "original_length goes with"),
+    "odd sinusoids": (lambda: Sinusoidal(7), "hidden_size=7 is odd"),
+    "odd sandwich": (lambda: Sandwich(2, width=3), "width=3 must be even"),
+    "buckets": (lambda: T5Bias(2, 4, num_buckets=6), "num_buckets=6"),
+    "bucket range": (lambda: T5Bias(2, 4, max_distance=10), "max_distance=10 must exceed"),
+    "one position": (lambda: CoPE(4, num_positions=1), "num_positions=1"),
+    "too few places": (
+        lambda: randomized_positions(10, 9),
+        "cannot draw 10 different positions below maximum=9",
+    ),
+    "unknown option": (
+        lambda: build_position("rope", num_heads=2, head_width=4, hidden_size=8, speed=3),
+        '"rope" has no option speed; its options: base, scaling',
+    ),
+    "a size as option": (
+        lambda: build_position("alibi", num_heads=2, head_width=4, hidden_size=8, depth=3),
+        '"alibi" has no option depth; its options: none',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_options_are_refused_with_their_values(case):
+    build, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,90 @@
+"""Method names: parsed in one place, listed completely, refused helpfully; the command line around them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dape import POSITIONS, Method, PlainScores, ScoreConv, all_methods, parse_method
+from dape.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "kernel_size"),
+    [
+        ("kerple", "kerple", None),
+        ("dape-kerple", "kerple", 1),
+        ("dape1x1-kerple", "kerple", 1),
+        ("dape1x3-kerple", "kerple", 3),
+        ("dape1x7-fire", "fire", 7),
+        ("dape1x12-rope", "rope", 12),
+        ("dape1x2-kerple-power", "kerple-power", 2),
+        ("dape1x3-nope", "nope", 3),
+    ],
+)
+def test_names_parse(name, position, kernel_size):
+    assert parse_method(name) == Method(position, kernel_size)
+
+
+def test_every_listed_name_parses_to_itself_and_builds():
+    for method in all_methods():
+        assert parse_method(method.name) == method
+        scores = method.build_scores(4)
+        if method.kernel_size is None:
+            assert isinstance(scores, PlainScores)
+        else:
+            assert isinstance(scores, ScoreConv)
+            channels = 8 if POSITIONS[method.position].additive else 4
+            assert scores.expand.weight.shape == (32, channels, 1, method.kernel_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("dape1x3-kerpel", "dape1x3-kerple"),
+        ("Rope", "rope"),
+        ("alibbi", "alibi"),
+        ("dape1x0-fire", "dape1x3-fire"),
+        ("dape-", "dape"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest(name, nearest):
+    with pytest.raises(ValueError, match=f'unknown method "{name}"; did you mean .*{nearest}'):
+        parse_method(name)
+
+
+def test_options_of_plain_scores_are_refused():
+    with pytest.raises(ValueError, match='"kerple" leaves scores as they are; it has no option width'):
+        parse_method("kerple").build_scores(4, width=3)
+
+
+def test_dape_methods_lists_them_all(capsys):
+    assert main(["methods", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert {record["name"] for record in records} == {method.name for method in all_methods()}
+    assert all(record["summary"] for record in records)
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines if line.startswith("  ")} >= {m.name for m in all_methods()}
+
+
+def test_help_and_mistakes(capsys):
+    assert main([]) == 0
+    usage = capsys.readouterr().out
+    assert all(name in usage for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert main(["fly"]) == 2
+    assert 'unknown command "fly"' in capsys.readouterr().err
+
+
+def test_import_needs_torch_alone():
+    """`import dape` loads nothing that torch does not load itself, its own modules apart."""
+    code = (
+        "import sys, torch, torch.utils.checkpoint; before = {name.split('.')[0] for name in sys.modules};"
+        "import dape; after = {name.split('.')[0] for name in sys.modules};"
+        "extra = {n for n in after - before if n not in sys.stdlib_module_names};"
+        "assert extra == {'dape'}, extra"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,49 @@
+"""The README's commands and code are real."""
+
+import re
+from pathlib import Path
+
+from dape import POSITIONS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_python_example_runs():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block.replace("1024", "64"), "README.md", "exec"), {})
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    used = set(re.findall(r"make ([a-z-]+)", README))
+    assert {"demo", "test"} <= used <= targets
+
+
+def test_every_encoding_is_in_the_table():
+    table = README.split("| position encoding |")[1].split("\n\n")[0]
+    assert set(POSITIONS) <= set(re.findall(r"`([\w-]+)`", table))
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_encoding_of_the_contributing_guide_works():
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    code = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert code
+    import textwrap
+
+    import torch
+
+    from dape import Places
+    from dape.positions import DistanceEncoding
+
+    names: dict = {"DistanceEncoding": DistanceEncoding}
+    exec(textwrap.dedent("   " + code[1]), names)
+    bias = names["Linear"](2).bias(torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4), Places.of(5), scale=1.0)
+    assert bias.values.tolist() == [[0.0, -1.0, -2.0, -3.0, -4.0]] * 2
