@@ -17,11 +17,14 @@ class Command(NamedTuple):
 COMMANDS = {
     "methods": Command("dape.commands.methods:main", "", "list every method with a line of explanation"),
     "data": Command("dape.commands.data:main", "lab", "pack a corpus into tokens, and show what is in them"),
+    "train": Command("dape.commands.train:main", "lab", "train a language model with any method on any text"),
+    "generate": Command("dape.commands.generate:main", "lab", "text from a trained run, as it is written"),
     "eval": Command("dape.commands.evaluate:main", "lab", "perplexity by length, with standard errors"),
     "demo": Command("dape.commands.demo:main", "lab", "see the idea work, in under a minute"),
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
+    "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
     "doctor": Command(
         "dape.commands.doctor:main", "", "what this machine can run, and what to do about the rest"
     ),

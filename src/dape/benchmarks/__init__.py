@@ -11,6 +11,7 @@ COMMANDS = {
     "model": "a training step of a preset for several methods, beside kerple",
     "data": "packing text into tokens, beside a plain copy and beside the tokenizer alone",
     "eval": "time and peak memory of evaluating a preset by length",
+    "tasks": "sampling batches of the generated tasks, beside a training step on them",
 }
 
 
