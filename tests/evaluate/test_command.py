@@ -2,9 +2,6 @@
 
 import csv
 import json
-import sys
-import types
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from dape.cli import main
 from dape.data import ByteTokenizer, open_data, prepare
 from dape.evaluate import evaluate_by_length, paired_difference, sliding_window
 from dape.models import DapeForCausalLM, preset
+from dape.training import TrainConfig, train
 
 
 @pytest.fixture(scope="module")
@@ -90,34 +88,34 @@ def test_a_corpus_is_packed_with_the_models_tokenizer(folder, capsys):
     assert "last 16 tokens of 3 windows" in capsys.readouterr().out
 
 
-@pytest.fixture
-def runs(folder, monkeypatch):
-    """Runs as the training package hands them out."""
-
-    def load_run(path):
-        config = SimpleNamespace(method="dape1x3-kerple", seed=7, train_length=16)
-        data, model = folder / "data", folder / "dape"
-        return SimpleNamespace(
-            folder=path,
-            config=config,
-            model=lambda: DapeForCausalLM.from_pretrained(model),
-            data=lambda: open_data(data),
-        )
-
-    module = types.ModuleType("dape.training")
-    module.load_run = load_run
-    monkeypatch.setitem(sys.modules, "dape.training", module)
-
-
-def test_a_run_brings_its_own_data_and_lengths(folder, runs, tmp_path, capsys):
-    assert evaluate(folder, folder / "run-7", "--windows", 4, "--json", tmp_path / "x.json") == 0
+def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):
+    run = train(
+        TrainConfig(
+            method="alibi",
+            preset="tiny",
+            num_layers=1,
+            hidden_size=16,
+            num_heads=2,
+            corpus=str(folder / "texts"),
+            validation="0.5",
+            train_length=16,
+            batch_size=2,
+            steps=1,
+            seed=7,
+            out=str(tmp_path / "run-7"),
+        ),
+        progress=False,
+    )
+    capsys.readouterr()
+    assert evaluate(folder, run.folder, "--windows", 4, "--json", tmp_path / "x.json") == 0
     records = json.loads((tmp_path / "x.json").read_text())["scores"]
     assert [record["eval_length"] for record in records] == [16, 32, 64, 128, 256]
     assert {(r["model"], r["method"], r["seed"], r["train_length"]) for r in records} == {
-        ("run-7", "dape1x3-kerple", 7, 16)
+        ("run-7", "alibi", 7, 16)
     }
-    printed = capsys.readouterr().out
-    assert "so that many tokens are predicted, not 256" in printed
+    expected = evaluate_by_length(run.model(), run.data().validation, [16, 256], last=16, windows=4)
+    assert (records[0]["nll"], records[4]["nll"]) == pytest.approx([score.nll for score in expected])
+    assert "so that many tokens are predicted, not 256" in capsys.readouterr().out
 
 
 MISTAKES = {
