@@ -71,13 +71,14 @@ class FileSource:
 
     name: str
     path: Path
+    suffix: str
     field: str
     size: int
     stamp: int
 
     @property
     def text_file(self) -> bool:
-        return suffix_of(self.path) in TEXT
+        return self.suffix in TEXT
 
     def read(self, report: Report = stop) -> FileReading:
         return FileReading(self, report)
@@ -115,10 +116,9 @@ class FileReading:
     def _pieces(self, stream: IO[bytes]) -> Iterator[Piece]:
         """Pieces under the source's name; problems name the file by its whole path."""
         source, path = self.source, str(self.source.path)
-        suffix = suffix_of(source.path)
-        if suffix in TEXT:
+        if source.suffix in TEXT:
             pieces = read_text(stream, path, self.report)
-        elif suffix in PARQUET:
+        elif source.suffix in PARQUET:
             pieces = read_parquet(source.path, path, source.field, self.report)
         else:
             pieces = read_json_lines(unpacked(stream, path), path, source.field, self.report)
@@ -164,13 +164,15 @@ def find_corpus(spec: str, *, field: str = "text") -> Corpus:
 
 
 def _file(path: Path, root: Path, field: str) -> FileSource:
-    if suffix_of(path) is None:
+    suffix = suffix_of(path)
+    if suffix is None:
         raise ValueError(f"{path} ends in none of {', '.join(SUFFIXES)}: rename it to say what it is")
     try:
         status = path.stat()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    return FileSource(path.relative_to(root).as_posix(), path, field, status.st_size, status.st_mtime_ns)
+    name = path.relative_to(root).as_posix()
+    return FileSource(name, path, suffix, field, status.st_size, status.st_mtime_ns)
 
 
 def _walk(root: Path, leave_out: frozenset[str] = frozenset()) -> list[Path]:
@@ -178,8 +180,9 @@ def _walk(root: Path, leave_out: frozenset[str] = frozenset()) -> list[Path]:
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if not f.startswith(".") and f not in leave_out]
-        found += [Path(folder, n) for n in names if not n.startswith(".") and suffix_of(n)]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+        found += [os.path.join(folder, n) for n in names if not n.startswith(".") and suffix_of(n)]
+    # As names inside the corpus are compared, with / whatever the system's separator is.
+    return [Path(path) for path in sorted(found, key=lambda path: path.replace(os.sep, "/"))]
 
 
 def _library() -> list[Source]:
