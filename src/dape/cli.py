@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
+    "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
     "doctor": Command(
         "dape.commands.doctor:main", "", "what this machine can run, and what to do about the rest"
     ),

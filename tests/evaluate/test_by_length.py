@@ -204,7 +204,7 @@ def test_loss_by_position(name):
 
 @pytest.mark.parametrize("stride", [1, 7, 16, 20])
 def test_sliding_window_predicts_every_token_once_from_enough(stride):
-    model, tokens, length = dape(), documents(65, 12, 1, 20, 21, 22), 20
+    model, tokens, length = gpt2(), documents(65, 12, 1, 20, 21, 22), 20
     total, count = 0.0, 0
     for index in range(tokens.num_documents):
         ids = tokens.document(index)
@@ -223,9 +223,15 @@ def test_sliding_window_predicts_every_token_once_from_enough(stride):
     assert score.documents == 5
 
 
-def test_sliding_window_stops_when_told():
-    score = sliding_window(dape(), documents(50, 50, 50), 20, max_tokens=60)
-    assert (score.documents, score.tokens) == (2, 98)
+def test_sliding_window_of_beginnings():
+    model, tokens = gpt2(), documents(50, 15, 50)
+    # A third of 100 each, 14 where there are no more.
+    score = sliding_window(model, tokens, 20, max_tokens=100)
+    assert (score.documents, score.tokens) == (3, 33 + 14 + 33)
+    beginnings = Tokens.of([tokens.document(0)[:34], tokens.document(1), tokens.document(2)[:34]])
+    assert score == sliding_window(model, beginnings, 20)
+    # Never less than a window that has moved on once.
+    assert sliding_window(model, tokens, 20, max_tokens=3).tokens == 30 + 14 + 30
     with pytest.raises(ValueError, match="stride=21 is not between 1 and the length 20"):
         sliding_window(dape(), documents(50), 20, stride=21)
 

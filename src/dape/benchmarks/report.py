@@ -26,7 +26,9 @@ def print_table(title: str, columns: Sequence[Column], records: Sequence[Record]
         table.add_row(
             *("–" if x is None else format(x, form) for x, (_, _, form) in zip(values, columns, strict=True))
         )
-    Console().print(table)
+    console = Console()
+    # A pipe or a file has no width of its own; nothing should be cut to fit 80 columns there.
+    (console if console.is_terminal else Console(width=120)).print(table)
 
 
 def write_json(path: Path, records: Sequence[Record]) -> None:

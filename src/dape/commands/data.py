@@ -97,7 +97,8 @@ def print_data(data: TokenData, console: Console | None = None) -> None:
     """The manifest for people, in 80 columns."""
     console = console or Console(width=80, highlight=False)
     recipe, sources = data.manifest["recipe"], data.manifest["sources"]
-    table = Table(title=str(data.folder), title_justify="left", box=None, pad_edge=False)
+    console.print(str(data.folder), markup=False)
+    table = Table(box=None, pad_edge=False)
     for column in ("split", "documents", "tokens", "longest", "median"):
         table.add_column(column, justify="left" if column == "split" else "right")
     for name in ("train", "validation"):

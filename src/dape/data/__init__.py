@@ -2,7 +2,7 @@
 
 from dape.data.corpora import Corpus, find_corpus
 from dape.data.pieces import BadText
-from dape.data.prepare import prepare
+from dape.data.preparation import prepare
 from dape.data.tokenizers import ByteTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer, train_bpe
 from dape.data.tokens import TokenData, Tokens, open_data, verify
 

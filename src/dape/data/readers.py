@@ -159,7 +159,7 @@ def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
             import zstandard
         except ImportError:
             raise ValueError(f'{name} needs zstandard: pip install "dape[data]"') from None
-        reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+        reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=False)
         return io.BufferedReader(cast(Any, reader), PIECE)
     return stream
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 # Numbers of logits that exist at a time (128 MB of float32).
 LOGITS = 1 << 25
 # Input tokens of one forward pass, unless a single window has more.
-BATCH_TOKENS = 1 << 14
+BATCH_TOKENS = 1 << 13
 
 
 class Scorer:

@@ -42,15 +42,18 @@ def sliding_window(
     """The score with windows of `length` inputs that advance by `stride` (half of it by default).
 
     Each token is predicted once, from at least length − stride tokens where the document has them.
-    max_tokens: stop after the document with which so many are reached.
+    max_tokens: about so many, of the beginnings of all documents; without it, everything.
     """
     stride = max(1, length // 2) if stride is None else stride
     if not 1 <= stride <= length:
         raise ValueError(f"stride={stride} is not between 1 and the length {length}")
+    share = len(tokens) if max_tokens is None else max_tokens // max(1, tokens.num_documents)
+    # A shorter beginning would never see a full window.
+    longest = max(share, length + stride) + 1
     sums, counts = [], []
     with scoring(model, batch_tokens=batch_tokens) as scorer:
         for index in range(tokens.num_documents):
-            ids = tokens.document(index).astype(np.int64)
+            ids = tokens.document(index)[:longest].astype(np.int64)
             if len(ids) < 2:
                 continue
             sums.append(_document_loss(scorer, ids, length, stride))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dape.ops.score_conv_attention.library import make_differentiable
 from dape.ops.score_conv_attention.tables import hidden_tables
 from dape.ops.score_conv_attention.tiled_backward import Gradients
 from dape.ops.score_conv_attention.tiled_forward import Call
@@ -114,28 +115,4 @@ def _(grad_out: Tensor, out: Tensor, lse: Tensor, *inputs: Tensor | None) -> lis
     return [out.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs[:11]]
 
 
-NUM_TENSORS = 11
-
-
-def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    ctx.options = inputs[14:]  # type: ignore[attr-defined]
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*output, *inputs[:14])
-
-
-def _differentiate(ctx: torch.autograd.function.FunctionCtx, grad_out: Tensor, _: Tensor | None) -> tuple:
-    out, lse, *tensors = ctx.saved_tensors  # type: ignore[attr-defined]
-    grads = _backward(grad_out, out, lse, *tensors, *ctx.options)  # type: ignore[attr-defined]
-    present = [None if x is None else grad for x, grad in zip(tensors, grads, strict=False)]
-    return (*present, *[None] * (3 + len(ctx.options)))  # type: ignore[attr-defined]
-
-
-def _refuse_second_derivative(ctx: object, *grads: object) -> tuple:
-    raise RuntimeError(
-        'second derivatives are not implemented by this backend: pass backend="reference", '
-        "which differentiates any number of times"
-    )
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse_second_derivative)
+make_differentiable(_forward, _backward, num_tensors=14, num_grads=11)
