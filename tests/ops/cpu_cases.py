@@ -40,10 +40,18 @@ SHAPES = {
     "tile": Case(queries=48, keys=48),
     "one key": Case(queries=1, keys=1, heads=1, groups=1, head_width=1, width=1),
     "two tiles": Case(queries=25, keys=49, heads=6, groups=3, head_width=20, width=7, kernel_size=5, left=2),
-    "kernel 1": Case(batch=2, heads=3, groups=1, queries=37, keys=53, head_width=10, width=5, kernel_size=1, left=0),
-    "even kernel": Case(batch=2, heads=2, groups=2, queries=11, keys=90, head_width=8, width=4, kernel_size=4, left=2),
-    "causal padding": Case(heads=4, groups=2, queries=30, keys=30, head_width=7, width=9, kernel_size=7, left=6),
-    "long reach": Case(heads=2, groups=2, queries=33, keys=40, head_width=5, width=3, kernel_size=31, left=15),
+    "kernel 1": Case(
+        batch=2, heads=3, groups=1, queries=37, keys=53, head_width=10, width=5, kernel_size=1, left=0
+    ),
+    "even kernel": Case(
+        batch=2, heads=2, groups=2, queries=11, keys=90, head_width=8, width=4, kernel_size=4, left=2
+    ),
+    "causal padding": Case(
+        heads=4, groups=2, queries=30, keys=30, head_width=7, width=9, kernel_size=7, left=6
+    ),
+    "long reach": Case(
+        heads=2, groups=2, queries=33, keys=40, head_width=5, width=3, kernel_size=31, left=15
+    ),
     "decode": Case(batch=3, heads=5, groups=5, queries=1, keys=600, head_width=70, width=6),
     "few queries": Case(heads=4, groups=1, queries=3, keys=310, head_width=9, width=6, kernel_size=5, left=2),
     "default widths": Case(heads=12, groups=12, queries=50, keys=74, head_width=64, width=32),
@@ -89,7 +97,9 @@ def visible(case: Case) -> Visible | None:
         "all": None,
         "padded": Visible(first=(entry * 5 + 3) % case.keys),
         "window": Visible(first=(place - 9).clamp(min=0)),
-        "cache": Visible(first=torch.ones(1, 1, dtype=torch.int32), last=(case.keys - 4 - entry).clamp(min=0)),
+        "cache": Visible(
+            first=torch.ones(1, 1, dtype=torch.int32), last=(case.keys - 4 - entry).clamp(min=0)
+        ),
         # Some rows see nothing, some a single key.
         "nothing": Visible(first=torch.where(query % 3 == 0, place + 1, place), last=place),
     }[case.visible]

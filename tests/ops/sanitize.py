@@ -17,7 +17,12 @@ VISIBLE = ("all", "padded", "window", "cache", "nothing")
 def main(path: str) -> None:
     native.KERNEL = native.load(Path(path).resolve())
     torch.set_num_threads(2)
-    cases = [shape.but(bias=bias, causal=causal) for shape in SHAPES.values() for bias in BIASES for causal in (True, False)]
+    cases = [
+        shape.but(bias=bias, causal=causal)
+        for shape in SHAPES.values()
+        for bias in BIASES
+        for causal in (True, False)
+    ]
     small = Case(batch=2, queries=50, keys=61, width=6)
     cases += [small.but(bias=bias, visible=visible) for bias in BIASES for visible in VISIBLE]
     for build in native.builds():

@@ -120,10 +120,18 @@ def test_strided_inputs():
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 30, 3, 4, 10).permute(2, 0, 3, 1, 4)
     odd = torch.randn(2, 4, 10, 30).transpose(2, 3)
-    for a, b, c in [(q, k, v), (odd, odd, odd), (q[:, :, ::2], k[:, :, ::2], v[:, :, ::2]), (q[..., ::2],) * 3]:
+    for a, b, c in [
+        (q, k, v),
+        (odd, odd, odd),
+        (q[:, :, ::2], k[:, :, ::2], v[:, :, ::2]),
+        (q[..., ::2],) * 3,
+    ]:
         strided = score_conv_attention(a, b, c, None, bias=DistanceBias(torch.ones(4, 30)), backend="cpu")
         dense = score_conv_attention(
-            *(x.contiguous() for x in (a, b, c)), None, bias=DistanceBias(torch.ones(4, 30)), backend="reference"
+            *(x.contiguous() for x in (a, b, c)),
+            None,
+            bias=DistanceBias(torch.ones(4, 30)),
+            backend="reference",
         )
         torch.testing.assert_close(strided, dense, rtol=1e-5, atol=1e-6)
 
@@ -215,7 +223,9 @@ def test_compiles_whole():
     torch.testing.assert_close(found, expected)
     parameters = [p for name, p in layer.named_parameters() if "reduce.weight" not in name]
     for ours, theirs in zip(
-        torch.autograd.grad(found.sum(), parameters), torch.autograd.grad(expected.sum(), parameters), strict=True
+        torch.autograd.grad(found.sum(), parameters),
+        torch.autograd.grad(expected.sum(), parameters),
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
 

@@ -7,7 +7,9 @@ from torch.autograd.function import FunctionCtx
 from torch.library import CustomOpDef
 
 
-def make_differentiable(forward: CustomOpDef, backward: CustomOpDef, *, num_tensors: int, num_grads: int) -> None:
+def make_differentiable(
+    forward: CustomOpDef, backward: CustomOpDef, *, num_tensors: int, num_grads: int
+) -> None:
     """Register `backward` as the derivative of `forward`, and a refusal as its own.
 
     forward(*tensors, *options) → (out, lse), where the first `num_grads` of the `num_tensors` tensors

@@ -14,15 +14,57 @@ NOT_BUILT = (
     "its compiled kernel is missing: no C++ compiler was found when dape was installed; "
     "install g++ or clang and run `pip install --force-reinstall --no-deps` on dape again"
 )
-_SIZES = (
-    "batch heads groups queries keys head_width width taps left channels "
-    "causal residual_bias bias tables lowest distances table_length dense_batch dense_grad"
-).split()
-_STRIDES = "q_stride k_stride v_stride out_stride grad_stride".split()
-_POINTERS = (
-    "q k v w1 b1 w2 b2 dense values hidden edges first last out lse grad_out "
-    "dq dk dv dw1 db1 dw2 db2 ddense dvalues dhidden dedges"
-).split()
+_SIZES = [
+    "batch",
+    "heads",
+    "groups",
+    "queries",
+    "keys",
+    "head_width",
+    "width",
+    "taps",
+    "left",
+    "channels",
+    "causal",
+    "residual_bias",
+    "bias",
+    "tables",
+    "lowest",
+    "distances",
+    "table_length",
+    "dense_batch",
+    "dense_grad",
+]
+_STRIDES = ["q_stride", "k_stride", "v_stride", "out_stride", "grad_stride"]
+_POINTERS = [
+    "q",
+    "k",
+    "v",
+    "w1",
+    "b1",
+    "w2",
+    "b2",
+    "dense",
+    "values",
+    "hidden",
+    "edges",
+    "first",
+    "last",
+    "out",
+    "lse",
+    "grad_out",
+    "dq",
+    "dk",
+    "dv",
+    "dw1",
+    "db1",
+    "dw2",
+    "db2",
+    "ddense",
+    "dvalues",
+    "dhidden",
+    "dedges",
+]
 
 
 class Call(ctypes.Structure):

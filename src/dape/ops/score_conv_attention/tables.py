@@ -42,7 +42,9 @@ def hidden_tables(bias: DistanceBias, conv: ConvWeights, num_keys: int, dtype: t
         # At the first visible key's c-th successor the taps t < left − c would read hidden keys.
         edges = [
             F.conv1d(
-                padded[..., : padded.shape[-1] - left + c], taps[..., : taps.shape[-1] - left + c], expand_bias
+                padded[..., : padded.shape[-1] - left + c],
+                taps[..., : taps.shape[-1] - left + c],
+                expand_bias,
             )[0]
             for c in range(left)
         ]
