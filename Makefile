@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-slow check format bench sanitize clean
+.PHONY: help setup demo browser test test-slow check format bench sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -18,10 +18,15 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
-demo: $(READY)  ## associative recall with and without the convolution, in under a minute
+demo: $(READY)  ## recall with and without the convolution (seconds), then a comparison by length (minutes)
 	$(BIN)/dape demo
 
-test: $(READY)  ## the test suite (a few minutes on two cores)
+browser:  ## install Chromium, in which the report's page is tested (Debian, as root)
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
+		|| echo "no Chromium, and it cannot be installed from here: the browser tests will be skipped"
+
+test: $(READY) browser  ## the test suite (a few minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(READY)  ## the tests that take minutes each

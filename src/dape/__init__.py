@@ -16,6 +16,7 @@ from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
     from dape import models as models
+    from dape.inspection import inspect as inspect
 
 __version__ = "0.1.0"
 
@@ -39,10 +40,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Models need transformers; import them when they are first named.
-    if name == "models":
-        import importlib
+# What needs more than torch is imported when it is first named.
+LAZY = {"models": ("dape.models", None), "inspect": ("dape.inspection", "inspect")}
 
-        return importlib.import_module("dape.models")
-    raise AttributeError(f"module 'dape' has no attribute '{name}'")
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module 'dape' has no attribute '{name}'")
+    import importlib
+
+    module, attribute = LAZY[name]
+    found = importlib.import_module(module)
+    return found if attribute is None else getattr(found, attribute)

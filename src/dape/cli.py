@@ -20,10 +20,16 @@ COMMANDS = {
     "train": Command("dape.commands.train:main", "lab", "train a language model with any method on any text"),
     "generate": Command("dape.commands.generate:main", "lab", "text from a trained run, as it is written"),
     "eval": Command("dape.commands.evaluate:main", "lab", "perplexity by length, with standard errors"),
-    "demo": Command("dape.commands.demo:main", "lab", "see the idea work, in under a minute"),
+    "compare": Command(
+        "dape.commands.compare:main", "lab", "train methods alike, evaluate by length, report"
+    ),
+    "demo": Command(
+        "dape.commands.demo:main", "lab", "see the idea work in seconds, then a comparison in minutes"
+    ),
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
+    "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
     "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
     "doctor": Command(
         "dape.commands.doctor:main", "", "what this machine can run, and what to do about the rest"

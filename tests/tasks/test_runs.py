@@ -185,7 +185,8 @@ def test_grid_of_layers_and_seeds_and_randomized_positions(tmp_path, capsys):
     assert len(results.runs) == 8
     assert {run["settings"]["position_range"] for run in results.runs} == {32}
     readme = (tmp_path / "README.md").read_text()
-    assert "| associative_recall | dape1x2-nope, positions from 32 | 2 |" in readme
+    assert "### associative_recall, 2 layers\n" in readme
+    assert "| dape1x2-nope, positions from 32 |" in readme
     assert re.search(r"\d ± \d", readme)
 
 
@@ -268,7 +269,7 @@ def test_paper_values_are_those_of_the_paper():
 
 
 def test_demo_shows_both_models_at_every_length(capsys):
-    assert main(["demo", "--steps", "2"]) == 0
+    assert main(["demo", "--quick", "--steps", "2"]) == 0
     printed = capsys.readouterr().out
     assert "plain attention" in printed
     assert "with the 1×3 convolution" in printed
@@ -277,5 +278,5 @@ def test_demo_shows_both_models_at_every_length(capsys):
 
 @pytest.mark.slow
 def test_demo_shows_what_it_says(capsys):
-    assert main(["demo"]) == 0
+    assert main(["demo", "--quick"]) == 0
     assert "convolution moves the score there: 100 %" in capsys.readouterr().out

@@ -72,8 +72,8 @@ struct BackwardTile : RowTile {
 
   void run(int64_t unit) {
     move(unit);
-    memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
-    if (sees_something()) {
+    if (!sees_something()) memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
+    else {
       const float scale = static_cast<float>(c.scale);
       transpose_in(q, c.q, c.q_stride, scale);
       transpose_in(grad, c.grad_out, c.grad_stride, 1.0f);
@@ -96,20 +96,23 @@ struct BackwardTile : RowTile {
       }
   }
 
-  // The log-sum-exp of each row and delta = Σ_d out · grad_out.
+  // The log-sum-exp of each row and delta = Σ_d out · grad_out, summed in the same order as the products
+  // with single values: a row that sees one key then has a gradient of exactly 0.
   void read_sums() {
-    for (int64_t h = 0; h < c.heads; ++h)
-      for (int64_t r = 0; r < ROWS; ++r) {
-        float sum = 0;
-        if (r < rows) {
-          const float *row = c.out + entry * c.out_stride[0] + h * c.out_stride[1] + (i0 + r) * c.out_stride[2];
-          const float *p = grad_rows + (h * ROWS + r) * padded_width;
-          for (int64_t d = 0; d < c.head_width; ++d) sum += row[d] * p[d];
-        }
-        delta[h * ROWS + r] = sum;
-        // Lanes past the last row get weights e^(−∞) = 0.
-        lse[h * ROWS + r] = r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
+    // dq is free until the walk begins.
+    transpose_in(dq, c.out, c.out_stride, 1.0f);
+    for (int64_t h = 0; h < c.heads; ++h) {
+      for (int v = 0; v < VECTORS; ++v) {
+        vec sum = vec{};
+        for (int64_t at = (h * c.head_width) * ROWS + v * LANES; at < (h + 1) * c.head_width * ROWS; at += ROWS)
+          sum += load(dq + at) * load(grad + at);
+        store(delta + h * ROWS + v * LANES, sum);
       }
+      // Lanes past the last row get weights e^(−∞) = 0.
+      for (int64_t r = 0; r < ROWS; ++r)
+        lse[h * ROWS + r] = r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
+    }
+    memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
   }
 
   void walk() {
