@@ -152,9 +152,9 @@ def comparison(options: DemoOptions, console: Console) -> int:
     jobs = min(5, len(os.sched_getaffinity(0)))
     settings = by_recipe("tiny", seeds=str(options.seed), out=options.out, jobs=jobs, **COMPARISON)
     console.print(
-        f"\n[bold]Length extrapolation[/]: five methods on the bytes of Python's library, "
-        f"trained at length\n{settings.train_length} for {settings.steps} steps, evaluated to {16 * settings.train_length}: a few "
-        f"minutes on two cores.\n"
+        f"\n[bold]Length extrapolation[/]: five methods on Python's library, byte by byte, trained at\n"
+        f"length {settings.train_length} for {settings.steps} steps, evaluated to {settings.length_list[-1]}: "
+        f"a few minutes on two cores.\n"
     )
     results, paths = run(settings, console)
     show(results, paths, console)

@@ -74,6 +74,7 @@ def run_jobs(jobs: Iterable[Job], *, at_once: int, watch: Watcher) -> dict[Job, 
                     watch(job, None)
                     continue
                 running.remove((job, process))
+                end(process)
                 if process.returncode:
                     failed[job] = why(job, process.returncode)
                 watch(job, failed.get(job, ""))
@@ -113,7 +114,7 @@ def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process to save and end, and wait for it."""
+    """Close the process's input, upon which it saves and ends, and wait for it."""
     pipe: IO[bytes] | None = process.stdin
     if pipe is not None:
         pipe.close()

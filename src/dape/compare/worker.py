@@ -16,7 +16,7 @@ from torch import nn
 
 from dape.compare.scores import evaluated, save_scores
 from dape.evaluate import evaluate_by_length
-from dape.files import write_atomically
+from dape.files import exclusive, write_atomically
 from dape.training import TrainConfig, TrainingStopped, train
 
 
@@ -26,7 +26,9 @@ def main(path: str) -> int:
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(order["threads"])
     try:
-        work(TrainConfig(**order["train"]), order["evaluation"], Path(order["scores"]))
+        # A worker whose comparison was killed may still be saving here.
+        with exclusive(f"{path}.lock"):
+            work(TrainConfig(**order["train"]), order["evaluation"], Path(order["scores"]))
     except Exception as error:
         traceback.print_exc()
         write_atomically(order["failure"], sentence(error))
