@@ -9,6 +9,9 @@
 
 namespace {
 
+// Whether no two rows share a place in the gradient of `edges`, so that threads write there directly.
+bool direct_edges(const Call &c) { return c.batch == 1 && !c.first; }
+
 // What one thread sums up over its tiles; `lanes` sums are added up over the lanes at the end.
 struct Partials {
   float *dw1, *dw2, *db1, *db2, *values, *hidden, *edges;
@@ -22,7 +25,7 @@ struct Partials {
     db2 = arena.take(c.heads * LANES);
     values = arena.take(c.bias == BY_DISTANCE ? c.heads * s.values_stride : 0);
     hidden = arena.take(c.tables ? c.width * s.hidden_stride : 0);
-    edges = arena.take(c.tables ? c.left * c.width * c.table_length : 0);
+    edges = direct_edges(c) ? c.dedges : arena.take(c.tables ? c.left * c.width * c.table_length : 0);
     floats = arena.used;
   }
 };
@@ -368,6 +371,7 @@ void backward_finish(const Call &c, const Worker *workers, int count) {
     for (int64_t w = 0; w < c.width; ++w)
       for (int64_t n = 0; n < c.table_length; ++n)
         c.dhidden[w * c.table_length + n] += s.hidden[w * tile.shared.hidden_stride + ROWS + n];
+    if (direct_edges(c)) continue;
     for (int64_t n = 0; n < c.left * c.width * c.table_length; ++n) c.dedges[n] += s.edges[n];
   }
 }
