@@ -11,6 +11,7 @@ from dape import cli
 from dape.training import progress
 from dape.training.progress import Bar, Lines, clock, open_display, short
 
+START = {"step": 0, "tokens": 0, "seconds": 0.0}
 RECORDS = [
     {"step": 10, "loss": 3.0, "tokens": 10_000, "seconds": 1.0},
     {"step": 20, "loss": 2.5, "tokens": 20_000, "seconds": 2.0},
@@ -26,7 +27,7 @@ def test_a_terminal_gets_a_bar_with_loss_speed_and_time_left(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    display = open_display(100, 0, wanted=True)
+    display = open_display(100, START, wanted=True)
     assert isinstance(display, Bar)
     for record in RECORDS:
         display.show(record)
@@ -39,7 +40,7 @@ def test_a_terminal_gets_a_bar_with_loss_speed_and_time_left(monkeypatch):
 
 
 def test_a_log_gets_lines_now_and_then_and_one_at_the_end(monkeypatch, capsys):
-    display = open_display(30, 0, wanted=True)
+    display = open_display(30, START, wanted=True)
     assert isinstance(display, Lines)
     display.show(RECORDS[0])
     assert capsys.readouterr().err == ""
