@@ -24,6 +24,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # Queries and key streams of a program: the smallest that tensor cores take.
 BLOCK_Q = STREAMS = 16
+# How much of the head width a program holds at a time.
+PART = 32
 
 
 def unsupported(problem: Problem) -> str | None:
@@ -122,12 +124,11 @@ class _Call:
         if self.w1 is None or self.w2 is None or self.b2 is None:
             return dict.fromkeys(("w1", "wb", "w2", "b1", "b2", "table"), self.q)
         heads, width, dtype = self.heads, self.width, self.q.dtype
-        w1 = self.w1.permute(2, 1, 0).to(dtype)
-        scores, bias = w1[:, : self.num_heads], w1[:, self.num_heads :]
+        w1 = self.w1.permute(2, 0, 1).to(dtype)
         taps = {
-            "w1": _pad(scores, heads, width),
-            "wb": _pad(bias, heads, width),
-            "w2": _pad(self.w2.permute(2, 1, 0).to(dtype), width, heads),
+            "w1": _pad(w1[:, :, : self.num_heads], width, heads),
+            "wb": _pad(w1[:, :, self.num_heads :], width, heads),
+            "w2": _pad(self.w2.permute(2, 0, 1).to(dtype), heads, width),
             "b2": _pad(self.b2.float(), heads),
             "b1": self.q,
             "table": self.q,
@@ -160,7 +161,7 @@ class _Call:
             "num_queries": self.num_queries, "offset": self.offset, "lowest": self.lowest,
             "scale": self.scale, "slope": self.slope,
             "H": self.num_heads, "G": self.num_groups, "D": self.head_width,
-            "HEADS": self.heads, "DIMS": self.dims, "WIDTH": self.width,
+            "HEADS": self.heads, "DIMS": self.dims, "PART": min(self.dims, PART), "WIDTH": self.width,
             "KERNEL": self.kernel_size, "LEFT": self.left, "BLOCK_Q": BLOCK_Q, "STREAMS": STREAMS,
             "CAUSAL": self.causal, "CONV": self.w1 is not None, "BIAS": self.bias,
             "TABLE": self.hidden is not None, "RESIDUAL_BIAS": self.residual_bias, "PRECISION": _precision(),

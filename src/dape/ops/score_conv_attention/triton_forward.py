@@ -2,7 +2,7 @@
 
 A program takes BLOCK_Q queries, all heads, and STREAMS key streams: stream g walks the contiguous keys
 [begin + g·m, begin + (g + 1)·m), one key a step. So a step sees BLOCK_Q × STREAMS *pixels*, maps are
-[pixels, channels], a convolution is one matrix product a tap, and its shift along the keys is the loop
+[channels, pixels], a convolution is one matrix product a tap, and its shift along the keys is the loop
 itself: the last few maps are kept in a ring. A stream starts 2·LEFT keys early and runs 2·RIGHT late.
 
 Padded sizes are HEADS, DIMS, WIDTH (powers of two, at least 16). Padded channels hold zeros.
@@ -22,12 +22,15 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def load_heads(x, token, shown, token_stride, head_stride, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-               HEADS: tl.constexpr, DIMS: tl.constexpr):  # fmt: skip
-    """Rows `token` of x for every query head: [HEADS, tokens, DIMS]; query head h reads head h · G // H."""
+def load_heads(x, token, shown, part, token_stride, head_stride, H: tl.constexpr, G: tl.constexpr,
+               D: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
+    """Rows `token` of x for every query head, PART numbers of each: [HEADS, tokens, PART].
+
+    Query head h reads head h · G // H.
+    """
     head = tl.arange(0, HEADS)[:, None, None]
-    dim = tl.arange(0, DIMS)[None, None, :]
-    place = token.to(tl.int64)[None, :, None] * token_stride + (head * G // H) * head_stride + dim
+    dim = part * PART + tl.arange(0, PART)[None, None, :]
+    place = token[None, :, None] * token_stride + (head * G // H) * head_stride + dim
     return tl.load(x + place, mask=(head < H) & (dim < D) & shown[None, :, None], other=0.0)
 
 
@@ -41,13 +44,13 @@ def load_bounds(first, last, query, num_queries):
 @triton.jit
 def load_bias(bias, distance, query, key, shown, bias_row, bias_head, H: tl.constexpr, HEADS: tl.constexpr,
               BIAS: tl.constexpr):  # fmt: skip
-    """The bias of each pixel, [pixels, HEADS] in float32: `bias` is [distances, HEADS] or [H, queries, keys]."""
-    head = tl.arange(0, HEADS)[None, :]
+    """The bias of each pixel, [HEADS, pixels] in float32: `bias` is [distances, HEADS] or [H, queries, keys]."""
+    head = tl.arange(0, HEADS)[:, None]
     if BIAS == "distance":
-        place = distance[:, None] * HEADS + head
+        place = distance[None, :] * HEADS + head
     else:
-        place = query.to(tl.int64)[:, None] * bias_row + head.to(tl.int64) * bias_head + key[:, None]
-    return tl.load(bias + place, mask=shown[:, None] & (head < H), other=0.0).to(tl.float32)
+        place = (query * bias_row + key)[None, :] + head * bias_head
+    return tl.load(bias + place, mask=shown[None, :] & (head < H), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -59,20 +62,30 @@ def load_tap(taps, tap, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def load_start(b1, table, table_plane, distance, column, inside, channel, WIDTH: tl.constexpr,
                LEFT: tl.constexpr, TABLE: tl.constexpr):  # fmt: skip
-    """What the hidden map of each pixel starts from, [pixels, channels]: the bias b₁, or the table with it.
+    """What the hidden map of each pixel starts from, [channels, pixels]: the bias b₁, or the table with it.
 
     table: [LEFT + 1, distances, WIDTH]; plane c < LEFT is for the column c keys after the first visible one.
     """
     if TABLE:
         plane = tl.minimum(column, LEFT)
-        place = (plane * table_plane + distance * WIDTH)[:, None] + channel[None, :]
-        return tl.load(table + place, mask=inside[:, None], other=0.0)
+        place = (plane * table_plane + distance * WIDTH)[None, :] + channel[:, None]
+        return tl.load(table + place, mask=inside[None, :], other=0.0)
     else:
-        return tl.zeros([distance.shape[0], channel.shape[0]], tl.float32) + tl.load(b1 + channel)[None, :]
+        return tl.zeros([channel.shape[0], distance.shape[0]], tl.float32) + tl.load(b1 + channel)[:, None]
 
 
 @triton.jit
-def walk_convolutions(scores, bias, distance, column, inside, score_ring, bias_ring, pending, w1, wb, w2, b1,
+def push(ring, x, n):
+    """The ring without its oldest map and with x."""
+    # Moving a map on unchanged would keep the compiler from pipelining the loop; n is never this low.
+    moved = ()
+    for i in tl.static_range(1, len(ring)):
+        moved = moved + (tl.where(n > -(1 << 20), ring[i], x),)
+    return moved + (x,)
+
+
+@triton.jit
+def walk_convolutions(n, scores, bias, distance, column, inside, score_ring, bias_ring, pending, w1, wb, w2, b1,
                       b2, table, table_plane, slope, HEADS: tl.constexpr, WIDTH: tl.constexpr,
                       KERNEL: tl.constexpr, LEFT: tl.constexpr, BIAS: tl.constexpr, TABLE: tl.constexpr,
                       RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -86,11 +99,11 @@ def walk_convolutions(scores, bias, distance, column, inside, score_ring, bias_r
     PART: tl.constexpr = 16
     dtype: tl.constexpr = w1.dtype.element_ty
     head = tl.arange(0, HEADS)
-    score_ring = score_ring[1:] + (scores.to(dtype),)
+    score_ring = push(score_ring, scores.to(dtype), n)
     if BIAS != "none" and not TABLE:
-        bias_ring = bias_ring[1:] + (bias.to(dtype),)
+        bias_ring = push(bias_ring, bias.to(dtype), n)
 
-    pending = pending[1:] + (tl.zeros_like(scores) + tl.load(b2 + head)[None, :],)
+    pending = pending[1:] + (tl.zeros_like(scores) + tl.load(b2 + head)[:, None],)
     residual = scores
     if BIAS != "none" and RESIDUAL_BIAS:
         residual = scores + bias
@@ -100,38 +113,40 @@ def walk_convolutions(scores, bias, distance, column, inside, score_ring, bias_r
         channel = part * PART + tl.arange(0, PART)
         hidden = load_start(b1, table, table_plane, distance, column, inside, channel, WIDTH, LEFT, TABLE)
         for tap in tl.static_range(KERNEL):
-            hidden = dot(score_ring[tap], load_tap(w1, tap, head, channel, HEADS, WIDTH), hidden, PRECISION)
+            hidden = dot(load_tap(w1, tap, channel, head, WIDTH, HEADS), score_ring[tap], hidden, PRECISION)
         if BIAS != "none" and not TABLE:
             for tap in tl.static_range(KERNEL):
-                hidden = dot(bias_ring[tap], load_tap(wb, tap, head, channel, HEADS, WIDTH), hidden, PRECISION)
+                hidden = dot(load_tap(wb, tap, channel, head, WIDTH, HEADS), bias_ring[tap], hidden, PRECISION)
         active = tl.where(hidden > 0, hidden, hidden * slope)
-        active = tl.where(inside[:, None], active, 0.0).to(dtype)
+        active = tl.where(inside[None, :], active, 0.0).to(dtype)
         updated = ()
         for i in tl.static_range(KERNEL):
-            matrix = load_tap(w2, KERNEL - 1 - i, channel, head, WIDTH, HEADS)
-            updated = updated + (dot(active, matrix, pending[i], PRECISION),)
+            matrix = load_tap(w2, KERNEL - 1 - i, head, channel, HEADS, WIDTH)
+            updated = updated + (dot(matrix, active, pending[i], PRECISION),)
         pending = updated + pending[KERNEL:]
     return score_ring, bias_ring, pending
 
 
 @triton.jit
-def walk_step(n, q_tile, k, rings, query, first, last, begin, length, stream, w1, wb, w2, b1, b2, table, bias,
-              k_token, k_head, table_plane, bias_row, bias_head, offset, lowest, scale, slope, H: tl.constexpr,
-              G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, WIDTH: tl.constexpr,
+def walk_step(n, q_parts, k, rings, query, first, last, begin, end, length, stream, w1, wb, w2, b1, b2, table,
+              bias, k_token, k_head, table_plane, bias_row, bias_head, offset, lowest, scale, slope, H: tl.constexpr,
+              G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr, WIDTH: tl.constexpr,
               KERNEL: tl.constexpr, LEFT: tl.constexpr, BLOCK_Q: tl.constexpr, STREAMS: tl.constexpr,
               CAUSAL: tl.constexpr, CONV: tl.constexpr, BIAS: tl.constexpr, TABLE: tl.constexpr,
               RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Step n of the walk: the scores [pixels, HEADS] that arrive (0 where hidden), the logits of position
+    """Step n of the walk: the scores [HEADS, pixels] that arrive (0 where hidden), the logits of position
     n − 2·RIGHT, and the rings to go on with. query, first, last, stream: [pixels]."""
     RIGHT: tl.constexpr = KERNEL - 1 - LEFT
     token = begin + tl.arange(0, STREAMS) * length + n
-    k_tile = load_heads(k, token, (token >= 0) & (token <= tl.max(last)), k_token, k_head, H, G, D, HEADS, DIMS)
-    zero = tl.zeros([HEADS, BLOCK_Q, STREAMS], tl.float32)
-    scores = dot(q_tile, tl.permute(k_tile, (0, 2, 1)), zero, PRECISION) * scale
-    scores = tl.reshape(tl.permute(scores, (1, 2, 0)), (BLOCK_Q * STREAMS, HEADS))
+    exists = (token >= begin) & (token < end)
+    scores = tl.zeros([HEADS, BLOCK_Q, STREAMS], tl.float32)
+    for part in tl.static_range(len(q_parts)):
+        k_tile = load_heads(k, token, exists, part, k_token, k_head, H, G, D, HEADS, PART)
+        scores = dot(q_parts[part], tl.permute(k_tile, (0, 2, 1)), scores, PRECISION)
+    scores = tl.reshape(scores * scale, (HEADS, BLOCK_Q * STREAMS))
     key = begin + stream * length + n
     shown = (key >= first) & (key <= last)
-    scores = tl.where(shown[:, None], scores, 0.0)
+    scores = tl.where(shown[None, :], scores, 0.0)
     bias_tile = scores
     if BIAS != "none":
         distance = query + offset - key - lowest
@@ -141,7 +156,7 @@ def walk_step(n, q_tile, k, rings, query, first, last, begin, length, stream, w1
         column = key - RIGHT - first
         inside = (column >= 0) & (key - RIGHT <= last + RIGHT * CAUSAL)
         score_ring, bias_ring, pending = walk_convolutions(
-            scores, bias_tile, query + offset - key + 2 * RIGHT, column, inside, score_ring, bias_ring,
+            n, scores, bias_tile, query + offset - key + 2 * RIGHT, column, inside, score_ring, bias_ring,
             pending, w1, wb, w2, b1, b2, table, table_plane, slope, HEADS, WIDTH, KERNEL, LEFT, BIAS, TABLE,
             RESIDUAL_BIAS, PRECISION)  # fmt: skip
         rings = (score_ring, bias_ring, pending)
@@ -151,7 +166,7 @@ def walk_step(n, q_tile, k, rings, query, first, last, begin, length, stream, w1
     else:
         logits = scores
     done = key - 2 * RIGHT
-    logits = tl.where(((n >= 2 * RIGHT) & (done >= first) & (done <= last))[:, None], logits, -float("inf"))
+    logits = tl.where(((n >= 2 * RIGHT) & (done >= first) & (done <= last))[None, :], logits, -float("inf"))
     return scores, logits, rings
 
 
@@ -163,18 +178,17 @@ def empty_rings(dtype: tl.constexpr, PIXELS: tl.constexpr, HEADS: tl.constexpr, 
     scores, bias, pending = (), (), ()
     if CONV:
         for _ in tl.static_range(KERNEL):
-            scores = scores + (tl.zeros([PIXELS, HEADS], dtype),)
+            scores = scores + (tl.zeros([HEADS, PIXELS], dtype),)
             if BIAS != "none" and not TABLE:
-                bias = bias + (tl.zeros([PIXELS, HEADS], dtype),)
+                bias = bias + (tl.zeros([HEADS, PIXELS], dtype),)
         for _ in tl.static_range(RIGHT + 1 + (LEFT if LEFT > RIGHT else RIGHT)):
-            pending = pending + (tl.zeros([PIXELS, HEADS], tl.float32),)
+            pending = pending + (tl.zeros([HEADS, PIXELS], tl.float32),)
     return scores, bias, pending
 
 
 @triton.jit
 def by_heads(x, BLOCK_Q: tl.constexpr, STREAMS: tl.constexpr, HEADS: tl.constexpr):
-    """[pixels, HEADS] as [HEADS, BLOCK_Q, STREAMS]."""
-    return tl.permute(tl.reshape(x, (BLOCK_Q, STREAMS, HEADS)), (2, 0, 1))
+    return tl.reshape(x, (HEADS, BLOCK_Q, STREAMS))
 
 
 @triton.jit
@@ -182,7 +196,7 @@ def forward_kernel(
     q, k, v, first, last, w1, wb, w2, b1, b2, table, bias, out, lse,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, first_batch, last_batch,
     bias_batch, bias_head, bias_row, table_plane, num_queries, offset, lowest, scale, slope,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, PART: tl.constexpr,
     WIDTH: tl.constexpr, KERNEL: tl.constexpr, LEFT: tl.constexpr, BLOCK_Q: tl.constexpr,
     STREAMS: tl.constexpr, CAUSAL: tl.constexpr, CONV: tl.constexpr, BIAS: tl.constexpr, TABLE: tl.constexpr,
     RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr,
@@ -195,7 +209,11 @@ def forward_kernel(
     k, v, bias = k + batch * k_batch, v + batch * v_batch, bias + batch * bias_batch
     first, last = first + batch * first_batch, last + batch * last_batch
     rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    q_tile = load_heads(q + batch * q_batch, rows, rows < num_queries, q_token, q_head, H, H, D, HEADS, DIMS)
+    q_parts, sums = (), ()
+    for part in tl.static_range(DIMS // PART):
+        tile = load_heads(q + batch * q_batch, rows, rows < num_queries, part, q_token, q_head, H, H, D, HEADS, PART)
+        q_parts = q_parts + (tile,)
+        sums = sums + (tl.zeros([HEADS, BLOCK_Q, PART], tl.float32),)
 
     pixel = tl.arange(0, BLOCK_Q * STREAMS)
     stream, query = pixel % STREAMS, block * BLOCK_Q + pixel // STREAMS
@@ -204,35 +222,40 @@ def forward_kernel(
     length = tl.cdiv(tl.maximum(end - begin, 0), STREAMS)
     steps = tl.where(length > 0, length + 2 * (KERNEL - 1), 0)
 
-    rings = empty_rings(q_tile.dtype, BLOCK_Q * STREAMS, HEADS, KERNEL, LEFT, CONV, BIAS, TABLE)
+    rings = empty_rings(q.dtype.element_ty, BLOCK_Q * STREAMS, HEADS, KERNEL, LEFT, CONV, BIAS, TABLE)
     highest = tl.full([HEADS, BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([HEADS, BLOCK_Q], tl.float32)
-    sums = tl.zeros([HEADS, BLOCK_Q, DIMS], tl.float32)
     for step in range(steps):
         n = step - 2 * LEFT
         _, logits, rings = walk_step(
-            n, q_tile, k, rings, query, first_key, last_key, begin, length, stream, w1, wb, w2, b1, b2, table,
+            n, q_parts, k, rings, query, first_key, last_key, begin, end, length, stream, w1, wb, w2, b1, b2, table,
             bias, k_token, k_head, table_plane, bias_row, bias_head, offset, lowest, scale, slope, H, G, D,
-            HEADS, DIMS, WIDTH, KERNEL, LEFT, BLOCK_Q, STREAMS, CAUSAL, CONV, BIAS, TABLE, RESIDUAL_BIAS,
+            HEADS, PART, WIDTH, KERNEL, LEFT, BLOCK_Q, STREAMS, CAUSAL, CONV, BIAS, TABLE, RESIDUAL_BIAS,
             PRECISION)  # fmt: skip
         logits = by_heads(logits, BLOCK_Q, STREAMS, HEADS)
         token = begin + tl.arange(0, STREAMS) * length + n - 2 * RIGHT
-        v_tile = load_heads(v, token, (token >= 0) & (token < end), v_token, v_head, H, G, D, HEADS, DIMS)
         higher = tl.maximum(highest, tl.max(logits, 2))
         # Before the first visible key everything is −∞: any finite number serves.
         base = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp(logits - base[:, :, None])
         shrink = tl.exp(highest - base)
         total = total * shrink + tl.sum(weights, 2)
-        sums = dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, :, None], PRECISION)
+        weights = weights.to(v.dtype.element_ty)
+        exists = (token >= begin) & (token < end)
+        updated = ()
+        for part in tl.static_range(DIMS // PART):
+            v_tile = load_heads(v, token, exists, part, v_token, v_head, H, G, D, HEADS, PART)
+            updated = updated + (dot(weights, v_tile, sums[part] * shrink[:, :, None], PRECISION),)
+        sums = updated
         highest = higher
 
     empty = total == 0
     total = tl.where(empty, 1.0, total)
-    sums /= total[:, :, None]
     head = tl.arange(0, HEADS)[:, None]
     place = (batch * H + head) * num_queries + rows[None, :]
     exists = (head < H) & (rows < num_queries)[None, :]
     tl.store(lse + place, tl.where(empty, 0.0, highest + tl.log(total)), mask=exists)
-    dim = tl.arange(0, DIMS)[None, None, :]
-    tl.store(out + place[:, :, None] * D + dim, sums.to(out.dtype.element_ty), mask=exists[:, :, None] & (dim < D))
+    for part in tl.static_range(DIMS // PART):
+        dim = part * PART + tl.arange(0, PART)[None, None, :]
+        mean = (sums[part] / total[:, :, None]).to(out.dtype.element_ty)
+        tl.store(out + place[:, :, None] * D + dim, mean, mask=exists[:, :, None] & (dim < D))
