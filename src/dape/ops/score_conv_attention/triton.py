@@ -107,6 +107,9 @@ class _Call:
         self.num_groups, self.num_keys = self.k.shape[1], self.k.shape[2]
         self.offset = self.num_keys - self.num_queries
         self.q, self.k, self.v = (x if x.stride(-1) == 1 else x.contiguous() for x in (self.q, self.k, self.v))
+        # Keys and values are addressed alike.
+        if self.k.stride() != self.v.stride():
+            self.k, self.v = self.k.contiguous(), self.v.contiguous()
         self.heads, self.dims = padded(self.num_heads), padded(self.head_width)
         self.width = 16 if self.w1 is None else padded(self.w1.shape[0])
         self.kernel_size = 1 if self.w1 is None else self.w1.shape[2]
@@ -142,23 +145,25 @@ class _Call:
 
     def arguments(self) -> dict[str, Any]:
         """What every walk along the keys takes."""
-        bias, strides = self.q, (0, 0, 0)
+        # The steps of the bias from one batch entry, head, query and key to the next.
+        bias, strides = self.q, (0, 0, 0, 0)
         if self.values is not None:
-            bias = _pad(self.values.T.float(), self.values.shape[1], self.heads)
+            table = _pad(self.values.T.float(), self.values.shape[1], self.heads)
+            bias, strides = table[self.offset - self.lowest :], (0, 1, self.heads, -self.heads)
         elif self.dense is not None:
-            bias = self.dense if self.dense.stride(-1) == 1 else self.dense.contiguous()
-            strides = (bias.stride(0) if bias.shape[0] > 1 else 0, bias.stride(1), bias.stride(2))
+            bias = self.dense
+            strides = (bias.stride(0) if bias.shape[0] > 1 else 0, *bias.stride()[1:])
         taps = self.taps()
         arguments: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v}
         arguments |= {"first": self.first_key, "last": self.last_key, **taps, "bias": bias}
-        for name, x in (("q", self.q), ("k", self.k), ("v", self.v)):
+        for name, x in (("q", self.q), ("k", self.k)):
             arguments |= {f"{name}_batch": x.stride(0), f"{name}_head": x.stride(1), f"{name}_token": x.stride(2)}
         arguments |= {
             "first_batch": self.num_queries * (self.first_key.shape[0] > 1),
             "last_batch": self.num_queries * (self.last_key.shape[0] > 1),
-            "bias_batch": strides[0], "bias_head": strides[1], "bias_row": strides[2],
+            "bias_batch": strides[0], "bias_head": strides[1], "bias_row": strides[2], "bias_step": strides[3],
             "table_plane": 0 if self.hidden is None else self.hidden.shape[1] * self.width,
-            "num_queries": self.num_queries, "offset": self.offset, "lowest": self.lowest,
+            "num_queries": self.num_queries, "offset": self.offset,
             "scale": self.scale, "slope": self.slope,
             "H": self.num_heads, "G": self.num_groups, "D": self.head_width,
             "HEADS": self.heads, "DIMS": self.dims, "PART": min(self.dims, PART), "WIDTH": self.width,

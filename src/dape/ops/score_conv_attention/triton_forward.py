@@ -22,16 +22,19 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def load_heads(x, token, shown, part, token_stride, head_stride, H: tl.constexpr, G: tl.constexpr,
-               D: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
+def load_heads(x, token, part, token_stride, head_stride, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+               HEADS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
     """Rows `token` of x for every query head, PART numbers of each: [HEADS, tokens, PART].
 
-    Query head h reads head h · G // H.
+    Query head h reads head h · G // H; a padded head repeats the last one.
     """
-    head = tl.arange(0, HEADS)[:, None, None]
+    head = tl.minimum(tl.arange(0, HEADS), H - 1)[:, None, None] * G // H
     dim = part * PART + tl.arange(0, PART)[None, None, :]
-    place = token[None, :, None] * token_stride + (head * G // H) * head_stride + dim
-    return tl.load(x + place, mask=(head < H) & (dim < D) & shown[None, :, None], other=0.0)
+    place = token[None, :, None] * token_stride + head * head_stride + dim
+    if D % PART == 0:
+        return tl.load(x + place)
+    else:
+        return tl.load(x + place, mask=dim < D, other=0.0)
 
 
 @triton.jit
@@ -42,15 +45,11 @@ def load_bounds(first, last, query, num_queries):
 
 
 @triton.jit
-def load_bias(bias, distance, query, key, shown, bias_row, bias_head, H: tl.constexpr, HEADS: tl.constexpr,
-              BIAS: tl.constexpr):  # fmt: skip
-    """The bias of each pixel, [HEADS, pixels] in float32: `bias` is [distances, HEADS] or [H, queries, keys]."""
+def load_bias(bias, place, shown, bias_head, H: tl.constexpr, HEADS: tl.constexpr):
+    """The bias of each pixel, [HEADS, pixels] in float32; `place` is where head 0 has it."""
     head = tl.arange(0, HEADS)[:, None]
-    if BIAS == "distance":
-        place = distance[None, :] * HEADS + head
-    else:
-        place = (query * bias_row + key)[None, :] + head * bias_head
-    return tl.load(bias + place, mask=shown[None, :] & (head < H), other=0.0).to(tl.float32)
+    mask = shown[None, :] & (head < H)
+    return tl.load(bias + place[None, :] + head * bias_head, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -128,36 +127,43 @@ def walk_convolutions(n, scores, bias, distance, column, inside, score_ring, bia
 
 
 @triton.jit
-def walk_step(n, q_parts, k, rings, query, first, last, begin, end, length, stream, w1, wb, w2, b1, b2, table,
-              bias, k_token, k_head, table_plane, bias_row, bias_head, offset, lowest, scale, slope, H: tl.constexpr,
-              G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr, WIDTH: tl.constexpr,
-              KERNEL: tl.constexpr, LEFT: tl.constexpr, BLOCK_Q: tl.constexpr, STREAMS: tl.constexpr,
-              CAUSAL: tl.constexpr, CONV: tl.constexpr, BIAS: tl.constexpr, TABLE: tl.constexpr,
-              RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def stream_tokens(begin, end, length, n, STREAMS: tl.constexpr):
+    """The keys of all streams at step n; a halo that reaches past the keys in use repeats the outermost."""
+    return tl.minimum(tl.maximum(begin + tl.arange(0, STREAMS) * length + n, begin), end - 1)
+
+
+@triton.jit
+def walk_step(n, q_parts, k, rings, begin, end, length, lowest_n, highest_n, distance, bias_place, w1, wb, w2,
+              b1, b2, table, bias, k_token, k_head, table_plane, bias_head, bias_step, scale, slope,
+              H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr,
+              WIDTH: tl.constexpr, KERNEL: tl.constexpr, LEFT: tl.constexpr, BLOCK_Q: tl.constexpr,
+              STREAMS: tl.constexpr, CAUSAL: tl.constexpr, CONV: tl.constexpr, BIAS: tl.constexpr,
+              TABLE: tl.constexpr, RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Step n of the walk: the scores [HEADS, pixels] that arrive (0 where hidden), the logits of position
-    n − 2·RIGHT, and the rings to go on with. query, first, last, stream: [pixels]."""
+    n − 2·RIGHT (−∞ where hidden), and the rings to go on with.
+
+    lowest_n, highest_n: [pixels], the steps at which a pixel's query sees its key.
+    distance, bias_place: [pixels], distance and place of the bias at step 0.
+    """
     RIGHT: tl.constexpr = KERNEL - 1 - LEFT
-    token = begin + tl.arange(0, STREAMS) * length + n
-    exists = (token >= begin) & (token < end)
+    token = stream_tokens(begin, end, length, n, STREAMS)
     scores = tl.zeros([HEADS, BLOCK_Q, STREAMS], tl.float32)
     for part in tl.static_range(len(q_parts)):
-        k_tile = load_heads(k, token, exists, part, k_token, k_head, H, G, D, HEADS, PART)
+        k_tile = load_heads(k, token, part, k_token, k_head, H, G, D, HEADS, PART)
         scores = dot(q_parts[part], tl.permute(k_tile, (0, 2, 1)), scores, PRECISION)
     scores = tl.reshape(scores * scale, (HEADS, BLOCK_Q * STREAMS))
-    key = begin + stream * length + n
-    shown = (key >= first) & (key <= last)
+    shown = (n >= lowest_n) & (n <= highest_n)
     scores = tl.where(shown[None, :], scores, 0.0)
     bias_tile = scores
     if BIAS != "none":
-        distance = query + offset - key - lowest
-        bias_tile = load_bias(bias, distance, query, key, shown, bias_row, bias_head, H, HEADS, BIAS)
+        bias_tile = load_bias(bias, bias_place + n * bias_step, shown, bias_head, H, HEADS)
     if CONV:
         score_ring, bias_ring, pending = rings
-        column = key - RIGHT - first
-        inside = (column >= 0) & (key - RIGHT <= last + RIGHT * CAUSAL)
+        column = n - RIGHT - lowest_n
+        inside = (column >= 0) & (n - RIGHT <= highest_n + RIGHT * CAUSAL)
         score_ring, bias_ring, pending = walk_convolutions(
-            n, scores, bias_tile, query + offset - key + 2 * RIGHT, column, inside, score_ring, bias_ring,
-            pending, w1, wb, w2, b1, b2, table, table_plane, slope, HEADS, WIDTH, KERNEL, LEFT, BIAS, TABLE,
+            n, scores, bias_tile, distance - n + 2 * RIGHT, column, inside, score_ring, bias_ring, pending,
+            w1, wb, w2, b1, b2, table, table_plane, slope, HEADS, WIDTH, KERNEL, LEFT, BIAS, TABLE,
             RESIDUAL_BIAS, PRECISION)  # fmt: skip
         rings = (score_ring, bias_ring, pending)
         logits = pending[0]
@@ -165,9 +171,9 @@ def walk_step(n, q_parts, k, rings, query, first, last, begin, end, length, stre
         logits = scores + bias_tile
     else:
         logits = scores
-    done = key - 2 * RIGHT
-    logits = tl.where(((n >= 2 * RIGHT) & (done >= first) & (done <= last))[None, :], logits, -float("inf"))
-    return scores, logits, rings
+    done = n - 2 * RIGHT
+    shown = (done >= 0) & (done >= lowest_n) & (done <= highest_n)
+    return scores, tl.where(shown[None, :], logits, -float("inf")), rings
 
 
 @triton.jit
@@ -194,8 +200,8 @@ def by_heads(x, BLOCK_Q: tl.constexpr, STREAMS: tl.constexpr, HEADS: tl.constexp
 @triton.jit
 def forward_kernel(
     q, k, v, first, last, w1, wb, w2, b1, b2, table, bias, out, lse,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, first_batch, last_batch,
-    bias_batch, bias_head, bias_row, table_plane, num_queries, offset, lowest, scale, slope,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, first_batch, last_batch,
+    bias_batch, bias_head, bias_row, bias_step, table_plane, num_queries, offset, scale, slope,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, PART: tl.constexpr,
     WIDTH: tl.constexpr, KERNEL: tl.constexpr, LEFT: tl.constexpr, BLOCK_Q: tl.constexpr,
     STREAMS: tl.constexpr, CAUSAL: tl.constexpr, CONV: tl.constexpr, BIAS: tl.constexpr, TABLE: tl.constexpr,
@@ -206,21 +212,24 @@ def forward_kernel(
     # The last queries see the most keys: they go first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
-    k, v, bias = k + batch * k_batch, v + batch * v_batch, bias + batch * bias_batch
+    q, k, v, bias = q + batch * q_batch, k + batch * k_batch, v + batch * k_batch, bias + batch * bias_batch
     first, last = first + batch * first_batch, last + batch * last_batch
     rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     q_parts, sums = (), ()
     for part in tl.static_range(DIMS // PART):
-        tile = load_heads(q + batch * q_batch, rows, rows < num_queries, part, q_token, q_head, H, H, D, HEADS, PART)
-        q_parts = q_parts + (tile,)
+        tile = load_heads(q, tl.minimum(rows, num_queries - 1), part, q_token, q_head, H, H, D, HEADS, PART)
+        # A padded head has scores 0.
+        q_parts = q_parts + (tl.where(tl.arange(0, HEADS)[:, None, None] < H, tile, 0.0).to(tile.dtype),)
         sums = sums + (tl.zeros([HEADS, BLOCK_Q, PART], tl.float32),)
 
     pixel = tl.arange(0, BLOCK_Q * STREAMS)
-    stream, query = pixel % STREAMS, block * BLOCK_Q + pixel // STREAMS
+    query = block * BLOCK_Q + pixel // STREAMS
     first_key, last_key = load_bounds(first, last, query, num_queries)
     begin, end = tl.min(first_key), tl.max(last_key) + 1
     length = tl.cdiv(tl.maximum(end - begin, 0), STREAMS)
     steps = tl.where(length > 0, length + 2 * (KERNEL - 1), 0)
+    key = begin + pixel % STREAMS * length
+    bias_place = key * bias_step + query * bias_row
 
     rings = empty_rings(q.dtype.element_ty, BLOCK_Q * STREAMS, HEADS, KERNEL, LEFT, CONV, BIAS, TABLE)
     highest = tl.full([HEADS, BLOCK_Q], -float("inf"), tl.float32)
@@ -228,12 +237,12 @@ def forward_kernel(
     for step in range(steps):
         n = step - 2 * LEFT
         _, logits, rings = walk_step(
-            n, q_parts, k, rings, query, first_key, last_key, begin, end, length, stream, w1, wb, w2, b1, b2, table,
-            bias, k_token, k_head, table_plane, bias_row, bias_head, offset, lowest, scale, slope, H, G, D,
-            HEADS, PART, WIDTH, KERNEL, LEFT, BLOCK_Q, STREAMS, CAUSAL, CONV, BIAS, TABLE, RESIDUAL_BIAS,
-            PRECISION)  # fmt: skip
+            n, q_parts, k, rings, begin, end, length, first_key - key, last_key - key, query + offset - key,
+            bias_place, w1, wb, w2, b1, b2, table, bias, k_token, k_head, table_plane, bias_head, bias_step,
+            scale, slope, H, G, D, HEADS, PART, WIDTH, KERNEL, LEFT, BLOCK_Q, STREAMS, CAUSAL, CONV, BIAS,
+            TABLE, RESIDUAL_BIAS, PRECISION)  # fmt: skip
         logits = by_heads(logits, BLOCK_Q, STREAMS, HEADS)
-        token = begin + tl.arange(0, STREAMS) * length + n - 2 * RIGHT
+        token = stream_tokens(begin, end, length, n - 2 * RIGHT, STREAMS)
         higher = tl.maximum(highest, tl.max(logits, 2))
         # Before the first visible key everything is −∞: any finite number serves.
         base = tl.where(higher == -float("inf"), 0.0, higher)
@@ -241,10 +250,9 @@ def forward_kernel(
         shrink = tl.exp(highest - base)
         total = total * shrink + tl.sum(weights, 2)
         weights = weights.to(v.dtype.element_ty)
-        exists = (token >= begin) & (token < end)
         updated = ()
         for part in tl.static_range(DIMS // PART):
-            v_tile = load_heads(v, token, exists, part, v_token, v_head, H, G, D, HEADS, PART)
+            v_tile = load_heads(v, token, part, k_token, k_head, H, G, D, HEADS, PART)
             updated = updated + (dot(weights, v_tile, sums[part] * shrink[:, :, None], PRECISION),)
         sums = updated
         highest = higher
