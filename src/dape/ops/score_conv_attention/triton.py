@@ -140,7 +140,7 @@ class _Call:
             taps["b1"] = _pad(self.b1.float(), width)
         if self.hidden is not None and self.edges is not None:
             planes = torch.cat([self.edges, self.hidden[None]]).transpose(1, 2)
-            taps["table"] = _pad(planes.float(), planes.shape[1], width)
+            taps["table"] = _pad(planes.to(dtype), planes.shape[1], width)
         return taps
 
     def arguments(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def load_start(b1, table, table_plane, distance, column, inside, channel, WIDTH:
     if TABLE:
         plane = tl.minimum(column, LEFT)
         place = (plane * table_plane + distance * WIDTH)[None, :] + channel[:, None]
-        return tl.load(table + place, mask=inside[None, :], other=0.0)
+        return tl.load(table + place, mask=inside[None, :], other=0.0).to(tl.float32)
     else:
         return tl.zeros([channel.shape[0], distance.shape[0]], tl.float32) + tl.load(b1 + channel)[:, None]
 
@@ -234,7 +234,7 @@ def forward_kernel(
     rings = empty_rings(q.dtype.element_ty, BLOCK_Q * STREAMS, HEADS, KERNEL, LEFT, CONV, BIAS, TABLE)
     highest = tl.full([HEADS, BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([HEADS, BLOCK_Q], tl.float32)
-    for step in range(steps):
+    for step in tl.range(steps, disable_licm=True):
         n = step - 2 * LEFT
         _, logits, rings = walk_step(
             n, q_parts, k, rings, begin, end, length, first_key - key, last_key - key, query + offset - key,
