@@ -38,6 +38,29 @@ def load_heads(x, token, part, token_stride, head_stride, H: tl.constexpr, G: tl
 
 
 @triton.jit
+def load_queries(x, row, row_stride, head_stride, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
+                 DIMS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
+    """Rows of q or of the output's gradient, in parts [HEADS, rows, PART]; a padded head holds zeros."""
+    parts = ()
+    for part in tl.static_range(DIMS // PART):
+        tile = load_heads(x, row, part, row_stride, head_stride, H, H, D, HEADS, PART)
+        parts = parts + (tl.where(tl.arange(0, HEADS)[:, None, None] < H, tile, 0.0).to(tile.dtype),)
+    return parts
+
+
+@triton.jit
+def dot_keys(parts, x, token, token_stride, head_stride, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+             HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, STREAMS: tl.constexpr, PART: tl.constexpr,
+             PRECISION: tl.constexpr):  # fmt: skip
+    """Dot products [HEADS, BLOCK_Q, STREAMS] of the queries in `parts` with rows `token` of x."""
+    products = tl.zeros([HEADS, BLOCK_Q, STREAMS], tl.float32)
+    for part in tl.static_range(len(parts)):
+        tile = load_heads(x, token, part, token_stride, head_stride, H, G, D, HEADS, PART)
+        products = dot(parts[part], tl.permute(tile, (0, 2, 1)), products, PRECISION)
+    return products
+
+
+@triton.jit
 def load_bounds(first, last, query, num_queries):
     """First and last visible key of each query; a query that does not exist sees nothing."""
     exists = query < num_queries
@@ -147,10 +170,7 @@ def walk_step(n, q_parts, k, rings, begin, end, length, lowest_n, highest_n, dis
     """
     RIGHT: tl.constexpr = KERNEL - 1 - LEFT
     token = stream_tokens(begin, end, length, n, STREAMS)
-    scores = tl.zeros([HEADS, BLOCK_Q, STREAMS], tl.float32)
-    for part in tl.static_range(len(q_parts)):
-        k_tile = load_heads(k, token, part, k_token, k_head, H, G, D, HEADS, PART)
-        scores = dot(q_parts[part], tl.permute(k_tile, (0, 2, 1)), scores, PRECISION)
+    scores = dot_keys(q_parts, k, token, k_token, k_head, H, G, D, HEADS, BLOCK_Q, STREAMS, PART, PRECISION)
     scores = tl.reshape(scores * scale, (HEADS, BLOCK_Q * STREAMS))
     shown = (n >= lowest_n) & (n <= highest_n)
     scores = tl.where(shown[None, :], scores, 0.0)
@@ -193,11 +213,6 @@ def empty_rings(dtype: tl.constexpr, PIXELS: tl.constexpr, HEADS: tl.constexpr, 
 
 
 @triton.jit
-def by_heads(x, BLOCK_Q: tl.constexpr, STREAMS: tl.constexpr, HEADS: tl.constexpr):
-    return tl.reshape(x, (HEADS, BLOCK_Q, STREAMS))
-
-
-@triton.jit
 def forward_kernel(
     q, k, v, first, last, w1, wb, w2, b1, b2, table, bias, out, lse,
     q_batch, q_head, q_token, k_batch, k_head, k_token, first_batch, last_batch,
@@ -212,14 +227,13 @@ def forward_kernel(
     # The last queries see the most keys: they go first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
-    q, k, v, bias = q + batch * q_batch, k + batch * k_batch, v + batch * k_batch, bias + batch * bias_batch
+    k, v, bias = k + batch * k_batch, v + batch * k_batch, bias + batch * bias_batch
     first, last = first + batch * first_batch, last + batch * last_batch
     rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    q_parts, sums = (), ()
+    safe_rows = tl.minimum(rows, num_queries - 1)
+    q_parts = load_queries(q + batch * q_batch, safe_rows, q_token, q_head, H, D, HEADS, DIMS, PART)
+    sums = ()
     for part in tl.static_range(DIMS // PART):
-        tile = load_heads(q, tl.minimum(rows, num_queries - 1), part, q_token, q_head, H, H, D, HEADS, PART)
-        # A padded head has scores 0.
-        q_parts = q_parts + (tl.where(tl.arange(0, HEADS)[:, None, None] < H, tile, 0.0).to(tile.dtype),)
         sums = sums + (tl.zeros([HEADS, BLOCK_Q, PART], tl.float32),)
 
     pixel = tl.arange(0, BLOCK_Q * STREAMS)
@@ -241,7 +255,7 @@ def forward_kernel(
             bias_place, w1, wb, w2, b1, b2, table, bias, k_token, k_head, table_plane, bias_head, bias_step,
             scale, slope, H, G, D, HEADS, PART, WIDTH, KERNEL, LEFT, BLOCK_Q, STREAMS, CAUSAL, CONV, BIAS,
             TABLE, RESIDUAL_BIAS, PRECISION)  # fmt: skip
-        logits = by_heads(logits, BLOCK_Q, STREAMS, HEADS)
+        logits = tl.reshape(logits, (HEADS, BLOCK_Q, STREAMS))
         token = stream_tokens(begin, end, length, n - 2 * RIGHT, STREAMS)
         higher = tl.maximum(highest, tl.max(logits, 2))
         # Before the first visible key everything is −∞: any finite number serves.
