@@ -28,7 +28,7 @@ BLOCK_Q = STREAMS = 16
 # How much of the head width a program holds at a time.
 PART = 32
 # Rows of a program that walks along distances, and the distances that it owns.
-BLOCK_R = SEGMENT = 64
+BLOCK_R, SEGMENT = 32, 64
 # The backward pass goes by as many query rows at a time as keep each of its maps below this many numbers.
 SCRATCH_NUMBERS = 64 * 1024 * 1024
 
@@ -302,9 +302,11 @@ class _Gradients:
             "sum_table": zeros(blocks * call.batch, *planes),
             "sum_values": zeros(blocks * call.batch, distances, call.heads),
         }
-        own = {"top": top, "bottom": bottom, "num_distances": distances, "BLOCK_R": BLOCK_R, "SEGMENT": SEGMENT}
+        own: dict[str, Any] = {"top": top, "bottom": bottom, "num_distances": distances, "BLOCK_R": BLOCK_R, "SEGMENT": SEGMENT}
+        for name in ("w1", "wb", "w2"):
+            own[f"{name}_turned"] = self.arguments[name].transpose(-1, -2).contiguous()
         own |= {"grad_scores": grad_scores, "grad_bias": grad_bias, **chunk, **maps, **sums}
-        _launch(convolution_kernel, grid, self.arguments | own, num_warps=4, num_stages=2)
+        _launch(convolution_kernel, grid, self.arguments | own, num_warps=2, num_stages=2)
         self._add_sums({name: x.sum(0) for name, x in sums.items()}, top, bottom)
 
     def _add_sums(self, sums: dict[str, Tensor], top: int, bottom: int) -> None:

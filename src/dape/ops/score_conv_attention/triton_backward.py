@@ -63,6 +63,7 @@ def logits_kernel(
     key = begin + pixel % STREAMS * length
     bias_place = key * bias_step + query * bias_row
     map_start = batch * (row_stop - row_start) * num_columns * HEADS
+    scores_out, weights_out, grad_logits = scores_out + map_start, weights_out + map_start, grad_logits + map_start
     map_place = ((query - row_start) * num_columns + key)[None, :] * HEADS + tl.arange(0, HEADS)[:, None]
 
     rings = empty_rings(q.dtype.element_ty, BLOCK_Q * STREAMS, HEADS, KERNEL, LEFT, CONV, BIAS, TABLE)
@@ -76,7 +77,7 @@ def logits_kernel(
             RESIDUAL_BIAS, PRECISION)  # fmt: skip
         if CONV:
             own = (n >= 0) & (n < length) & (n >= lowest_n) & (n <= highest_n)
-            tl.store(scores_out + map_start + map_place + n * HEADS, scores.to(q.dtype.element_ty), mask=own[None, :])
+            tl.store(scores_out + map_place + n * HEADS, scores.to(q.dtype.element_ty), mask=own[None, :])
         done = n - 2 * RIGHT
         token = stream_tokens(begin, end, length, done, STREAMS)
         grad_weights = dot_keys(grad_parts, v, token, k_token, k_head, H, G, D, HEADS, BLOCK_Q, STREAMS, PART, PRECISION)
@@ -84,7 +85,7 @@ def logits_kernel(
         grad = tl.reshape(weights * (grad_weights - row_delta), (HEADS, BLOCK_Q * STREAMS))
         weights = tl.reshape(weights, (HEADS, BLOCK_Q * STREAMS))
         own = ((done >= 0) & (done >= lowest_n) & (done <= highest_n))[None, :]
-        target = map_start + map_place + done * HEADS
+        target = map_place + done * HEADS
         tl.store(weights_out + target, weights.to(v.dtype.element_ty), mask=own)
         tl.store(grad_logits + target, grad.to(q.dtype.element_ty), mask=own)
 
@@ -124,7 +125,7 @@ def store_taps(x, program, sums, part, ROWS: tl.constexpr, PART: tl.constexpr, C
 
 @triton.jit
 def convolution_kernel(
-    scores, grad_logits, first, last, w1, wb, w2, b1, table, bias,
+    scores, grad_logits, first, last, w1, wb, w1_turned, wb_turned, w2_turned, b1, table, bias,
     grad_scores, grad_bias, sum_w1, sum_wb, sum_w2, sum_b1, sum_b2, sum_table, sum_values,
     first_batch, last_batch, bias_batch, bias_head, bias_row, bias_step, table_plane, offset, slope,
     row_start, row_stop, num_columns, top, bottom, num_distances,
@@ -157,7 +158,9 @@ def convolution_kernel(
     key = row + offset - start
     lowest_n, highest_n = first_key - key, last_key - key
     map_start = batch * (row_stop - row_start) * num_columns * HEADS
-    place = map_start + ((row - row_start) * num_columns + key).to(tl.int64) * HEADS
+    scores, grad_logits = scores + map_start, grad_logits + map_start
+    grad_scores, grad_bias = grad_scores + map_start, grad_bias + map_start
+    place = ((row - row_start) * num_columns + key) * HEADS
     head, pixel_head = tl.arange(0, HEADS), tl.arange(0, HEADS)[:, None]
     busy = (tl.max(highest_n) + RIGHT >= 0) & (tl.min(lowest_n) < SEGMENT)
     steps = tl.where(busy, SEGMENT + RIGHT + 2 * REACH + LEFT, 0)
@@ -210,7 +213,7 @@ def convolution_kernel(
                     hidden = dot(load_tap(w1, tap, channel, head, WIDTH, HEADS), score_ring[tap], hidden, PRECISION)
                     if CHANNELS:
                         hidden = dot(load_tap(wb, tap, channel, head, WIDTH, HEADS), bias_ring[tap], hidden, PRECISION)
-                    matrix = tl.trans(load_tap(w2, tap, head, channel, HEADS, WIDTH))
+                    matrix = load_tap(w2_turned, tap, channel, head, WIDTH, HEADS)
                     grad_hidden = dot(matrix, grad_ring[KERNEL - 1 - tap], grad_hidden, PRECISION)
                 positive = hidden > 0
                 active = tl.where((inside & owned)[None, :], tl.where(positive, hidden, hidden * slope), 0.0).to(dtype)
@@ -218,10 +221,10 @@ def convolution_kernel(
                 grad_hidden = tl.where(inside[None, :], grad_hidden, 0.0).to(dtype)
                 updated, updated_bias = (), ()
                 for tap in tl.static_range(KERNEL):
-                    matrix = tl.trans(load_tap(w1, tap, channel, head, WIDTH, HEADS))
+                    matrix = load_tap(w1_turned, tap, head, channel, HEADS, WIDTH)
                     updated = updated + (dot(matrix, grad_hidden, pending[tap], PRECISION),)
                     if CHANNELS:
-                        matrix = tl.trans(load_tap(wb, tap, channel, head, WIDTH, HEADS))
+                        matrix = load_tap(wb_turned, tap, head, channel, HEADS, WIDTH)
                         updated_bias = updated_bias + (dot(matrix, grad_hidden, pending_bias[tap], PRECISION),)
                 pending, pending_bias = updated, updated_bias
 
