@@ -28,9 +28,9 @@ BLOCK_Q = STREAMS = 16
 # How much of the head width a program holds at a time.
 PART = 32
 # Rows of a program that walks along distances, and the distances that it owns.
-BLOCK_R, SEGMENT = 32, 64
+BLOCK_R, SEGMENT = 16, 64
 # The backward pass goes by as many query rows at a time as keep each of its maps below this many numbers.
-SCRATCH_NUMBERS = 64 * 1024 * 1024
+SCRATCH_NUMBERS = 32 * 1024 * 1024
 
 
 def unsupported(problem: Problem) -> str | None:
