@@ -163,7 +163,9 @@ def convolution_kernel(
     place = ((row - row_start) * num_columns + key) * HEADS
     head, pixel_head = tl.arange(0, HEADS), tl.arange(0, HEADS)[:, None]
     busy = (tl.max(highest_n) + RIGHT >= 0) & (tl.min(lowest_n) < SEGMENT)
-    steps = tl.where(busy, SEGMENT + RIGHT + 2 * REACH + LEFT, 0)
+    # Past the last visible key, and what the taps reach beyond it, there is nothing more.
+    steps = tl.minimum(SEGMENT + LEFT, tl.max(highest_n) + 1 + REACH) + RIGHT + 2 * REACH
+    steps = tl.where(busy, steps, 0)
 
     score_ring, bias_ring, grad_ring, pending, pending_bias = (), (), (), (), ()
     w1_sums, wb_sums, w2_sums, b1_sums = (), (), (), ()
