@@ -13,7 +13,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias, triton as backend
+from dape.ops.score_conv_attention import ConvWeights, DistanceBias
+from dape.ops.score_conv_attention import triton as backend
 from dape.ops.score_conv_attention.types import EVERYTHING, Problem
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -48,7 +49,9 @@ def launches(monkeypatch, *, dtype=torch.float16, bias="distance", num_heads=12,
         recorded.append(Launch(kernel, {name: arguments[name] for name in kernel.arg_names}, options))
 
     monkeypatch.setattr(backend, "_launch", record)
-    q, k, v = (torch.zeros(1, num_heads, length, head_width, dtype=dtype, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.zeros(1, num_heads, length, head_width, dtype=dtype, requires_grad=True) for _ in range(3)
+    )
     channels = num_heads * (1 if bias is None else 2)
     shapes = ((width, channels, 1, kernel_size), (width,), (num_heads, width, 1, kernel_size), (num_heads,))
     conv = ConvWeights(*(torch.zeros(shape, requires_grad=True) for shape in shapes), left=kernel_size // 2)
@@ -80,7 +83,8 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     report = _assemble(ptx, capability)
     registers = re.search(r"Used (\d+) registers", report)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
-    assert registers and spills, report
+    assert registers, report
+    assert spills, report
     return Compiled(int(registers[1]), int(spills[1]) + int(spills[2]), compiled.metadata.shared, ptx)
 
 

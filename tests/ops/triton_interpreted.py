@@ -19,6 +19,8 @@ from dape.ops.score_conv_attention import (
     Visible,
     reference,
     score_conv_attention,
+)
+from dape.ops.score_conv_attention import (
     triton as backend,
 )
 from dape.ops.score_conv_attention.types import EVERYTHING, Problem
@@ -76,9 +78,13 @@ class Case:
         }
         if self.conv:
             tensors |= {
-                "expand_weight": draw(self.width, channels, 1, self.kernel, scale=(channels * self.kernel) ** -0.5),
+                "expand_weight": draw(
+                    self.width, channels, 1, self.kernel, scale=(channels * self.kernel) ** -0.5
+                ),
                 "expand_bias": draw(self.width, scale=0.3),
-                "project_weight": draw(self.heads, self.width, 1, self.kernel, scale=(self.width * self.kernel) ** -0.5),
+                "project_weight": draw(
+                    self.heads, self.width, 1, self.kernel, scale=(self.width * self.kernel) ** -0.5
+                ),
                 "project_bias": draw(self.heads, scale=0.3),
             }
         shapes = {
@@ -90,7 +96,11 @@ class Case:
         return tensors
 
     def problem(self, tensors: dict[str, Tensor]) -> Problem:
-        conv = ConvWeights(*(tensors[name] for name in NAMES[3:7]), self.reach, self.residual) if self.conv else None
+        conv = (
+            ConvWeights(*(tensors[name] for name in NAMES[3:7]), self.reach, self.residual)
+            if self.conv
+            else None
+        )
         bias = tensors.get("bias")
         if bias is not None and self.bias == "distance":
             bias = DistanceBias(bias, self.lowest)
@@ -113,7 +123,12 @@ def rounding_reference(case: Case, problem: Problem) -> Tensor:
         return reference.attend(problem)
     scores = problem.q @ reference.repeat_heads(problem.k, heads).transpose(-1, -2) * problem.scale
     bias = problem.dense_bias()
-    sizes = {"num_queries": case.queries, "num_keys": case.num_keys, "causal": case.causal, "device": scores.device}
+    sizes = {
+        "num_queries": case.queries,
+        "num_keys": case.num_keys,
+        "causal": case.causal,
+        "device": scores.device,
+    }
     shown = case.visible.mask(**sizes)
     table = case.bias == "distance" and case.causal and case.visible.last is None
 
@@ -192,6 +207,17 @@ def device_functions_are_prepared_once(monkeypatch):
     monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
 
 
+@pytest.fixture(autouse=True)
+def rounding_is_to_nearest(monkeypatch):
+    """The interpreter cuts off bits on the way to bfloat16, where GPUs round."""
+    convert = interpreter._convert_float
+
+    def nearest(x, source, target, mode):
+        return convert(x, source, target, interpreter._ir.ROUNDING_MODE.RTNE if mode is None else mode)
+
+    monkeypatch.setattr(interpreter, "_convert_float", nearest)
+
+
 PADDED = Visible(first=torch.tensor([[6], [0]]))
 CUT = Visible(first=torch.tensor([[2], [0]]), last=torch.tensor([[11], [16]]))
 
@@ -208,7 +234,9 @@ FORWARD = {
     "all to the right": Case(left=0),
     "all to the left": Case(left=2),
     "seven keys": Case(kernel=7, queries=17),
-    "an empty row": Case(batch=2, visible=Visible(first=torch.tensor([[4], [0]]), last=torch.tensor([[2], [9]]))),
+    "an empty row": Case(
+        batch=2, visible=Visible(first=torch.tensor([[4], [0]]), last=torch.tensor([[2], [9]]))
+    ),
     "window": Case(visible=Visible(first=torch.arange(19)[None] - 4)),
     "more queries than keys": Case(causal=False, queries=21, keys=9),
 }
@@ -263,10 +291,13 @@ def test_strided_inputs():
     case = Case(heads=4, queries=18)
     tensors = case.tensors()
     strided = {
-        name: x.transpose(1, 2).contiguous().transpose(1, 2) if name in "qkv" else x for name, x in tensors.items()
+        name: x.transpose(1, 2).contiguous().transpose(1, 2) if name in "qkv" else x
+        for name, x in tensors.items()
     }
     strided["v"] = strided["v"].transpose(2, 3).contiguous().transpose(2, 3)
-    plain, other = (backend.attend(case.problem({n: x.float() for n, x in t.items()})) for t in (tensors, strided))
+    plain, other = (
+        backend.attend(case.problem({n: x.float() for n, x in t.items()})) for t in (tensors, strided)
+    )
     assert torch.equal(plain, other)
 
 

@@ -29,6 +29,8 @@ BLOCK_Q = STREAMS = 16
 PART = 32
 # Rows of a program that walks along distances, and the distances that it owns.
 BLOCK_R, SEGMENT = 16, 64
+# What a program can hold: keys of a kernel's reach, heads, and numbers of a row's sums.
+MAX_KERNEL, MAX_HEADS, MAX_SUMS = 7, 32, 2048
 # The backward pass goes by as many query rows at a time as keep each of its maps below this many numbers.
 SCRATCH_NUMBERS = 32 * 1024 * 1024
 
@@ -45,6 +47,26 @@ def unsupported(problem: Problem) -> str | None:
         return f"it has no dropout, got dropout={problem.dropout}"
     if conv is not None and conv.leak_future:
         return "it cannot read keys that the query may not see (leak_future=True)"
+    return _too_large(problem)
+
+
+def _too_large(problem: Problem) -> str | None:
+    """Why the sizes of a call do not fit into a program, or None."""
+    _, num_heads, num_queries, num_keys, head_width = problem.sizes
+    if problem.conv is not None and problem.conv.kernel_size > MAX_KERNEL:
+        return f"the convolution reaches over {problem.conv.kernel_size} keys, its kernels keep {MAX_KERNEL}"
+    if num_heads > MAX_HEADS:
+        return f"a program holds all heads, at most {MAX_HEADS}, got {num_heads} heads"
+    if padded(num_heads) * padded(head_width) > MAX_SUMS:
+        return f"a program holds the sums of all heads: {num_heads} heads of width {head_width} are too many"
+    spans = [
+        sum((n - 1) * s for n, s in zip(x.shape[1:], x.stride()[1:], strict=True))
+        for x in (problem.q, problem.k)
+    ]
+    if isinstance(problem.bias, Tensor):
+        spans.append(num_heads * num_queries * num_keys)
+    if max(spans) >= 2**31:
+        return f"its addresses have 32 bits, an input spans {max(spans)} numbers"
     return None
 
 
@@ -111,11 +133,16 @@ class _Call:
         self.batch, self.num_heads, self.num_queries, self.head_width = self.q.shape
         self.num_groups, self.num_keys = self.k.shape[1], self.k.shape[2]
         self.offset = self.num_keys - self.num_queries
-        self.q, self.k, self.v = (x if x.stride(-1) == 1 else x.contiguous() for x in (self.q, self.k, self.v))
+        self.q, self.k, self.v = (
+            x if x.stride(-1) == 1 else x.contiguous() for x in (self.q, self.k, self.v)
+        )
         # Keys and values are addressed alike.
         if self.k.stride() != self.v.stride():
             self.k, self.v = self.k.contiguous(), self.v.contiguous()
         self.heads, self.dims = padded(self.num_heads), padded(self.head_width)
+        # Whether two stages of keys and values fit on the chip beside the queries.
+        self.small = self.heads * self.dims * self.q.element_size() <= 2048
+        self.stages = 2 if self.small and self.dense is None else 1
         self.width = 16 if self.w1 is None else padded(self.w1.shape[0])
         self.kernel_size = 1 if self.w1 is None else self.w1.shape[2]
         self.right = self.kernel_size - 1 - self.left
@@ -151,7 +178,8 @@ class _Call:
     def arguments(self) -> dict[str, Any]:
         """What every walk along the keys takes."""
         # The steps of the bias from one batch entry, head, query and key to the next.
-        bias, strides = self.q, (0, 0, 0, 0)
+        bias = self.q
+        strides: tuple[int, ...] = (0, 0, 0, 0)
         if self.values is not None:
             table = _pad(self.values.T.float(), self.values.shape[1], self.heads)
             bias, strides = table[self.offset - self.lowest :], (0, 1, self.heads, -self.heads)
@@ -162,7 +190,11 @@ class _Call:
         arguments: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v}
         arguments |= {"first": self.first_key, "last": self.last_key, **taps, "bias": bias}
         for name, x in (("q", self.q), ("k", self.k)):
-            arguments |= {f"{name}_batch": x.stride(0), f"{name}_head": x.stride(1), f"{name}_token": x.stride(2)}
+            arguments |= {
+                f"{name}_batch": x.stride(0),
+                f"{name}_head": x.stride(1),
+                f"{name}_token": x.stride(2),
+            }
         arguments |= {
             "first_batch": self.num_queries * (self.first_key.shape[0] > 1),
             "last_batch": self.num_queries * (self.last_key.shape[0] > 1),
@@ -171,10 +203,10 @@ class _Call:
             "num_queries": self.num_queries, "offset": self.offset,
             "scale": self.scale, "slope": self.slope,
             "H": self.num_heads, "G": self.num_groups, "D": self.head_width,
-            "HEADS": self.heads, "DIMS": self.dims, "PART": min(self.dims, PART), "WIDTH": self.width,
+            "HEADS": self.heads, "DIMS": self.dims, "PART": min(PART, self.dims) if self.small else 16, "WIDTH": self.width,
             "KERNEL": self.kernel_size, "LEFT": self.left, "BLOCK_Q": BLOCK_Q, "STREAMS": STREAMS,
             "CAUSAL": self.causal, "CONV": self.w1 is not None, "BIAS": self.bias,
-            "TABLE": self.hidden is not None, "RESIDUAL_BIAS": self.residual_bias, "PRECISION": _precision(),
+            "TABLE": self.hidden is not None, "RESIDUAL_BIAS": self.residual_bias, "PRECISION": _precision(), "HOLD": self.small,
         }  # fmt: skip
         return arguments
 
@@ -220,7 +252,9 @@ def _forward(
     out = _blank(*q.shape, dtype=q.dtype, device=q.device)
     lse = _blank(*q.shape[:3], dtype=torch.float32, device=q.device)
     grid = (-(-call.num_queries // BLOCK_Q), call.batch)
-    _launch(forward_kernel, grid, call.arguments() | {"out": out, "lse": lse}, num_warps=8, num_stages=2)
+    _launch(
+        forward_kernel, grid, call.arguments() | {"out": out, "lse": lse}, num_warps=8, num_stages=call.stages
+    )
     return out, lse
 
 
@@ -236,7 +270,9 @@ class _Gradients:
         self.call = call
         self.arguments = call.arguments()
         self.q = torch.empty_like(call.q)
-        self.k, self.v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (call.k, call.v))
+        self.k, self.v = (
+            torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (call.k, call.v)
+        )
         names = ("w1", "b1", "w2", "b2", "dense", "values", "hidden", "edges")
         self.rest = {
             name: torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -259,7 +295,10 @@ class _Gradients:
         # Matrix products read these two everywhere, the kernels write them where keys are visible.
         weights, grad_scores = scratch().zero_(), scratch().zero_()
         convolved = call.w1 is not None
-        maps = {"scores": scratch() if convolved else call.q, "grad_logits": scratch() if convolved else grad_scores}
+        maps = {
+            "scores": scratch() if convolved else call.q,
+            "grad_logits": scratch() if convolved else grad_scores,
+        }
         chunk = {"row_start": rows.start, "row_stop": rows.stop, "num_columns": num_columns}
         self._logits(chunk, maps, weights, grad_out, lse, delta)
         grad_bias = grad_scores
@@ -272,14 +311,16 @@ class _Gradients:
             grad[:, :, rows, :num_columns] = through.sum(0, keepdim=True) if grad.shape[0] == 1 else through
         self._products(rows, num_columns, weights, grad_scores, grad_out)
 
-    def _logits(self, chunk: dict, maps: dict, weights: Tensor, grad_out: Tensor, lse: Tensor, delta: Tensor) -> None:
+    def _logits(
+        self, chunk: dict, maps: dict, weights: Tensor, grad_out: Tensor, lse: Tensor, delta: Tensor
+    ) -> None:
         from dape.ops.score_conv_attention.triton_backward import logits_kernel
 
         strides = dict(zip(("grad_batch", "grad_head", "grad_token"), grad_out.stride(), strict=False))
         own = {"grad_out": grad_out, "lse": lse, "delta": delta, "weights_out": weights, **strides, **chunk}
         own |= {"scores_out": maps["scores"], "grad_logits": maps["grad_logits"]}
         grid = (-(-(chunk["row_stop"] - chunk["row_start"]) // BLOCK_Q), self.call.batch)
-        _launch(logits_kernel, grid, self.arguments | own, num_warps=8, num_stages=2)
+        _launch(logits_kernel, grid, self.arguments | own, num_warps=8, num_stages=self.call.stages)
 
     def _convolutions(self, chunk: dict, maps: dict, grad_scores: Tensor, grad_bias: Tensor) -> None:
         from dape.ops.score_conv_attention.triton_backward import convolution_kernel
@@ -302,7 +343,13 @@ class _Gradients:
             "sum_table": zeros(blocks * call.batch, *planes),
             "sum_values": zeros(blocks * call.batch, distances, call.heads),
         }
-        own: dict[str, Any] = {"top": top, "bottom": bottom, "num_distances": distances, "BLOCK_R": BLOCK_R, "SEGMENT": SEGMENT}
+        own: dict[str, Any] = {
+            "top": top,
+            "bottom": bottom,
+            "num_distances": distances,
+            "BLOCK_R": BLOCK_R,
+            "SEGMENT": SEGMENT,
+        }
         for name in ("w1", "wb", "w2"):
             own[f"{name}_turned"] = self.arguments[name].transpose(-1, -2).contiguous()
         own |= {"grad_scores": grad_scores, "grad_bias": grad_bias, **chunk, **maps, **sums}

@@ -6,6 +6,9 @@ at one step all of them at one distance, so that sums by distance are sums over 
 are [channels, rows]; rings hold the positions that the taps reach.
 """
 
+# Kernels are compiled from a language of their own.
+# mypy: ignore-errors
+
 import triton
 import triton.language as tl
 
@@ -33,7 +36,7 @@ def logits_kernel(
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr,
     PART: tl.constexpr, WIDTH: tl.constexpr, KERNEL: tl.constexpr, LEFT: tl.constexpr, BLOCK_Q: tl.constexpr,
     STREAMS: tl.constexpr, CAUSAL: tl.constexpr, CONV: tl.constexpr, BIAS: tl.constexpr, TABLE: tl.constexpr,
-    RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """For the rows row_start … row_stop − 1: scores, weights and logit gradients of the visible pairs.
 
@@ -46,10 +49,11 @@ def logits_kernel(
     first, last = first + batch * first_batch, last + batch * last_batch
     rows = row_start + block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     safe_rows = tl.minimum(rows, row_stop - 1)
-    q_parts = load_queries(q + batch * q_batch, safe_rows, q_token, q_head, H, D, HEADS, DIMS, PART)
-    grad_parts = load_queries(
-        grad_out + batch * grad_batch, safe_rows, grad_token, grad_head, H, D, HEADS, DIMS, PART
-    )
+    q, grad_out = q + batch * q_batch, grad_out + batch * grad_batch
+    q_held, grad_held = (), ()
+    if HOLD:
+        q_held = load_queries(q, safe_rows, q_token, q_head, H, D, HEADS, DIMS, PART)
+        grad_held = load_queries(grad_out, safe_rows, grad_token, grad_head, H, D, HEADS, DIMS, PART)
     head = tl.minimum(tl.arange(0, HEADS), H - 1)[:, None]
     place = (batch * H + head) * num_queries + safe_rows[None, :]
     row_lse, row_delta = tl.load(lse + place)[:, :, None], tl.load(delta + place)[:, :, None]
@@ -63,12 +67,20 @@ def logits_kernel(
     key = begin + pixel % STREAMS * length
     bias_place = key * bias_step + query * bias_row
     map_start = batch * (row_stop - row_start) * num_columns * HEADS
-    scores_out, weights_out, grad_logits = scores_out + map_start, weights_out + map_start, grad_logits + map_start
+    scores_out, weights_out, grad_logits = (
+        scores_out + map_start,
+        weights_out + map_start,
+        grad_logits + map_start,
+    )
     map_place = ((query - row_start) * num_columns + key)[None, :] * HEADS + tl.arange(0, HEADS)[:, None]
 
     rings = empty_rings(q.dtype.element_ty, BLOCK_Q * STREAMS, HEADS, KERNEL, LEFT, CONV, BIAS, TABLE)
     for step in tl.range(steps, disable_licm=True):
         n = step - 2 * LEFT
+        q_parts, grad_parts = q_held, grad_held
+        if not HOLD:
+            q_parts = load_queries(q, safe_rows, q_token, q_head, H, D, HEADS, DIMS, PART)
+            grad_parts = load_queries(grad_out, safe_rows, grad_token, grad_head, H, D, HEADS, DIMS, PART)
         lowest_n, highest_n = first_key - key, last_key - key
         scores, logits, rings = walk_step(
             n, q_parts, k, rings, begin, end, length, lowest_n, highest_n, query + offset - key, bias_place,
@@ -80,7 +92,9 @@ def logits_kernel(
             tl.store(scores_out + map_place + n * HEADS, scores.to(q.dtype.element_ty), mask=own[None, :])
         done = n - 2 * RIGHT
         token = stream_tokens(begin, end, length, done, STREAMS)
-        grad_weights = dot_keys(grad_parts, v, token, k_token, k_head, H, G, D, HEADS, BLOCK_Q, STREAMS, PART, PRECISION)
+        grad_weights = dot_keys(
+            grad_parts, v, token, k_token, k_head, H, G, D, HEADS, BLOCK_Q, STREAMS, PART, PRECISION
+        )
         weights = tl.exp(tl.reshape(logits, (HEADS, BLOCK_Q, STREAMS)) - row_lse)
         grad = tl.reshape(weights * (grad_weights - row_delta), (HEADS, BLOCK_Q * STREAMS))
         weights = tl.reshape(weights, (HEADS, BLOCK_Q * STREAMS))
@@ -173,7 +187,10 @@ def convolution_kernel(
         score_ring = zeros(REACH + LEFT + 1, HEADS, BLOCK_R, dtype)
         grad_ring = zeros(REACH + RIGHT + 1, HEADS, BLOCK_R, dtype)
         pending = zeros(KERNEL, HEADS, BLOCK_R, tl.float32)
-        w1_sums, w2_sums = zeros(KERNEL * PARTS, PART, HEADS, tl.float32), zeros(KERNEL * PARTS, PART, HEADS, tl.float32)
+        w1_sums, w2_sums = (
+            zeros(KERNEL * PARTS, PART, HEADS, tl.float32),
+            zeros(KERNEL * PARTS, PART, HEADS, tl.float32),
+        )
         b1_sums = zeros(PARTS, PART, 16, tl.float32)
         if CHANNELS:
             bias_ring = zeros(REACH + LEFT + 1, HEADS, BLOCK_R, dtype)
@@ -203,22 +220,32 @@ def convolution_kernel(
             pending = pending[1:] + (fresh,)
             if CHANNELS:
                 bias_place = (key + n) * bias_step + row * bias_row
-                bias_ring = push(bias_ring, load_bias(bias, bias_place, shown, bias_head, H, HEADS).to(dtype), n)
+                bias_ring = push(
+                    bias_ring, load_bias(bias, bias_place, shown, bias_head, H, HEADS).to(dtype), n
+                )
                 pending_bias = pending_bias[1:] + (fresh if RESIDUAL_BIAS else tl.zeros_like(fresh),)
             w1_parts, wb_parts, w2_parts, b1_parts = (), (), (), ()
             for part in tl.static_range(PARTS):
                 channel = part * PART + tl.arange(0, PART)
                 distance = tl.zeros_like(row) + (start - c + RIGHT)
-                hidden = load_start(b1, table, table_plane, distance, column, inside, channel, WIDTH, LEFT, TABLE)
+                hidden = load_start(
+                    b1, table, table_plane, distance, column, inside, channel, WIDTH, LEFT, TABLE
+                )
                 grad_hidden = tl.zeros([PART, BLOCK_R], tl.float32)
                 for tap in tl.static_range(KERNEL):
-                    hidden = dot(load_tap(w1, tap, channel, head, WIDTH, HEADS), score_ring[tap], hidden, PRECISION)
+                    hidden = dot(
+                        load_tap(w1, tap, channel, head, WIDTH, HEADS), score_ring[tap], hidden, PRECISION
+                    )
                     if CHANNELS:
-                        hidden = dot(load_tap(wb, tap, channel, head, WIDTH, HEADS), bias_ring[tap], hidden, PRECISION)
+                        hidden = dot(
+                            load_tap(wb, tap, channel, head, WIDTH, HEADS), bias_ring[tap], hidden, PRECISION
+                        )
                     matrix = load_tap(w2_turned, tap, channel, head, WIDTH, HEADS)
                     grad_hidden = dot(matrix, grad_ring[KERNEL - 1 - tap], grad_hidden, PRECISION)
                 positive = hidden > 0
-                active = tl.where((inside & owned)[None, :], tl.where(positive, hidden, hidden * slope), 0.0).to(dtype)
+                active = tl.where(
+                    (inside & owned)[None, :], tl.where(positive, hidden, hidden * slope), 0.0
+                ).to(dtype)
                 grad_hidden = tl.where(positive, grad_hidden, grad_hidden * slope)
                 grad_hidden = tl.where(inside[None, :], grad_hidden, 0.0).to(dtype)
                 updated, updated_bias = (), ()
@@ -227,7 +254,9 @@ def convolution_kernel(
                     updated = updated + (dot(matrix, grad_hidden, pending[tap], PRECISION),)
                     if CHANNELS:
                         matrix = load_tap(wb_turned, tap, head, channel, HEADS, WIDTH)
-                        updated_bias = updated_bias + (dot(matrix, grad_hidden, pending_bias[tap], PRECISION),)
+                        updated_bias = updated_bias + (
+                            dot(matrix, grad_hidden, pending_bias[tap], PRECISION),
+                        )
                 pending, pending_bias = updated, updated_bias
 
                 own_grad = tl.where(owned, grad_hidden, tl.zeros_like(grad_hidden))
@@ -240,10 +269,18 @@ def convolution_kernel(
                     wb_parts = wb_parts + add_products(mine, own_grad, bias_ring, 0, PRECISION)
                 # Sums over rows, a column for each plane of the table (without a table, all in one).
                 plane = tl.arange(0, 16)[None, :]
-                chosen = (plane == (tl.minimum(column, LEFT) if TABLE else tl.zeros_like(column))[:, None]).to(dtype)
+                chosen = (
+                    (plane == (tl.minimum(column, LEFT) if TABLE else tl.zeros_like(column))[:, None])
+                    .to(tl.float32)
+                    .to(dtype)
+                )
                 if TABLE:
                     sums = dot(own_grad, chosen, tl.zeros([PART, 16], tl.float32), PRECISION)
-                    target = row_program * (LEFT + 1) * table_plane + (start - c + RIGHT) * WIDTH + channel[:, None]
+                    target = (
+                        row_program * (LEFT + 1) * table_plane
+                        + (start - c + RIGHT) * WIDTH
+                        + channel[:, None]
+                    )
                     mask = owned & (start - c + RIGHT >= 0) & (plane <= LEFT) & (channel[:, None] >= 0)
                     tl.store(sum_table + target + plane * table_plane, sums, mask=mask)
                     b1_parts = b1_parts + (b1_sums[part],)
@@ -258,16 +295,26 @@ def convolution_kernel(
             if CHANNELS and BIAS == "distance":
                 row_sum = tl.sum(tl.where(own[None, :], pending_bias[0], 0.0), 1)
                 target = (row_program * num_distances + start - done - bottom) * HEADS + head
-                tl.store(sum_values + target, row_sum, mask=(done >= 0) & (done < SEGMENT) & (start - done >= bottom))
+                tl.store(
+                    sum_values + target,
+                    row_sum,
+                    mask=(done >= 0) & (done < SEGMENT) & (start - done >= bottom),
+                )
             if CHANNELS and BIAS == "dense":
                 tl.store(grad_bias + target, pending_bias[0].to(dtype), mask=own[None, :])
 
     tl.store(sum_b2 + program * HEADS + head, b2_sums)
     if CONV:
         for part in tl.static_range(PARTS):
-            store_taps(sum_w1, program, w1_sums[part * KERNEL : (part + 1) * KERNEL], part, WIDTH, PART, HEADS)
-            store_taps(sum_w2, program, w2_sums[part * KERNEL : (part + 1) * KERNEL], part, WIDTH, PART, HEADS)
+            store_taps(
+                sum_w1, program, w1_sums[part * KERNEL : (part + 1) * KERNEL], part, WIDTH, PART, HEADS
+            )
+            store_taps(
+                sum_w2, program, w2_sums[part * KERNEL : (part + 1) * KERNEL], part, WIDTH, PART, HEADS
+            )
             if CHANNELS:
-                store_taps(sum_wb, program, wb_sums[part * KERNEL : (part + 1) * KERNEL], part, WIDTH, PART, HEADS)
+                store_taps(
+                    sum_wb, program, wb_sums[part * KERNEL : (part + 1) * KERNEL], part, WIDTH, PART, HEADS
+                )
             channel = part * PART + tl.arange(0, PART)
             tl.store(sum_b1 + program * WIDTH + channel, tl.sum(b1_sums[part], 1))

@@ -8,6 +8,9 @@ itself: the last few maps are kept in a ring. A stream starts 2·LEFT keys early
 Padded sizes are HEADS, DIMS, WIDTH (powers of two, at least 16). Padded channels hold zeros.
 """
 
+# Kernels are compiled from a language of their own.
+# mypy: ignore-errors
+
 import triton
 import triton.language as tl
 
@@ -138,7 +141,9 @@ def walk_convolutions(n, scores, bias, distance, column, inside, score_ring, bia
             hidden = dot(load_tap(w1, tap, channel, head, WIDTH, HEADS), score_ring[tap], hidden, PRECISION)
         if BIAS != "none" and not TABLE:
             for tap in tl.static_range(KERNEL):
-                hidden = dot(load_tap(wb, tap, channel, head, WIDTH, HEADS), bias_ring[tap], hidden, PRECISION)
+                hidden = dot(
+                    load_tap(wb, tap, channel, head, WIDTH, HEADS), bias_ring[tap], hidden, PRECISION
+                )
         active = tl.where(hidden > 0, hidden, hidden * slope)
         active = tl.where(inside[None, :], active, 0.0).to(dtype)
         updated = ()
@@ -220,9 +225,12 @@ def forward_kernel(
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, PART: tl.constexpr,
     WIDTH: tl.constexpr, KERNEL: tl.constexpr, LEFT: tl.constexpr, BLOCK_Q: tl.constexpr,
     STREAMS: tl.constexpr, CAUSAL: tl.constexpr, CONV: tl.constexpr, BIAS: tl.constexpr, TABLE: tl.constexpr,
-    RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    RESIDUAL_BIAS: tl.constexpr, PRECISION: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
-    """out [B, H, Tq, D] and lse [B, H, Tq], both contiguous; the grid is (query blocks, B)."""
+    """out [B, H, Tq, D] and lse [B, H, Tq], both contiguous; the grid is (query blocks, B).
+
+    HOLD: whether the queries stay on the chip, or are loaded again at each step.
+    """
     RIGHT: tl.constexpr = KERNEL - 1 - LEFT
     # The last queries see the most keys: they go first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -231,7 +239,9 @@ def forward_kernel(
     first, last = first + batch * first_batch, last + batch * last_batch
     rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     safe_rows = tl.minimum(rows, num_queries - 1)
-    q_parts = load_queries(q + batch * q_batch, safe_rows, q_token, q_head, H, D, HEADS, DIMS, PART)
+    q_held = ()
+    if HOLD:
+        q_held = load_queries(q + batch * q_batch, safe_rows, q_token, q_head, H, D, HEADS, DIMS, PART)
     sums = ()
     for part in tl.static_range(DIMS // PART):
         sums = sums + (tl.zeros([HEADS, BLOCK_Q, PART], tl.float32),)
@@ -250,6 +260,9 @@ def forward_kernel(
     total = tl.zeros([HEADS, BLOCK_Q], tl.float32)
     for step in tl.range(steps, disable_licm=True):
         n = step - 2 * LEFT
+        q_parts = q_held
+        if not HOLD:
+            q_parts = load_queries(q + batch * q_batch, safe_rows, q_token, q_head, H, D, HEADS, DIMS, PART)
         _, logits, rings = walk_step(
             n, q_parts, k, rings, begin, end, length, first_key - key, last_key - key, query + offset - key,
             bias_place, w1, wb, w2, b1, b2, table, bias, k_token, k_head, table_plane, bias_head, bias_step,
