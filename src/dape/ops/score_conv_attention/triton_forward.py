@@ -262,7 +262,9 @@ def forward_kernel(
         n = step - 2 * LEFT
         q_parts = q_held
         if not HOLD:
-            q_parts = load_queries(q + batch * q_batch, safe_rows, q_token, q_head, H, D, HEADS, DIMS, PART)
+            # A condition that always holds keeps the compiler from moving the loads out of the loop.
+            row = tl.where(n > -(1 << 20), safe_rows, 0)
+            q_parts = load_queries(q + batch * q_batch, row, q_token, q_head, H, D, HEADS, DIMS, PART)
         _, logits, rings = walk_step(
             n, q_parts, k, rings, begin, end, length, first_key - key, last_key - key, query + offset - key,
             bias_place, w1, wb, w2, b1, b2, table, bias, k_token, k_head, table_plane, bias_head, bias_step,
