@@ -69,6 +69,7 @@ class Attention(nn.Module):
         encoding: PositionEncoding,
         places: Places,
         cache: KeyValueCache | None = None,
+<<<<<<< HEAD
         last_rows: int | None = None,
     ) -> Tensor:
         """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
@@ -77,6 +78,17 @@ class Attention(nn.Module):
         """
         q, k, v, bias = self.inputs(x, encoding, places, cache, last_rows)
         places = places if last_rows is None else places.last(last_rows)
+=======
+        shown: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
+
+        shown: takes the softmax weights [B, H, Tq, Tk], computed beside the output by the reference path.
+        """
+        q, k, v, bias = self.inputs(x, encoding, places, cache)
+        if shown is not None:
+            shown.append(self._weights(q, k, bias, places))
+>>>>>>> hf
         attended = self.scores.attend(
             q,
             k,
@@ -112,11 +124,14 @@ class Attention(nn.Module):
     def weights(self, x: Tensor, encoding: PositionEncoding, places: Places) -> Tensor:
         """The softmax weights [B, H, Tq, Tk], by the reference: T×T memory, for looking at."""
         q, k, _, bias = self.inputs(x, encoding, places)
+        return self._weights(q, k, bias, places)
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Bias, places: Places) -> Tensor:
         dtype = torch.promote_types(q.dtype, torch.float32)
         scores = q.to(dtype) @ repeat_heads(k, self.num_heads).to(dtype).transpose(-1, -2) * self.scale
         dense = dense_bias(bias, places)
         return softmax_visible(self.scores(scores, dense, causal=places.causal, visible=places.visible)).to(
-            x.dtype
+            q.dtype
         )
 
     def _heads(self, x: Tensor) -> Tensor:

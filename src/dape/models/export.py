@@ -17,12 +17,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-# What `auto_map` names; everything else is found from its imports.
-ENTRIES = {
-    "AutoConfig": ("dape.models.config", "DapeConfig"),
-    "AutoModel": ("dape.models.decoder", "DapeModel"),
-    "AutoModelForCausalLM": ("dape.models.decoder", "DapeForCausalLM"),
-}
+# What `auto_map` names. All in one module, which names the configuration too: transformers copies the code
+# once for every entry module, and torch must meet the operators that it defines only once.
+MODULE = "dape.models.decoder"
+ENTRIES = {"AutoConfig": "DapeConfig", "AutoModel": "DapeModel", "AutoModelForCausalLM": "DapeForCausalLM"}
 
 
 def export(
@@ -44,7 +42,7 @@ def export(
 def _write_code(folder: Path) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    config["auto_map"] = {auto: f"{_flat(module)}.{name}" for auto, (module, name) in ENTRIES.items()}
+    config["auto_map"] = {auto: f"{_flat(MODULE)}.{name}" for auto, name in ENTRIES.items()}
     text = json.dumps(config, indent=2) + "\n"
     path.write_text(text)
     # torch knows its operators by name: two models in one process must not share the names of theirs.
@@ -55,9 +53,9 @@ def _write_code(folder: Path) -> None:
 
 
 def sources() -> dict[str, str]:
-    """Every module that the entries need, by name, its imports rewritten for one flat folder."""
+    """Every module that the entries need, by name, with its imports rewritten for one flat folder."""
     found: dict[str, str] = {}
-    waiting = [module for module, _ in ENTRIES.values()]
+    waiting = [MODULE]
     while waiting:
         module = waiting.pop()
         if module in found:

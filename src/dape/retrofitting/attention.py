@@ -42,19 +42,20 @@ def interval_mask(
 ) -> Tensor:
     """First and last visible key of every query, [B, 1, Tq, 2]; a query that sees nothing has first > last."""
     rows = max(1, TILE_NUMBERS // max(1, batch_size * kv_length))
+    options: dict[str, Any] = {} if mask_function is None else {"mask_function": mask_function}
     tiles = []
     for start in range(0, q_length, rows):
         shown = sdpa_mask(
             batch_size=batch_size,
             q_length=min(rows, q_length - start),
             kv_length=kv_length,
-            q_offset=q_offset + start,
+            q_offset=cast(int, q_offset + start),
             kv_offset=kv_offset,
             attention_mask=attention_mask,
             device=device,
             use_vmap=use_vmap,
             allow_is_causal_skip=False,
-            **({} if mask_function is None else {"mask_function": mask_function}),
+            **options,
         )
         tiles.append(intervals(cast(Tensor, shown)))
     return torch.cat(tiles, dim=2)

@@ -133,5 +133,6 @@ def _own_tensors(folder: Path) -> dict[str, Tensor]:
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            tensors.update({name: file.get_tensor(name) for name in file.keys() if f".{SCORES}." in name})
+            names = file.keys()
+            tensors.update({name: file.get_tensor(name) for name in names if f".{SCORES}." in name})
     return tensors
