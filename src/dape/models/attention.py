@@ -69,26 +69,18 @@ class Attention(nn.Module):
         encoding: PositionEncoding,
         places: Places,
         cache: KeyValueCache | None = None,
-<<<<<<< HEAD
         last_rows: int | None = None,
-    ) -> Tensor:
-        """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
-
-        last_rows: only so many queries, those at the end.
-        """
-        q, k, v, bias = self.inputs(x, encoding, places, cache, last_rows)
-        places = places if last_rows is None else places.last(last_rows)
-=======
         shown: list[Tensor] | None = None,
     ) -> Tensor:
         """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
 
+        last_rows: only so many queries, those at the end.
         shown: takes the softmax weights [B, H, Tq, Tk], computed beside the output by the reference path.
         """
-        q, k, v, bias = self.inputs(x, encoding, places, cache)
+        q, k, v, bias = self.inputs(x, encoding, places, cache, last_rows)
+        places = places if last_rows is None else places.last(last_rows)
         if shown is not None:
             shown.append(self._weights(q, k, bias, places))
->>>>>>> hf
         attended = self.scores.attend(
             q,
             k,

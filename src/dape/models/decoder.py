@@ -61,16 +61,11 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         encoding: PositionEncoding,
         places: Places,
         cache: Cache | None = None,
-<<<<<<< HEAD
         last_rows: int | None = None,
-    ) -> Tensor:
-        attended = self.attention(self.attention_norm(x), encoding, places, cache, last_rows)
-        x = (x if last_rows is None else x[:, -last_rows:]) + self.dropout(attended)
-=======
         shown: list[Tensor] | None = None,
     ) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), encoding, places, cache, shown))
->>>>>>> hf
+        attended = self.attention(self.attention_norm(x), encoding, places, cache, last_rows, shown)
+        x = (x if last_rows is None else x[:, -last_rows:]) + self.dropout(attended)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
@@ -147,11 +142,8 @@ class DapeModel(DapePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, T, hidden], with the cache if asked for.
 
-<<<<<<< HEAD
         last_rows: only so many at the end; the last layer then spares the other queries.
-=======
         output_attentions: the weights of every layer, T×T, by the reference path beside the one that computes.
->>>>>>> hf
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
@@ -193,14 +185,8 @@ class DapeModel(DapePreTrainedModel):
         for index, layer in enumerate(self.layers):
             encoding = cast(PositionEncoding, self.encodings[index % len(self.encodings)])
             states.append(x)
-<<<<<<< HEAD
-            if keep_weights:
-                block = cast(DapeDecoderLayer, layer)
-                weights.append(block.attention.weights(block.attention_norm(x), encoding, places))
-            x = layer(x, encoding, places, cache, last_rows if index + 1 == len(self.layers) else None)
-=======
-            x = layer(x, encoding, places, cache, weights if keep_weights else None)
->>>>>>> hf
+            rows = last_rows if index + 1 == len(self.layers) else None
+            x = layer(x, encoding, places, cache, rows, weights if keep_weights else None)
         x = self.norm(x)
         states.append(x)
         return BaseModelOutputWithPast(
