@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from dape.methods import Method, all_methods, parse_method
 from dape.ops.score_conv_attention import ConvWeights, DistanceBias, TileBias, Visible, score_conv_attention
 from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
+from dape.registration import register_everywhere
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
     from dape import models as models
+    from dape.inspection import inspect as inspect
+    from dape.retrofitting import load_adapter, load_retrofitted, remove_retrofit, retrofit, save_adapter
 
 __version__ = "0.1.0"
 
@@ -33,16 +36,36 @@ __all__ = [
     "TileBias",
     "Visible",
     "all_methods",
+    "load_adapter",
+    "load_retrofitted",
     "parse_method",
     "randomized_positions",
+    "remove_retrofit",
+    "retrofit",
+    "save_adapter",
     "score_conv_attention",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Models need transformers; import them when they are first named.
-    if name == "models":
-        import importlib
+# What needs more than torch is imported when it is first named: name → module.
+LATER = {
+    "inspect": "dape.inspection",
+    "load_adapter": "dape.retrofitting",
+    "load_retrofitted": "dape.retrofitting",
+    "remove_retrofit": "dape.retrofitting",
+    "retrofit": "dape.retrofitting",
+    "save_adapter": "dape.retrofitting",
+}
 
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "models":
         return importlib.import_module("dape.models")
+    if name in LATER:
+        return getattr(importlib.import_module(LATER[name]), name)
     raise AttributeError(f"module 'dape' has no attribute '{name}'")
+
+
+register_everywhere()

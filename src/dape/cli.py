@@ -29,7 +29,16 @@ COMMANDS = {
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
+    "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
     "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
+    "lm-eval": Command(
+        "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
+    ),
+    "retrofit-demo": Command(
+        "dape.commands.retrofit_demo:main",
+        "models",
+        "a small Llama before and after retrofitting, in one table",
+    ),
     "doctor": Command(
         "dape.commands.doctor:main", "", "what this machine can run, and what to do about the rest"
     ),

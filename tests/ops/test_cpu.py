@@ -166,7 +166,7 @@ def test_says_why_it_cannot_run(changes, sentence):
 
 
 def test_says_what_to_do_without_a_kernel(monkeypatch):
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
     assert "install g++ or clang" in cpu.unsupported(problem())
     assert choose(problem()).__name__.endswith("tiled")
 

@@ -102,20 +102,22 @@ WORKER = """
     import os, sys, torch
     from dape.ops.score_conv_attention import ConvWeights, DistanceBias, score_conv_attention
 
-    def result():
+    def result(by_distance=True):
         torch.manual_seed(0)
         q = torch.randn(2, 4, 100, 16, requires_grad=True)
         w = torch.randn(8, 8, 1, 3), torch.randn(8), torch.randn(4, 8, 1, 3), torch.randn(4)
-        out = score_conv_attention(q, q, q, ConvWeights(*w, 1), bias=DistanceBias(torch.randn(4, 100)), backend="cpu")
+        bias = DistanceBias(torch.randn(4, 100)) if by_distance else torch.randn(1, 4, 100, 100)
+        out = score_conv_attention(q, q, q, ConvWeights(*w, 1), bias=bias, backend="cpu")
         return torch.autograd.grad(out.sum(), q)[0].sum().item()
 """
 FORK = """
     torch.set_num_threads(2)
     torch.randn(2000, 2000) @ torch.randn(2000, 2000)
-    expected = result()
+    # A bias by distance needs torch's own convolution, whose threads do not survive a fork; the kernel's do.
+    expected = result(by_distance=False)
     child = os.fork()
     if child == 0:
-        os._exit(0 if result() == expected else 1)
+        os._exit(0 if result(by_distance=False) == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 LOADER = """
@@ -155,7 +157,7 @@ def test_out_of_memory_is_an_error(monkeypatch):
         def dape_forward(*args):
             return 2
 
-    monkeypatch.setattr(native, "library", lambda: Full)
+    monkeypatch.setattr(native, "KERNEL", Full)
     with pytest.raises(MemoryError, match="forward pass"):
         native.run("forward", native.Call())
 

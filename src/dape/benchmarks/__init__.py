@@ -9,6 +9,7 @@ COMMANDS = {
     "attention": "forward and backward of every backend, beside the paper's listing and PyTorch's own attention",
     "decode": "one query against a cache of keys, beside PyTorch's own attention",
     "model": "a training step of a preset for several methods, beside kerple",
+    "train": "a step of the training loop beside a bare one, and methods beside kerple",
     "data": "packing text into tokens, beside a plain copy and beside the tokenizer alone",
     "eval": "time and peak memory of evaluating a preset by length",
     "tasks": "sampling batches of the generated tasks, beside a training step on them",

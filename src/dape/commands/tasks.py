@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dape.tasks import TASKS, ChomskyTask, build_task
-from dape.tasks.report import groups, length_table, paper, score_table, write_plot, write_readme
+from dape.tasks.report import groups, length_tables, paper, score_table, write_plot, write_readme
 from dape.tasks.results import Result, Results
 from dape.tasks.runs import TaskRun, execute_all
 
@@ -182,10 +182,10 @@ def report(results: Results, console: Console) -> int:
     write_plot(results)
     write_readme(results)
     found = groups(results)
-    for title, (head, rows) in (
-        ("mean accuracy beyond the training length, % (the paper's)", score_table(found)),
-        ("accuracy by length, %", length_table(found)),
-    ):
+    tables = length_tables(found) | {
+        "mean accuracy beyond the training length, % (the paper's)": score_table(found)
+    }
+    for title, (head, rows) in tables.items():
         table = Table(*head, title=title)
         for row in rows:
             table.add_row(*row)

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from dape.data.corpora import Corpus, describe, find_corpus
+from dape.data.corpora import Corpus, find_corpus
+from dape.data.identity import begin, check_same
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
 from dape.data.pieces import BadText, Interrupted, cut_documents, stop
 from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
-from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, open_data, read_manifest
+from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, open_data
 from dape.files import exclusive, sync_folder, write_atomically
 
 # Pieces of text handed to the BPE trainer, which holds a few hundred of them.
@@ -58,11 +59,11 @@ def prepare(
     # Two processes may want the same data at once: one packs, the other waits and finds it done.
     with exclusive(folder.parent / f".{folder.name}.lock"):
         if (folder / "manifest.json").exists():
-            _check_same(folder, recipe, found)
+            check_same(folder, recipe, found)
             return open_data(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists and holds something else: give another folder")
-        partial = _partial(folder, recipe, found, restart=restart)
+        partial = begin(folder, recipe, found, restart=restart)
         try:
             with _progress(progress, found) as stage:
                 learnt = _tokenizer(recipe, partial, found, side, stage)
@@ -110,58 +111,6 @@ def _side(validation: float | Sequence[str], seed: int, corpus: Corpus) -> Side:
 def _check_names(missing: set[str]) -> None:
     if missing:
         raise ValueError(f"no document of the corpus is called {', '.join(sorted(missing))}")
-
-
-def _partial(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool) -> Path:
-    """The folder being written, beside the one it becomes: an earlier attempt's if it was the same work."""
-    partial = folder.parent / f".{folder.name}.partial"
-    plan = {"recipe": recipe, "sources": hashlib.sha256(describe(corpus).encode()).hexdigest()}
-    file = partial / "plan.json"
-    if partial.exists() and not restart:
-        begun = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        if begun.get("recipe") not in (None, recipe):
-            difference = _difference(begun["recipe"], recipe)
-            raise ValueError(f"{folder} was begun with {difference}: pass --restart to begin again")
-        if begun == plan:
-            return partial
-    # Nothing yet, or sources that have changed since: nothing of it could be used.
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    write_atomically(file, json.dumps(plan))
-    return partial
-
-
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return ", ".join(f"{key} {json.dumps(old.get(key))} (now {json.dumps(new.get(key))})" for key in keys)
-
-
-def _check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus) -> None:
-    """Refuse to take token data for that of another recipe or of other texts."""
-    manifest = read_manifest(folder)
-    if manifest["recipe"] != recipe:
-        difference = _difference(manifest["recipe"], recipe)
-        raise ValueError(f"{folder} was prepared with {difference}: give another folder or delete it")
-    if corpus.spec.startswith("hf:"):
-        return
-    with open(folder / "sources.jsonl", encoding="utf-8") as lines:
-        records = {record["name"]: record for record in map(json.loads, lines)}
-    advice = f"since {folder} was prepared: give another folder or delete it"
-    for source in corpus.sources:
-        record = records.pop(source.name, None)
-        if record is None:
-            raise ValueError(f"{source.name} has been added to the corpus {advice}")
-        if record["bytes"] != source.size or (record["stamp"] != source.stamp and _changed(source, record)):
-            raise ValueError(f"{source.name} has changed {advice}")
-    if records:
-        raise ValueError(f"{next(iter(records))} has been removed from the corpus {advice}")
-
-
-def _changed(source: Any, record: dict[str, Any]) -> bool:
-    if not record["sha256"]:  # a file that was skipped, unread
-        return True
-    with Watched(source.path) as watched:
-        return watched.digest() != record["sha256"]
 
 
 Stage = Callable[[str], Callable[[int], None]]

@@ -28,6 +28,8 @@ class Scorer:
         self.options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
         self.keeps = "logits_to_keep" in accepted
         self.vocab_size, self.head = _head(model)
+        body = getattr(model, "base_model", model)
+        self.spares = "last_rows" in inspect.signature(body.forward).parameters
         if self.head is not None and not self._head_is_all():
             self.head = None
 
@@ -65,7 +67,7 @@ class Scorer:
         """The output layer by itself, for as many rows at a time as fit."""
         assert self.head is not None
         rows = targets.shape[1]
-        hidden = self._hidden(inputs)[:, -rows:]
+        hidden = self._hidden(inputs, rows)[:, -rows:]
         step = max(1, LOGITS // (len(targets) * self.vocab_size))
         parts = [
             token_losses(self.head(hidden[:, start : start + step]), targets[:, start : start + step])
@@ -73,8 +75,10 @@ class Scorer:
         ]
         return torch.cat(parts, dim=1)
 
-    def _hidden(self, inputs: Tensor) -> Tensor:
-        output = cast(Any, self.model).base_model(inputs, **self.options)
+    def _hidden(self, inputs: Tensor, rows: int) -> Tensor:
+        """[B, T or rows, hidden]: a model that can leave the other rows out of its last layer does."""
+        last = {"last_rows": rows} if self.spares else {}
+        output = cast(Any, self.model).base_model(inputs, **self.options, **last)
         return output[0] if isinstance(output, tuple) else output.last_hidden_state
 
     @torch.no_grad()
@@ -83,7 +87,7 @@ class Scorer:
         assert self.head is not None
         probe = torch.arange(8, device=self.device)[None] % self.vocab_size
         try:
-            whole, parts = _logits(self.model(probe, **self.options)), self.head(self._hidden(probe))
+            whole, parts = _logits(self.model(probe, **self.options)), self.head(self._hidden(probe, 8))
         except (AttributeError, TypeError):
             return False
         return whole.shape == parts.shape and torch.equal(whole, parts)

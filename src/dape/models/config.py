@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
@@ -23,6 +24,9 @@ class DapeConfig(PretrainedConfig):
     initializer_range: standard deviation of the weights; None for √(2 / (5 · hidden_size)).
     backend:          of the attention op; "auto" takes the fastest that can run.
     """
+
+    # Runs before each configuration is made; registering our models waits here until one is wanted.
+    before_use: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     model_type = "dape"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers declares it so)
@@ -50,6 +54,7 @@ class DapeConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
+        type(self).before_use()
         for unknown in kwargs:
             # transformers keeps whatever it is given; a near miss of a name of ours is a mistake.
             if near := difflib.get_close_matches(unknown, self.__annotations__, n=1, cutoff=0.8):

@@ -56,9 +56,16 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
-        self, x: Tensor, encoding: PositionEncoding, places: Places, cache: Cache | None = None
+        self,
+        x: Tensor,
+        encoding: PositionEncoding,
+        places: Places,
+        cache: Cache | None = None,
+        last_rows: int | None = None,
+        shown: list[Tensor] | None = None,
     ) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), encoding, places, cache))
+        attended = self.attention(self.attention_norm(x), encoding, places, cache, last_rows, shown)
+        x = (x if last_rows is None else x[:, -last_rows:]) + self.dropout(attended)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
@@ -130,9 +137,14 @@ class DapeModel(DapePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        last_rows: int | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states [B, T, hidden], with the cache if asked for."""
+        """Hidden states [B, T, hidden], with the cache if asked for.
+
+        last_rows: only so many at the end; the last layer then spares the other queries.
+        output_attentions: the weights of every layer, T×T, by the reference path beside the one that computes.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
@@ -153,13 +165,19 @@ class DapeModel(DapePreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
         )
-        return self._run(x, places, past_key_values, bool(output_hidden_states), bool(output_attentions))
+        return self._run(
+            x, places, past_key_values, bool(output_hidden_states), bool(output_attentions), last_rows
+        )
 
     def _run(
-        self, x: Tensor, places: Places, cache: Cache | None, keep_states: bool, keep_weights: bool
+        self,
+        x: Tensor,
+        places: Places,
+        cache: Cache | None,
+        keep_states: bool,
+        keep_weights: bool,
+        last_rows: int | None,
     ) -> BaseModelOutputWithPast:
-        if keep_weights and cache is not None and places.num_keys != places.num_queries:
-            raise ValueError("output_attentions needs the whole input at once, not a filled cache")
         states: list[Tensor] = []
         weights: list[Tensor] = []
         first = cast(PositionEncoding, self.encodings[0])
@@ -167,10 +185,8 @@ class DapeModel(DapePreTrainedModel):
         for index, layer in enumerate(self.layers):
             encoding = cast(PositionEncoding, self.encodings[index % len(self.encodings)])
             states.append(x)
-            if keep_weights:
-                block = cast(DapeDecoderLayer, layer)
-                weights.append(block.attention.weights(block.attention_norm(x), encoding, places))
-            x = layer(x, encoding, places, cache)
+            rows = last_rows if index + 1 == len(self.layers) else None
+            x = layer(x, encoding, places, cache, rows, weights if keep_weights else None)
         x = self.norm(x)
         states.append(x)
         return BaseModelOutputWithPast(

@@ -40,7 +40,8 @@ class Group:
         self.task, self.method, self.num_layers = first["task"], first["method"], first["num_layers"]
         self.position_range = first["settings"]["position_range"]
         self.options = first["settings"]["options"]
-        self.longest_trained = max(first["settings"]["protocol"]["train_lengths"])
+        self.protocol = first["settings"]["protocol"]
+        self.longest_trained = max(self.protocol["train_lengths"])
         self.seeds = sorted(run["seed"] for run in runs)
         self.scores = [100 * run["score"] for run in runs if run["score"] is not None]
         names = {run["name"] for run in runs}
@@ -85,13 +86,10 @@ def score_table(found: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     """Tasks by methods, the fewer as columns: our score, and the paper's in brackets where it has one."""
     methods = list(dict.fromkeys(group.label for group in found))
     rows = []
-    for task, layers in dict.fromkeys((group.task, group.num_layers) for group in found):
-        here = {group.label: group for group in found if (group.task, group.num_layers) == (task, layers)}
-        chance = next(iter(here.values())).task_object().constant_accuracy
+    for title, members in panels(found).items():
+        here = {group.label: group for group in members}
         cells = [score_cell(here[method]) if method in here else "" for method in methods]
-        several = len({group.num_layers for group in found if group.task == task}) > 1
-        name = f"{task}, {layers} layer{'s' if layers > 1 else ''}" if several else task
-        rows.append([name, f"{100 * chance:.0f}", *cells])
+        rows.append([title, f"{100 * members[0].task_object().constant_accuracy:.0f}", *cells])
     head = ["task", "constant", *methods]
     if len(rows) >= len(methods):
         return head, rows
@@ -108,20 +106,31 @@ def score_cell(group: Group) -> str:
     return f"{statistics.mean(group.scores):.1f}{spread}{beside}"
 
 
-def length_table(found: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
-    """Rows are tasks and methods, columns some lengths: mean accuracy over seeds, ± its standard deviation."""
-    lengths = thinned(sorted({length for group in found for length in group.accuracy}), COLUMNS)
-    rows = []
+def length_tables(found: Sequence[Group]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """A table a task and number of layers: methods by some lengths, mean over seeds ± standard deviation."""
+    tables = {}
+    for title, here in panels(found).items():
+        lengths = thinned(sorted({length for group in here for length in group.accuracy}), COLUMNS)
+        rows = [[group.label, *(length_cell(group, length) for length in lengths)] for group in here]
+        tables[title] = (["method", *map(str, lengths)], rows)
+    return tables
+
+
+def length_cell(group: Group, length: int) -> str:
+    if length not in group.accuracy:
+        return ""
+    spread = group.spread[length]
+    return f"{group.accuracy[length]:.1f}" + ("" if math.isnan(spread) else f" ± {spread:.1f}")
+
+
+def panels(found: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups by task and number of layers, which is named where a task has several."""
+    members: dict[str, list[Group]] = {}
     for group in found:
-        cells = [
-            f"{group.accuracy[length]:.1f}"
-            + ("" if math.isnan(group.spread[length]) else f" ± {group.spread[length]:.1f}")
-            if length in group.accuracy
-            else ""
-            for length in lengths
-        ]
-        rows.append([group.task, group.label, str(group.num_layers), *cells])
-    return ["task", "method", "layers", *map(str, lengths)], rows
+        several = len({other.num_layers for other in found if other.task == group.task}) > 1
+        layers = f", {group.num_layers} layer{'s' if group.num_layers > 1 else ''}" if several else ""
+        members.setdefault(group.task + layers, []).append(group)
+    return members
 
 
 def thinned(values: Sequence[int], count: int) -> list[int]:
@@ -144,24 +153,25 @@ def write_plot(results: Results) -> None:
     from matplotlib import pyplot
 
     found = groups(results)
-    panels = list(dict.fromkeys((group.task, group.num_layers) for group in found))
-    columns = min(3, len(panels))
-    rows = math.ceil(len(panels) / columns)
+    shown = panels(found)
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
     figure, axes = pyplot.subplots(
         rows, columns, figsize=(4.2 * columns, 2.9 * rows), squeeze=False, layout="constrained"
     )
-    colours = {method: f"C{index}" for index, method in enumerate(dict.fromkeys(g.label for g in found))}
-    for axis, (task, layers) in zip(axes.flat, panels, strict=False):
-        here = [group for group in found if (group.task, group.num_layers) == (task, layers)]
+    methods = list(dict.fromkeys(group.label for group in found))
+    palette = pyplot.get_cmap("tab10" if len(methods) <= 10 else "tab20")
+    colours = {method: palette(index) for index, method in enumerate(methods)}
+    for axis, (title, here) in zip(axes.flat, shown.items(), strict=False):
         for group in here:
             axis.plot(
                 list(group.accuracy), list(group.accuracy.values()), ".-", color=colours[group.label], lw=1.2
             )
         axis.axvline(here[0].longest_trained, color="grey", ls="--", lw=0.8)
         axis.axhline(100 * here[0].task_object().constant_accuracy, color="grey", ls=":", lw=0.8)
-        axis.set(title=f"{task}, {layers} layer{'s' if layers > 1 else ''}", ylim=(0, 103))
+        axis.set(title=title, ylim=(0, 103))
         axis.title.set_size("small")
-    for axis in axes.flat[len(panels) :]:
+    for axis in axes.flat[len(shown) :]:
         axis.axis("off")
     figure.supxlabel("length")
     figure.supylabel("accuracy, %")
@@ -178,7 +188,11 @@ def write_readme(results: Results) -> None:
     """README.md: what was run, where, and what came out, all read from results.json; notes.md is included."""
     found = groups(results)
     about = results.content["environment"]
-    protocols = list(dict.fromkeys(describe(run["settings"]["protocol"]) for run in results.runs))
+    tasks_of: dict[str, list[str]] = {}
+    for group in found:
+        named = tasks_of.setdefault(describe(group.protocol), [])
+        named.extend([group.task] if group.task not in named else [])
+    protocols = [f"{', '.join(named)}: {text}" for text, named in tasks_of.items()]
     seconds = sum(run["train_seconds"] + run["test_seconds"] for run in results.runs)
     notes = results.folder / "notes.md"
     hardware = about["gpu"] or f"{about['processor']}, {about['threads']} of {about['cores']} cores"
@@ -199,7 +213,7 @@ def write_readme(results: Results) -> None:
         markdown(*score_table(found)),
         "![accuracy by length](accuracy.png)",
         "## Accuracy by length, %",
-        markdown(*length_table(found)),
+        *(f"### {title}\n\n{markdown(*table)}" for title, table in length_tables(found).items()),
     ]
     write_atomically(results.folder / "README.md", "\n\n".join(parts) + "\n")
 

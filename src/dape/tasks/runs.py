@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -100,11 +101,11 @@ def execute(run: TaskRun, folder: Path, *, progress: bool = False, threads: int 
     if fitted.stopped_early:
         raise KeyboardInterrupt(fitted.stopped_early)
     start = time.perf_counter()
-    shown = Console(stderr=True, quiet=not progress)
+    shown, silent = Console(stderr=True), not (progress and sys.stderr.isatty())
     accuracy = accuracy_by_length(
         task,
         model,
-        track(protocol.test_lengths, "testing", console=shown, transient=True),
+        track(protocol.test_lengths, "testing", console=shown, transient=True, disable=silent),
         protocol.samples,
         position_range=run.position_range,
     )

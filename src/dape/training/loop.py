@@ -6,10 +6,9 @@ step → batch → loss, backward (in pieces) → clip → AdamW → a line of m
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,16 @@ from dape.training.checkpoint import Checkpoints, read_state
 from dape.training.guard import Guard
 from dape.training.lock import locked
 from dape.training.metrics import MetricsLog, Record, read_metrics
-from dape.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
+from dape.training.optimizer import build_optimizer, clip_gradient, learning_rate_at, set_learning_rate
 from dape.training.parallel import Parallel, processes
 from dape.training.precision import autocast, check_precision
 from dape.training.progress import Display, open_display
+from dape.training.safety import check_same_run, room_on_disk
 from dape.training.seeds import seed_generators
-from dape.training.settings import FIXED_WITHIN_A_RUN, DiskFull, FitResult, LoopSettings, TrainingStopped
+from dape.training.settings import FitResult, LoopSettings, TrainingStopped
 from dape.training.signals import StopRequest
 from dape.training.storage import STORAGES
-from dape.training.task import TrainingTask
+from dape.training.task import TrainingTask, move
 from dape.training.trackers import Tracker, open_trackers
 
 # Called with each step's record, in order; returning True asks the loop to save and stop.
@@ -94,7 +94,9 @@ class Loop:
         self.pending: list[tuple[Record, Tensor]] = []
         self.log: MetricsLog | None = None
         self.trackers: list[Tracker] = []
-        self.display: Display = open_display(settings.steps, 0, wanted=False)
+        self.display: Display = open_display(
+            settings.steps, Record(step=0, tokens=0, seconds=0.0), wanted=False
+        )
 
     def run(self) -> FitResult:
         settings, stopped = self.settings, None
@@ -239,8 +241,9 @@ class Loop:
         with room_on_disk(self.step, self.saved):
             self.log = MetricsLog(self.folder / "metrics.jsonl", self.step)
         stack.callback(self.log.close)
+        start = Record(step=self.step, tokens=self.tokens, seconds=self.seconds)
         self.trackers = open_trackers(self.settings, self.folder)
-        self.display = open_display(self.settings.steps, self.step, wanted=progress)
+        self.display = open_display(self.settings.steps, start, wanted=progress)
         stack.callback(self.display.close)
         for tracker in self.trackers:
             stack.callback(tracker.close)
@@ -248,51 +251,3 @@ class Loop:
     def say(self, message: str) -> None:
         self.notes.append(message)
         self.display.say(message)
-
-
-def clip_gradient(model: nn.Module, limit: float) -> Tensor:
-    """Scale the gradient down to the limit, if there is one; returns its norm before."""
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.clip_grad_norm_(parameters, limit or math.inf)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
-def move(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {name: move(value, device) for name, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        moved = [move(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    return batch
-
-
-def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
-    now = asdict(settings)
-    for name in FIXED_WITHIN_A_RUN:
-        old, new = before.get(name), now[name]
-        if (list(old) if isinstance(old, list | tuple) else old) != (
-            list(new) if isinstance(new, tuple) else new
-        ):
-            raise ValueError(
-                f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with "
-                f"its own settings; give a new one another folder"
-            )
-
-
-@contextlib.contextmanager
-def room_on_disk(step: int, saved: int, parallel: Parallel | None = None) -> Iterator[None]:
-    """Turn a full disk into a sentence, in every process that takes part in the writing."""
-    failure = None
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        failure = f"the disk is full at step {step}"
-    failure = parallel.agree(failure) if parallel else failure
-    if failure:
-        kept = f"the checkpoint of step {saved} is intact" if saved > 0 else "there is no checkpoint yet"
-        raise DiskFull(f"{failure}; {kept}: make room and give the same command again to continue")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from dape.positions import PositionEncoding
@@ -52,3 +52,10 @@ def learning_rate_at(step: int, settings: LoopSettings) -> float:
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def clip_gradient(model: nn.Module, limit: float) -> Tensor:
+    """Scale the gradient down to the limit, if there is one; returns its norm before."""
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = nn.utils.clip_grad_norm_(parameters, limit or math.inf)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

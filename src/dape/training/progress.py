@@ -21,7 +21,8 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-def open_display(steps: int, start: int, *, wanted: bool) -> Display:
+def open_display(steps: int, start: Record, *, wanted: bool) -> Display:
+    """What fits where the errors go; `start` has the step, tokens and seconds that training goes on from."""
     if wanted and sys.stderr.isatty():
         return Bar(steps, start)
     return Lines(steps, start, wanted=wanted)
@@ -30,7 +31,7 @@ def open_display(steps: int, start: int, *, wanted: bool) -> Display:
 class Lines:
     """A line every half minute and at the end; messages alone where no progress is wanted."""
 
-    def __init__(self, steps: int, start: int, *, wanted: bool) -> None:
+    def __init__(self, steps: int, start: Record, *, wanted: bool) -> None:
         self.steps, self.wanted, self.speed = steps, wanted, Speed(steps, start)
         self._last = time.monotonic()
 
@@ -51,7 +52,7 @@ class Lines:
 class Bar:
     """A progress bar with loss, tokens a second and the time left."""
 
-    def __init__(self, steps: int, start: int) -> None:
+    def __init__(self, steps: int, start: Record) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -63,7 +64,7 @@ class Bar:
             TextColumn("{task.fields[summary]}"),
         )
         self._progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
-        self._task = self._progress.add_task("", total=steps, completed=start, summary="")
+        self._task = self._progress.add_task("", total=steps, completed=int(start["step"]), summary="")
         self._progress.start()
 
     def show(self, record: Record) -> None:
@@ -81,13 +82,13 @@ class Bar:
 class Speed:
     """Tokens a second and time left, smoothed."""
 
-    def __init__(self, steps: int, start: int) -> None:
-        self.steps, self._before = steps, Record(step=start)
+    def __init__(self, steps: int, start: Record) -> None:
+        self.steps, self._before = steps, start
         self.tokens_per_second = self.seconds_per_step = 0.0
 
     def update(self, record: Record) -> None:
         before, self._before = self._before, record
-        if "seconds" not in before or record["seconds"] <= before["seconds"]:
+        if record["seconds"] <= before["seconds"]:
             return
         seconds, steps = record["seconds"] - before["seconds"], record["step"] - before["step"]
         weight = 0.3 if self.seconds_per_step else 1.0

@@ -26,6 +26,7 @@ from dape.training.language import LanguageModelling
 from dape.training.loop import OnStep, fit
 from dape.training.metrics import Record, read_metrics
 from dape.training.parallel import Parallel, processes
+from dape.training.precision import check_precision
 from dape.training.seeds import initialise
 from dape.training.settings import FitResult
 from dape.training.state import model_tensors
@@ -102,6 +103,8 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
     assert config.out is not None
     folder = Path(config.out)
     with processes(config) as parallel:
+        # Before minutes of packing, what cannot work anyway.
+        check_precision(config.precision, parallel.device)
         if parallel.main:
             check_continues(folder, config)
         data = open_prepared(config, parallel, progress=progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -28,3 +29,15 @@ class TrainingTask(Protocol):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Mean loss over the targets of the batch; `model` is `self.model`, perhaps wrapped."""
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: move(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        moved = [move(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch

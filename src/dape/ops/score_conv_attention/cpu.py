@@ -27,9 +27,7 @@ def unsupported(problem: Problem) -> str | None:
         return "it never reads keys that a query may not see, which leak_future=True asks for"
     if problem.conv is not None and not 0 <= problem.conv.negative_slope <= 1:
         return f"it needs negative_slope in [0, 1], got {problem.conv.negative_slope}"
-    if native.library() is None:
-        return native.NOT_BUILT
-    return None
+    return native.PROBLEM
 
 
 def attend(problem: Problem) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,27 +97,36 @@ class _Selected:
     build = b""
 
 
-@functools.cache
-def library(path: Path | None = None) -> ctypes.CDLL | None:
-    """The shared library, or None where it was not built."""
-    found = [path] if path else sorted(Path(__file__).parent.glob("_kernel*.so"))
-    if not found:
-        return None
-    kernel = ctypes.CDLL(str(found[0]))
+def load(path: Path) -> ctypes.CDLL:
+    """A kernel's shared library, ready to call."""
+    kernel = ctypes.CDLL(str(path))
     for name in ("dape_forward", "dape_backward", "dape_decode"):
         getattr(kernel, name).argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int]
     kernel.dape_build_name.restype = ctypes.c_char_p
     kernel.dape_call_size.restype = ctypes.c_int64
     if kernel.dape_call_size() != ctypes.sizeof(Call):
-        raise ImportError(f"{found[0]} belongs to another version of dape: install it again")
+        raise OSError(f"{path} belongs to another version of dape")
     return kernel
+
+
+def _find() -> tuple[ctypes.CDLL | None, str | None]:
+    """The kernel that was built with this package, or why there is none."""
+    paths = sorted(Path(__file__).parent.glob("_kernel*.so"))
+    if not paths:
+        return None, NOT_BUILT
+    try:
+        return load(paths[0]), None
+    except OSError as error:
+        return None, f"its compiled kernel does not load ({error}): install dape again"
+
+
+KERNEL, PROBLEM = _find()
 
 
 def builds() -> list[str]:
     """The builds that this processor can run, fastest first: of avx512, avx2 and portable."""
-    kernel = library()
     names: list[str] = []
-    while kernel is not None and (name := kernel.dape_build_name(len(names))) is not None:
+    while KERNEL is not None and (name := KERNEL.dape_build_name(len(names))) is not None:
         names.append(name.decode())
     return names
 
@@ -137,9 +145,7 @@ def use_build(name: str) -> Iterator[None]:
 
 def run(step: str, call: Call) -> None:
     """Run "forward", "backward" or "decode" on PyTorch's number of threads; the GIL is released meanwhile."""
-    kernel = library()
-    assert kernel is not None
-    code = getattr(kernel, f"dape_{step}")(_Selected.build, ctypes.byref(call), torch.get_num_threads())
+    code = getattr(KERNEL, f"dape_{step}")(_Selected.build, ctypes.byref(call), torch.get_num_threads())
     if code == 2:
         raise MemoryError(f"not enough memory for the {step} pass")
     assert code == 0, code

@@ -9,6 +9,9 @@
 
 namespace {
 
+// Whether no two rows share a place in the gradient of `edges`, so that threads write there directly.
+bool direct_edges(const Call &c) { return c.batch == 1 && !c.first; }
+
 // What one thread sums up over its tiles; `lanes` sums are added up over the lanes at the end.
 struct Partials {
   float *dw1, *dw2, *db1, *db2, *values, *hidden, *edges;
@@ -22,7 +25,7 @@ struct Partials {
     db2 = arena.take(c.heads * LANES);
     values = arena.take(c.bias == BY_DISTANCE ? c.heads * s.values_stride : 0);
     hidden = arena.take(c.tables ? c.width * s.hidden_stride : 0);
-    edges = arena.take(c.tables ? c.left * c.width * c.table_length : 0);
+    edges = direct_edges(c) ? c.dedges : arena.take(c.tables ? c.left * c.width * c.table_length : 0);
     floats = arena.used;
   }
 };
@@ -72,8 +75,8 @@ struct BackwardTile : RowTile {
 
   void run(int64_t unit) {
     move(unit);
-    memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
-    if (sees_something()) {
+    if (!sees_something()) memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
+    else {
       const float scale = static_cast<float>(c.scale);
       transpose_in(q, c.q, c.q_stride, scale);
       transpose_in(grad, c.grad_out, c.grad_stride, 1.0f);
@@ -96,20 +99,23 @@ struct BackwardTile : RowTile {
       }
   }
 
-  // The log-sum-exp of each row and delta = Σ_d out · grad_out.
+  // The log-sum-exp of each row and delta = Σ_d out · grad_out, summed in the same order as the products
+  // with single values: a row that sees one key then has a gradient of exactly 0.
   void read_sums() {
-    for (int64_t h = 0; h < c.heads; ++h)
-      for (int64_t r = 0; r < ROWS; ++r) {
-        float sum = 0;
-        if (r < rows) {
-          const float *row = c.out + entry * c.out_stride[0] + h * c.out_stride[1] + (i0 + r) * c.out_stride[2];
-          const float *p = grad_rows + (h * ROWS + r) * padded_width;
-          for (int64_t d = 0; d < c.head_width; ++d) sum += row[d] * p[d];
-        }
-        delta[h * ROWS + r] = sum;
-        // Lanes past the last row get weights e^(−∞) = 0.
-        lse[h * ROWS + r] = r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
+    // dq is free until the walk begins.
+    transpose_in(dq, c.out, c.out_stride, 1.0f);
+    for (int64_t h = 0; h < c.heads; ++h) {
+      for (int v = 0; v < VECTORS; ++v) {
+        vec sum = vec{};
+        for (int64_t at = (h * c.head_width) * ROWS + v * LANES; at < (h + 1) * c.head_width * ROWS; at += ROWS)
+          sum += load(dq + at) * load(grad + at);
+        store(delta + h * ROWS + v * LANES, sum);
       }
+      // Lanes past the last row get weights e^(−∞) = 0.
+      for (int64_t r = 0; r < ROWS; ++r)
+        lse[h * ROWS + r] = r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
+    }
+    memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
   }
 
   void walk() {
@@ -365,6 +371,7 @@ void backward_finish(const Call &c, const Worker *workers, int count) {
     for (int64_t w = 0; w < c.width; ++w)
       for (int64_t n = 0; n < c.table_length; ++n)
         c.dhidden[w * c.table_length + n] += s.hidden[w * tile.shared.hidden_stride + ROWS + n];
+    if (direct_edges(c)) continue;
     for (int64_t n = 0; n < c.left * c.width * c.table_length; ++n) c.dedges[n] += s.edges[n];
   }
 }

@@ -56,13 +56,16 @@ struct Shared {
     project_back = arena.take(n2);
     b1 = arena.take(c.width * ROWS);
     values_stride = c.distances + 2 * ROWS;
-    values = arena.take(c.bias == BY_DISTANCE ? c.heads * values_stride : 0);
+    values = arena.take(has_values(c) ? c.heads * values_stride : 0);
     addend_stride = c.bias == BY_DISTANCE ? values_stride : ROWS;
     addend = arena.take(c.heads * addend_stride);
     hidden_stride = c.table_length + 2 * ROWS;
     hidden = arena.take(c.tables ? c.width * hidden_stride : 0);
     if (floats) *floats = arena.used;
   }
+
+  // Whether the bias by distance is a channel of the first convolution.
+  static bool has_values(const Call &c) { return c.bias == BY_DISTANCE && c.width && c.channels > c.heads; }
 };
 
 size_t shared_floats(const Call &c) {
@@ -93,10 +96,10 @@ void prepare(const Call &c, float *memory) {
       }
     for (int r = 0; r < ROWS; ++r) s.b1[w * ROWS + r] = c.tables ? 0.0f : c.b1[w];
   }
-  if (c.bias == BY_DISTANCE) pad_table(s.values, s.values_stride, c.values, c.heads, c.distances);
-  for (int64_t h = 0; h < c.heads; ++h)
-    for (int64_t n = 0; n < s.addend_stride; ++n)
-      s.addend[h * s.addend_stride + n] = (c.bias == BY_DISTANCE && c.residual_bias ? s.values[h * s.values_stride + n] : 0.0f) + (c.width ? c.b2[h] : 0.0f);
+  if (s.has_values(c)) pad_table(s.values, s.values_stride, c.values, c.heads, c.distances);
+  if (c.bias == BY_DISTANCE && c.residual_bias) pad_table(s.addend, s.addend_stride, c.values, c.heads, c.distances);
+  else memset(s.addend, 0, c.heads * s.addend_stride * sizeof(float));
+  for (int64_t i = 0; c.width && i < c.heads * s.addend_stride; ++i) s.addend[i] += c.b2[i / s.addend_stride];
   if (c.tables) pad_table(s.hidden, s.hidden_stride, c.hidden, c.width, c.table_length);
 }
 

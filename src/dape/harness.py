@@ -1,0 +1,94 @@
+"""Our models in EleutherAI's lm-evaluation-harness: `--model dape`. Needs `dape[lm-eval]`.
+
+`python -m dape.harness …` is the harness's own command line with our model known to it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+import dape
+from dape.retrofitting.files import DESCRIPTION
+
+
+class DapeLM(HFLM):
+    """A trained run, an exported folder or a retrofitted model; other arguments are those of `--model hf`.
+
+    pretrained: a run's folder, its `model` folder, or an adapter's folder.
+    tokenizer:  "bytes", a folder, or by default the one beside the weights.
+    max_length: of the context; a model without learned positions has no limit of its own, 2048 by default.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | PreTrainedModel,
+        tokenizer: str | PreTrainedTokenizerBase | None = None,
+        *,
+        device: str | None = None,
+        dtype: str = "auto",
+        max_length: int = 2048,
+        **options: Any,
+    ) -> None:
+        model = pretrained if isinstance(pretrained, PreTrainedModel) else load_model(pretrained, dtype=dtype)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            tokenizer = load_tokenizer(tokenizer or model.config._name_or_path)
+        if len(tokenizer) > model.config.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model knows {model.config.vocab_size}: "
+                f"pass the tokenizer that it was trained with"
+            )
+        if device:
+            model.to(device)  # type: ignore[arg-type]
+        super().__init__(
+            model, backend="causal", tokenizer=tokenizer, max_length=max_length, device=device, **options
+        )
+
+
+def model_folder(run: str | Path) -> Path:
+    """The folder with config.json: the run itself or its `model`."""
+    run = Path(run)
+    for folder in (run, run / "model"):
+        if (folder / DESCRIPTION).exists() or _is_model(folder):
+            return folder
+    raise FileNotFoundError(
+        f"{run} holds no model: expected config.json and model.safetensors in it or in {run / 'model'}"
+    )
+
+
+def _is_model(folder: Path) -> bool:
+    # A run has a config.json of its own; a model's lies beside weights.
+    return (folder / "config.json").exists() and any(folder.glob("model*.safetensors*"))
+
+
+def load_model(run: str | Path, *, dtype: str = "auto") -> PreTrainedModel:
+    folder = model_folder(run)
+    if (folder / DESCRIPTION).exists():
+        return dape.load_retrofitted(folder, dtype=dtype)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder, or token = byte for "bytes"."""
+    if source == "bytes":
+        from dape.models.byte_tokenizer import byte_tokenizer
+
+        return byte_tokenizer()
+    folder = Path(source)
+    if folder.is_dir() and not any(
+        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")
+    ):
+        raise ValueError(
+            f'there is no tokenizer in {folder}: pass --tokenizer with a folder that has one, or "bytes" for a model '
+            f"of bytes"
+        )
+    return AutoTokenizer.from_pretrained(source)
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

@@ -1,0 +1,113 @@
+"""A trained model as a folder that others load, with its code beside its weights if they lack this package.
+
+transformers loads code from a folder by `auto_map` in config.json and follows relative imports, but only between
+files of one folder: so our modules are written flat, `dape.scores.conv` as `dape_scores_conv.py`, and their
+imports of each other rewritten.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+# What `auto_map` names. All in one module, which names the configuration too: transformers copies the code
+# once for every entry module, and torch must meet the operators that it defines only once.
+MODULE = "dape.models.decoder"
+ENTRIES = {"AutoConfig": "DapeConfig", "AutoModel": "DapeModel", "AutoModelForCausalLM": "DapeForCausalLM"}
+
+
+def export(
+    model: PreTrainedModel, folder: str | Path, *, tokenizer: Any = None, with_code: bool = False
+) -> Path:
+    """The folder, now with config, weights and tokenizer as `from_pretrained` reads them.
+
+    with_code: carry our modules too; the folder then loads with `trust_remote_code=True` where `dape` is not installed.
+    """
+    folder = Path(folder)
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    if with_code:
+        _write_code(folder)
+    return folder
+
+
+def _write_code(folder: Path) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["auto_map"] = {auto: f"{_flat(MODULE)}.{name}" for auto, name in ENTRIES.items()}
+    text = json.dumps(config, indent=2) + "\n"
+    path.write_text(text)
+    # torch knows its operators by name: two models in one process must not share the names of theirs.
+    namespace = "dape_" + hashlib.sha256((str(folder.resolve()) + text).encode()).hexdigest()[:12]
+    for module, source in sources().items():
+        source = re.sub(r'"dape::', f'"{namespace}::', source)
+        (folder / f"{_flat(module)}.py").write_text(source)
+
+
+def sources() -> dict[str, str]:
+    """Every module that the entries need, by name, with its imports rewritten for one flat folder."""
+    found: dict[str, str] = {}
+    waiting = [MODULE]
+    while waiting:
+        module = waiting.pop()
+        if module in found:
+            continue
+        source, needed = _flattened(_path(module).read_text())
+        found[module] = source
+        waiting += needed
+    return found
+
+
+def _flattened(source: str) -> tuple[str, list[str]]:
+    """The source with `from dape.a.b import …` made relative, and the modules of ours that it names."""
+    lines, needed = source.splitlines(keepends=True), []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import) and any(name.name.split(".")[0] == "dape" for name in node.names):
+            raise ValueError(f'"{ast.unparse(node)}" cannot be exported: write "from dape… import …" instead')
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "dape":
+            continue
+        assert node.module is not None
+        statements = []
+        for name in node.names:
+            submodule = f"{node.module}.{name.name}"
+            alias = name.asname or name.name
+            if _is_module(submodule):
+                needed.append(submodule)
+                # transformers follows "from .x import y" alone, so name something that every module has.
+                statements.append(f"from .{_flat(submodule)} import __name__ as _")
+                statements.append(f"from . import {_flat(submodule)} as {alias}")
+            else:
+                needed.append(node.module)
+                statements.append(f"from .{_flat(node.module)} import {name.name} as {alias}")
+        indent = " " * node.col_offset
+        start, end = node.lineno - 1, node.end_lineno or node.lineno
+        lines[start:end] = [
+            "".join(f"{indent}{statement}\n" for statement in statements),
+            *[""] * (end - start - 1),
+        ]
+    return "".join(lines), needed
+
+
+def _flat(module: str) -> str:
+    return module.replace(".", "_")
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _path(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin)

@@ -1,0 +1,138 @@
+"""A retrofitted model on the disk: a small adapter beside a reference to its base, or the whole model.
+
+An adapter is a folder of two files: `dape_adapter.json` says what was added to which base and by which format,
+`dape_adapter.safetensors` holds the convolutions' weights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import logging as transformers_logging
+
+from dape.retrofitting.attach import RECORD, Model, Retrofit, adapter_parameters, record, retrofit
+from dape.retrofitting.attention import SCORES
+
+FORMAT = 1
+DESCRIPTION, WEIGHTS = "dape_adapter.json", "dape_adapter.safetensors"
+
+
+def save_adapter(model: PreTrainedModel, folder: str | Path, *, base: str | None = None) -> Path:
+    """The folder, now with the convolutions alone. base: where the base model is, by default where it was loaded from."""
+    plan, folder = record(model), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().cpu().contiguous() for name, value in adapter_parameters(model).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    description = {
+        "format": FORMAT,
+        "base": base or model.config._name_or_path or None,
+        "model_type": model.config.model_type,
+        "retrofit": asdict(plan),
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+    return folder
+
+
+def load_adapter(model: Model, folder: str | Path, *, freeze_base: bool = False) -> Model:
+    """The model, retrofitted with the adapter in that folder; a model that is retrofitted already gets its weights."""
+    description = _describe(Path(folder))
+    plan = Retrofit(**description["retrofit"])
+    if description["model_type"] != model.config.model_type:
+        raise ValueError(
+            f"the adapter in {folder} belongs to a {description['model_type']} model, not to a "
+            f"{model.config.model_type}: load it onto {description['base'] or 'the base it was trained on'}"
+        )
+    if not getattr(model.config, RECORD, None):
+        _check_shape(plan, model, folder)
+        retrofit(model, plan.method, width=plan.width, padding=plan.padding, freeze_base=freeze_base)
+    elif freeze_base:
+        raise ValueError(
+            "freeze_base=True applies when an adapter is added, but this model is already retrofitted"
+        )
+    _fill(model, load_file(Path(folder) / WEIGHTS), str(folder))
+    return model
+
+
+def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
+    """A retrofitted causal language model, from an adapter's folder or from one that `save_pretrained` wrote.
+
+    options: of AutoModelForCausalLM.from_pretrained, such as dtype and device_map.
+    """
+    folder = Path(folder)
+    if (folder / DESCRIPTION).exists():
+        base = _describe(folder)["base"]
+        if not base:
+            raise ValueError(
+                f"the adapter in {folder} does not say where its base is: load the base, then "
+                f"dape.load_adapter(model, {str(folder)!r})"
+            )
+        return load_adapter(AutoModelForCausalLM.from_pretrained(base, **options), folder)
+    # transformers would report our tensors as unexpected; they are read right after.
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    if not getattr(model.config, RECORD, None):
+        raise ValueError(f"{folder} holds neither an adapter ({DESCRIPTION}) nor a retrofitted model")
+    plan = record(model)
+    delattr(model.config, RECORD)
+    retrofit(model, plan.method, width=plan.width, padding=plan.padding)
+    _fill(model, _own_tensors(folder), str(folder))
+    return model
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    path = folder / DESCRIPTION
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} holds no adapter: there is no {DESCRIPTION} in it")
+    description = json.loads(path.read_text())
+    if description.get("format") != FORMAT:
+        raise ValueError(
+            f"the adapter in {folder} has format {description.get('format')}, this version of dape reads format "
+            f"{FORMAT}: load it with the version that wrote it"
+        )
+    return description
+
+
+def _check_shape(plan: Retrofit, model: PreTrainedModel, folder: str | Path) -> None:
+    has = (model.config.num_hidden_layers, model.config.num_attention_heads)
+    if (plan.num_layers, plan.num_heads) != has:
+        raise ValueError(
+            f"the adapter in {folder} was made for {plan.num_layers} layers of {plan.num_heads} heads, the model has "
+            f"{has[0]} of {has[1]}: load it onto the base it was trained on"
+        )
+
+
+@torch.no_grad()
+def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> None:
+    own = adapter_parameters(model)
+    wrong = sorted(own.keys() ^ tensors.keys()) or [
+        name for name, value in own.items() if value.shape != tensors[name].shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"the adapter in {source} does not fit the convolutions of this model, first at {wrong[0]}: "
+            f"retrofit with the adapter's own method and width"
+        )
+    for name, value in own.items():
+        value.copy_(tensors[name])
+
+
+def _own_tensors(folder: Path) -> dict[str, Tensor]:
+    """The convolutions' tensors in the safetensors files of a saved model."""
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            tensors.update({name: file.get_tensor(name) for name in names if f".{SCORES}." in name})
+    return tensors

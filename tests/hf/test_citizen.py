@@ -1,0 +1,183 @@
+"""What a Hugging Face user expects of any causal language model, of ours."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+from dape.models import DapeConfig, DapeForCausalLM, export
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "score_width": 8,
+}
+
+
+def tiny(**changes):
+    return DapeForCausalLM(DapeConfig(**{**SIZES, **changes})).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(0)
+    return export(tiny(), tmp_path_factory.mktemp("model"), with_code=True)
+
+
+def python(code, *arguments, **environment):
+    """What a fresh interpreter prints."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+LOAD = "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
+IMPORTS = {
+    "dape first": "import sys, dape; assert 'transformers' not in sys.modules; from transformers import AutoModelForCausalLM",
+    "dape last": "import sys; from transformers import AutoModelForCausalLM; import dape",
+    "in the middle of transformers' own imports": "import sys, transformers, dape; from transformers import LlamaForCausalLM, AutoModelForCausalLM",
+}
+
+
+@pytest.mark.parametrize("order", IMPORTS)
+def test_import_dape_alone_makes_the_model_known(order, folder):
+    assert python(f"{IMPORTS[order]}; {LOAD}", folder) == "DapeForCausalLM"
+
+
+WITHOUT_DAPE = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "dape":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+ids = torch.arange(12)[None]
+model(ids, labels=ids).loss.backward()
+print(type(model).__module__.split(".")[0], *model.generate(ids, max_new_tokens=4, do_sample=False)[0].tolist())
+"""
+
+
+def test_a_folder_with_code_loads_where_dape_is_not_installed(folder, tmp_path):
+    said = python(WITHOUT_DAPE, folder, HF_HOME=str(tmp_path))
+    here = AutoModelForCausalLM.from_pretrained(folder)
+    expected = here.generate(torch.arange(12)[None], max_new_tokens=4, do_sample=False)[0].tolist()
+    assert said == " ".join(["transformers_modules", *map(str, expected)])
+
+
+def test_sampling_repeats_under_its_seed_and_beams_and_assistants_decode():
+    model, helper = tiny(), tiny(num_hidden_layers=1)
+    ids = torch.randint(0, 40, (1, 6))
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        draws.append(model.generate(ids, max_new_tokens=8, do_sample=True, top_k=20))
+    assert torch.equal(*draws)
+    greedy = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assisted = model.generate(ids, max_new_tokens=8, do_sample=False, assistant_model=helper)
+    assert torch.equal(assisted, greedy)
+    by_lookup = model.generate(ids, max_new_tokens=8, do_sample=False, prompt_lookup_num_tokens=2)
+    assert torch.equal(by_lookup, greedy)
+    assert model.generate(ids, max_new_tokens=4, num_beams=3, do_sample=False).shape == (1, 10)
+
+
+def test_generation_begins_from_embeddings():
+    model, ids = tiny(), torch.randint(0, 40, (2, 6))
+    told = model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=4, do_sample=False)
+    assert torch.equal(told, model.generate(ids, max_new_tokens=4, do_sample=False)[:, 6:])
+
+
+def test_right_padding_changes_no_real_token():
+    model, ids = tiny(), torch.randint(0, 40, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    padded = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(padded[:1, :6], model(ids[:1, :6]).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_shown_while_generating():
+    model, ids = tiny(), torch.randint(0, 40, (2, 6))
+    out = model.generate(
+        ids, max_new_tokens=3, do_sample=False, output_attentions=True, return_dict_in_generate=True
+    )
+    shapes = [step[0].shape for step in out.attentions]
+    assert shapes == [(2, 4, 6, 6), (2, 4, 1, 7), (2, 4, 1, 8)]
+    whole = model(out.sequences[:, :8], output_attentions=True).attentions
+    for layer in range(2):
+        torch.testing.assert_close(out.attentions[2][layer][:, :, 0], whole[layer][:, :, 7])
+
+
+def test_embeddings_are_resized():
+    model, ids = tiny(), torch.randint(0, 40, (1, 6))
+    before = model(ids).logits
+    model.resize_token_embeddings(50, mean_resizing=False)
+    assert (model.config.vocab_size, model.lm_head.weight.shape[0]) == (50, 50)
+    torch.testing.assert_close(model(ids).logits[..., :40], before)
+    assert model(torch.tensor([[45]])).logits.shape == (1, 1, 50)
+
+
+def test_tied_embeddings_stay_tied_through_the_disk(tmp_path):
+    tiny(tie_word_embeddings=True).save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.lm_head.weight is again.model.embed.weight
+
+
+def test_dtype_and_device_map(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16, device_map="cpu")
+    assert {p.dtype for p in model.parameters()} == {torch.float16}
+    assert model(torch.arange(5)[None]).logits.dtype == torch.float16
+
+
+def test_trainer_trains_it_and_resumes(tmp_path):
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 40, (8, 12))]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=6,
+        save_steps=3,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        gradient_checkpointing=True,
+        dataloader_pin_memory=False,
+        logging_steps=1,
+    )
+    trainer = Trainer(model=tiny(), args=arguments, train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    again = Trainer(model=tiny(), args=arguments, train_dataset=rows)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for name, value in trainer.model.state_dict().items():
+        torch.testing.assert_close(again.model.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_lora_wraps_it(tmp_path):
+    peft = pytest.importorskip("peft")
+    base, ids = tiny(), torch.randint(0, 40, (2, 8))
+    before = base(ids).logits
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["query", "value"], r=2)
+    )
+    torch.testing.assert_close(model(ids).logits, before)
+    model(input_ids=ids, labels=ids).loss.backward()
+    trained = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    assert model.generate(input_ids=ids, max_new_tokens=2, do_sample=False).shape == (2, 10)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").exists()

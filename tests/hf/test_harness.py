@@ -1,0 +1,101 @@
+"""The lm-evaluation-harness on our models, offline, with a local task."""
+
+import json
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+import torch
+
+from dape.cli import main
+from dape.models import DapeForCausalLM, preset
+from dape.models.byte_tokenizer import byte_tokenizer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of the harness and of its data library
+]
+
+TASK = """
+task: brackets
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list:
+  - metric: acc
+"""
+QUESTIONS = [{"question": f"def f{i}(x", "choices": [")", "(", " ü"], "answer": i % 3} for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("run")
+    model = DapeForCausalLM(preset("tiny", num_hidden_layers=1, hidden_size=32, score_width=8))
+    model.save_pretrained(folder / "model")
+    byte_tokenizer().save_pretrained(folder / "model")
+    (folder / "tasks").mkdir()
+    data = folder / "tasks" / "brackets.jsonl"
+    data.write_text("\n".join(map(json.dumps, QUESTIONS)))
+    (folder / "tasks" / "brackets.yaml").write_text(TASK.format(data=data))
+    return folder
+
+
+def test_bytes_are_tokens():
+    text = "def ü\n\t x(日)"
+    ids = byte_tokenizer()(text)["input_ids"]
+    assert ids == list(text.encode())
+    assert byte_tokenizer().decode(ids) == text
+
+
+def test_a_local_task_gives_the_accuracy_that_the_model_has(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    out = tmp_path / "results.json"
+    assert main(["lm-eval", str(run), "--tasks", str(run / "tasks"), "--out", str(out)]) == 0
+    model = DapeForCausalLM.from_pretrained(run / "model").eval()
+    right = 0
+    for question in QUESTIONS:
+        totals = []
+        for choice in question["choices"]:
+            context, answer = question["question"].encode(), choice.encode()
+            ids = torch.tensor([list(context + answer)])
+            log = model(ids).logits.log_softmax(-1)[0, len(context) - 1 : -1]
+            totals.append(log.gather(-1, ids[0, len(context) :, None]).sum().item())
+        right += totals.index(max(totals)) == question["answer"]
+    assert json.loads(out.read_text())["results"]["brackets"]["acc,none"] == pytest.approx(
+        right / len(QUESTIONS)
+    )
+
+
+def test_the_harness_knows_the_name():
+    from lm_eval.api.registry import get_model
+
+    from dape.harness import DapeLM
+
+    assert get_model("dape") is DapeLM
+
+
+REFUSALS = {
+    "no model": (lambda run: ["lm-eval", str(run / "tasks"), "--tasks", str(run / "tasks")], "holds no model"),
+    "no task file": (lambda run: ["lm-eval", str(run), "--tasks", "missing.yaml"], "there is no task file missing.yaml"),
+    "unknown task": (lambda run: ["lm-eval", str(run), "--tasks", "no_such_task"], "knows no task no_such_task"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_mistakes_are_one_sentence(case, run, capsys):
+    call, message = REFUSALS[case]
+    assert main(call(run)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_tokenizer_says_what_to_pass(tmp_path, run, capsys):
+    DapeForCausalLM.from_pretrained(run / "model").save_pretrained(tmp_path)
+    assert main(["lm-eval", str(tmp_path), "--tasks", str(run / "tasks")]) == 2
+    assert 'pass --tokenizer with a folder that has one, or "bytes"' in capsys.readouterr().err
