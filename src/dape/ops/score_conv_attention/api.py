@@ -24,8 +24,8 @@ from dape.ops.score_conv_attention.types import (
 # In order of speed. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
 # returns None or the sentence that says why it cannot run this call.
 BACKENDS = {
-    "triton": "dape.ops.score_conv_attention.triton",
     "sdpa": "dape.ops.score_conv_attention.sdpa",
+    "triton": "dape.ops.score_conv_attention.triton",
     "tiled": "dape.ops.score_conv_attention.tiled",
     "reference": "dape.ops.score_conv_attention.reference",
 }
