@@ -25,11 +25,12 @@ from dape.ops.score_conv_attention.types import (
 # returns None or the sentence that says why it cannot run this call. Importing one must be quick:
 # what it needs beyond torch, it imports when it runs.
 BACKENDS: dict[str, ModuleType] = {
-    "triton": triton,
     "sdpa": sdpa,
+    "triton": triton,
     "cpu": cpu,
     "tiled": tiled,
     "reference": reference,
+}
 }
 
 # A tile bias is evaluated for as many query rows at a time as fit in this many numbers.

@@ -48,10 +48,12 @@ def pair_cost(
     inputs = 2 if bias == "dense" else 1
     # First convolution of scores (and of a dense bias), then the second.
     forward = 2 * product + (inputs + 1) * convolution
-    # Scores again and the gradient of the weights, with the convolutions; then in the second kernel the hidden
-    # map, its gradient, the inputs' gradients and the weights' gradients; then dq, dk, dv.
+    # Scores again and the gradient of the weights, with the convolutions.
     first = 2 * product + (inputs + 1) * convolution
-    second = (3 * inputs + 2) * convolution + 16 * hidden
+    # Hidden map, its gradient, the inputs' gradients (16 heads occupy one warp: the other repeats them), the
+    # gradients of the weights, and the sums by distance; then dq, dk, dv.
+    repeats = 2 if padding and heads == 16 else 1
+    second = ((2 + repeats) * inputs + 2) * convolution + 16 * hidden
     products = 3 * num_heads * head_width
     # Maps: scores and logit gradients written and read, softmax weights and score gradients cleared, written, and
     # read by the copies that the matrix products take, which are written and read (twice for the scores').
