@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from dape.ops.score_conv_attention import Visible, score_conv_attention
 from dape.ops.score_conv_attention.reference import repeat_heads, softmax_visible
@@ -34,7 +34,7 @@ def interval_mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable | None = None,
+    mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
     use_vmap: bool = False,
@@ -42,7 +42,6 @@ def interval_mask(
 ) -> Tensor:
     """First and last visible key of every query, [B, 1, Tq, 2]; a query that sees nothing has first > last."""
     rows = max(1, TILE_NUMBERS // max(1, batch_size * kv_length))
-    options: dict[str, Any] = {} if mask_function is None else {"mask_function": mask_function}
     tiles = []
     for start in range(0, q_length, rows):
         shown = sdpa_mask(
@@ -55,7 +54,7 @@ def interval_mask(
             device=device,
             use_vmap=use_vmap,
             allow_is_causal_skip=False,
-            **options,
+            mask_function=mask_function,
         )
         tiles.append(intervals(cast(Tensor, shown)))
     return torch.cat(tiles, dim=2)

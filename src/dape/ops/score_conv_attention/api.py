@@ -31,7 +31,6 @@ BACKENDS: dict[str, ModuleType] = {
     "tiled": tiled,
     "reference": reference,
 }
-}
 
 # A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
 TILE_NUMBERS = 4 * 1024 * 1024
