@@ -4,22 +4,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-slow check format bench clean
+.PHONY: help setup demo browser test test-slow check format bench sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY)  ## create .venv and install the package with all extras
 
-$(READY): pyproject.toml constraints.txt
+KERNEL := src/dape/ops/score_conv_attention/csrc
+
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
-demo: $(READY)  ## associative recall with and without the convolution, in under a minute
+demo: $(READY)  ## recall with and without the convolution (seconds), then a comparison by length (minutes)
 	$(BIN)/dape demo
 
-test: $(READY)  ## the test suite (a few minutes on two cores)
+browser:  ## install Chromium, in which the report's page is tested (Debian, as root)
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
+		|| echo "no Chromium, and it cannot be installed from here: the browser tests will be skipped"
+
+test: $(READY) browser  ## the test suite (a few minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(READY)  ## the tests that take minutes each
@@ -37,5 +44,14 @@ format: $(READY)  ## apply the formatter and the safe fixes
 bench: $(READY)  ## time the attention backends, interleaved, as ratios
 	$(BIN)/dape bench attention
 
+SANITIZED := build/sanitized
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
+
+sanitize: $(READY)  ## the C++ kernel under AddressSanitizer and UBSan, over the shape table
+	CFLAGS="-g -O1 $(SANITIZERS)" LDFLAGS="$(SANITIZERS)" \
+	$(BIN)/python setup.py --quiet build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/ops/sanitize.py $(SANITIZED)/dape/ops/score_conv_attention/_kernel*.so
+
 clean:  ## remove the virtual environment and the tools' caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,6 +17,7 @@ from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
     from dape import models as models
+    from dape.inspection import inspect as inspect
     from dape.retrofitting import load_adapter, load_retrofitted, remove_retrofit, retrofit, save_adapter
 
 __version__ = "0.1.0"
@@ -46,8 +47,9 @@ __all__ = [
 ]
 
 
-# What needs transformers, imported when it is first named.
-_LATER = {
+# What needs more than torch is imported when it is first named: name → module.
+LATER = {
+    "inspect": "dape.inspection",
     "load_adapter": "dape.retrofitting",
     "load_retrofitted": "dape.retrofitting",
     "remove_retrofit": "dape.retrofitting",
@@ -61,8 +63,8 @@ def __getattr__(name: str) -> Any:
 
     if name == "models":
         return importlib.import_module("dape.models")
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
+    if name in LATER:
+        return getattr(importlib.import_module(LATER[name]), name)
     raise AttributeError(f"module 'dape' has no attribute '{name}'")
 
 

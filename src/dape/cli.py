@@ -16,10 +16,21 @@ class Command(NamedTuple):
 # A subcommand is a function `main(arguments) -> exit code`; `extra` names what `pip install "dape[…]"` must bring.
 COMMANDS = {
     "methods": Command("dape.commands.methods:main", "", "list every method with a line of explanation"),
-    "demo": Command("dape.commands.demo:main", "lab", "see the idea work, in under a minute"),
+    "data": Command("dape.commands.data:main", "lab", "pack a corpus into tokens, and show what is in them"),
+    "train": Command("dape.commands.train:main", "lab", "train a language model with any method on any text"),
+    "generate": Command("dape.commands.generate:main", "lab", "text from a trained run, as it is written"),
+    "eval": Command("dape.commands.evaluate:main", "lab", "perplexity by length, with standard errors"),
+    "compare": Command(
+        "dape.commands.compare:main", "lab", "train methods alike, evaluate by length, report"
+    ),
+    "demo": Command(
+        "dape.commands.demo:main", "lab", "see the idea work in seconds, then a comparison in minutes"
+    ),
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
+    "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
+    "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
     "lm-eval": Command(
         "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
     ),

@@ -69,13 +69,16 @@ class Attention(nn.Module):
         encoding: PositionEncoding,
         places: Places,
         cache: KeyValueCache | None = None,
+        last_rows: int | None = None,
         shown: list[Tensor] | None = None,
     ) -> Tensor:
         """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
 
+        last_rows: only so many queries, those at the end.
         shown: takes the softmax weights [B, H, Tq, Tk], computed beside the output by the reference path.
         """
-        q, k, v, bias = self.inputs(x, encoding, places, cache)
+        q, k, v, bias = self.inputs(x, encoding, places, cache, last_rows)
+        places = places if last_rows is None else places.last(last_rows)
         if shown is not None:
             shown.append(self._weights(q, k, bias, places))
         attended = self.scores.attend(
@@ -92,17 +95,23 @@ class Attention(nn.Module):
         return self.out(attended.transpose(1, 2).flatten(2))
 
     def inputs(
-        self, x: Tensor, encoding: PositionEncoding, places: Places, cache: KeyValueCache | None = None
+        self,
+        x: Tensor,
+        encoding: PositionEncoding,
+        places: Places,
+        cache: KeyValueCache | None = None,
+        last_rows: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Bias]:
         """What the scores are made of: q [B, H, Tq, D], k and v [B, G, Tk, D], and the bias."""
-        q = encoding.rotate(self._heads(self.query(x)), places.queries)
+        asking, shown = (x, places) if last_rows is None else (x[:, -last_rows:], places.last(last_rows))
+        q = encoding.rotate(self._heads(self.query(asking)), shown.queries)
         k = encoding.rotate(self._heads(self.key(x)), places.queries)
         v = self._heads(self.value(x))
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
             # A preallocated cache returns room for more keys than there are.
             k, v = k[:, :, : places.num_keys], v[:, :, : places.num_keys]
-        return q, k, v, encoding.bias(q, k, places, scale=self.scale)
+        return q, k, v, encoding.bias(q, k, shown, scale=self.scale)
 
     def weights(self, x: Tensor, encoding: PositionEncoding, places: Places) -> Tensor:
         """The softmax weights [B, H, Tq, Tk], by the reference: T×T memory, for looking at."""

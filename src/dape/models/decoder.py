@@ -61,9 +61,11 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         encoding: PositionEncoding,
         places: Places,
         cache: KeyValueCache | None = None,
+        last_rows: int | None = None,
         shown: list[Tensor] | None = None,
     ) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), encoding, places, cache, shown))
+        attended = self.attention(self.attention_norm(x), encoding, places, cache, last_rows, shown)
+        x = (x if last_rows is None else x[:, -last_rows:]) + self.dropout(attended)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
@@ -135,10 +137,12 @@ class DapeModel(DapePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        last_rows: int | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, T, hidden], with the cache if asked for.
 
+        last_rows: only so many at the end; the last layer then spares the other queries.
         output_attentions: the weights of every layer, T×T, by the reference path beside the one that computes.
         """
         if (input_ids is None) == (inputs_embeds is None):
@@ -166,14 +170,22 @@ class DapeModel(DapePreTrainedModel):
         )
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
         arranged = without_holes(attention_mask, places, past_key_values)
-        output = self._run(x, places, arranged or past_key_values, bool(keep_states), bool(keep_weights))
+        output = self._run(
+            x, places, arranged or past_key_values, bool(keep_states), bool(keep_weights), last_rows
+        )
         output.past_key_values = past_key_values
         if arranged is not None and output.attentions is not None:
             output.attentions = cast(Any, tuple(map(arranged.in_place, output.attentions)))
         return output
 
     def _run(
-        self, x: Tensor, places: Places, cache: KeyValueCache | None, keep_states: bool, keep_weights: bool
+        self,
+        x: Tensor,
+        places: Places,
+        cache: KeyValueCache | None,
+        keep_states: bool,
+        keep_weights: bool,
+        last_rows: int | None,
     ) -> BaseModelOutputWithPast:
         states: list[Tensor] = []
         weights: list[Tensor] = []
@@ -182,7 +194,8 @@ class DapeModel(DapePreTrainedModel):
         for index, layer in enumerate(self.layers):
             encoding = cast(PositionEncoding, self.encodings[index % len(self.encodings)])
             states.append(x)
-            x = layer(x, encoding, places, cache, weights if keep_weights else None)
+            rows = last_rows if index + 1 == len(self.layers) else None
+            x = layer(x, encoding, places, cache, rows, weights if keep_weights else None)
         x = self.norm(x)
         states.append(x)
         return BaseModelOutputWithPast(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -45,6 +45,12 @@ class Places:
     def batch(self) -> int:
         """B where any position differs between batch entries, else 1."""
         return max(self.queries.shape[0], self.keys.shape[0])
+
+    def last(self, count: int) -> Places:
+        """The last `count` queries before the same keys."""
+        bounds = (self.visible.first, self.visible.last)
+        first, last = (x if x is None or x.shape[1] == 1 else x[:, -count:] for x in bounds)
+        return replace(self, queries=self.queries[:, -count:], visible=Visible(first, last))
 
     def distances(self, rows: slice, num_keys: int) -> Tensor:
         """Query position minus key position, [1 or B, rows, num_keys], exact integers."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dape.ops.score_conv_attention import reference, sdpa, tiled
+from dape.ops.score_conv_attention import cpu, reference, sdpa, tiled, triton
 from dape.ops.score_conv_attention.types import (
     EVERYTHING,
     Bias,
@@ -24,7 +24,13 @@ from dape.ops.score_conv_attention.types import (
 # In order of speed. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
 # returns None or the sentence that says why it cannot run this call. Importing one must be quick:
 # what it needs beyond torch, it imports when it runs.
-BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "tiled": tiled, "reference": reference}
+BACKENDS: dict[str, ModuleType] = {
+    "sdpa": sdpa,
+    "triton": triton,
+    "cpu": cpu,
+    "tiled": tiled,
+    "reference": reference,
+}
 
 # A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
 TILE_NUMBERS = 4 * 1024 * 1024
@@ -271,6 +277,8 @@ def _check_conv(conv: ConvWeights, q: Tensor, *, has_bias: bool) -> None:
             raise ValueError(f"conv.{name} has shape {tuple(tensor.shape)}, expected {expected[name]}")
     if not 0 <= conv.left < kernel_size:
         raise ValueError(f"conv.left={conv.left} is outside the kernel of size {kernel_size}")
+    if conv.negative_slope < 0:
+        raise ValueError(f"conv.negative_slope={conv.negative_slope} is negative")
     if conv.residual not in ("scores+bias", "scores"):
         raise ValueError(f'conv.residual="{conv.residual}", expected "scores+bias" or "scores"')
 

@@ -36,13 +36,17 @@ def hidden_tables(bias: DistanceBias, conv: ConvWeights, num_keys: int, dtype: t
     padded = F.pad(values, (2 * right, left))[None]
     taps = conv.expand_weight[:, num_heads:, 0].to(dtype).flip(-1)
     expand_bias = conv.expand_bias.to(dtype)
-    hidden = F.conv1d(padded, taps, expand_bias)[0]
-    # At the first visible key's c-th successor the taps t < left − c would read hidden keys.
-    edges = [
-        F.conv1d(
-            padded[..., : padded.shape[-1] - left + c], taps[..., : taps.shape[-1] - left + c], expand_bias
-        )[0]
-        for c in range(left)
-    ]
+    # The op computes in `dtype`, whatever autocast is on.
+    with torch.autocast(values.device.type, enabled=False):
+        hidden = F.conv1d(padded, taps, expand_bias)[0]
+        # At the first visible key's c-th successor the taps t < left − c would read hidden keys.
+        edges = [
+            F.conv1d(
+                padded[..., : padded.shape[-1] - left + c],
+                taps[..., : taps.shape[-1] - left + c],
+                expand_bias,
+            )[0]
+            for c in range(left)
+        ]
     empty = hidden.new_zeros(0, *hidden.shape)
     return HiddenTables(hidden, torch.stack(edges) if edges else empty)

@@ -1,0 +1,33 @@
+"""`dape bench`: attention backends, decoding steps and whole models, timed interleaved and reported as ratios."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "attention": "forward and backward of every backend, beside the paper's listing and PyTorch's own attention",
+    "decode": "one query against a cache of keys, beside PyTorch's own attention",
+    "model": "a training step of a preset for several methods, beside kerple",
+    "train": "a step of the training loop beside a bare one, and methods beside kerple",
+    "data": "packing text into tokens, beside a plain copy and beside the tokenizer alone",
+    "eval": "time and peak memory of evaluating a preset by length",
+    "tasks": "sampling batches of the generated tasks, beside a training step on them",
+}
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f'dape bench: unknown benchmark "{name}"\n\n{usage()}', file=sys.stderr)
+        return 2
+    return importlib.import_module(f"dape.benchmarks.{name}").main(rest)
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(["usage: dape bench BENCHMARK [options]", "", *lines, "", "Each has its own --help."])

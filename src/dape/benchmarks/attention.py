@@ -1,0 +1,206 @@
+"""`dape bench attention`: every backend beside the paper's listing and PyTorch's own attention."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from dape.benchmarks import memory, report, workload
+from dape.benchmarks.report import Record
+from dape.benchmarks.timing import Timing, growth_exponent, interleave
+from dape.benchmarks.workload import BOTH, COMPILED, FORWARD, LISTING, SDPA, Sizes, Workload
+from dape.ops.score_conv_attention.api import BACKENDS
+
+COLUMNS = (
+    ("pass", "pass", ""),
+    ("length", "length", "d"),
+    ("backend", "backend", ""),
+    ("ms", "milliseconds", ".2f"),
+    ("± (IQR)", "spread", ".2f"),
+    ("× SDPA", "ratio_to_sdpa", ".2f"),
+    ("faster than listing", "speedup_over_listing", ".1f"),
+    ("extra MB", "peak_extra_mb", ".0f"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time attention with convolved scores (Kerple bias, float32, causal), forward and with backward.
+
+    Candidates take turns in one process; a time is the median over the rounds. Every candidate is checked against
+    the definition in float64 before anything is timed.
+    """
+
+    lengths: str = "512,1024,2048"
+    """Tokens, separated by commas. Three or more also print how the time grows with the length."""
+    backends: str = "all"
+    """Candidates, separated by commas: listing, sdpa and the op's own backends; all: those that can run here."""
+    passes: str = f"{FORWARD},{BOTH}"
+    """What to time, separated by commas."""
+    batch: int = 1
+    heads: int = 12
+    head_width: int = 64
+    width: int = 32
+    """Channels between the two convolutions."""
+    kernel: int = 3
+    """Kernel size of the convolutions; odd, as in the listing."""
+    threads: int = 0
+    """Threads of PyTorch; 0 leaves its own choice."""
+    rounds: int = 5
+    compile: bool = False
+    """Also time torch.compile of the listing (compiling takes a minute a length)."""
+    memory: bool = True
+    """Also measure the peak memory of every cell, in processes of their own (Linux)."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write one record a cell."""
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Draw milliseconds over length."""
+
+
+def main(arguments: list[str]) -> int:
+    options = tyro.cli(Options, args=arguments, prog="dape bench attention")
+    records = run(options)
+    title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, kernel {options.kernel}, "
+    report.print_table(title + f"{torch.get_num_threads()} threads", COLUMNS, records)
+    finish(records, options.json, options.plot)
+    return 0
+
+
+def finish(records: list[Record], json: Path | None, plot: Path | None) -> None:
+    """Say what was left out and how times grow; write the files."""
+    for record in records:
+        if record["skipped"]:
+            print(f"{record['backend']}, {record['pass']}, {record['length']}: {record['skipped']}")
+    for line in growth(records):
+        print(line)
+    if json is not None:
+        report.write_json(json, records)
+    if plot is not None:
+        report.write_plot(plot, records)
+
+
+def run(options: Options) -> list[Record]:
+    """One record a cell, in the order of passes, lengths and backends."""
+    if options.kernel % 2 == 0:
+        raise ValueError(f"kernel={options.kernel}: the listing is defined for odd kernels")
+    lengths, passes = numbers("lengths", options.lengths), options.passes.split(",")
+    if wrong := [name for name in passes if name not in (FORWARD, BOTH)]:
+        raise ValueError(f'unknown pass "{wrong[0]}": choose {FORWARD} or {BOTH}')
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    sizes = [
+        Sizes(n, n, options.batch, options.heads, options.head_width, options.width, options.kernel)
+        for n in lengths
+    ]
+    square = [LISTING, *([COMPILED] if options.compile else [])]
+    backends = candidates(options.backends, sizes[0], square)
+    return measure(sizes, backends, passes, rounds=options.rounds, memory_too=options.memory)
+
+
+def numbers(name: str, text: str) -> list[int]:
+    try:
+        values = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f'{name}="{text}": expected whole numbers separated by commas') from None
+    if min(values) < 1:
+        raise ValueError(f'{name}="{text}": they must be at least 1')
+    return values
+
+
+def candidates(text: str, sizes: Sizes, further: list[str]) -> list[str]:
+    """The backends named, or with "all" every one that can run; each is checked for being right."""
+    short = Workload(Sizes(min(sizes.keys, 8), min(sizes.queries, 8), 1, sizes.heads, 8, 4, sizes.kernel))
+    known = [*further, *(name for name in BACKENDS if name != SDPA), SDPA]
+    names = known if text == "all" else text.split(",")
+    chosen = []
+    for name in names:
+        if name not in known:
+            raise ValueError(f'unknown backend "{name}": choose from {", ".join(known)}')
+        reason = short.unsupported(name)
+        if reason is None:
+            workload.check(name, sizes)
+            chosen.append(name)
+        elif text == "all":
+            print(f"left out: {reason}")
+        else:
+            raise ValueError(reason)
+    return chosen
+
+
+def measure(
+    sizes: list[Sizes],
+    backends: list[str],
+    passes: list[str],
+    *,
+    rounds: int,
+    memory_too: bool,
+    label: str = "",
+) -> list[Record]:
+    """One record a cell; `label` is the pass's name in the records, if not its own."""
+    records: list[Record] = []
+    for name in passes:
+        for size in sizes:
+            reasons = {backend: _too_large(size, backend) for backend in backends}
+            call = Workload(size)
+            able = [backend for backend in backends if reasons[backend] is None]
+            timings = interleave({b: functools.partial(call.run, b, name) for b in able}, rounds)
+            for backend in backends:
+                timing = timings.get(backend)
+                records.append({
+                    "backend": backend, "pass": label or name, "length": size.keys, "batch": size.batch,
+                    "milliseconds": timing and timing.milliseconds, "spread": timing and timing.spread,
+                    "ratio_to_sdpa": _ratio(timing, timings.get(SDPA)),
+                    "speedup_over_listing": _ratio(timings.get(LISTING), timing),
+                    "peak_extra_mb": None, "skipped": reasons[backend],
+                    "threads": torch.get_num_threads(), "torch": torch.__version__,
+                })  # fmt: skip
+    if memory_too:
+        cells = itertools.product(passes, sizes, backends)
+        asked = [
+            (r, (b, name, size))
+            for r, (name, size, b) in zip(records, cells, strict=True)
+            if not r["skipped"]
+        ]
+        peaks = memory.peak_extra_mb([request for _, request in asked], torch.get_num_threads())
+        for (record, _), peak in zip(asked, peaks, strict=True):
+            record["peak_extra_mb"] = peak
+    return records
+
+
+def _ratio(above: Timing | None, below: Timing | None) -> float | None:
+    return above.milliseconds / below.milliseconds if above and below else None
+
+
+def _too_large(sizes: Sizes, backend: str) -> str | None:
+    needed, free = workload.required_bytes(sizes, backend), available_bytes()
+    if needed <= 0.9 * free:
+        return None
+    return f"skipped: it needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
+
+
+def available_bytes() -> int:
+    """Memory that programs can still have."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (FileNotFoundError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def growth(records: list[Record]) -> list[str]:
+    """A line for every backend and pass that was timed at three lengths or more."""
+    lines = []
+    for backend, name in dict.fromkeys((r["backend"], r["pass"]) for r in records):
+        cells = [r for r in records if (r["backend"], r["pass"]) == (backend, name) and r["milliseconds"]]
+        lengths = [r["length"] for r in cells]
+        if len(set(lengths)) >= 3:
+            exponent = growth_exponent(lengths, [r["milliseconds"] for r in cells])
+            lines.append(f"{backend}, {name}: time grows as T^{exponent:.2f}")
+    return lines

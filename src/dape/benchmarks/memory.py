@@ -1,0 +1,74 @@
+"""Peak memory of a pass beyond its inputs, measured in a process of its own.
+
+A fresh process is forked for every measurement; it builds the inputs, runs the pass once on a short call (so that
+libraries are loaded and threads started), resets the kernel's record of its peak, runs the pass and reads the record
+again. What is counted: scratch, saved tensors, the output and the gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from dape.benchmarks.workload import Sizes, Workload
+
+# One measurement: backend, pass, sizes.
+Request = tuple[str, str, Sizes]
+
+
+def peak_extra_mb(requests: Sequence[Request], threads: int) -> list[float | None]:
+    """Megabytes (10⁶ bytes) for every request; None where this system cannot tell."""
+    if not hasattr(os, "fork") or not os.path.exists("/proc/self/clear_refs"):
+        return [None] * len(requests)
+    written = json.dumps([(backend, name, asdict(sizes), threads) for backend, name, sizes in requests])
+    done = subprocess.run(
+        [sys.executable, "-m", "dape.benchmarks.memory"], input=written, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout)
+
+
+def _measure(backend: str, name: str, sizes: Sizes, threads: int) -> float:
+    import torch
+
+    torch.set_num_threads(threads)
+    keys = min(sizes.keys, 64)
+    Workload(replace(sizes, keys=keys, queries=min(sizes.queries, keys))).run(backend, name)
+    workload = Workload(sizes)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = _status("VmRSS")
+    workload.run(backend, name)
+    return (_status("VmHWM") - before) * 1024 / 1e6
+
+
+def _status(field: str) -> int:
+    """A field of /proc/self/status, in units of 1024 bytes."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field + ":"))
+
+
+def _in_a_fork(request: Sequence) -> float | None:
+    """The measurement, or None if the process did not survive it."""
+    backend, name, sizes, threads = request
+    reader, writer = os.pipe()
+    # Nothing has run in this process yet, so there are no threads that a fork would lose.
+    if (child := os.fork()) == 0:
+        try:
+            os.write(writer, str(_measure(backend, name, Sizes(**sizes), threads)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return float(text) if text else None
+
+
+if __name__ == "__main__":
+    print(json.dumps([_in_a_fork(request) for request in json.load(sys.stdin)]))

@@ -1,0 +1,115 @@
+"""`dape bench model`: a training step of a preset for several methods, in the form of the paper's time-cost table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from dape.benchmarks import report
+from dape.benchmarks.timing import interleave
+from dape.models import Attention, DapeForCausalLM, preset
+
+BASELINE = "kerple"
+COLUMNS = (
+    ("method", "method", ""),
+    ("ms a step", "milliseconds", ".1f"),
+    ("± (IQR)", "spread", ".1f"),
+    ("× kerple", "ratio_to_kerple", ".4f"),
+    ("tokens a second", "tokens_per_second", ",.0f"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time a training step (forward, backward, AdamW) of a model for several methods, as ratios to kerple."""
+
+    preset: str = "tiny"
+    """tiny, 125m, 350m, 2.7b or 6.7b."""
+    methods: str = "rope,alibi,kerple,dape-kerple,dape1x3-kerple"
+    """Separated by commas; kerple is always among them."""
+    length: int = 512
+    batch: int = 1
+    backend: str = "auto"
+    """Of the attention op."""
+    threads: int = 0
+    """Threads of PyTorch; 0 leaves its own choice."""
+    rounds: int = 5
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write one record a method."""
+
+
+def main(arguments: list[str]) -> int:
+    options = tyro.cli(Options, args=arguments, prog="dape bench model")
+    records = run(options)
+    title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {torch.get_num_threads()} threads"
+    report.print_table(title, COLUMNS, records)
+    if options.json is not None:
+        report.write_json(options.json, records)
+    return 0
+
+
+def run(options: Options) -> list[report.Record]:
+    """One record a method."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    methods = list(dict.fromkeys([*options.methods.split(","), BASELINE]))
+    steps = {method: training_step(method, options) for method in methods}
+    timings = interleave(steps, options.rounds)
+    baseline = timings[BASELINE].milliseconds
+    return [
+        {
+            "method": method,
+            "preset": options.preset,
+            "length": options.length,
+            "batch": options.batch,
+            "backend": options.backend,
+            "milliseconds": timing.milliseconds,
+            "spread": timing.spread,
+            "ratio_to_kerple": timing.milliseconds / baseline,
+            "tokens_per_second": options.batch * options.length / timing.milliseconds * 1e3,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+        for method, timing in timings.items()
+    ]
+
+
+def training_step(method: str, options: Options) -> Callable[[], None]:
+    """A step of a new model on random tokens; its attention is first checked against the reference."""
+    torch.manual_seed(0)
+    model = DapeForCausalLM(preset(options.preset, method, backend=options.backend))
+    tokens = torch.randint(model.config.vocab_size, (options.batch, options.length))
+    check(model, method, tokens[:1, :64])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@torch.no_grad()
+def check(model: DapeForCausalLM, method: str, tokens: torch.Tensor) -> None:
+    """Raise with a sentence unless the model gives what it gives with the reference backend."""
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    backend = layers[0].backend
+    results = {}
+    for name in (backend, "reference"):
+        for layer in layers:
+            layer.backend = name
+        results[name] = model(input_ids=tokens).logits
+    for layer in layers:
+        layer.backend = backend
+    logits, truth = results[backend], results["reference"]
+    error = float((logits - truth).abs().max() / truth.abs().max())
+    if not error <= 1e-3:
+        raise ValueError(
+            f'backend "{backend}" is wrong in {method}: logits off by {error:.1e} (nothing was timed)'
+        )

@@ -1,0 +1,46 @@
+"""Timing: candidates take turns, so that whatever disturbs the machine disturbs all of them alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median and interquartile range, in milliseconds."""
+
+    milliseconds: float
+    spread: float
+
+
+def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
+    """The timing of every candidate over that many rounds, each of which runs every candidate once."""
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds} must be at least 1")
+    for run in candidates.values():
+        run()
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, run in candidates.items():
+            start = time.perf_counter()
+            run()
+            taken[name].append((time.perf_counter() - start) * 1e3)
+    return {name: summary(milliseconds) for name, milliseconds in taken.items()}
+
+
+def summary(milliseconds: list[float]) -> Timing:
+    if len(milliseconds) == 1:
+        return Timing(milliseconds[0], 0.0)
+    low, middle, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
+    return Timing(middle, high - low)
+
+
+def growth_exponent(lengths: list[int], milliseconds: list[float]) -> float:
+    """The slope of log time over log length: 2 for a cost that grows as T²."""
+    return statistics.linear_regression(
+        [math.log(length) for length in lengths], [math.log(ms) for ms in milliseconds]
+    ).slope

@@ -1,0 +1,152 @@
+"""One call of attention to be measured, the same for every backend, and the check that a backend computes it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dape.benchmarks.listing import listing_attention
+from dape.ops.score_conv_attention import ConvWeights, DistanceBias, score_conv_attention
+from dape.ops.score_conv_attention.api import BACKENDS, choose
+from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+
+LISTING, COMPILED, SDPA = "listing", "compiled listing", "sdpa"
+# What builds T×T maps.
+QUADRATIC = (LISTING, COMPILED, "reference")
+FORWARD, BOTH = "forward", "forward+backward"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Queries stand at the end of the keys; bias: Kerple with parameters that want gradients."""
+
+    keys: int
+    queries: int
+    batch: int = 1
+    heads: int = 12
+    head_width: int = 64
+    width: int = 32
+    kernel: int = 3
+
+
+class Workload:
+    """The tensors of one call, drawn from a fixed seed, and a function for every backend."""
+
+    def __init__(self, sizes: Sizes, dtype: torch.dtype = torch.float32) -> None:
+        self.sizes = sizes
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape: int, bound: float | None = None) -> Tensor:
+            numbers = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+            # √3 gives a uniform number unit variance.
+            return (numbers * (3**0.5 if bound is None else bound)).to(dtype).requires_grad_()
+
+        s = sizes
+        self.q = draw(s.batch, s.heads, s.queries, s.head_width)
+        self.k, self.v = (draw(s.batch, s.heads, s.keys, s.head_width) for _ in range(2))
+        expand, project = (2 * s.heads * s.kernel) ** -0.5, (s.width * s.kernel) ** -0.5
+        self.conv = ConvWeights(
+            draw(s.width, 2 * s.heads, 1, s.kernel, bound=expand), draw(s.width, bound=expand),
+            draw(s.heads, s.width, 1, s.kernel, bound=project), draw(s.heads, bound=project), s.kernel // 2,
+        )  # fmt: skip
+        self.slopes, self.rates = (draw(s.heads, 1, bound=1.0) for _ in range(2))
+        self.leaves = [self.q, self.k, self.v, *self.conv.tensors, self.slopes, self.rates]
+        self.grad_out = draw(*self.q.shape).detach()
+
+    def bias(self, distance: Tensor) -> Tensor:
+        """Kerple's −|p| · log(1 + |a| · distance), for every head: [H, ...]."""
+        shape = (-1,) + (1,) * distance.dim()
+        return -self.slopes.abs().view(shape) * torch.log1p(self.rates.abs().view(shape) * distance)
+
+    def attend(self, backend: str) -> Tensor:
+        if backend == SDPA:
+            return F.scaled_dot_product_attention(
+                self.q, self.k, self.v, is_causal=self.sizes.queries == self.sizes.keys > 1
+            )
+        if backend in (LISTING, COMPILED):
+            place = torch.arange(self.sizes.keys)
+            bias = self.bias((place[:, None] - place).clamp(min=0).to(self.q.dtype))[None]
+            attention = _compiled() if backend == COMPILED else listing_attention
+            return attention(self.q, self.k, self.v, self.conv, bias)
+        return score_conv_attention(
+            self.q, self.k, self.v, self.conv, bias=DistanceBias(self._by_distance()), backend=backend
+        )
+
+    def _by_distance(self) -> Tensor:
+        return self.bias(torch.arange(self.sizes.keys).to(self.q.dtype))
+
+    def run(self, backend: str, name: str) -> None:
+        """The pass of that name, once."""
+        if name == FORWARD:
+            with torch.no_grad():
+                self.attend(backend)
+        else:
+            torch.autograd.grad(self.attend(backend), self.leaves, self.grad_out, allow_unused=True)
+
+    def unsupported(self, backend: str) -> str | None:
+        """Why a registered backend cannot run this call, or None."""
+        if backend not in BACKENDS or backend == SDPA:
+            return None
+        bias = DistanceBias(self._by_distance())
+        problem = Problem(self.q, self.k, self.v, self.conv, bias, EVERYTHING, True, 1.0, 0.0)
+        try:
+            choose(problem, backend)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def results(self, backend: str, rows: slice = slice(None)) -> list[Tensor]:
+        """The output and every gradient, as functions of those rows of the output."""
+        out = self.attend(backend)[:, :, rows]
+        grads = torch.autograd.grad(out, self.leaves, self.grad_out[:, :, rows], allow_unused=True)
+        return [out.detach(), *(torch.zeros(()) if grad is None else grad for grad in grads)]
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(listing_attention, dynamic=False)
+
+
+def required_bytes(sizes: Sizes, backend: str) -> int:
+    """Roughly what a call needs at once: T×T maps for those that build them, else a few times its inputs."""
+    s = sizes
+    if backend in QUADRATIC:
+        return 4 * s.batch * s.queries * s.keys * (11 * s.heads + 2 * s.width)
+    return 4 * 10 * s.batch * s.heads * s.keys * s.head_width
+
+
+def check(backend: str, sizes: Sizes) -> None:
+    """Raise with a sentence unless that backend computes the definition, on a short call of these sizes."""
+    keys = min(sizes.keys, 70)
+    short = replace(sizes, keys=keys, queries=min(sizes.queries, keys), batch=min(sizes.batch, 2))
+    # The listing's last rows depend on the tensor's edge; the definition's do not.
+    rows = slice(0, max(1, short.queries - (short.kernel // 2 if backend in (LISTING, COMPILED) else 0)))
+    exact = Workload(short, torch.float64)
+    truth = _plain_attention(exact, rows) if backend == SDPA else exact.results("reference", rows)
+    ours = Workload(short).results(backend, rows)
+    names = "output", "q", "k", "v", "w1", "b1", "w2", "b2", "slopes", "rates"
+    for name, result, true in zip(names, ours, truth, strict=True):
+        # A LeakyReLU that flips near zero costs float32 gradients some digits; a mistake costs all of them.
+        tolerance = 1e-4 if name == "output" else 1e-2
+        error = float((result.double() - true).abs().max() / true.abs().max().clamp(min=1e-2))
+        if not error <= tolerance:
+            what = name if name == "output" else f"gradient of {name}"
+            raise ValueError(
+                f'backend "{backend}" is wrong: its {what} is off by {error:.1e} of the greatest value, '
+                f"tolerance {tolerance:.0e} (nothing was timed)"
+            )
+
+
+def _plain_attention(exact: Workload, rows: slice) -> list[Tensor]:
+    ahead = torch.ones(exact.sizes.queries, exact.sizes.keys, dtype=torch.bool).triu(
+        1 + exact.sizes.keys - exact.sizes.queries
+    )
+    scores = exact.q @ exact.k.mT / exact.sizes.head_width**0.5
+    out = (scores.masked_fill(ahead, -torch.inf).softmax(-1) @ exact.v)[:, :, rows]
+    grads = torch.autograd.grad(out, exact.leaves, exact.grad_out[:, :, rows], allow_unused=True)
+    return [out.detach(), *(torch.zeros((), dtype=torch.float64) if g is None else g for g in grads)]

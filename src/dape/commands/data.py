@@ -1,0 +1,122 @@
+"""`dape data prepare` and `dape data show`: from text to packed tokens, and what is in them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from dape.data import TokenData, open_data, prepare, verify
+
+
+@dataclass
+class Prepare:
+    """Pack a corpus into memory-mapped tokens, split by document into training and validation.
+
+    Interrupted, it goes on where it was; done before, it does nothing; other settings or changed
+    texts in the same folder are an error.
+    """
+
+    corpus: tyro.conf.Positional[str] = "stdlib"
+    """"stdlib" (the library sources of this Python); a file, folder or glob (.txt .md .tex .py .jsonl
+    .jsonl.gz .jsonl.zst .parquet); or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD], streamed."""
+    out: Path = Path("data")
+    """The folder to make."""
+    tokenizer: str = "bytes"
+    """"bytes"; "bpe:VOCAB", trained on the training split; a tokenizer.json; a Hugging Face name or folder."""
+    validation: str = "0.1"
+    """The fraction of documents to hold out, or their names, separated by commas."""
+    seed: int = 0
+    """Of the choice of documents to hold out."""
+    field: str = "text"
+    """Where a JSON line or a parquet row has its text."""
+    cut: int | None = None
+    """Make documents of at least this many characters out of longer ones (for one or few long files)."""
+    skip_bad: bool = False
+    """Leave out documents that are empty, binary, not UTF-8 or without the field, and count them."""
+    restart: bool = False
+    """Throw away an interrupted packing instead of going on with it."""
+
+    def run(self) -> None:
+        data = prepare(
+            self.corpus,
+            self.out,
+            tokenizer=self.tokenizer,
+            validation=parse_validation(self.validation),
+            seed=self.seed,
+            field=self.field,
+            cut=self.cut,
+            skip_bad=self.skip_bad,
+            restart=self.restart,
+            progress=sys.stderr.isatty(),
+        )
+        print_data(data)
+
+
+@dataclass
+class Show:
+    """What a folder of token data holds."""
+
+    folder: tyro.conf.Positional[Path]
+    """The folder that `dape data prepare` made."""
+    verify: bool = False
+    """Read all of it and compare with the checksums."""
+
+    def run(self) -> None:
+        data = open_data(self.folder)
+        if self.verify:
+            verify(data)
+        print_data(data)
+        if self.verify:
+            print("checksums agree")
+
+
+Command = Annotated[Prepare, tyro.conf.subcommand("prepare")] | Annotated[Show, tyro.conf.subcommand("show")]
+
+
+def main(arguments: list[str]) -> int:
+    command = tyro.cli(Command, prog="dape data", args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+    command.run()
+    return 0
+
+
+def parse_validation(text: str) -> float | list[str]:
+    """A fraction where it reads as a number, else names."""
+    try:
+        return float(text)
+    except ValueError:
+        return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def print_data(data: TokenData, console: Console | None = None) -> None:
+    """The manifest for people, in 80 columns."""
+    console = console or Console(width=80, highlight=False)
+    recipe, sources = data.manifest["recipe"], data.manifest["sources"]
+    console.print(str(data.folder), markup=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("split", "documents", "tokens", "longest", "median"):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    for name in ("train", "validation"):
+        tokens = data.split(name)
+        lengths = sorted(int(n) for n in tokens.documents[1:] - tokens.documents[:-1])
+        longest, median = (lengths[-1], lengths[len(lengths) // 2]) if lengths else (0, 0)
+        table.add_row(name, f"{tokens.num_documents:,}", f"{len(tokens):,}", f"{longest:,}", f"{median:,}")
+    console.print(table)
+    held_out = recipe["validation"]
+    choice = (
+        ", ".join(held_out) if isinstance(held_out, list) else f"{held_out:g} by hash, seed {recipe['seed']}"
+    )
+    skipped = f", {sources['skipped']:,} documents skipped" if sources["skipped"] else ""
+    console.print(
+        f"corpus     {recipe['corpus']}: {sources['count']:,} sources, {sources['bytes']:,} bytes{skipped}"
+    )
+    console.print(f"tokenizer  {recipe['tokenizer']}, {data.manifest['tokenizer']['vocab_size']:,} tokens")
+    console.print(f"held out   {choice}")
+    if data.validation.num_documents:
+        beginning = data.tokenizer.decode(data.validation.document(0)[:200].tolist())
+        console.print(f"begins     {' '.join(beginning.split())[:64]}", markup=False)

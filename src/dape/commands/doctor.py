@@ -1,0 +1,166 @@
+"""`dape doctor`: what this machine can run, and what to do about the rest. Needs torch alone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+import dape
+from dape.ops.score_conv_attention import ConvWeights, DistanceBias
+from dape.ops.score_conv_attention.api import BACKENDS
+from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+
+# What each extra brings, by import name.
+EXTRAS = {
+    "models": ("transformers", "safetensors"),
+    "lab": ("tokenizers", "rich", "tyro", "matplotlib", "plotly", "yaml"),
+    "test": ("pytest", "hypothesis", "ruff", "mypy"),
+}
+FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
+BFLOAT16 = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); assert (x @ x)[0, 0] == 64"
+WORKAROUND = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="dape doctor",
+        description="Say what is installed, which attention backends can run here and, for each that "
+        "cannot, why and what to do.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args(arguments)
+    findings = examine()
+    print(json.dumps(findings, indent=2) if options.json else text(findings))
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `dape doctor` knows, ready for JSON."""
+    return {
+        "versions": versions(),
+        "machine": machine(),
+        "backends": backends(),
+        "bfloat16": bfloat16(),
+        "extras": extras(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"dape": dape.__version__, "python": platform.python_version()}
+    for name in ("torch", "triton", "transformers"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def machine() -> dict[str, Any]:
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu_features": cpu_features(),
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "compiler": compiler,
+    }
+
+
+def cpu_features() -> list[str]:
+    """Those vector instruction sets, of the ones that matter here, that the processor says it has."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = [line for line in file if line.startswith(("flags", "Features"))]
+    except FileNotFoundError:
+        return []
+    words = set(lines[0].split()) if lines else set()
+    return [feature for feature in FEATURES if feature in words]
+
+
+def backends() -> list[dict[str, Any]]:
+    """Every backend, whether it can run a small call here, and if not, why."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = []
+    for name, module in BACKENDS.items():
+        reason = module.unsupported(_small_call(name, device))
+        found.append({"name": name, "runs": reason is None, "reason": reason})
+    return found
+
+
+def _small_call(backend: str, device: torch.device) -> Problem:
+    """A typical call: two heads, kernel 3, a bias by distance; plain attention for the backend that does no other."""
+    q = torch.zeros(1, 2, 4, 16, device=device)
+    if backend == "sdpa":
+        return Problem(q, q, q, None, None, EVERYTHING, True, 1.0, 0.0)
+    expand, project = torch.zeros(4, 4, 1, 3, device=device), torch.zeros(2, 4, 1, 3, device=device)
+    conv = ConvWeights(expand, expand[:, 0, 0, 0], project, project[:, 0, 0, 0], left=1)
+    bias = DistanceBias(torch.zeros(2, 4, device=device))
+    return Problem(q, q, q, conv, bias, EVERYTHING, True, 1.0, 0.0)
+
+
+def bfloat16() -> dict[str, Any]:
+    """Whether a bfloat16 product works on the CPU: tried in a process of its own, which it may kill."""
+    if _survives({}):
+        return {"works": True, "advice": None}
+    if _survives(dict([WORKAROUND.split("=")])):
+        advice = f"set {WORKAROUND} in the environment before Python starts"
+    else:
+        advice = "use float32 or float16 on the CPU"
+    return {"works": False, "advice": advice}
+
+
+def _survives(environment: dict[str, str]) -> bool:
+    done = subprocess.run(
+        [sys.executable, "-c", BFLOAT16], env={**os.environ, **environment}, capture_output=True
+    )
+    return done.returncode == 0
+
+
+def extras() -> dict[str, dict[str, Any]]:
+    found = {}
+    for extra, modules in EXTRAS.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        advice = f'pip install "dape[{extra}]"' if missing else None
+        found[extra] = {"missing": missing, "advice": advice}
+    return found
+
+
+def text(findings: dict[str, Any]) -> str:
+    """The findings as lines to read."""
+    lines = ["versions"]
+    lines += [f"  {name:<13}{version or 'not installed'}" for name, version in findings["versions"].items()]
+    host = findings["machine"]
+    lines += [
+        "machine",
+        f"  system       {host['system']}, {host['cores']} cores, {host['threads']} threads used",
+        f"  processor    {' '.join(host['cpu_features']) or 'no known vector extensions'} "
+        f"(PyTorch uses {host['torch_cpu_capability']})",
+        f"  GPU          {host['gpu'] or 'none that PyTorch can use'}",
+        f"  C++ compiler {host['compiler'] or 'none found: install g++ or clang++ to build the CPU kernel'}",
+        "attention backends, the fastest first",
+    ]
+    lines += [
+        f"  {backend['name']:<13}{'runs' if backend['runs'] else 'cannot run here: ' + backend['reason']}"
+        for backend in findings["backends"]
+    ]
+    half = findings["bfloat16"]
+    verdict = "works" if half["works"] else f"kills the process; {half['advice']}"
+    lines += ["bfloat16 products on the CPU", f"  {verdict}", "extras"]
+    for name, extra in findings["extras"].items():
+        state = (
+            "installed" if not extra["missing"] else f"lacks {', '.join(extra['missing'])}: {extra['advice']}"
+        )
+        lines.append(f"  {name:<13}{state}")
+    return "\n".join(lines)

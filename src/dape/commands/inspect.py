@@ -1,0 +1,150 @@
+"""`dape inspect`: what the attention of trained runs looks like on a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dape.data import Tokenizer, load_tokenizer
+from dape.files import write_atomically
+from dape.inspection import Inspection, inspect
+from dape.inspection.figure import draw
+from dape.inspection.page import Named, page
+from dape.models import DapeForCausalLM
+from dape.training.run import load_run, no_bars
+
+
+@dataclass(frozen=True)
+class Options:
+    """Scores, bias, what the processor adds and the weights, as pictures and as a page to explore.
+
+    dape inspect runs/dape-kerple runs/dape1x3-kerple --text book.txt --lengths 512,2048
+
+    Two runs can be put side by side on the page. The weight on the first token (the attention sink) and the
+    entropy of every head are printed and saved.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders that `dape train` wrote, or Hugging Face folders of our models."""
+    text: str
+    """A file, or the text itself."""
+    lengths: str = "512"
+    """How many tokens to look at; several lengths by commas (the paper shows 512,2048,8192)."""
+    layers: str = "all"
+    """Layers by commas, from 0."""
+    heads: str = "all"
+    """Heads by commas, from 0."""
+    resolution: int = 512
+    """Most rows and columns of a map; longer texts are averaged into as many."""
+    formats: str = "png"
+    """Of the pictures: png, svg, pdf, several by commas."""
+    out: Path = Path("inspection")
+    """Where to write index.html, heads.json and the pictures."""
+
+
+def main(arguments: list[str]) -> int:
+    options = tyro.cli(Options, args=arguments, prog="dape inspect")
+    lengths = numbers("--lengths", options.lengths)
+    layers, heads = (None if text == "all" else numbers(name, text) for name, text in
+                     (("--layers", options.layers), ("--heads", options.heads)))  # fmt: skip
+    formats = options.formats.split(",")
+    if not set(formats) <= {"png", "svg", "pdf"}:
+        raise ValueError(f"--formats {options.formats}: choose among png, svg, pdf")
+    if not options.runs:
+        raise ValueError("name at least one run")
+    console = Console()
+    options.out.mkdir(parents=True, exist_ok=True)
+    named = []
+    for name, model, tokenizer in opened(options.runs):
+        ids = tokenizer.encode(read(options.text))
+        for length in lengths:
+            if len(ids) < length:
+                raise ValueError(
+                    f"the text has {len(ids)} tokens for {name}, too few for a length of {length}"
+                )
+            found = inspect(model, ids[:length], layers=layers, heads=heads, resolution=options.resolution)
+            named.append(Named(name, found, [tokenizer.decode([token]) for token in ids[:length]]))
+            console.print(heads_table(name, found))
+            draw_all(named[-1], options.out, formats, console)
+    write_atomically(
+        options.out / "heads.json", json.dumps([record for run in named for record in records(run)], indent=1)
+    )
+    write_atomically(options.out / "index.html", page(named))
+    console.print(f"Explore: {options.out / 'index.html'}   Pictures: {options.out}", soft_wrap=True)
+    return 0
+
+
+def numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f'{option} takes whole numbers separated by commas, got "{text}"') from None
+
+
+def read(text: str) -> str:
+    """The contents of the file of that name, or the text itself."""
+    path = Path(text)
+    if len(text) < 4096 and path.is_file():
+        return path.read_text("utf-8", errors="replace")
+    if "\n" not in text and path.suffix in {".txt", ".md", ".tex", ".py"} and " " not in text:
+        raise FileNotFoundError(f"there is no file {text}")
+    return text
+
+
+def opened(folders: tuple[Path, ...]) -> Iterator[tuple[str, DapeForCausalLM, Tokenizer]]:
+    """Name, model and tokenizer of each folder."""
+    for folder in folders:
+        if (folder / "model").is_dir() or (folder / "metrics.jsonl").exists():
+            yield folder.name, load_run(folder).model(), load_tokenizer(folder / "model")
+        elif (folder / "config.json").exists():
+            if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":
+                raise ValueError(
+                    f"{folder} is not a model of ours; `dape.retrofit` adds our attention to others"
+                )
+            with no_bars():
+                model = DapeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            yield folder.name, model, load_tokenizer(folder)
+        else:
+            raise FileNotFoundError(f"{folder} is neither a run nor a model: it has no config.json")
+
+
+def draw_all(named: Named, out: Path, formats: list[str], console: Console) -> None:
+    length = len(named.inspection.ids)
+    jobs = [(found.layer, ending) for found in named.inspection.layers for ending in formats]
+    for layer, ending in track(jobs, f"pictures of {named.name}", console=console, transient=True):
+        draw(named.inspection, layer, out / f"{named.name}-{length}-layer{layer}.{ending}")
+
+
+def records(named: Named) -> list[dict[str, object]]:
+    return [
+        {
+            "run": named.name,
+            "method": named.inspection.method,
+            "length": len(named.inspection.ids),
+            "layer": found.layer,
+            "head": head,
+            "sink_share": round(float(sink), 6),
+            "entropy": round(float(entropy), 6),
+        }
+        for found in named.inspection.layers
+        for head, sink, entropy in zip(found.heads, found.sink, found.entropy, strict=True)
+    ]
+
+
+def heads_table(name: str, inspection: Inspection) -> Table:
+    table = Table(title=f"{name}, {len(inspection.ids)} tokens: weight on the first token | entropy in nats")
+    table.add_column("layer", justify="right")
+    for head in inspection.layers[0].heads:
+        table.add_column(f"head {head}", justify="right")
+    for found in inspection.layers:
+        cells = [f"{100 * s:.1f} % | {e:.2f}" for s, e in zip(found.sink, found.entropy, strict=True)]
+        table.add_row(str(found.layer), *cells)
+    return table

@@ -1,0 +1,230 @@
+"""`dape tasks`: list the generated tasks, train and test methods on them, show the results."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import shutil
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from dape.tasks import TASKS, ChomskyTask, build_task
+from dape.tasks.report import groups, length_tables, paper, score_table, write_plot, write_readme
+from dape.tasks.results import Result, Results
+from dape.tasks.runs import TaskRun, execute_all
+
+# Names that stand for several.
+TASK_GROUPS = {
+    "che": [name for name in TASKS if issubclass(TASKS[name], ChomskyTask)],
+    "paper": list(paper()["accuracy"]),
+    "recall": [name for name in TASKS if not issubclass(TASKS[name], ChomskyTask)],
+}
+METHOD_GROUPS = {"paper": paper()["methods"]}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Train and test methods on generated tasks; what the folder has already is not run again."""
+
+    names: tyro.conf.Positional[tuple[str, ...]]
+    """Tasks, or che (all fifteen), paper (the fourteen of the paper's table), recall (those for decoders)."""
+    method: tuple[str, ...] = ("kerple", "dape-kerple", "dape1x3-kerple")
+    """Methods (`dape methods` lists them), or paper (the eleven of the paper's table)."""
+    out: Path = Path("tasks")
+    """Folder for results.json, README.md, accuracy.png; unfinished runs go on from there."""
+    seed: tuple[int, ...] = (0,)
+    """Seeds; each is a run."""
+    layers: tuple[int, ...] = ()
+    """Numbers of layers; each is a run. Default: 5 for che, 1 or 2 for recall."""
+    steps: int | None = None
+    """Training steps. Default: 200000 for che, 1000 for recall."""
+    batch_size: int | None = None
+    """Samples a step. Default: 128 for che, 64 for recall."""
+    learning_rate: float | None = None
+    """Default: 1e-3 for che, 3e-3 for recall."""
+    train_lengths: str | None = None
+    """Such as 1:40 or 8,16,24; each step draws one. Default: 1:40 for che."""
+    test_lengths: str | None = None
+    """Such as 41:500, 41:500:51 (every 51st) or 12,24,48. Default: 41:500 for che."""
+    samples: int | None = None
+    """Inputs a tested length. Default: 512."""
+    randomized_positions: int | None = None
+    """Draw positions from so many places, in training and tests (2048 in the original). Default: 0, 1, 2, …"""
+    option: tuple[str, ...] = ()
+    """Options of the task, such as keys=64 pairs=8 (`dape tasks list` shows them)."""
+    jobs: int = 1
+    """Runs at a time, in processes of their own."""
+
+    def runs(self) -> list[TaskRun]:
+        """Every combination, in order."""
+        if not self.names:
+            raise ValueError(f"name a task, or {', '.join(TASK_GROUPS)}; the tasks are {', '.join(TASKS)}")
+        if self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs} must be at least 1")
+        options = dict(parse_option(text) for text in self.option)
+        runs = []
+        for name in expand(self.names, TASK_GROUPS):
+            changed = {
+                "steps": self.steps,
+                "batch_size": self.batch_size,
+                "learning_rate": self.learning_rate,
+                "train_lengths": parse_lengths(self.train_lengths),
+                "test_lengths": parse_lengths(self.test_lengths),
+                "samples": self.samples,
+            }
+            protocol = replace(
+                build_task(name, **options).protocol,
+                **{key: value for key, value in changed.items() if value is not None},  # type: ignore[arg-type]
+            )
+            runs += [
+                TaskRun(
+                    name,
+                    method,
+                    seed,
+                    replace(protocol, num_layers=layers),
+                    options,
+                    self.randomized_positions,
+                )
+                for layers in self.layers or (protocol.num_layers,)
+                for method in expand(self.method, METHOD_GROUPS)
+                for seed in self.seed
+            ]
+        return runs
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Print the results of a folder beside the paper's, and write its README.md and accuracy.png anew."""
+
+    folder: tyro.conf.Positional[Path] = Path("tasks")
+    """Where `dape tasks run` wrote results.json."""
+
+
+def main(arguments: list[str]) -> int:
+    actions: dict[str, Callable[[list[str]], int]] = {
+        "list": list_tasks,
+        "run": run_tasks,
+        "table": show_table,
+    }
+    if not arguments or arguments[0] not in actions:
+        asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help")
+        if arguments and not asked_for_help:
+            raise ValueError(f'unknown action "{arguments[0]}"; the actions are {", ".join(actions)}')
+        print(
+            "usage: dape tasks list | run NAME… [--method M…] [options] | table [FOLDER]\n\n"
+            "Generated tasks: the Chomsky-hierarchy benchmark, recall, retrieval.\n"
+            "`dape tasks run --help` explains the options."
+        )
+        return 0
+    return actions[arguments[0]](arguments[1:])
+
+
+def list_tasks(arguments: list[str]) -> int:
+    tyro.cli(ListOptions, args=arguments, prog="dape tasks list")
+    columns = max(shutil.get_terminal_size().columns, 60)
+    for level in dict.fromkeys(kind.level for kind in TASKS.values()):
+        print(level)
+        for name, kind in TASKS.items():
+            if kind.level == level:
+                task = build_task(name)
+                constant = f"a constant answer scores {100 * task.constant_accuracy:.0f} %"
+                print(f"  {name}: {task.vocab_size} tokens, {task.num_labels} labels, {constant}")
+                options = " ".join(f"{key}={value}" for key, value in task.options().items())
+                summary = (kind.__doc__ or "").strip().splitlines()[0]
+                for text in (summary, f"options: {options}" if options else ""):
+                    print(
+                        textwrap.indent(textwrap.fill(text, columns - 6), "      "), end="\n" if text else ""
+                    )
+        print()
+    return 0
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """List every task with its sizes, what always giving one answer scores, and its options."""
+
+
+def run_tasks(arguments: list[str]) -> int:
+    options = tyro.cli(RunOptions, args=arguments, prog="dape tasks run")
+    runs, console = options.runs(), Console()
+    results = Results(options.out)
+    missing = sum(not results.has(run.name, run.settings()) for run in runs)
+    console.print(f"{len(runs)} runs, {len(runs) - missing} of them done already")
+    results.note_command(shlex.join(["dape", "tasks", "run", *arguments]))
+
+    def tell(run: TaskRun, result: Result) -> None:
+        score = "" if result["score"] is None else f"score {100 * result['score']:.1f} %, "
+        seconds = f"{result['train_seconds']:.0f} s of training, {result['test_seconds']:.0f} s of tests"
+        console.print(f"{run.name}: {score}{seconds}", highlight=False)
+
+    execute_all(runs, results, jobs=options.jobs, on_done=tell)
+    return report(results, console)
+
+
+def show_table(arguments: list[str]) -> int:
+    options = tyro.cli(TableOptions, args=arguments, prog="dape tasks table")
+    results = Results(options.folder)
+    if not results.runs:
+        raise FileNotFoundError(f"no results in {results.path}: `dape tasks run` makes some")
+    return report(results, Console())
+
+
+def report(results: Results, console: Console) -> int:
+    """Write the folder's pages and print the tables."""
+    results.save()
+    write_plot(results)
+    write_readme(results)
+    found = groups(results)
+    tables = length_tables(found) | {
+        "mean accuracy beyond the training length, % (the paper's)": score_table(found)
+    }
+    for title, (head, rows) in tables.items():
+        table = Table(*head, title=title)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(f"{results.folder}: results.json, README.md, accuracy.png")
+    return 0
+
+
+def expand(names: tuple[str, ...], known: dict[str, list[str]]) -> list[str]:
+    """Names with groups replaced by their members, each once."""
+    return list(dict.fromkeys(member for name in names for member in known.get(name, [name])))
+
+
+def parse_lengths(text: str | None) -> tuple[int, ...] | None:
+    """1:40 (both ends included), 41:500:51, or 12,24,48."""
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.replace(",", ":").split(":")]
+    except ValueError:
+        numbers = []
+    if not numbers or ("," in text and ":" in text) or (":" in text and len(numbers) > 3):
+        raise ValueError(
+            f'lengths "{text}" are neither first:last, first:last:step nor a list such as 12,24,48'
+        )
+    if ":" not in text:
+        return tuple(sorted(set(numbers)))
+    first, last, step = (*numbers, 1)[:3]
+    if step < 1 or last < first:
+        raise ValueError(f'lengths "{text}" are empty: first:last:step needs first ≤ last and step ≥ 1')
+    return tuple(range(first, last + 1, step))
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """name=value, the value a Python literal or else a word."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f'option "{text}" is not of the form name=value')
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value

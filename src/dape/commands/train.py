@@ -1,0 +1,80 @@
+"""`dape train`: a model on a text, by a recipe, a file or options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import tyro
+
+from dape.training.config import TrainConfig, recipe
+from dape.training.configfile import read_config
+from dape.training.progress import clock
+from dape.training.run import Run, train
+
+DESCRIPTION = """Train a language model with any method, on your own text.
+
+  dape train                                     a minute or two on a laptop
+  dape train --method rope --train-length 128 --corpus my_texts/
+  dape train --preset 125m --config mine.toml    the paper's recipe, with changes
+  torchrun --nproc-per-node 8 -m dape train --distributed fsdp --preset 350m
+
+The defaults below are the preset's recipe (add --preset to see another's). An interrupted run is continued by
+the same command. The folder then holds config.json, metrics.jsonl and model/, which
+AutoModelForCausalLM.from_pretrained reads after `import dape`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine(TrainConfig):
+    config: Path | None = None
+    """A TOML, YAML or JSON file of these options (underscores for dashes); what is given here wins."""
+
+
+def main(arguments: list[str]) -> int:
+    config = parse(arguments)
+    run = train(config)
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(summary(run))
+    stopped = run.result.stopped_early if run.result else None
+    return 128 + signal.Signals[stopped] if stopped and stopped in signal.Signals.__members__ else 0
+
+
+def parse(arguments: list[str]) -> TrainConfig:
+    """The configuration: the preset's recipe, changed by the file, changed by the options."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--config", "--preset", "--steps"):
+        early.add_argument(name)
+    given, _ = early.parse_known_args(arguments)
+    changes = read_config(given.config) if given.config else {}
+    size = given.preset or changes.get("preset", "tiny")
+    # The warm-up goes with the number of steps; what else is wrong with that number is said below.
+    steps = {"steps": int(given.steps)} if (given.steps or "").isdecimal() else {}
+    default = recipe(size, **{**changes, **steps, "preset": size})
+    parsed = tyro.cli(
+        CommandLine,
+        args=arguments,
+        default=CommandLine(**asdict(default)),
+        prog="dape train",
+        description=DESCRIPTION,
+    )
+    return TrainConfig(**{f.name: getattr(parsed, f.name) for f in fields(TrainConfig)})
+
+
+def summary(run: Run) -> str:
+    assert run.result is not None
+    result, folder = run.result, os.path.relpath(run.folder)
+    if result.stopped_early:
+        return (
+            f"stopped by {result.stopped_early} at step {result.steps} of {run.config.steps}, saved in {folder}: "
+            f"the same command continues"
+        )
+    return "\n".join(
+        [
+            f"{run.config.method}: loss {result.final_loss:.3f} after {result.steps} steps, {clock(result.seconds)}",
+            f"  dape eval {folder}                     perplexity by length",
+            f"  dape generate {folder} --prompt '…'    text from it",
+        ]
+    )

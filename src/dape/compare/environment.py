@@ -1,0 +1,85 @@
+"""Where a comparison ran: versions, processor, memory, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dape
+
+PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
+
+
+def environment(jobs: int) -> dict[str, Any]:
+    """For the report; nothing in it names the machine or its user."""
+    versions = {name: found for name in PACKAGES if (found := _version(name))}
+    cores = num_cores()
+    return {
+        "dape": dape.__version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        **versions,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": processor(),
+        "cores": cores,
+        "memory": f"{_memory() / 2**30:.0f} GB" if _memory() else None,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "jobs": jobs,
+        "threads": max(1, cores // jobs),
+    }
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit that the package's sources are at, if they are a working copy; marked if it was changed."""
+    folder = Path(dape.__file__).parent
+    tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
+    name = _git(folder, "rev-parse", "--short=12", "HEAD") if tracked else None
+    if not name:
+        return None
+    return f"{name}, with changes" if _git(folder, "status", "--porcelain", "--", ".") else name
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0

@@ -1,0 +1,206 @@
+"""Corpora, named by where they come from: the library of this Python, files, folders, globs, the Hugging Face hub."""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+from dape.data.pieces import PIECE, BadText, Piece, Report, stop
+from dape.data.readers import (
+    PARQUET,
+    SUFFIXES,
+    TEXT,
+    Watched,
+    read_json_lines,
+    read_parquet,
+    read_text,
+    suffix_of,
+    unpacked,
+)
+
+# Not prose by any standard: tests of the interpreter, tables of code points, topics generated from the manual.
+NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+GLOB = set("*?[")
+
+
+class Reading(Protocol):
+    """One source being read; when it has been read to its end, `record` says what it was."""
+
+    def __iter__(self) -> Iterator[Piece]: ...
+    @property
+    def position(self) -> int: ...
+    def record(self) -> dict[str, Any]: ...
+
+
+class Source(Protocol):
+    """Something that holds documents: a file, or a data set of the hub."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def stamp(self) -> int: ...
+    @property
+    def text_file(self) -> bool: ...
+    def read(self, report: Report = stop) -> Reading: ...
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sources in an order that does not depend on the machine."""
+
+    spec: str
+    sources: list[Source]
+
+    @property
+    def size(self) -> int:
+        return sum(source.size for source in self.sources)
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A file; `name` is its path inside the corpus, `stamp` when it was last changed."""
+
+    name: str
+    path: Path
+    suffix: str
+    field: str
+    size: int
+    stamp: int
+
+    @property
+    def text_file(self) -> bool:
+        return self.suffix in TEXT
+
+    def read(self, report: Report = stop) -> FileReading:
+        return FileReading(self, report)
+
+
+@dataclass
+class FileReading:
+    source: FileSource
+    report: Report
+    _watched: Watched | None = field(default=None, init=False)
+    _digest: str = field(default="", init=False)
+
+    @property
+    def position(self) -> int:
+        return 0 if self._watched is None else self._watched.position
+
+    def __iter__(self) -> Iterator[Piece]:
+        try:
+            if self.source.text_file and self.report is not stop:
+                # A fault may come to light after half of the file is packed: look for it first.
+                with open(self.source.path, "rb") as file:
+                    try:
+                        for _ in read_text(file, str(self.source.path)):
+                            pass
+                    except BadText as problem:
+                        self.report(problem)
+                        return
+            self._watched = Watched(self.source.path)
+            with self._watched, io.BufferedReader(self._watched, PIECE) as stream:
+                yield from self._pieces(stream)
+                self._digest = self._watched.digest()
+        except OSError as error:
+            raise ValueError(f"{self.source.path} cannot be read: {error.strerror or error}") from error
+
+    def _pieces(self, stream: IO[bytes]) -> Iterator[Piece]:
+        """Pieces under the source's name; problems name the file by its whole path."""
+        source, path = self.source, str(self.source.path)
+        if source.suffix in TEXT:
+            pieces = read_text(stream, path, self.report)
+        elif source.suffix in PARQUET:
+            pieces = read_parquet(source.path, path, source.field, self.report)
+        else:
+            pieces = read_json_lines(unpacked(stream, path), path, source.field, self.report)
+        for piece in pieces:
+            yield piece._replace(document=source.name + piece.document[len(path) :])
+
+    def record(self) -> dict[str, Any]:
+        source = self.source
+        return {"name": source.name, "bytes": source.size, "stamp": source.stamp, "sha256": self._digest}
+
+
+def find_corpus(spec: str, *, field: str = "text") -> Corpus:
+    """The corpus that a user names.
+
+    spec:  "stdlib"; a file, folder or glob; or "hf:NAME[:SPLIT][:FIELD]".
+    field: where the text of a JSON line or a parquet row stands.
+    """
+    if spec == "stdlib":
+        return Corpus(spec, _library())
+    if spec.startswith("hf:"):
+        from dape.data.hub import HubSource
+
+        source = HubSource.parse(spec, field)
+        return Corpus(source.name, [source])
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        found, root = _walk(path), path
+        if not found:
+            raise ValueError(f"{spec} has no file that ends in {', '.join(SUFFIXES)}")
+    elif path.exists():
+        found, root = [path], path.parent
+    elif GLOB & set(spec):
+        found = sorted(map(Path, glob.glob(str(path), recursive=True)))
+        found = [p for p in found if p.is_file() and suffix_of(p)]
+        if not found:
+            raise ValueError(f"no file that ends in {', '.join(SUFFIXES)} matches {spec}")
+        root = Path(os.path.commonpath([p.parent for p in found]))
+    else:
+        raise FileNotFoundError(
+            f'there is no corpus "{spec}": give "stdlib", a file, a folder, a glob, or hf:NAME[:SPLIT][:FIELD]'
+        )
+    return Corpus(str(path.absolute()), cast("list[Source]", [_file(p, root, field) for p in found]))
+
+
+def _file(path: Path, root: Path, field: str) -> FileSource:
+    suffix = suffix_of(path)
+    if suffix is None:
+        raise ValueError(f"{path} ends in none of {', '.join(SUFFIXES)}: rename it to say what it is")
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    name = path.relative_to(root).as_posix()
+    return FileSource(name, path, suffix, field, status.st_size, status.st_mtime_ns)
+
+
+def _walk(root: Path, leave_out: frozenset[str] = frozenset()) -> list[Path]:
+    """Every file of a known kind under a folder, hidden ones left out, ordered by name."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [f for f in folders if not f.startswith(".") and f not in leave_out]
+        found += [os.path.join(folder, n) for n in names if not n.startswith(".") and suffix_of(n)]
+    # As names inside the corpus are compared, with / whatever the system's separator is.
+    return [Path(path) for path in sorted(found, key=lambda path: path.replace(os.sep, "/"))]
+
+
+def _library() -> list[Source]:
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [p for p in _walk(root, frozenset(NOT_LIBRARY)) if p.suffix == ".py" and _usable(p)]
+    if not found:
+        raise ValueError(f"this Python has no library sources in {root}: give --corpus a folder of text")
+    return [_file(path, root, "text") for path in found]
+
+
+def _usable(path: Path) -> bool:
+    """Whether a library file has text at all, and in UTF-8."""
+    try:
+        return bool(path.read_text("utf-8").strip())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def describe(corpus: Corpus) -> str:
+    """What identifies the corpus's files for now, without reading them."""
+    return json.dumps([[s.name, s.size, s.stamp] for s in corpus.sources])

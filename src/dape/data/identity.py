@@ -1,0 +1,68 @@
+"""Whether data on the disk, finished or half packed, is that of a recipe and a corpus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dape.data.corpora import Corpus, describe
+from dape.data.readers import Watched
+from dape.data.tokens import read_manifest
+from dape.files import write_atomically
+
+
+def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool) -> Path:
+    """The folder being written, beside the one it becomes: an earlier attempt's if it was the same work."""
+    partial = folder.parent / f".{folder.name}.partial"
+    plan = {"recipe": recipe, "sources": hashlib.sha256(describe(corpus).encode()).hexdigest()}
+    file = partial / "plan.json"
+    if partial.exists() and not restart:
+        begun = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        if begun.get("recipe") not in (None, recipe):
+            difference = difference_of(begun["recipe"], recipe)
+            raise ValueError(f"{folder} was begun with {difference}: pass --restart to begin again")
+        if begun == plan:
+            return partial
+    # Nothing yet, or sources that have changed since: nothing of it could be used.
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    write_atomically(file, json.dumps(plan))
+    return partial
+
+
+def difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {json.dumps(old.get(key))} (now {json.dumps(new.get(key))})" for key in keys)
+
+
+def check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus) -> None:
+    """Refuse to take token data for that of another recipe or of other texts."""
+    manifest = read_manifest(folder)
+    if manifest["recipe"] != recipe:
+        difference = difference_of(manifest["recipe"], recipe)
+        raise ValueError(f"{folder} was prepared with {difference}: give another folder or delete it")
+    if corpus.spec.startswith("hf:"):
+        return
+    with open(folder / "sources.jsonl", encoding="utf-8") as lines:
+        records = {record["name"]: record for record in map(json.loads, lines)}
+    advice = f"since {folder} was prepared: give another folder or delete it"
+    for source in corpus.sources:
+        record = records.pop(source.name, None)
+        if record is None:
+            raise ValueError(f"{source.name} has been added to the corpus {advice}")
+        if record["bytes"] != source.size or (
+            record["stamp"] != source.stamp and _has_changed(source, record)
+        ):
+            raise ValueError(f"{source.name} has changed {advice}")
+    if records:
+        raise ValueError(f"{next(iter(records))} has been removed from the corpus {advice}")
+
+
+def _has_changed(source: Any, record: dict[str, Any]) -> bool:
+    if not record["sha256"]:  # a file that was skipped, unread
+        return True
+    with Watched(source.path) as watched:
+        return watched.digest() != record["sha256"]

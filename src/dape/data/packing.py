@@ -1,0 +1,223 @@
+"""Packing: pieces to token files, with a journal from which an interrupted packing goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dape.data.corpora import Source
+from dape.data.pieces import BadText, Piece, Report, cut_documents, stop
+from dape.data.tokenizers import Tokenizer
+from dape.data.tokens import SPLITS
+from dape.files import write_atomically
+
+# Characters tokenized at a time: enough to keep all cores busy, little enough to hold.
+BATCH = 4 << 20
+# The journal is written after this many characters or seconds: what a kill costs at most.
+JOURNAL_CHARACTERS = 64 << 20
+JOURNAL_SECONDS = 5.0
+# Characters of a document that decide its side.
+BEGINNING = 1 << 16
+# Reasons kept for each source; all are counted.
+REASONS = 10
+
+
+class Side(Protocol):
+    """Says into which split a document goes, by its first piece; `found` are the names it has met."""
+
+    found: set[str]
+
+    def __call__(self, piece: Piece) -> str: ...
+
+
+class SplitFiles:
+    """One split being written: ids and document offsets, appended."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype, state: dict[str, int] | None) -> None:
+        state = state or {"tokens": 0, "documents": 0, "crc32": 0}
+        self.tokens, self.documents, self.crc32 = state["tokens"], state["documents"], state["crc32"]
+        self.dtype = dtype
+        self._ids = _reopen(folder / f"{name}.ids", self.tokens * dtype.itemsize)
+        self._offsets = _reopen(
+            folder / f"{name}.documents", (self.documents + 1) * 8 if self.documents else 0
+        )
+        if not self.documents:
+            self._offsets.write(np.int64(0).tobytes())
+        self._held: list[np.ndarray] = []
+        self._ends: list[int] = []
+
+    def append(self, ids: np.ndarray, *, last: bool) -> None:
+        self._held.append(ids)
+        self.tokens += len(ids)
+        if last:
+            self._ends.append(self.tokens)
+            self.documents += 1
+
+    def flush(self) -> None:
+        if self._held:
+            ids = np.concatenate(self._held, dtype=self.dtype, casting="unsafe")
+            self.crc32 = zlib.crc32(ids.data, self.crc32)
+            self._ids.write(ids.data)
+            self._offsets.write(np.array(self._ends, np.int64).tobytes())
+            self._held, self._ends = [], []
+
+    def sync(self) -> None:
+        for file in (self._ids, self._offsets):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        self._ids.close()
+        self._offsets.close()
+
+    def state(self) -> dict[str, int]:
+        return {"tokens": self.tokens, "documents": self.documents, "crc32": self.crc32}
+
+
+def _reopen(path: Path, size: int) -> Any:
+    """The file, cut to what the journal knows of, open for appending."""
+    path.touch()
+    if path.stat().st_size < size:
+        raise ValueError(f"{path} is shorter than its journal says: run it again, from the beginning")
+    file = open(path, "rb+")  # noqa: SIM115 (closed by SplitFiles.close and Packer.close)
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+class Packer:
+    """Writes the sources' tokens into a folder, source after source; knows how far it had come before."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, dtype: np.dtype, side: Side) -> None:
+        self.folder, self.tokenizer, self.side = folder, tokenizer, side
+        journal = folder / "journal.json"
+        state = json.loads(journal.read_text("utf-8")) if journal.exists() else {}
+        self.sources: int = state.get("sources", 0)
+        self.pieces: int = state.get("pieces", 0)
+        self.open: str | None = state.get("open")
+        self.splits = {name: SplitFiles(folder, name, dtype, state.get(name)) for name in SPLITS}
+        self._records = _reopen(folder / "sources.jsonl", state.get("records", 0))
+        side.found.update(state.get("found", []))
+        self._done = [self.sources, self.pieces]
+        self._held: list[Piece | dict[str, Any]] = []
+        self._characters = self._unsaved = 0
+        self._saved_at = time.monotonic()
+
+    def pack(
+        self, source: Source, *, cut: int | None, skip_bad: bool, advance: Callable[[int], None]
+    ) -> None:
+        """Append one source and its record; `advance` hears how many bytes have been read since the last time."""
+        problems: list[BadText] = []
+        report: Report = problems.append if skip_bad else stop
+        reading = source.read(report)
+        stream: Iterator[Piece] = iter(reading if cut is None else cut_documents(reading, cut))
+        documents = position = 0
+        for piece in islice(stream, self.pieces):
+            documents += piece.last
+        for piece in stream:
+            documents += piece.last
+            self._hold(piece)
+            position, before = reading.position, position
+            advance(position - before)
+        advance(max(0, source.size - position))
+        record = reading.record() | {"documents": documents}
+        if problems:
+            record |= {"skipped": len(problems), "reasons": [str(problem) for problem in problems[:REASONS]]}
+        self._held.append(record)
+        # The next source is read from its beginning.
+        self.pieces = 0
+
+    def _hold(self, piece: Piece) -> None:
+        self._held.append(piece)
+        self._characters += len(piece.text)
+        if self._characters >= BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tokenize and write what is held, many documents at once, whatever sources they come from."""
+        texts = [item.text for item in self._held if isinstance(item, Piece)]
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        for item in self._held:
+            if isinstance(item, Piece):
+                self.open = self.side(item) if self.open is None else self.open
+                self.splits[self.open].append(next(encoded), last=item.last)
+                self.open = None if item.last else self.open
+                self._done[1] += 1
+            else:
+                self._records.write((json.dumps(item, ensure_ascii=False) + "\n").encode("utf-8"))
+                self._done = [self._done[0] + 1, 0]
+        for split in self.splits.values():
+            split.flush()
+        self._unsaved += self._characters
+        self._held, self._characters = [], 0
+        if self._unsaved >= JOURNAL_CHARACTERS or time.monotonic() - self._saved_at >= JOURNAL_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Bring everything to the disk, then say so in the journal: the order makes a kill harmless."""
+        for split in self.splits.values():
+            split.sync()
+        self._records.flush()
+        os.fsync(self._records.fileno())
+        state = {name: split.state() for name, split in self.splits.items()} | {
+            "sources": self._done[0],
+            "pieces": self._done[1],
+            "open": self.open,
+            "records": self._records.tell(),
+            "found": sorted(self.side.found),
+        }
+        write_atomically(self.folder / "journal.json", json.dumps(state))
+        self._unsaved, self._saved_at = 0, time.monotonic()
+
+    def close(self) -> None:
+        for split in self.splits.values():
+            split.close()
+        self._records.close()
+
+
+class ByHash:
+    """Sends about a fraction of the documents to validation, by a hash of how they begin.
+
+    Equal documents always land on the same side, wherever and in whatever order they stand.
+    """
+
+    def __init__(self, fraction: float, seed: int) -> None:
+        self._threshold = fraction * 2.0**64
+        self._key = f"dape split {seed}".encode()
+        self.found: set[str] = set()
+
+    def __call__(self, piece: Piece) -> str:
+        beginning = piece.text[:BEGINNING].encode("utf-8")
+        digest = hashlib.blake2b(beginning, digest_size=8, key=self._key).digest()
+        return "validation" if int.from_bytes(digest, "big") < self._threshold else "train"
+
+
+class ByName:
+    """Sends the named documents to validation; a name is a document's own, its file's, or that without suffix."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = set(names)
+        self.found: set[str] = set()
+
+    def __call__(self, piece: Piece) -> str:
+        matching = self.names & name_forms(piece.document)
+        self.found |= matching
+        return "validation" if matching else "train"
+
+
+def name_forms(document: str) -> set[str]:
+    """The ways to call a document: a/b.tex, b.tex, a/b, b; a row or a cut also by its file's."""
+    file = document.split("#")[0]
+    head, _, tail = file.rpartition(":")
+    file = head if head and tail.isdecimal() else file
+    path = Path(file)
+    return {document, file, path.name, path.stem, path.with_suffix("").as_posix()}

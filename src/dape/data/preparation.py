@@ -1,0 +1,234 @@
+"""`prepare`: a corpus to a folder of token data, whole or not at all, and again at once if nothing changed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dape.data.corpora import Corpus, find_corpus
+from dape.data.identity import begin, check_same
+from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
+from dape.data.pieces import BadText, Interrupted, cut_documents, stop
+from dape.data.readers import Watched
+from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
+from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, open_data
+from dape.files import exclusive, sync_folder, write_atomically
+
+# Pieces of text handed to the BPE trainer, which holds a few hundred of them.
+TRAINING_PIECE = 1 << 16
+
+
+def prepare(
+    corpus: str,
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: str = "bytes",
+    validation: float | Sequence[str] = 0.1,
+    seed: int = 0,
+    field: str = "text",
+    cut: int | None = None,
+    skip_bad: bool = False,
+    restart: bool = False,
+    progress: bool = True,
+) -> TokenData:
+    """The corpus as token data in `folder`. Same recipe and same sources: what is there is used; other: an error.
+
+    corpus:     "stdlib", a file, folder or glob, or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD].
+    tokenizer:  "bytes", "bpe:VOCAB" (trained on the training split), a tokenizer.json, or a Hugging Face name.
+    validation: the fraction of documents held out, chosen by hash, or the names of those to hold out.
+    seed:       of that choice.
+    field:      where a JSON line or a parquet row has its text.
+    cut:        make documents of at least this many characters out of longer ones.
+    skip_bad:   leave out documents that cannot be read, and list them; otherwise the first one is an error.
+    restart:    throw away a packing that was interrupted, instead of going on with it.
+    """
+    folder = Path(folder)
+    recipe = _recipe(corpus, tokenizer, validation, seed=seed, field=field, cut=cut, skip_bad=skip_bad)
+    found = find_corpus(corpus, field=field)
+    recipe["corpus"] = found.spec
+    side = _side(validation, seed, found)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Two processes may want the same data at once: one packs, the other waits and finds it done.
+    with exclusive(folder.parent / f".{folder.name}.lock"):
+        if (folder / "manifest.json").exists():
+            check_same(folder, recipe, found)
+            return open_data(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{folder} exists and holds something else: give another folder")
+        partial = begin(folder, recipe, found, restart=restart)
+        try:
+            with _progress(progress, found) as stage:
+                learnt = _tokenizer(recipe, partial, found, side, stage)
+                _pack(recipe, partial, found, learnt, side, stage)
+        except Interrupted:
+            raise
+        except ValueError:
+            # The same would happen again, so there is nothing to go on from.
+            shutil.rmtree(partial)
+            raise
+        os.rename(partial, folder)
+        sync_folder(folder.parent)
+    return open_data(folder)
+
+
+def _recipe(
+    corpus: str, tokenizer: str, validation: float | Sequence[str], *, cut: int | None, **rest: Any
+) -> dict[str, Any]:
+    """Everything that decides what the tokens are, but for the sources' contents."""
+    bpe_size(tokenizer)
+    if isinstance(validation, str):
+        raise TypeError(f'validation="{validation}": give a fraction or a sequence of names')
+    if isinstance(validation, int | float):
+        if not 0 <= validation <= 1:
+            raise ValueError(f"validation={validation} is not a fraction between 0 and 1")
+        held_out: float | list[str] = float(validation)
+    else:
+        held_out = sorted(validation)
+    if cut is not None and cut < 1:
+        raise ValueError(f"cut={cut}: a document has at least one character")
+    return {"corpus": corpus, "tokenizer": tokenizer, "validation": held_out, "cut": cut, **rest}
+
+
+def _side(validation: float | Sequence[str], seed: int, corpus: Corpus) -> Side:
+    if isinstance(validation, int | float):
+        return ByHash(validation, seed)
+    side = ByName(validation)
+    if all(source.text_file for source in corpus.sources):
+        # Files are documents here, so a wrong name shows before anything is packed.
+        known = set().union(*(name_forms(source.name) for source in corpus.sources))
+        _check_names(side.names - known - {name for name in side.names if "#" in name})
+    return side
+
+
+def _check_names(missing: set[str]) -> None:
+    if missing:
+        raise ValueError(f"no document of the corpus is called {', '.join(sorted(missing))}")
+
+
+Stage = Callable[[str], Callable[[int], None]]
+
+
+@contextlib.contextmanager
+def _progress(show: bool, corpus: Corpus) -> Iterator[Stage]:
+    """A function that begins a stage and gives what to call with the bytes done."""
+    if not show:
+        yield lambda description: lambda count: None
+        return
+    from rich import progress as bars
+
+    columns = (
+        bars.TextColumn("{task.description:<18}"),
+        bars.BarColumn(bar_width=20),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, transient=True) as display:
+
+        def stage(description: str) -> Callable[[int], None]:
+            task = display.add_task(description, total=corpus.size or None)
+            return lambda count: display.advance(task, count)
+
+        yield stage
+
+
+def _tokenizer(recipe: dict[str, Any], partial: Path, corpus: Corpus, side: Side, stage: Stage) -> Tokenizer:
+    """The recipe's tokenizer, saved in the folder; trained first where that is asked for and not yet done."""
+    saved = partial / "tokenizer"
+    if (saved / "tokenizer_config.json").exists():
+        return load_tokenizer(saved)
+    if (size := bpe_size(recipe["tokenizer"])) is None:
+        tokenizer = load_tokenizer(recipe["tokenizer"])
+    else:
+        tokenizer = train_bpe(_training_texts(recipe, corpus, side, stage("learning the BPE")), size)
+    tokenizer.save(saved)
+    return tokenizer
+
+
+def _training_texts(
+    recipe: dict[str, Any], corpus: Corpus, side: Side, advance: Callable[[int], None]
+) -> Iterator[str]:
+    problems: list[BadText] = []
+    for source in corpus.sources:
+        reading = source.read(problems.append if recipe["skip_bad"] else stop)
+        position, where = 0, None
+        for piece in reading if recipe["cut"] is None else cut_documents(reading, recipe["cut"]):
+            where = side(piece) if where is None else where
+            if where == "train":
+                for start in range(0, len(piece.text), TRAINING_PIECE):
+                    yield piece.text[start : start + TRAINING_PIECE]
+            where = None if piece.last else where
+            before, position = position, reading.position
+            advance(position - before)
+
+
+def _pack(
+    recipe: dict[str, Any], partial: Path, corpus: Corpus, tokenizer: Tokenizer, side: Side, stage: Stage
+) -> None:
+    dtype = np.dtype(id_type(tokenizer.vocab_size))
+    packer = Packer(partial, tokenizer, dtype, side)
+    advance = stage("packing")
+    try:
+        advance(sum(source.size for source in corpus.sources[: packer.sources]))
+        for source in corpus.sources[packer.sources :]:
+            packer.pack(source, cut=recipe["cut"], skip_bad=recipe["skip_bad"], advance=advance)
+        packer.flush()
+        packer.save()
+    finally:
+        packer.close()
+    splits = {name: packer.splits[name].state() for name in SPLITS}
+    if isinstance(side, ByName):
+        _check_names(side.names - side.found)
+    _check_filled(recipe, splits)
+    manifest = {
+        "format": FORMAT,
+        "recipe": recipe,
+        "tokenizer": {
+            "vocab_size": tokenizer.vocab_size,
+            "sha256": _digest(partial / "tokenizer" / "tokenizer.json"),
+        },
+        "dtype": dtype.name,
+        "splits": splits,
+        "sources": _summary(partial / "sources.jsonl"),
+    }
+    write_atomically(partial / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+    for name in ("plan.json", "journal.json"):
+        (partial / name).unlink()
+
+
+def _check_filled(recipe: dict[str, Any], splits: dict[str, dict[str, int]]) -> None:
+    total = sum(split["documents"] for split in splits.values())
+    if total == 0:
+        raise ValueError(f"the corpus {recipe['corpus']} has no document that can be used")
+    wanted = {"train": recipe["validation"] != 1, "validation": recipe["validation"] not in (0, [])}
+    for name in SPLITS:
+        if wanted[name] and not splits[name]["documents"]:
+            raise ValueError(
+                f"no document falls into the {name} split (the corpus has {total}): name the documents to hold "
+                f"out, choose another seed or fraction, or make more documents with cut"
+            )
+
+
+def _digest(path: Path) -> str:
+    with Watched(path) as watched:
+        return watched.digest()
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """Counts over all sources, and a hash of their names and contents."""
+    count = size = skipped = 0
+    digest = hashlib.sha256()
+    with open(path, encoding="utf-8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            count, size, skipped = count + 1, size + record["bytes"], skipped + record.get("skipped", 0)
+            digest.update(f"{record['name']}\0{record['sha256']}\n".encode())
+    return {"count": count, "bytes": size, "skipped": skipped, "sha256": digest.hexdigest()}

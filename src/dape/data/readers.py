@@ -1,0 +1,204 @@
+"""Readers of files: plain text, JSON lines (also compressed) and parquet, as streams of pieces."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from dape.data.pieces import PIECE, BadText, Piece, Report, stop, whole
+
+TEXT = (".txt", ".md", ".tex", ".py")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+PARQUET = (".parquet",)
+SUFFIXES = (*TEXT, *JSON_LINES, *PARQUET)
+
+
+def suffix_of(path: str | os.PathLike[str]) -> str | None:
+    """Which of the known endings the file has, or None."""
+    name = os.fspath(path).lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+class Watched(io.RawIOBase):
+    """A file being read: how far, and the hash of what has gone by."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by close)
+        self.position = 0
+        self._hash = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._hash.update(memoryview(buffer)[:count])
+        self.position += count
+        return count
+
+    def digest(self) -> str:
+        """The hash of the whole file; reads what no one has read yet."""
+        while self.read(PIECE):
+            pass
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def read_text(stream: IO[bytes], name: str, report: Report = stop) -> Iterator[Piece]:
+    """A text file as one document."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    held: str | None = None
+    fed = lines = 0
+    while True:
+        chunk = stream.read(PIECE)
+        if chunk and not chunk.endswith(b"\n"):
+            chunk += stream.readline(PIECE)
+        fed += len(chunk)
+        if (nul := chunk.find(0)) >= 0:
+            place = fed - len(chunk) + nul
+            report(BadText(f"{name}: a NUL at byte {place}: this looks like a binary file"))
+            return
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            line = lines + error.object[: error.start].count(b"\n") + 1
+            report(BadText(_broken(name, fed - len(error.object) + error.start, line, error)))
+            return
+        if not chunk:
+            break
+        lines += chunk.count(b"\n")
+        if held is not None:
+            yield Piece(name, held, last=False)
+        elif not text.strip() and len(chunk) < PIECE:
+            continue
+        held = text
+    if held is None:
+        report(BadText(f"{name} is empty"))
+    else:
+        yield Piece(name, held, last=True)
+
+
+def _broken(name: str, place: int, line: int, error: UnicodeDecodeError) -> str:
+    byte = error.object[error.start]
+    return f"{name}, line {line}: byte {place} (0x{byte:02x}) is not UTF-8 ({error.reason})"
+
+
+def read_json_lines(stream: IO[bytes], name: str, field: str, report: Report = stop) -> Iterator[Piece]:
+    """A document a line: the string that each line's object has under `field`."""
+    number = 0
+    try:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                text = _record_text(line, f"{name}, line {number}", field)
+            except BadText as problem:
+                report(problem)
+                continue
+            yield from whole(f"{name}:{number}", text, report)
+    except _unpacking_errors() as error:
+        report(BadText(f"{name}, after line {number}: cannot be unpacked ({error})"))
+        return
+    if number == 0:
+        report(BadText(f"{name} is empty"))
+
+
+def _record_text(line: bytes, place: str, field: str) -> str:
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise BadText(
+            f"{place}: byte {error.start} of the line is not UTF-8 (0x{line[error.start]:02x})"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise BadText(f"{place}: not JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(record, dict):
+        raise BadText(f"{place}: an object with a field was expected, not {_kind(record)}")
+    if field not in record:
+        raise BadText(f'{place}: no field "{field}"; it has {_list(record)}')
+    if not isinstance(record[field], str):
+        raise BadText(f'{place}: field "{field}" is {_kind(record[field])}, not text')
+    return record[field]
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _list(names: Any) -> str:
+    return ", ".join(map(str, names)) or "none"
+
+
+def _unpacking_errors() -> tuple[type[Exception], ...]:
+    try:
+        import zstandard
+    except ImportError:
+        return (EOFError, gzip.BadGzipFile, zlib.error)
+    return (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
+
+
+def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
+    """The stream behind the compression that the file's name tells."""
+    if name.lower().endswith(".gz"):
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
+    if name.lower().endswith(".zst"):
+        try:
+            import zstandard
+        except ImportError:
+            raise ValueError(f'{name} needs zstandard: pip install "dape[data]"') from None
+        reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=False)
+        return io.BufferedReader(cast(Any, reader), PIECE)
+    return stream
+
+
+def read_parquet(path: Path, name: str, field: str, report: Report = stop) -> Iterator[Piece]:
+    """A document a row: the string in column `field`."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f'{name} needs pyarrow: pip install "dape[data]"') from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if field not in columns:
+                report(BadText(f'{name}: no column "{field}"; it has {_list(columns)}'))
+                return
+            kind = file.schema_arrow.field(field).type
+            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                report(BadText(f'{name}: column "{field}" holds {kind}, not text'))
+                return
+            number = 0
+            for batch in file.iter_batches(batch_size=256, columns=[field]):
+                for value in batch.column(0):
+                    number += 1
+                    yield from _row(value, f"{name}:{number}", report)
+            if number == 0:
+                report(BadText(f"{name} is empty"))
+    except pyarrow.ArrowException as error:
+        report(BadText(f"{name}: cannot be read as parquet ({str(error).splitlines()[0]})"))
+
+
+def _row(value: Any, document: str, report: Report) -> Iterator[Piece]:
+    try:
+        text = value.as_py()
+    except UnicodeDecodeError as error:
+        report(BadText(f"{document}: byte {error.start} of the row is not UTF-8"))
+        return
+    if text is None:
+        report(BadText(f"{document} is null"))
+    else:
+        yield from whole(document, text, report)

@@ -1,0 +1,176 @@
+"""Tokenizers: bytes, a byte-level BPE trained here, a tokenizer.json, or one of Hugging Face's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tokenizers as hf
+
+from dape.files import write_atomically
+
+
+class Tokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write what `load_tokenizer` and transformers' AutoTokenizer read."""
+        ...
+
+
+class ByteTokenizer:
+    """A token a byte of UTF-8: 256 ids, the bytes themselves."""
+
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; bytes that are no UTF-8 (a model may say anything) become replacement characters."""
+        return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        # The same mapping in the words of `tokenizers`: a byte-level BPE whose 256 tokens never merge.
+        vocab = {character: byte for byte, character in _byte_characters().items()}
+        model = _byte_level(hf.models.BPE(vocab, []), use_regex=False)
+        _save(model, Path(folder), {"dape_tokenizer": "bytes"})
+
+
+class SubwordTokenizer:
+    """Any tokenizer of the `tokenizers` library; documents get no special tokens."""
+
+    def __init__(self, backend: hf.Tokenizer, settings: dict[str, Any] | None = None) -> None:
+        self.backend = backend
+        self.settings = settings or {}
+        backend.no_padding()
+        backend.no_truncation()
+
+    @property
+    def vocab_size(self) -> int:
+        # Ids may have gaps, and a model needs a row up to the highest.
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        # The fast form leaves offsets out; the library spreads the texts over all cores.
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        _save(self.backend, Path(folder), self.settings)
+
+
+def load_tokenizer(spec: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of that name: "bytes", a tokenizer.json, a folder, or a name on the Hugging Face hub."""
+    if spec == "bytes":
+        return ByteTokenizer()
+    if str(spec).startswith("bpe:"):
+        raise ValueError(
+            f'"{spec}" has to be trained: prepare data with it and take the tokenizer from there'
+        )
+    path = Path(spec).expanduser()
+    if path.suffix == ".json":
+        return _load_file(path, {})
+    if not (path / "tokenizer.json").exists():
+        return _load_pretrained(str(path) if path.is_dir() else str(spec))
+    settings = path / "tokenizer_config.json"
+    loaded = json.loads(settings.read_text("utf-8")) if settings.exists() else {}
+    if loaded.get("dape_tokenizer") == "bytes":
+        return ByteTokenizer()
+    return _load_file(path / "tokenizer.json", loaded)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, *, progress: bool = False) -> SubwordTokenizer:
+    """A byte-level BPE with at most `vocab_size` tokens, learnt from the texts."""
+    if vocab_size < 256:
+        raise ValueError(f"bpe:{vocab_size}: a byte-level vocabulary has at least 256 tokens")
+    model = _byte_level(hf.models.BPE(), use_regex=True)
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        show_progress=progress,
+        initial_alphabet=sorted(_byte_characters().values()),
+        special_tokens=[],
+    )
+    model.train_from_iterator(texts, trainer)
+    return SubwordTokenizer(model)
+
+
+def bpe_size(spec: str) -> int | None:
+    """VOCAB of "bpe:VOCAB", or None for another spec."""
+    if not spec.startswith("bpe:"):
+        return None
+    number = spec.removeprefix("bpe:")
+    if not number.isdecimal() or int(number) < 256:
+        raise ValueError(f'tokenizer "{spec}": after bpe: comes the size of the vocabulary, 256 or more')
+    return int(number)
+
+
+def _byte_level(model: Any, *, use_regex: bool) -> hf.Tokenizer:
+    tokenizer = hf.Tokenizer(model)
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    tokenizer.decoder = hf.decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_characters() -> dict[int, str]:
+    """The printable character that byte-level tokenizers write for each byte.
+
+    Printable Latin-1 bytes stand for themselves; the others, in order, get the characters from 256 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {byte: chr(byte) for byte in printable} | {b: chr(256 + n) for n, b in enumerate(others)}
+
+
+def _save(tokenizer: hf.Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **settings,
+    }
+    write_atomically(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
+
+
+def _load_file(path: Path, settings: dict[str, Any]) -> SubwordTokenizer:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no tokenizer {path}")
+    try:
+        return SubwordTokenizer(hf.Tokenizer.from_file(str(path)), settings)
+    except Exception as error:  # the library raises bare Exceptions
+        raise ValueError(f"{path} is not a tokenizer of the `tokenizers` library: {error}") from error
+
+
+def _load_pretrained(name: str) -> SubwordTokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # connection errors, missing files, unknown classes: one meaning for a user
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(f'no tokenizer "{name}": {reason}') from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f'tokenizer "{name}" has no fast version in the `tokenizers` library')
+    settings = {"tokenizer_class": type(loaded).__name__}
+    for token in ("eos_token", "bos_token", "unk_token", "pad_token"):
+        if (value := getattr(loaded, token, None)) is not None:
+            settings[token] = str(value)
+    return SubwordTokenizer(backend, settings)

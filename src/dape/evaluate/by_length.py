@@ -1,0 +1,91 @@
+"""Perplexity by length: the same target tokens at every length, with growing left context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from torch import nn
+
+from dape.data import Tokens
+from dape.evaluate.scoring import BATCH_TOKENS, Scorer, scoring
+from dape.evaluate.statistics import LengthScore
+from dape.evaluate.windows import Context, Windows, consecutive, same_targets
+
+Protocol = Literal["same-targets", "paper"]
+# Hears how many windows of which length are done.
+Progress = Callable[[int, int], None]
+
+DEFAULT_LAST = 256
+
+
+def evaluate_by_length(
+    model: nn.Module,
+    tokens: Tokens,
+    lengths: Sequence[int],
+    *,
+    last: int | None = None,
+    windows: int = 128,
+    protocol: Protocol = "same-targets",
+    context: Context = "document",
+    batch_tokens: int = BATCH_TOKENS,
+    progress: Progress | None = None,
+) -> list[LengthScore]:
+    """A score for each length, in the order of `lengths`.
+
+    lengths:  tokens of input that the model sees.
+    last:     how many tokens at the end are predicted; 256, or the shortest length if that is less.
+    windows:  how many windows, at most; their targets do not overlap.
+    protocol: "same-targets": one set of windows, so scores at all lengths are of the same tokens.
+              "paper": each length has its own, one after the other across documents, with min(last, length)
+              targets; scores of different lengths are then of different tokens.
+    context:  "document" or "stream", for "same-targets".
+    """
+    last = check(lengths, last, windows, protocol, context)
+    with scoring(model, batch_tokens=batch_tokens) as scorer:
+        if protocol == "paper":
+            return [
+                score(scorer, tokens, consecutive(tokens, n, windows), n, min(last, n), progress)
+                for n in lengths
+            ]
+        chosen = same_targets(tokens, max(lengths), last, windows, context=context)
+        return [score(scorer, tokens, chosen, n, last, progress) for n in lengths]
+
+
+def score(
+    scorer: Scorer, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
+) -> LengthScore:
+    """The score of the windows at one length."""
+    means = []
+    size = scorer.batch_size(length, last)
+    for start in range(0, len(windows), size):
+        ids = windows.ids(tokens, length, slice(start, start + size))
+        means.append(scorer.losses(ids, last).astype(np.float64).mean(1))
+        if progress is not None:
+            progress(length, len(ids))
+    return LengthScore.of(length, np.concatenate(means), windows.documents, windows.ends, last)
+
+
+def check(lengths: Sequence[int], last: int | None, windows: int, protocol: str, context: str) -> int:
+    """The number of targets a window; an error in a sentence for what cannot be evaluated."""
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"lengths={list(lengths)}: give at least one, each 1 or more")
+    if windows < 1:
+        raise ValueError(f"windows={windows}: there is nothing to evaluate")
+    if protocol not in ("same-targets", "paper"):
+        raise ValueError(f'protocol="{protocol}", expected "same-targets" or "paper"')
+    if context not in ("document", "stream"):
+        raise ValueError(f'context="{context}", expected "document" or "stream"')
+    if protocol == "paper":
+        last = DEFAULT_LAST if last is None else last
+    elif last is None:
+        last = min(DEFAULT_LAST, *lengths)
+    elif last > min(lengths):
+        raise ValueError(
+            f"last={last} is more than the shortest length {min(lengths)}: the same tokens could not be "
+            f"predicted at every length"
+        )
+    if last < 1:
+        raise ValueError(f"last={last}: there is nothing to predict")
+    return last

@@ -1,0 +1,190 @@
+"""An evaluation for people and programs: tables in 80 columns, JSON, CSV, a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dape.evaluate.by_position import PositionLoss, position_records
+from dape.evaluate.sliding import SlidingScore
+from dape.evaluate.statistics import LengthScore, paired_difference
+from dape.evaluate.subjects import Subject
+from dape.files import replacing, write_atomically
+
+
+@dataclass
+class Evaluation:
+    """Everything measured of one model; `reference` is another evaluation on the same targets, or None."""
+
+    subject: Subject
+    protocol: str
+    scores: list[LengthScore]
+    reference: Evaluation | None = None
+    by_position: PositionLoss | None = None
+    sliding: list[SlidingScore] = field(default_factory=list)
+
+    def changes(self) -> list[tuple[float, float] | None]:
+        """The paired change of the loss from the shortest length to each; None where it is not paired."""
+        if self.protocol != "same-targets":
+            return [None for _ in self.scores]
+        shortest = min(self.scores, key=lambda score: score.eval_length)
+        return [None if score is shortest else paired_difference(score, shortest) for score in self.scores]
+
+    def against_reference(self) -> list[tuple[float, float] | None]:
+        if self.reference is None:
+            return [None for _ in self.scores]
+        return [paired_difference(a, b) for a, b in zip(self.scores, self.reference.scores, strict=True)]
+
+    def records(self) -> list[dict[str, Any]]:
+        """A record a length; `change` is against the shortest length, `difference` against the first model."""
+        return [
+            {**self.subject.identity, **score.record(), "protocol": self.protocol}
+            | _pair("change", change)
+            | _pair("difference", difference)
+            for score, change, difference in zip(
+                self.scores, self.changes(), self.against_reference(), strict=True
+            )
+        ]
+
+
+def _pair(name: str, value: tuple[float, float] | None) -> dict[str, float | None]:
+    first, second = (None, None) if value is None else value
+    return {name: first, f"{name}_se": second}
+
+
+def as_json(evaluations: Sequence[Evaluation], settings: dict[str, Any]) -> str:
+    content = {
+        "settings": settings,
+        "scores": [record for evaluation in evaluations for record in evaluation.records()],
+        "by_position": [
+            {**e.subject.identity, **record}
+            for e in evaluations
+            if e.by_position is not None
+            for record in position_records(e.by_position)
+        ],
+        "sliding": [{**e.subject.identity, **s.record()} for e in evaluations for s in e.sliding],
+    }
+    return json.dumps(_without_nan(content), indent=2, allow_nan=False) + "\n"
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for both."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_csv(evaluations: Sequence[Evaluation]) -> str:
+    records = [record for evaluation in evaluations for record in evaluation.records()]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def print_evaluation(evaluation: Evaluation, console: Console) -> None:
+    subject, scores = evaluation.subject, evaluation.scores
+    documents = len(set(scores[0].documents.tolist()))
+    what = f"{scores[0].last} tokens" if evaluation.protocol == "same-targets" else "tokens"
+    title = f"{escape(subject.label)}: last {what} of {len(scores[0].windows)} windows, {documents} documents"
+    console.print(f"[italic]{title}[/italic]")
+    table = Table(box=None, pad_edge=False)
+    for name in ("length", "× training", "perplexity", "loss", "change", "vs first"):
+        table.add_column(name, justify="right")
+    rows = zip(scores, evaluation.changes(), evaluation.against_reference(), strict=True)
+    for score, change, difference in rows:
+        times = f"{score.eval_length / subject.train_length:g}" if subject.train_length else "–"
+        loss = plus_minus(score.nll, score.nll_se)
+        table.add_row(
+            f"{score.eval_length}",
+            times,
+            f"{score.ppl:.2f}",
+            loss,
+            "–" if change is None else plus_minus(*change, sign="+"),
+            "–" if difference is None else plus_minus(*difference, sign="+"),
+        )
+    console.print(table)
+    if evaluation.by_position is not None:
+        _print_positions(evaluation.by_position, console)
+    for sliding in evaluation.sliding:
+        console.print(
+            f"sliding window of {sliding.length}, stride {sliding.stride}: perplexity {sliding.ppl:.2f}, loss "
+            f"{plus_minus(sliding.nll, sliding.nll_se)} over {sliding.tokens:,} tokens of "
+            f"{sliding.documents:,} documents"
+        )
+    console.print()
+
+
+def _print_positions(loss: PositionLoss, console: Console) -> None:
+    console.print(f"loss by tokens of input before, windows of {loss.length}")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("input", justify="right")
+    table.add_column("loss", justify="right")
+    for start, stop, nll, error in loss.doublings():
+        label = f"{start}" if stop == start + 1 else f"{start}–{stop - 1}"
+        table.add_row(label, plus_minus(nll, error))
+    console.print(table)
+
+
+def plus_minus(value: float, error: float, *, sign: str = "") -> str:
+    known = "" if math.isnan(error) else f" ± {error:.3f}"
+    return f"{value:{sign}.3f}{known}"
+
+
+def save_plot(evaluations: Sequence[Evaluation], path: Path) -> None:
+    """Perplexity against length with bars of one standard error; the file's ending says the format."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    formats = FigureCanvasAgg(figure).get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in formats:
+        raise ValueError(f"{path}: a figure's name ends in one of {', '.join(sorted(formats))}")
+    axes = figure.add_subplot()
+    for evaluation in evaluations:
+        scores = sorted(evaluation.scores, key=lambda score: score.eval_length)
+        lengths = [score.eval_length for score in scores]
+        ppl = [score.ppl for score in scores]
+        error = [score.ppl * (0.0 if math.isnan(score.nll_se) else score.nll_se) for score in scores]
+        axes.errorbar(lengths, ppl, yerr=error, marker="o", capsize=3, label=evaluation.subject.label)
+        if evaluation.subject.train_length in lengths:
+            axes.axvline(evaluation.subject.train_length, color="0.8", zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens of input")
+    axes.set_ylabel("perplexity")
+    axes.legend()
+    with replacing(path) as temporary:
+        figure.savefig(temporary)
+
+
+def save(
+    evaluations: Sequence[Evaluation],
+    settings: dict[str, Any],
+    *,
+    json_file: Path | None,
+    csv_file: Path | None,
+    plot: Path | None,
+) -> None:
+    for path in (json_file, csv_file, plot):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if json_file is not None:
+        write_atomically(json_file, as_json(evaluations, settings))
+    if csv_file is not None:
+        write_atomically(csv_file, as_csv(evaluations))
+    if plot is not None:
+        save_plot(evaluations, plot)

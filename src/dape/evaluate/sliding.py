@@ -1,0 +1,87 @@
+"""Sliding-window perplexity: every token of a text, predicted from at most `length` tokens before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from dape.data import Tokens
+from dape.evaluate.scoring import BATCH_TOKENS, Scorer, scoring
+from dape.evaluate.statistics import clustered_mean, perplexity
+
+
+@dataclass(frozen=True)
+class SlidingScore:
+    """Over all tokens but the first of each document."""
+
+    length: int
+    stride: int
+    nll: float
+    nll_se: float
+    ppl: float
+    tokens: int
+    documents: int
+
+    def record(self) -> dict[str, Any]:
+        return {**vars(self)}
+
+
+def sliding_window(
+    model: nn.Module,
+    tokens: Tokens,
+    length: int,
+    *,
+    stride: int | None = None,
+    max_tokens: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+) -> SlidingScore:
+    """The score with windows of `length` inputs that advance by `stride` (half of it by default).
+
+    Each token is predicted once, from at least length − stride tokens where the document has them.
+    max_tokens: about so many, of the beginnings of all documents; without it, everything.
+    """
+    stride = max(1, length // 2) if stride is None else stride
+    if not 1 <= stride <= length:
+        raise ValueError(f"stride={stride} is not between 1 and the length {length}")
+    share = len(tokens) if max_tokens is None else max_tokens // max(1, tokens.num_documents)
+    # A shorter beginning would never see a full window.
+    longest = max(share, length + stride) + 1
+    sums, counts = [], []
+    with scoring(model, batch_tokens=batch_tokens) as scorer:
+        for index in range(tokens.num_documents):
+            ids = tokens.document(index)[:longest].astype(np.int64)
+            if len(ids) < 2:
+                continue
+            sums.append(_document_loss(scorer, ids, length, stride))
+            counts.append(len(ids) - 1)
+            if max_tokens is not None and sum(counts) >= max_tokens:
+                break
+    if not sums:
+        raise ValueError("no document has two tokens, so there is nothing to predict")
+    nll, error = clustered_mean(np.array(sums), np.array(counts), np.arange(len(sums)))
+    return SlidingScore(length, stride, nll, error, perplexity(nll), sum(counts), len(counts))
+
+
+def _document_loss(scorer: Scorer, ids: np.ndarray, length: int, stride: int) -> float:
+    """The summed loss of a document's tokens 1, 2, …"""
+    first = min(length, len(ids) - 1)
+    total = scorer.losses(ids[None, : first + 1], first).sum(dtype=np.float64)
+    for batch in _steps(len(ids), length, stride, scorer.batch_size(length, stride)):
+        windows = np.stack([ids[end - length - 1 : end] for _, end in batch])
+        for losses, (new, _) in zip(scorer.losses(windows, stride), batch, strict=True):
+            total += losses[-new:].sum(dtype=np.float64)
+    return float(total)
+
+
+def _steps(num_ids: int, length: int, stride: int, batch_size: int) -> Iterator[list[tuple[int, int]]]:
+    """(new tokens, end) of the windows after a document's first, in batches; the last one may have fewer."""
+    ends = list(range(length + 1 + stride, num_ids + 1, stride))
+    steps = [(stride, end) for end in ends]
+    if rest := max(0, num_ids - (ends[-1] if ends else length + 1)):
+        steps.append((rest, num_ids))
+    for start in range(0, len(steps), batch_size):
+        yield steps[start : start + batch_size]

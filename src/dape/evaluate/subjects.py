@@ -1,0 +1,107 @@
+"""What `dape eval` evaluates: the model of a run folder, or any causal language model of Hugging Face."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dape.data import TokenData, open_data, prepare
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and the data to evaluate it on; method, seed and train_length where they are known."""
+
+    label: str
+    model: nn.Module
+    data: TokenData
+    method: str | None = None
+    seed: int | None = None
+    train_length: int | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {
+            "model": self.label,
+            "method": self.method,
+            "seed": self.seed,
+            "train_length": self.train_length,
+        }
+
+    def same_tokens(self, other: Subject, split: str) -> bool:
+        """Whether both are evaluated on the very same token ids."""
+        mine, theirs = self.data.manifest, other.data.manifest
+        return (
+            mine["tokenizer"]["sha256"] == theirs["tokenizer"]["sha256"]
+            and mine["splits"][split] == theirs["splits"][split]
+        )
+
+
+@contextlib.contextmanager
+def open_subject(
+    name: str, *, data: Path | None = None, corpus: str | None = None, device: str = "auto"
+) -> Iterator[Subject]:
+    """The subject that a user names: a run folder, or hf:PATH.
+
+    data:   token data to use; a run has its own, otherwise it must fit the model's tokenizer.
+    corpus: text to pack with the model's own tokenizer (all of it, for the time of the evaluation).
+    """
+    if data is not None and corpus is not None:
+        raise ValueError("give token data or a corpus, not both")
+    with contextlib.ExitStack() as cleanup:
+        if name.startswith("hf:"):
+            subject = _hugging_face(name, data, corpus, cleanup)
+        else:
+            subject = _run(name, data, corpus, cleanup)
+        subject.model.to(_device(device))
+        yield subject
+
+
+def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> Subject:
+    from transformers import AutoModelForCausalLM
+
+    import dape.models  # noqa: F401 (so that Hugging Face knows our own)
+
+    path = name.removeprefix("hf:")
+    if not path:
+        raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
+    tokens = open_data(data) if data is not None else _pack(corpus or "stdlib", path, cleanup)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(f"{name} is not a causal language model of Hugging Face: {reason}") from error
+    method = getattr(model.config, "method", None)
+    return Subject(Path(path).name or path, model, tokens, method)
+
+
+def _run(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> Subject:
+    from dape.training import load_run
+
+    run = load_run(Path(name))
+    if data is not None:
+        tokens = open_data(data)
+    elif corpus is not None:
+        tokens = _pack(corpus, str(run.folder / "model"), cleanup)
+    else:
+        tokens = run.data()
+    config = run.config
+    return Subject(Path(name).name, run.model(), tokens, config.method, config.seed, config.train_length)
+
+
+def _pack(corpus: str, tokenizer: str, cleanup: contextlib.ExitStack) -> TokenData:
+    folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="dape-eval-"))
+    return prepare(corpus, Path(folder) / "data", tokenizer=tokenizer, validation=1.0, skip_bad=True)
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

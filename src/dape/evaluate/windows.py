@@ -1,0 +1,65 @@
+"""Which tokens are predicted, from where: the windows of an evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dape.data import Tokens
+
+Context = Literal["document", "stream"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows by the ends of their targets [n] (indices into ids, exclusive), and their documents [n]."""
+
+    ends: np.ndarray
+    documents: np.ndarray
+
+    def ids(self, tokens: Tokens, length: int, chosen: slice = slice(None)) -> np.ndarray:
+        """[n, length + 1]: `length` inputs, and the token after each."""
+        places = self.ends[chosen, None] + np.arange(-length - 1, 0)
+        return tokens.ids[places].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+def same_targets(
+    tokens: Tokens, longest: int, last: int, count: int, *, context: Context = "document"
+) -> Windows:
+    """Up to `count` windows of `last` targets, each with room for `longest` tokens of input before its end.
+
+    Targets never overlap. Of all that are possible, those chosen lie evenly over the split, so long
+    documents count for more, as their tokens do.
+    context: "document" never looks past the document's beginning; "stream" runs on into earlier ones.
+    """
+    starts = tokens.documents[:-1] if context == "document" else tokens.documents[:1]
+    stops = tokens.documents[1:] if context == "document" else tokens.documents[-1:]
+    ends = [np.arange(start + longest + 1, stop + 1, last) for start, stop in zip(starts, stops, strict=True)]
+    possible = np.concatenate(ends) if ends else np.empty(0, np.int64)
+    if not len(possible):
+        raise ValueError(_too_short(tokens, longest, context))
+    chosen = possible[np.linspace(0, len(possible) - 1, min(count, len(possible))).round().astype(np.int64)]
+    return Windows(chosen, tokens.document_of(chosen - 1))
+
+
+def consecutive(tokens: Tokens, length: int, count: int) -> Windows:
+    """The first `count` windows of `length` inputs, one after the other, across documents: the paper's way."""
+    ends = np.arange(length + 1, len(tokens) + 1, length)[:count]
+    if not len(ends):
+        raise ValueError(_too_short(tokens, length, "stream"))
+    return Windows(ends, tokens.document_of(ends - 1))
+
+
+def _too_short(tokens: Tokens, length: int, context: Context) -> str:
+    if context == "stream":
+        return f"length {length} needs {length + 1} tokens, but the split has {len(tokens)}"
+    longest = int((tokens.documents[1:] - tokens.documents[:-1]).max(initial=0))
+    return (
+        f"length {length} needs a document of {length + 1} tokens, but the longest has {longest}: evaluate "
+        f'shorter lengths, or let the context run across documents (context="stream")'
+    )

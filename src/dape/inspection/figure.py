@@ -1,0 +1,63 @@
+"""The paper's picture: a row a head, scores, bias and what the processor adds side by side, the weights last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import Normalize
+
+from dape.inspection.maps import MAPS, Inspection
+
+TITLES = {"scores": "S", "bias": "B", "processed": "f(S, B)", "weights": "weights"}
+
+
+def draw(inspection: Inspection, layer: int, path: Path, *, max_heads: int = 6) -> Path:
+    """Write the picture of one layer; the ending of `path` says the format (png, svg, pdf)."""
+    found = next(maps for maps in inspection.layers if maps.layer == layer)
+    heads, names = found.heads[:max_heads], [name for name in MAPS if name in found.maps]
+    figure, axes = plt.subplots(
+        len(heads),
+        len(names),
+        figsize=(2.6 * len(names) + 0.4, 2.5 * len(heads) + 0.5),
+        squeeze=False,
+        layout="constrained",
+    )
+    length = int(inspection.edges[-1])
+    for row, head in enumerate(heads):
+        for column, name in enumerate(names):
+            axis, values = axes[row][column], shade(name, inspection.map(layer, head, name))
+            image = axis.imshow(
+                values,
+                norm=limits(values),
+                extent=(0, length, length, 0),
+                interpolation="nearest",
+                cmap="viridis",
+            )
+            axis.set_xticks([0, length])
+            axis.set_yticks([0, length] if column == 0 else [])
+            axis.tick_params(labelsize=7)
+            if row == 0:
+                axis.set_title(TITLES[name] + (" (log₁₀)" if name == "weights" else ""), fontsize=10)
+            if column == 0:
+                axis.set_ylabel(f"head {head}", fontsize=9)
+            figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=6)
+    figure.suptitle(f"{inspection.method}, layer {layer}, {length} tokens", fontsize=11)
+    temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
+    figure.savefig(temporary, dpi=110)
+    plt.close(figure)
+    temporary.replace(path)
+    return path
+
+
+def shade(name: str, values: np.ndarray) -> np.ndarray:
+    """What is drawn: weights span many powers of ten, so their logarithm."""
+    return np.log10(np.maximum(values, 1e-8)) if name == "weights" else values
+
+
+def limits(values: np.ndarray) -> Normalize:
+    """Colours from the 1st to the 99th percentile, so that a few extremes do not hide the rest."""
+    visible = values[np.isfinite(values)]
+    low, high = np.percentile(visible, [1, 99]) if visible.size else (0.0, 1.0)
+    return Normalize(low, high if high > low else low + 1.0)

@@ -1,0 +1,197 @@
+"""Looking inside attention: scores, bias, what the processor adds and the weights, as maps of bounded size.
+
+Everything is computed for a tile of query rows at a time and pooled at once, so that no T×T tensor of all
+heads ever exists; a map of T tokens has at most `resolution` rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dape.models.attention import Attention
+from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
+from dape.ops.score_conv_attention import DistanceBias, TileBias, Visible
+from dape.ops.score_conv_attention.reference import process_scores, repeat_heads
+from dape.ops.score_conv_attention.types import Bias
+from dape.positions import Places, PositionEncoding
+
+# In the order in which the paper lays them out, the weights last.
+MAPS = {
+    "scores": "S: query times key, scaled",
+    "bias": "B: the position encoding's bias",
+    "processed": "f(S, B): what the score processor adds",
+    "weights": "softmax of S + B + f(S, B)",
+}
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """Maps of one layer, each [heads, P, P] with NaN where nothing is visible, and numbers by head.
+
+    sink:    mean weight on the first token. entropy: mean entropy of the rows, in nats.
+    A map that a method does not have (the bias of RoPE, f of plain scores) is absent.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+    maps: dict[str, np.ndarray]
+    sink: np.ndarray
+    entropy: np.ndarray
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` returns: labelled arrays of the chosen layers and heads.
+
+    edges: [P + 1] token indices; pixel (r, c) is the mean over queries edges[r] … edges[r+1] − 1 and keys
+    edges[c] … edges[c+1] − 1 that are visible to them. With P = T every pixel is one pair.
+    """
+
+    method: str
+    ids: list[int]
+    edges: np.ndarray
+    layers: list[LayerMaps]
+
+    def map(self, layer: int, head: int, name: str) -> np.ndarray:
+        """One map [P, P]."""
+        for found in self.layers:
+            if found.layer == layer and head in found.heads:
+                if name not in found.maps:
+                    raise ValueError(f'"{self.method}" has no map "{name}"; it has {", ".join(found.maps)}')
+                return found.maps[name][found.heads.index(head)]
+        have = ", ".join(f"{found.layer}: heads {list(found.heads)}" for found in self.layers)
+        raise ValueError(f"layer {layer}, head {head} was not inspected; there are {have}")
+
+
+@torch.no_grad()
+def inspect(
+    model: DapeForCausalLM,
+    ids: Tensor | Sequence[int],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    resolution: int = 512,
+    rows_per_tile: int = 64,
+) -> Inspection:
+    """The maps of a model reading `ids` [T]: chosen layers and heads (all by default)."""
+    if not isinstance(model, DapeForCausalLM):
+        raise TypeError(f"can only look inside a DapeForCausalLM, got a {type(model).__name__}")
+    tokens = torch.as_tensor(ids, dtype=torch.long).flatten()
+    if len(tokens) == 0:
+        raise ValueError("there is no token to look at")
+    config = model.config
+    layers = _chosen("layer", layers, config.num_hidden_layers)
+    heads = _chosen("head", heads, config.num_attention_heads)
+    states = model.model(
+        tokens[None].to(model.device), use_cache=False, output_hidden_states=True
+    ).hidden_states
+    places = Places.of(len(tokens), device=model.device)
+    edges = np.linspace(0, len(tokens), min(resolution, len(tokens)) + 1).round().astype(int)
+    found = []
+    for layer in layers:
+        block = cast(DapeDecoderLayer, model.model.layers[layer])
+        encoding = cast(PositionEncoding, model.model.encodings[layer % len(model.model.encodings)])
+        x = block.attention_norm(states[layer])
+        found.append(
+            _layer_maps(layer, tuple(heads), block.attention, encoding, x, places, edges, rows_per_tile)
+        )
+    return Inspection(config.method, tokens.tolist(), edges, found)
+
+
+def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
+    wanted = list(range(count)) if wanted is None else list(wanted)
+    for number in wanted:
+        if not 0 <= number < count:
+            raise ValueError(f"there is no {what} {number}: the model has {what}s 0 to {count - 1}")
+    return wanted
+
+
+def _layer_maps(
+    layer: int,
+    heads: tuple[int, ...],
+    attention: Attention,
+    encoding: PositionEncoding,
+    x: Tensor,
+    places: Places,
+    edges: np.ndarray,
+    rows_per_tile: int,
+) -> LayerMaps:
+    q, k, _, bias = attention.inputs(x, encoding, places)
+    q, k = q.float(), repeat_heads(k, q.shape[1]).float()
+    num_tokens, chosen = q.shape[2], list(heads)
+    pool = _Pool(edges, q.device)
+    sink, entropy = torch.zeros(len(heads)), torch.zeros(len(heads))
+    for start in range(0, num_tokens, rows_per_tile):
+        rows = slice(start, min(start + rows_per_tile, num_tokens))
+        # A causal row needs the keys up to itself alone.
+        scores = q[:, :, rows] @ k[:, :, : rows.stop].transpose(-1, -2) * attention.scale
+        tile = _bias_tile(bias, places, rows)
+        logits = process_scores(scores, tile, attention.scores.weights(), Visible(), causal=True)
+        weights = torch.softmax(logits, -1)
+        parts = {"scores": scores, "weights": weights}
+        if tile is not None:
+            parts["bias"] = tile.expand_as(scores)
+        if attention.scores.weights() is not None:
+            parts["processed"] = logits - scores - (0 if tile is None else tile)
+        shown = logits[0, 0] > -torch.inf
+        pool.add(rows, shown, {name: part[0, chosen] for name, part in parts.items()})
+        sink += weights[0, chosen, :, 0].sum(-1).cpu()
+        entropy += torch.special.entr(weights[0, chosen]).sum((-1, -2)).cpu()
+    return LayerMaps(layer, heads, pool.means(), (sink / num_tokens).numpy(), (entropy / num_tokens).numpy())
+
+
+def _bias_tile(bias: Bias, places: Places, rows: slice) -> Tensor | None:
+    if isinstance(bias, DistanceBias):
+        return bias.dense(places.num_queries, places.num_keys, rows)[..., : rows.stop].float()
+    if isinstance(bias, TileBias):
+        return bias.tile(rows, rows.stop).float()
+    return None if bias is None else bias[:, :, rows, : rows.stop].float()
+
+
+class _Pool:
+    """Sums over the pixels of maps, fed with tiles of rows."""
+
+    def __init__(self, edges: np.ndarray, device: torch.device) -> None:
+        self.edges = torch.as_tensor(edges, device=device)
+        size = len(edges) - 1
+        self.sums: dict[str, Tensor] = {}
+        self.count = torch.zeros(size, size, dtype=torch.float64, device=device)
+
+    def add(self, rows: slice, shown: Tensor, parts: dict[str, Tensor]) -> None:
+        """shown: [rows, n]; parts: name → [heads, rows, n]."""
+        down = (self.edges - rows.start).clamp(0, rows.stop - rows.start)
+        across = self.edges.clamp(max=shown.shape[1])
+        first, last = int((down == 0).sum()) - 1, int((down < rows.stop - rows.start).sum())
+
+        def pooled(x: Tensor) -> Tensor:
+            """Sums over runs of rows and columns, as differences of running sums."""
+            columns = _running(x.double(), -1).index_select(-1, across).diff(dim=-1)
+            return _running(columns, -2).index_select(-2, down[first : last + 1]).diff(dim=-2)
+
+        self.count[first:last] += pooled(shown)
+        for name, part in parts.items():
+            total = self.sums.setdefault(
+                name, torch.zeros(part.shape[0], *self.count.shape, dtype=torch.float64)
+            )
+            total[:, first:last] += pooled(part.masked_fill(~shown, 0.0))
+
+    def means(self) -> dict[str, np.ndarray]:
+        """Maps [heads, P, P] in the paper's order, NaN where nothing is visible."""
+        empty = self.count == 0
+        return {
+            name: (self.sums[name] / self.count).masked_fill(empty, torch.nan).float().cpu().numpy()
+            for name in MAPS
+            if name in self.sums
+        }
+
+
+def _running(x: Tensor, dim: int) -> Tensor:
+    """Running sums along `dim`, beginning with 0."""
+    zero = torch.zeros_like(x.narrow(dim, 0, 1))
+    return torch.cat([zero, x.cumsum(dim)], dim)

@@ -1,0 +1,379 @@
+// The backward pass by tiles of rows: recomputes the logits, then runs the stages in reverse, each some
+// columns behind the one before.
+//
+// Every tile adds to the gradients of all keys it sees. Tiles take turns at each chunk of keys, in their
+// own order, so the sums come out the same whatever the threads do, without a copy for each thread.
+#pragma once
+
+#include "forward.h"
+
+namespace {
+
+// Whether no two rows share a place in the gradient of `edges`, so that threads write there directly.
+bool direct_edges(const Call &c) { return c.batch == 1 && !c.first; }
+
+// What one thread sums up over its tiles; `lanes` sums are added up over the lanes at the end.
+struct Partials {
+  float *dw1, *dw2, *db1, *db2, *values, *hidden, *edges;
+  size_t floats;
+
+  Partials(const Call &c, const Shared &s, float *memory) {
+    Arena arena{memory};
+    dw1 = arena.take(c.width * c.channels * c.taps * LANES);
+    dw2 = arena.take(c.width * c.heads * c.taps * LANES);
+    db1 = arena.take(c.width * LANES);
+    db2 = arena.take(c.heads * LANES);
+    values = arena.take(c.bias == BY_DISTANCE ? c.heads * s.values_stride : 0);
+    hidden = arena.take(c.tables ? c.width * s.hidden_stride : 0);
+    edges = direct_edges(c) ? c.dedges : arena.take(c.tables ? c.left * c.width * c.table_length : 0);
+    floats = arena.used;
+  }
+};
+
+INLINE void add_column_sums(float *sums, const float *column, int64_t channels) {
+  for (int64_t i = 0; i < channels; ++i) {
+    vec s = load(sums + i * LANES);
+    for (int v = 0; v < VECTORS; ++v) s += load(column + i * ROWS + v * LANES);
+    store(sums + i * LANES, s);
+  }
+}
+
+// Adds a column [channels][ROWS] to tables of distances, where the rows stand side by side.
+INLINE void add_to_table(float *table, int64_t stride, const float *column, int64_t channels) {
+  for (int64_t i = 0; i < channels; ++i)
+    for (int v = 0; v < VECTORS; ++v) {
+      float *p = table + i * stride + v * LANES;
+      store(p, load(p) + load(column + i * ROWS + v * LANES));
+    }
+}
+
+struct BackwardTile : RowTile {
+  const Worker &worker;
+  const int64_t padded_width;
+  Partials sums;
+  Map weights, dlogits, dhidden, dimage;
+  float *q_rows, *grad, *grad_rows, *dq, *lse, *delta;
+
+  BackwardTile(const Call &call, const Worker &w, Arena &arena)
+      : RowTile(call, w.shared, arena),
+        worker(w),
+        padded_width(ceil_div(c.head_width, LANES) * LANES),
+        sums(call, shared, nullptr) {
+    sums = Partials(call, shared, arena.take(sums.floats));
+    weights = make_map(arena, g, c.heads);
+    dlogits = make_map(arena, g, c.heads);
+    dhidden = make_map(arena, g, c.width);
+    dimage = make_map(arena, g, c.width ? c.channels : 0);
+    const size_t rows_size = c.heads * c.head_width * ROWS, padded = c.heads * padded_width * ROWS;
+    q_rows = arena.take(padded);
+    grad_rows = arena.take(padded);
+    grad = arena.take(rows_size);
+    dq = arena.take(rows_size);
+    lse = arena.take(c.heads * ROWS);
+    delta = arena.take(c.heads * ROWS);
+  }
+
+  void run(int64_t unit) {
+    move(unit);
+    if (!sees_something()) memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
+    else {
+      const float scale = static_cast<float>(c.scale);
+      transpose_in(q, c.q, c.q_stride, scale);
+      transpose_in(grad, c.grad_out, c.grad_stride, 1.0f);
+      copy_rows(q_rows, c.q, c.q_stride, scale);
+      copy_rows(grad_rows, c.grad_out, c.grad_stride, 1.0f);
+      read_sums();
+      walk();
+    }
+    write_dq();
+  }
+
+  // This tile's rows of x [B, H, Tq, D] as [H][ROWS][padded D].
+  void copy_rows(float *out, const float *data, const int64_t *stride, float scale) const {
+    memset(out, 0, c.heads * ROWS * padded_width * sizeof(float));
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t r = 0; r < rows; ++r) {
+        const float *row = data + entry * stride[0] + h * stride[1] + (i0 + r) * stride[2];
+        float *p = out + (h * ROWS + r) * padded_width;
+        for (int64_t d = 0; d < c.head_width; ++d) p[d] = row[d] * scale;
+      }
+  }
+
+  // The log-sum-exp of each row and delta = Σ_d out · grad_out, summed in the same order as the products
+  // with single values: a row that sees one key then has a gradient of exactly 0.
+  void read_sums() {
+    // dq is free until the walk begins.
+    transpose_in(dq, c.out, c.out_stride, 1.0f);
+    for (int64_t h = 0; h < c.heads; ++h) {
+      for (int v = 0; v < VECTORS; ++v) {
+        vec sum = vec{};
+        for (int64_t at = (h * c.head_width) * ROWS + v * LANES; at < (h + 1) * c.head_width * ROWS; at += ROWS)
+          sum += load(dq + at) * load(grad + at);
+        store(delta + h * ROWS + v * LANES, sum);
+      }
+      // Lanes past the last row get weights e^(−∞) = 0.
+      for (int64_t r = 0; r < ROWS; ++r)
+        lse[h * ROWS + r] = r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
+    }
+    memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
+  }
+
+  void walk() {
+    const int64_t start = first_base();
+    Map *maps[] = {&x, &a, &weights, &dlogits, &dhidden, &dimage};
+    for (Map *map : maps) map->begin(start);
+    for (int64_t base = start; base - 2 * g.reach <= hi; base += CHUNK) {
+      fill_image(base);
+      if (c.width) fill_hidden(base - g.right);
+      const int64_t logits_base = base - 2 * g.right;
+      fill_dlogits(logits_base);
+      const int64_t dhidden_base = logits_base - c.left, dimage_base = dhidden_base - c.left;
+      if (c.width) {
+        add_project_gradients(logits_base);
+        fill_dhidden(dhidden_base);
+        add_expand_gradients(dhidden_base);
+        fill_dimage(dimage_base);
+      }
+      const Map &dscores = c.width ? dimage : dlogits;
+      const Columns cols(c.width ? dimage_base : base, lo, hi);
+      if (cols.count()) {
+        add_dq(dscores, cols);
+        add_bias_gradients(cols);
+      }
+      take_turn(base / CHUNK, dscores, cols, Columns(logits_base, lo, hi));
+      for (Map *map : maps) map->advance();
+    }
+  }
+
+  // Weights P = e^(logits − lse) and dL = P · (grad · v − delta), 0 where not visible.
+  void fill_dlogits(int64_t base) {
+    const Columns cols(base, lo, hi);
+    cols.clear_rest(dlogits, base);
+    if (!cols.count()) return;
+    fill_logits(weights, cols);
+    dots(dlogits, grad, c.v, c.v_stride, cols);
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      float *w = weights.at(j), *d = dlogits.at(j);
+      for (int64_t i = 0; i < c.heads * ROWS; i += LANES) {
+        const vec weight = exponential(load(w + i) - load(lse + i));
+        store(w + i, weight);
+        store(d + i, weight * (load(d + i) - load(delta + i)));
+      }
+      hide(d, c.heads, j);
+    }
+  }
+
+  void add_project_gradients(int64_t base) {
+    const Columns cols(base, lo, hi);
+    if (!cols.count()) return;
+    outer<VECTORS>(sums.dw2, dlogits.at(cols.from), c.heads * ROWS, a.at(cols.from - c.left), c.width * ROWS,
+                   cols.count(), c.heads, c.width * c.taps);
+    for (int64_t j = cols.from; j < cols.to; ++j) add_column_sums(sums.db2, dlogits.at(j), c.heads);
+  }
+
+  // The gradient of the hidden map before its activation.
+  void fill_dhidden(int64_t base) {
+    const Columns cols(base, lo, hi + g.ahead);
+    cols.clear_rest(dhidden, base);
+    const vec slope = broadcast(static_cast<float>(c.slope));
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      const float *activated = a.at(j);
+      const auto through = [slope, activated](vec z, int p, int v) {
+        return load(activated + p * ROWS + v * LANES) > vec{} ? z : z * slope;
+      };
+      product<VECTORS>(dhidden.at(j), ROWS, nullptr, 0, shared.project_back, c.width, 1,
+                       dlogits.at(j - g.right), ROWS, c.heads * c.taps, c.width, through);
+      hide(dhidden.at(j), c.width, j, g.ahead);
+    }
+  }
+
+  void add_expand_gradients(int64_t base) {
+    const Columns cols(base, lo, hi + g.ahead);
+    if (!cols.count()) return;
+    outer<VECTORS>(sums.dw1, dhidden.at(cols.from), c.width * ROWS, x.at(cols.from - c.left),
+                   c.channels * ROWS, cols.count(), c.width, c.channels * c.taps);
+    if (c.tables) return add_table_gradients(cols);
+    for (int64_t j = cols.from; j < cols.to; ++j) add_column_sums(sums.db1, dhidden.at(j), c.width);
+  }
+
+  // Sums the columns in a slice of the table first: its rows lie side by side, the table's on as many pages.
+  void add_table_gradients(Columns cols) {
+    memset(slice, 0, c.width * SLICE * sizeof(float));
+    const int64_t bottom = table_place(cols.to - 1);
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      float *place = slice + table_place(j) - bottom;
+      const float *column = dhidden.at(j);
+      if (!has_edge(j)) add_to_table(place, SLICE, column, c.width);
+      else
+        for (int64_t w = 0; w < c.width; ++w)
+          for (int r = 0; r < rows; ++r)
+            *(at_edge(r, j) ? sums.edges + edge_place(r, j, w) : place + w * SLICE + r) += column[w * ROWS + r];
+    }
+    for (int64_t w = 0; w < c.width; ++w) {
+      float *table = sums.hidden + w * shared.hidden_stride + bottom;
+      for (int64_t n = 0; n < cols.count() - 1 + ROWS; ++n) table[n] += slice[w * SLICE + n];
+    }
+  }
+
+  // The gradient of scores (and bias channels): through the convolutions, and directly.
+  void fill_dimage(int64_t base) {
+    const Columns cols(base, lo, hi);
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      const float *window = dhidden.at(j - g.right), *direct = dlogits.at(j);
+      float *out = dimage.at(j);
+      product<VECTORS>(out, ROWS, direct, ROWS, shared.expand_back, c.channels, 1, window, ROWS,
+                       c.width * c.taps, c.heads);
+      if (c.channels > c.heads)
+        product<VECTORS>(out + c.heads * ROWS, ROWS, c.residual_bias ? direct : nullptr, ROWS,
+                         shared.expand_back + c.heads, c.channels, 1, window, ROWS, c.width * c.taps, c.heads);
+      hide(out, c.channels, j);
+    }
+  }
+
+  void add_dq(const Map &dscores, Columns cols) {
+    for (int64_t h = 0; h < c.heads; ++h) {
+      float *out = dq + h * c.head_width * ROWS;
+      product<VECTORS>(out, ROWS, out, ROWS, key(c.k, c.k_stride, h, cols.from), c.k_stride[2], 1,
+                       dscores.at(cols.from) + h * ROWS, dscores.channels * ROWS, cols.count(), c.head_width,
+                       Keep(), next_head(c.k, c.k_stride, h, cols, c.head_width));
+    }
+  }
+
+  void add_bias_gradients(Columns cols) {
+    const bool channel = c.width && c.channels > c.heads;
+    if (c.bias == NO_BIAS || !(channel || c.residual_bias)) return;
+    if (c.bias == DENSE && !c.dense_grad) return;
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      const float *column = channel ? dimage.at(j) + c.heads * ROWS : dlogits.at(j);
+      if (c.bias == BY_DISTANCE) {
+        add_to_table(sums.values + value_place(j), shared.values_stride, column, c.heads);
+        continue;
+      }
+      const int64_t b = c.dense_batch == 1 ? 0 : entry;
+      for (int64_t h = 0; h < c.heads; ++h) {
+        float *p = c.ddense + ((b * c.heads + h) * c.queries + i0) * c.keys + j;
+        for (int r = 0; r < rows; ++r) p[r * c.keys] += column[h * ROWS + r];
+      }
+    }
+  }
+
+  void take_turn(int64_t chunk, const Map &dscores, Columns key_columns, Columns value_columns) {
+    const int64_t place = entry * worker.num_tickets + chunk;
+    int32_t *ticket = worker.tickets + place;
+    const int32_t turn = worker.turns[place]++;
+    for (int spins = 0; __atomic_load_n(ticket, __ATOMIC_ACQUIRE) != turn; ++spins) dape_wait(spins);
+    add_to_keys(c.dk, dscores, q_rows, key_columns);
+    add_to_keys(c.dv, weights, grad_rows, value_columns);
+    __atomic_store_n(ticket, turn + 1, __ATOMIC_RELEASE);
+  }
+
+  // Adds Σ_rows coefficients[column][H][row] · rows_data[H][row][D] to the gradient of keys or values.
+  void add_to_keys(float *gradient, const Map &map, const float *rows_data, Columns cols) const {
+    if (!cols.count()) return;
+    const int64_t strides[] = {c.groups * c.keys * c.head_width, c.keys * c.head_width, c.head_width};
+    const int64_t steps = cols.count() * ceil_div(c.head_width, 4 * LANES);
+    for (int64_t h = 0; h < c.heads; ++h) {
+      float *out = const_cast<float *>(key(gradient, strides, h, cols.from));
+      const float *coef = map.at(cols.from) + h * ROWS, *data = rows_data + h * ROWS * padded_width;
+      const ptrdiff_t stride = map.channels * ROWS;
+      Prefetch ahead = next_head(gradient, strides, h, cols, steps);
+      int64_t d = 0;
+      const auto add = [&](auto tile) {
+        constexpr int V = decltype(tile)::vectors;
+        product<V, decltype(tile)::outputs>(out + d, c.head_width, out + d, c.head_width, coef, 1, stride, data + d, padded_width, ROWS,
+                   cols.count(), Keep(), PrefetchBy{ahead});
+        d += V * LANES;
+      };
+      while (d + 4 * LANES <= c.head_width) add(Tile<4, OUTPUTS * 3 / 4>());
+      if (d + 3 * LANES <= c.head_width) add(Tile<3, OUTPUTS>());
+      if (d + 2 * LANES <= c.head_width) add(Tile<2, OUTPUTS>());
+      if (d + LANES <= c.head_width) add(Tile<1, OUTPUTS>());
+      if (d < c.head_width) add_ragged(out + d, coef, stride, data + d, c.head_width - d, cols.count());
+    }
+  }
+
+  // The same for the last lanes of a head width that is no multiple of the vector's.
+  void add_ragged(float *out, const float *coef, ptrdiff_t stride, const float *data, int64_t lanes, int64_t columns) const {
+    float part[CHUNK * LANES];
+    product<1>(part, LANES, nullptr, 0, coef, 1, stride, data, padded_width, ROWS, columns);
+    for (int64_t j = 0; j < columns; ++j)
+      for (int64_t d = 0; d < lanes; ++d) out[j * c.head_width + d] += part[j * LANES + d];
+  }
+
+  void write_dq() const {
+    const float scale = static_cast<float>(c.scale);
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t r = 0; r < rows; ++r) {
+        float *row = c.dq + ((entry * c.heads + h) * c.queries + i0 + r) * c.head_width;
+        const float *p = dq + h * c.head_width * ROWS + r;
+        for (int64_t d = 0; d < c.head_width; ++d) row[d] = p[d * ROWS] * scale;
+      }
+  }
+
+  // Counts a tile that another thread runs.
+  void pass(int64_t unit) {
+    move(unit);
+    if (!sees_something()) return;
+    int32_t *turns = worker.turns + entry * worker.num_tickets;
+    for (int64_t base = first_base(); base - 2 * g.reach <= hi; base += CHUNK) ++turns[base / CHUNK];
+  }
+};
+
+int64_t backward_tickets(const Call &c) { return (c.keys - 1 + 2 * Geometry(c).reach) / CHUNK + 1; }
+
+// A bias gradient shared by the batch has one writer for each row.
+bool by_tile(const Call &c) { return c.bias == DENSE && c.dense_grad && c.dense_batch == 1; }
+
+int64_t backward_units(const Call &c, int) { return (by_tile(c) ? 1 : c.batch) * Geometry(c).tiles; }
+
+size_t backward_scratch(const Call &c, int) {
+  Arena arena{nullptr};
+  const Worker worker{};
+  BackwardTile tile(c, worker, arena);
+  return arena.used;
+}
+
+void backward_run(const Call &c, const Worker &worker) {
+  Arena arena{worker.scratch};
+  BackwardTile tile(c, worker, arena);
+  memset(tile.sums.dw1, 0, tile.sums.floats * sizeof(float));
+  const int64_t units = c.batch * tile.g.tiles;
+  for (int64_t unit = 0; unit < units; ++unit) {
+    const int64_t dealt = by_tile(c) ? unit / c.batch : unit;
+    if (dealt % worker.count == worker.index) tile.run(unit);
+    else tile.pass(unit);
+  }
+}
+
+// The sums of all threads, in order.
+void backward_finish(const Call &c, const Worker *workers, int count) {
+  for (int i = 0; i < count; ++i) {
+    Arena arena{workers[i].scratch};
+    const BackwardTile tile(c, workers[i], arena);
+    const Partials &s = tile.sums;
+    for (int64_t w = 0; w < c.width; ++w) {
+      for (int64_t m = 0; m < c.channels * c.taps; ++m)
+        c.dw1[(w * c.channels + m % c.channels) * c.taps + m / c.channels] +=
+            sum(load(s.dw1 + (w * c.channels * c.taps + m) * LANES));
+      if (c.db1) c.db1[w] += sum(load(s.db1 + w * LANES));
+    }
+    for (int64_t h = 0; c.width && h < c.heads; ++h) {
+      for (int64_t m = 0; m < c.width * c.taps; ++m)
+        c.dw2[(h * c.width + m % c.width) * c.taps + m / c.width] +=
+            sum(load(s.dw2 + (h * c.width * c.taps + m) * LANES));
+      c.db2[h] += sum(load(s.db2 + h * LANES));
+    }
+    if (c.bias == BY_DISTANCE)
+      for (int64_t h = 0; h < c.heads; ++h)
+        for (int64_t n = 0; n < c.distances; ++n)
+          c.dvalues[h * c.distances + n] += s.values[h * tile.shared.values_stride + ROWS + n];
+    if (!c.tables) continue;
+    for (int64_t w = 0; w < c.width; ++w)
+      for (int64_t n = 0; n < c.table_length; ++n)
+        c.dhidden[w * c.table_length + n] += s.hidden[w * tile.shared.hidden_stride + ROWS + n];
+    if (direct_edges(c)) continue;
+    for (int64_t n = 0; n < c.left * c.width * c.table_length; ++n) c.dedges[n] += s.edges[n];
+  }
+}
+
+}  // namespace

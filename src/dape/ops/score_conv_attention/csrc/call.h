@@ -1,0 +1,62 @@
+// One call of the kernel as the caller describes it, and what each build for an instruction set provides.
+//
+// B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width, W convolution width, k taps.
+// Everything is float32 and the last axis of every tensor is contiguous.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+enum BiasKind : int64_t { NO_BIAS = 0, BY_DISTANCE = 1, DENSE = 2 };
+
+// Mirrored field by field in native.py.
+struct Call {
+  int64_t batch, heads, groups, queries, keys, head_width;
+  // width = 0: no convolution. channels: of the first convolution's input, H or 2H.
+  int64_t width, taps, left, channels;
+  int64_t causal, residual_bias, bias, tables;
+  // values covers distances lowest … lowest + distances - 1; hidden and edges have table_length columns.
+  int64_t lowest, distances, table_length, dense_batch, dense_grad;
+  // Strides of batch, head and token.
+  int64_t q_stride[3], k_stride[3], v_stride[3], out_stride[3], grad_stride[3];
+  double scale, slope;
+  const float *q, *k, *v;        // [B, H or G, T, D]
+  const float *w1, *b1;          // [W, channels, k], [W]
+  const float *w2, *b2;          // [H, W, k], [H]
+  const float *dense;            // [1 or B, H, Tq, Tk]
+  const float *values;           // [H, distances]
+  const float *hidden, *edges;   // [W, table_length], [left, W, table_length]
+  const int32_t *first, *last;   // [B, Tq]; null: every key, up to the query's own place if causal
+  float *out, *lse;              // out_stride, [B, H, Tq]
+  const float *grad_out;         // grad_stride
+  float *dq, *dk, *dv;           // contiguous
+  float *dw1, *db1, *dw2, *db2, *ddense, *dvalues, *dhidden, *dedges;
+};
+
+// One thread's part of a call.
+struct Worker {
+  int index, count;
+  // The thread's own memory, and what `prepare` wrote for all of them.
+  float *scratch;
+  const float *shared;
+  // tickets[b · num_tickets + n]: how many tiles have added their gradients to key chunk n of entry b;
+  // turns: the thread's own count of the tiles that come before it there.
+  int32_t *tickets, *turns;
+  int64_t num_tickets;
+};
+
+struct Pass {
+  size_t (*shared_floats)(const Call &);
+  size_t (*scratch_floats)(const Call &, int workers);
+  int64_t (*num_tickets)(const Call &);
+  // How many threads can have work.
+  int64_t (*max_workers)(const Call &, int workers);
+  void (*prepare)(const Call &, float *shared);
+  void (*run)(const Call &, const Worker &);
+  void (*finish)(const Call &, const Worker *, int workers);
+};
+
+struct Build {
+  const char *name;
+  Pass forward, backward, decode;
+};

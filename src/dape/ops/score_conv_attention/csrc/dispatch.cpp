@@ -1,0 +1,142 @@
+// The plain C interface: chooses a build for the processor at hand and runs its passes on threads.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "call.h"
+
+extern "C" const Build dape_build_portable;
+#ifdef DAPE_X86
+extern "C" const Build dape_build_avx2, dape_build_avx512;
+#endif
+
+namespace {
+
+struct Choice {
+  const Build *build;
+  bool runs;
+};
+
+// In order of speed.
+std::vector<Choice> choices() {
+  std::vector<Choice> all;
+#ifdef DAPE_X86
+  __builtin_cpu_init();
+  all.push_back({&dape_build_avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")});
+  all.push_back({&dape_build_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")});
+#endif
+  all.push_back({&dape_build_portable, true});
+  return all;
+}
+
+const Build *find(const char *name) {
+  for (const Choice &choice : choices())
+    if (choice.runs && (!*name || !strcmp(choice.build->name, name))) return choice.build;
+  return nullptr;
+}
+
+constexpr size_t LINE = 64;
+size_t padded(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE + LINE; }
+
+// Memory for one call, freed with it.
+struct Block {
+  char *data, *next;
+  explicit Block(size_t bytes) : data(static_cast<char *>(std::aligned_alloc(LINE, padded(bytes)))), next(data) {
+    if (!data) throw std::bad_alloc();
+  }
+  ~Block() { std::free(data); }
+  template <class T>
+  T *take(size_t count) {
+    T *part = reinterpret_cast<T *>(next);
+    next += padded(count * sizeof(T));
+    return part;
+  }
+};
+
+// Runs work(0) … work(count - 1), each on a thread of its own, the first on this one. Threads live for one
+// call only: nothing survives to be lost in a fork, and nobody spins while PyTorch's own threads work.
+template <class Work>
+void on_threads(std::vector<Worker> &workers, const Work &work) {
+  std::atomic<int> ready{-1};
+  std::vector<std::thread> threads;
+  threads.reserve(workers.size());
+  try {
+    for (size_t i = 1; i < workers.size(); ++i)
+      threads.emplace_back([&, i] {
+        while (ready.load(std::memory_order_acquire) < 0) std::this_thread::yield();
+        work(workers[i]);
+      });
+  } catch (const std::system_error &) {
+    // The system has no more threads to give: those we have share the work.
+  }
+  workers.resize(threads.size() + 1);
+  for (Worker &worker : workers) worker.count = static_cast<int>(workers.size());
+  ready.store(1, std::memory_order_release);
+  work(workers[0]);
+  for (std::thread &thread : threads) thread.join();
+}
+
+void run(const Pass &pass, const Call &call, int num_threads) {
+  const int64_t most = pass.max_workers(call, num_threads);
+  const size_t count = static_cast<size_t>(num_threads < most ? num_threads : most);
+  const size_t shared = pass.shared_floats(call), scratch = pass.scratch_floats(call, count);
+  const size_t tickets = static_cast<size_t>(pass.num_tickets(call) * call.batch);
+  Block block(padded(shared * 4) + padded(tickets * 4) + count * (padded(scratch * 4) + padded(tickets * 4)));
+  float *shared_memory = block.take<float>(shared);
+  int32_t *ticket_memory = block.take<int32_t>(tickets);
+  memset(ticket_memory, 0, tickets * 4);
+  pass.prepare(call, shared_memory);
+  std::vector<Worker> workers(count);
+  for (size_t i = 0; i < count; ++i) {
+    int32_t *turns = block.take<int32_t>(tickets);
+    memset(turns, 0, tickets * 4);
+    workers[i] = {static_cast<int>(i), 0, block.take<float>(scratch), shared_memory, ticket_memory, turns, pass.num_tickets(call)};
+  }
+  on_threads(workers, [&](const Worker &worker) { pass.run(call, worker); });
+  pass.finish(call, workers.data(), static_cast<int>(workers.size()));
+}
+
+int guarded(const char *build, const Call *call, int num_threads, Pass Build::*pass) {
+  const Build *found = find(build);
+  if (!found) return 1;
+  try {
+    run(found->*pass, *call, num_threads < 1 ? 1 : num_threads);
+  } catch (const std::bad_alloc &) {
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+
+// Ends one step of waiting for another thread; called from code that must not pull in library templates.
+extern "C" void dape_wait(int spins) {
+  if (spins > 64) std::this_thread::yield();
+}
+
+// `build`: its name, or "" for the fastest. Returns 0, 1 (this processor cannot run it) or 2 (out of memory).
+extern "C" int dape_forward(const char *build, const Call *call, int num_threads) {
+  return guarded(build, call, num_threads, &Build::forward);
+}
+
+extern "C" int dape_backward(const char *build, const Call *call, int num_threads) {
+  return guarded(build, call, num_threads, &Build::backward);
+}
+
+extern "C" int dape_decode(const char *build, const Call *call, int num_threads) {
+  return guarded(build, call, num_threads, &Build::decode);
+}
+
+// The name of the n-th build this processor can run, fastest first, or null.
+extern "C" const char *dape_build_name(int n) {
+  for (const Choice &choice : choices())
+    if (choice.runs && n-- == 0) return choice.build->name;
+  return nullptr;
+}
+
+extern "C" int64_t dape_call_size() { return sizeof(Call); }

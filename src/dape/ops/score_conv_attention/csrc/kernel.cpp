@@ -1,0 +1,16 @@
+// One build of the kernel for the instruction set that the compiler's flags name; BUILD is its name.
+#include "backward.h"
+#include "decode.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+extern "C" const Build JOIN(dape_build_, BUILD);
+extern "C" const Build JOIN(dape_build_, BUILD) = {
+    TEXT(BUILD),
+    {shared_floats, forward_scratch, one_ticket, forward_units, prepare, forward_run, nothing},
+    {shared_floats, backward_scratch, backward_tickets, backward_units, prepare, backward_run, backward_finish},
+    {shared_floats, decode_scratch, no_tickets, decode_units, prepare, decode_run, decode_finish},
+};

@@ -1,0 +1,352 @@
+// A tile of query rows walking along the keys: what the forward and the backward pass share.
+//
+// Lanes are query rows, ROWS of them. Maps lie as [column][channel][ROWS], a column for each key, so a
+// shift along the keys is a change of address and the window of a convolution is one contiguous block.
+// Keys come in chunks of CHUNK; the maps keep the last `history` columns of the chunks before, so no
+// column is computed twice. A stage that reads columns to its right runs that many columns behind.
+#pragma once
+
+#include "call.h"
+#include "tile.h"
+
+namespace {
+
+constexpr int VECTORS = 3, ROWS = VECTORS * LANES;
+constexpr int CHUNK = 24, SLICE = CHUNK + ROWS;
+
+INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Hands out parts of one block of memory, each on a cache line; with a null base it only adds up sizes.
+struct Arena {
+  float *base;
+  size_t used = 0;
+  float *take(size_t floats) {
+    float *part = base ? base + used : nullptr;
+    used += (floats + 15) / 16 * 16;
+    return part;
+  }
+};
+
+struct Geometry {
+  int64_t right, ahead, history, reach, tiles, offset;
+  explicit Geometry(const Call &c)
+      : right(c.width ? c.taps - 1 - c.left : 0),
+        ahead(c.causal ? right : 0),
+        history(c.width ? 3 * (c.taps - 1) : 0),
+        reach(c.width ? c.taps - 1 : 0),
+        tiles(ceil_div(c.queries, ROWS)),
+        offset(c.keys - c.queries) {}
+};
+
+// What all threads read: weights with the outputs last, tables with room for a tile on both sides.
+struct Shared {
+  float *expand, *project, *expand_back, *project_back, *b1, *values, *hidden;
+  // What the logits add to scores and convolutions: b2, and the bias where it goes by distance.
+  float *addend;
+  int64_t values_stride, hidden_stride, addend_stride;
+
+  Shared(const Call &c, float *memory, size_t *floats = nullptr) {
+    Arena arena{memory};
+    const size_t n1 = c.width * c.channels * c.taps, n2 = c.width * c.heads * c.taps;
+    expand = arena.take(n1);
+    expand_back = arena.take(n1);
+    project = arena.take(n2);
+    project_back = arena.take(n2);
+    b1 = arena.take(c.width * ROWS);
+    values_stride = c.distances + 2 * ROWS;
+    values = arena.take(has_values(c) ? c.heads * values_stride : 0);
+    addend_stride = c.bias == BY_DISTANCE ? values_stride : ROWS;
+    addend = arena.take(c.heads * addend_stride);
+    hidden_stride = c.table_length + 2 * ROWS;
+    hidden = arena.take(c.tables ? c.width * hidden_stride : 0);
+    if (floats) *floats = arena.used;
+  }
+
+  // Whether the bias by distance is a channel of the first convolution.
+  static bool has_values(const Call &c) { return c.bias == BY_DISTANCE && c.width && c.channels > c.heads; }
+};
+
+size_t shared_floats(const Call &c) {
+  size_t floats;
+  Shared(c, nullptr, &floats);
+  return floats;
+}
+
+void pad_table(float *out, int64_t stride, const float *table, int64_t channels, int64_t length) {
+  memset(out, 0, channels * stride * sizeof(float));
+  for (int64_t i = 0; i < channels; ++i) memcpy(out + i * stride + ROWS, table + i * length, length * sizeof(float));
+}
+
+void prepare(const Call &c, float *memory) {
+  const Shared s(c, memory);
+  for (int64_t w = 0; w < c.width; ++w) {
+    for (int64_t i = 0; i < c.channels; ++i)
+      for (int64_t t = 0; t < c.taps; ++t) {
+        const float x = c.w1[(w * c.channels + i) * c.taps + t];
+        s.expand[(t * c.channels + i) * c.width + w] = x;
+        s.expand_back[((c.taps - 1 - t) * c.width + w) * c.channels + i] = x;
+      }
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t t = 0; t < c.taps; ++t) {
+        const float x = c.w2[(h * c.width + w) * c.taps + t];
+        s.project[(t * c.width + w) * c.heads + h] = x;
+        s.project_back[((c.taps - 1 - t) * c.heads + h) * c.width + w] = x;
+      }
+    for (int r = 0; r < ROWS; ++r) s.b1[w * ROWS + r] = c.tables ? 0.0f : c.b1[w];
+  }
+  if (s.has_values(c)) pad_table(s.values, s.values_stride, c.values, c.heads, c.distances);
+  if (c.bias == BY_DISTANCE && c.residual_bias) pad_table(s.addend, s.addend_stride, c.values, c.heads, c.distances);
+  else memset(s.addend, 0, c.heads * s.addend_stride * sizeof(float));
+  for (int64_t i = 0; c.width && i < c.heads * s.addend_stride; ++i) s.addend[i] += c.b2[i / s.addend_stride];
+  if (c.tables) pad_table(s.hidden, s.hidden_stride, c.hidden, c.width, c.table_length);
+}
+
+// A map over the columns base - history … base + CHUNK - 1.
+struct Map {
+  float *memory;
+  int64_t channels, history, base;
+
+  float *at(int64_t column) const { return memory + (column - base + history) * channels * ROWS; }
+  void clear(int64_t from, int64_t to) const {
+    if (from < to) memset(at(from), 0, (to - from) * channels * ROWS * sizeof(float));
+  }
+  void begin(int64_t first_base) {
+    base = first_base;
+    clear(base - history, base);
+  }
+  void advance() {
+    memmove(memory, memory + CHUNK * channels * ROWS, history * channels * ROWS * sizeof(float));
+    base += CHUNK;
+  }
+};
+
+INLINE Map make_map(Arena &arena, const Geometry &g, int64_t channels) {
+  return {arena.take((g.history + CHUNK) * channels * ROWS), channels, g.history, 0};
+}
+
+// The columns from … to - 1 of a stage in one chunk, cut to those that exist; the rest are zero.
+struct Columns {
+  int64_t from, to;
+  Columns(int64_t begin, int64_t lo, int64_t hi) : from(most(begin, lo)), to(least(begin + CHUNK, hi + 1)) {
+    if (to < from) from = to = begin;
+  }
+  int64_t count() const { return to - from; }
+  void clear_rest(const Map &map, int64_t begin) const {
+    map.clear(begin, from);
+    map.clear(to, begin + CHUNK);
+  }
+};
+
+// One tile: rows i0 … of one batch entry.
+struct RowTile {
+  const Call &c;
+  const Geometry g;
+  const Shared shared;
+  int64_t entry = 0, i0 = 0, rows = 0;
+  // Visible keys: of each row, and of all (lo … hi) or some (first_max … last_min) of them.
+  int32_t first[ROWS], last[ROWS];
+  int64_t lo = 0, hi = -1, first_max = 0, last_min = 0;
+  float *q, *column_scratch, *slice;
+  Map x, a;
+
+  RowTile(const Call &call, const float *memory, Arena &arena)
+      : c(call), g(call), shared(call, const_cast<float *>(memory)) {
+    q = arena.take(c.heads * c.head_width * ROWS);
+    column_scratch = arena.take(most(c.width, c.heads) * ROWS);
+    slice = arena.take(c.width * SLICE);
+    x = make_map(arena, g, c.width ? c.channels : c.heads);
+    a = make_map(arena, g, c.width);
+  }
+
+  // Moves to unit `unit`: tiles from the last to the first, the entries of a batch inside.
+  void move(int64_t unit) {
+    entry = unit % c.batch;
+    i0 = (g.tiles - 1 - unit / c.batch) * ROWS;
+    rows = least(ROWS, c.queries - i0);
+    find_visible();
+  }
+
+  void find_visible() {
+    lo = c.keys, hi = -1, first_max = 0, last_min = c.keys;
+    const int32_t nowhere = static_cast<int32_t>(c.keys + g.reach);
+    for (int r = 0; r < ROWS; ++r) first[r] = nowhere, last[r] = -1 - static_cast<int32_t>(g.reach);
+    for (int r = 0; r < rows; ++r) {
+      const int64_t limit = c.causal ? i0 + r + g.offset : c.keys - 1;
+      const int64_t from = c.first ? most(c.first[entry * c.queries + i0 + r], 0) : 0;
+      const int64_t to = c.last ? least(c.last[entry * c.queries + i0 + r], limit) : limit;
+      if (from <= to) {
+        first[r] = static_cast<int32_t>(from), last[r] = static_cast<int32_t>(to);
+        lo = least(lo, from), hi = most(hi, to);
+      }
+      first_max = most(first_max, first[r]), last_min = least(last_min, last[r]);
+    }
+  }
+
+  bool sees_something() const { return lo <= hi; }
+  int64_t first_base() const { return lo / CHUNK * CHUNK; }
+
+  INLINE ivec visible(int64_t column, int v, int64_t ahead = 0) const {
+    const ivec j = broadcast(static_cast<int32_t>(column));
+    return (j >= load(first + v * LANES)) & (j <= load(last + v * LANES) + broadcast(static_cast<int32_t>(ahead)));
+  }
+
+  // Zeros, in some channels of a column, in the rows that do not see it.
+  void hide(float *column_data, int64_t channels, int64_t column, int64_t ahead = 0) const {
+    if (column >= first_max && column <= last_min + ahead) return;
+    for (int v = 0; v < VECTORS; ++v) {
+      const ivec shown = visible(column, v, ahead);
+      float *p = column_data + v * LANES;
+      for (int64_t i = 0; i < channels; ++i, p += ROWS) store(p, shown ? load(p) : vec{});
+    }
+  }
+
+  // This tile's rows of x [B, H, Tq, D] as [H][D][ROWS].
+  void transpose_in(float *out, const float *data, const int64_t *stride, float scale) const {
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t r = 0; r < ROWS; ++r) {
+        const float *row = data + entry * stride[0] + h * stride[1] + (i0 + r) * stride[2];
+        float *p = out + h * c.head_width * ROWS + r;
+        if (r < rows)
+          for (int64_t d = 0; d < c.head_width; ++d) p[d * ROWS] = row[d] * scale;
+        else
+          for (int64_t d = 0; d < c.head_width; ++d) p[d * ROWS] = 0;
+      }
+  }
+
+  const float *key(const float *data, const int64_t *stride, int64_t head, int64_t column) const {
+    return data + entry * stride[0] + head * c.groups / c.heads * stride[1] + column * stride[2];
+  }
+
+  // What the next head, or the next chunk, needs of keys or values, to be loaded while this one is computed.
+  Prefetch next_head(const float *data, const int64_t *stride, int64_t head, Columns cols, int64_t outputs) const {
+    const bool last_head = head + 1 == c.heads;
+    const int64_t column = last_head ? cols.to : cols.from;
+    const int64_t rows = last_head ? least(cols.count(), c.keys - column) : cols.count();
+    return {key(data, stride, last_head ? 0 : head + 1, column), stride[2], c.head_width, rows, outputs / OUTPUTS};
+  }
+
+  // [column][H] of dot products between the rows ([H][D][ROWS]) and keys or values.
+  void dots(const Map &out, const float *rows_data, const float *data, const int64_t *stride, Columns cols) const {
+    for (int64_t h = 0; h < c.heads; ++h)
+      product<VECTORS>(out.at(cols.from) + h * ROWS, out.channels * ROWS, nullptr, 0,
+                       key(data, stride, h, cols.from), 1, stride[2], rows_data + h * c.head_width * ROWS,
+                       ROWS, c.head_width, cols.count(), Keep(), next_head(data, stride, h, cols, cols.count()));
+  }
+
+  // Where this tile's rows stand in a padded table of distances.
+  int64_t value_place(int64_t column) const { return ROWS + i0 + g.offset - column - c.lowest; }
+
+  // [channel][ROWS] of the bias of one column, from the dense tensor.
+  void dense_column(float *out, int64_t column) const {
+    const int64_t b = c.dense_batch == 1 ? 0 : entry;
+    for (int64_t h = 0; h < c.heads; ++h) {
+      const float *p = c.dense + ((b * c.heads + h) * c.queries + i0) * c.keys + column;
+      for (int r = 0; r < ROWS; ++r) out[h * ROWS + r] = r < rows ? p[r * c.keys] : 0.0f;
+    }
+  }
+
+  // Scores, and the bias where it is a channel, of the chunk at `base`; 0 where not visible.
+  void fill_image(int64_t base) {
+    const Columns cols(base, lo, hi);
+    if (c.width) cols.clear_rest(x, base);
+    if (!cols.count()) return;
+    dots(x, q, c.k, c.k_stride, cols);
+    if (!c.width) return;
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      float *column = x.at(j);
+      if (c.channels > c.heads) {
+        float *p = column + c.heads * ROWS;
+        if (c.bias == DENSE) dense_column(p, j);
+        else
+          for (int64_t h = 0; h < c.heads; ++h)
+            memcpy(p + h * ROWS, shared.values + h * shared.values_stride + value_place(j), ROWS * sizeof(float));
+      }
+      hide(column, c.channels, j);
+    }
+  }
+
+  // Where this tile's rows stand in the padded table of the hidden map.
+  int64_t table_place(int64_t column) const { return ROWS + i0 + g.offset - column + g.right; }
+
+  // Copies what the columns need of the table: its rows lie side by side then, the table's on as many pages.
+  void fill_slice(Columns cols) {
+    const float *table = shared.hidden + table_place(cols.to - 1);
+    for (int64_t w = 0; w < c.width; ++w)
+      memcpy(slice + w * SLICE, table + w * shared.hidden_stride, (cols.count() - 1 + ROWS) * sizeof(float));
+  }
+
+  // [W][ROWS] of the table at a column where some rows have their first keys.
+  void fill_edge(const float *place, int64_t column) {
+    for (int64_t w = 0; w < c.width; ++w)
+      for (int r = 0; r < ROWS; ++r)
+        column_scratch[w * ROWS + r] =
+            at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
+  }
+
+  bool has_edge(int64_t column) const {
+    if (column >= first_max + c.left) return false;
+    bool edge = false;
+    for (int r = 0; r < rows; ++r) edge |= at_edge(r, column);
+    return edge;
+  }
+  bool at_edge(int r, int64_t column) const { return column >= first[r] && column - first[r] < c.left; }
+  int64_t edge_place(int r, int64_t column, int64_t w) const {
+    return ((column - first[r]) * c.width + w) * c.table_length + i0 + r + g.offset - column + g.right;
+  }
+
+  // The hidden map, activated, of the chunk at `base` (which lies `right` columns behind the image's).
+  void fill_hidden(int64_t base) {
+    const Columns cols(base, lo, hi + g.ahead);
+    cols.clear_rest(a, base);
+    const vec slope = broadcast(static_cast<float>(c.slope));
+    // The slope is at most 1.
+    const auto activate = [slope](vec z, int, int) { return larger(z, z * slope); };
+    if (c.tables && cols.count()) fill_slice(cols);
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      const float *init = c.tables ? slice + cols.to - 1 - j : shared.b1;
+      ptrdiff_t stride = c.tables ? SLICE : ROWS;
+      if (c.tables && has_edge(j)) fill_edge(init, j), init = column_scratch, stride = ROWS;
+      product<VECTORS>(a.at(j), ROWS, init, stride, shared.expand, c.width, 1, x.at(j - c.left), ROWS,
+                       c.channels * c.taps, c.width, activate);
+      hide(a.at(j), c.width, j, g.ahead);
+    }
+  }
+
+  // Logits of some columns, −∞ where not visible.
+  void fill_logits(const Map &logits, Columns cols) const {
+    const int64_t stride = shared.addend_stride;
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      float *out = logits.at(j);
+      const float *scores = x.at(j);
+      const float *addend = shared.addend + (c.bias == BY_DISTANCE ? value_place(j) : 0);
+      const auto add = [addend, stride](vec z, int p, int v) { return z + load(addend + p * stride + v * LANES); };
+      if (c.width)
+        product<VECTORS>(out, ROWS, scores, ROWS, shared.project, c.heads, 1, a.at(j - c.left), ROWS,
+                         c.width * c.taps, c.heads, add);
+      else
+        for (int64_t h = 0; h < c.heads; ++h)
+          for (int v = 0; v < VECTORS; ++v)
+            store(out + h * ROWS + v * LANES, add(load(scores + h * ROWS + v * LANES), h, v));
+      if (c.bias == DENSE && c.residual_bias) add_dense(out, j);
+      if (j < first_max || j > last_min) hide_logits(out, j);
+    }
+  }
+
+  void add_dense(float *out, int64_t j) const {
+    const float *bias = c.width ? x.at(j) + c.heads * ROWS : column_scratch;
+    if (!c.width) dense_column(column_scratch, j);
+    for (int64_t i = 0; i < c.heads * ROWS; i += LANES) store(out + i, load(out + i) + load(bias + i));
+  }
+
+  void hide_logits(float *out, int64_t j) const {
+    for (int v = 0; v < VECTORS; ++v) {
+      const ivec shown = visible(j, v);
+      for (float *p = out + v * LANES; p < out + c.heads * ROWS; p += ROWS)
+        store(p, shown ? load(p) : broadcast(-__builtin_inff()));
+    }
+  }
+};
+
+}  // namespace

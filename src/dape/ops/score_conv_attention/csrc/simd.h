@@ -1,0 +1,66 @@
+// Vectors of the instruction set this file is compiled for, and the exponential.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+extern "C" void dape_wait(int spins);
+
+// Everything has internal linkage: the same source is compiled once for each instruction set, and the
+// linker must never replace one build's function by another's.
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, OUTPUTS = 8;
+#elif defined(__AVX__)
+constexpr int LANES = 8, OUTPUTS = 4;
+#else
+constexpr int LANES = 4, OUTPUTS = 4;
+#endif
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+typedef float unaligned_vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t unaligned_ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+#define INLINE inline __attribute__((always_inline))
+
+INLINE vec load(const float *p) { return *reinterpret_cast<const unaligned_vec *>(p); }
+INLINE ivec load(const int32_t *p) { return *reinterpret_cast<const unaligned_ivec *>(p); }
+INLINE void store(float *p, vec x) { *reinterpret_cast<unaligned_vec *>(p) = x; }
+// Subtracting 0 changes no number, not even −0, and compilers make one broadcast of it.
+INLINE vec broadcast(float x) { return x - vec{}; }
+INLINE ivec broadcast(int32_t x) { return x - ivec{}; }
+// The larger one; b where either is NaN.
+INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
+INLINE bool any(ivec mask) {
+  int32_t bits = 0;
+  for (int i = 0; i < LANES; ++i) bits |= mask[i];
+  return bits != 0;
+}
+INLINE float sum(vec x) {
+  float total = 0;
+  for (int i = 0; i < LANES; ++i) total += x[i];
+  return total;
+}
+
+// e^x within about one unit in the last place for x <= 88; 0 below the smallest normal result, NaN for NaN.
+INLINE vec exponential(vec x) {
+  const vec shift = broadcast(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
+  const vec rounded = x * 1.44269504f + shift;
+  const vec power = reinterpret_cast<vec>((reinterpret_cast<ivec>(rounded) + 127) << 23);
+  const vec n = rounded - shift;
+  // ln 2 in two parts, the first with trailing zeros.
+  vec r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return x < broadcast(-87.3f) ? vec{} : p * power;
+}
+
+}  // namespace

@@ -1,0 +1,154 @@
+// The two inner loops that all the arithmetic runs in: small matrix products held in registers.
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+struct Keep {
+  INLINE vec operator()(vec x, int, int) const { return x; }
+};
+
+struct NoPrefetch {
+  INLINE void step() {}
+};
+
+// Asks for the lines of a block of memory, a few at each step, so that requests do not pile up.
+struct Prefetch {
+  const float *p;
+  ptrdiff_t stride;
+  int64_t width, rows, lines_per_step;
+  int64_t at = 0;
+
+  // A block of `rows` rows of `width` floats, `stride` apart, in about `steps` steps.
+  Prefetch(const float *block, ptrdiff_t row_stride, int64_t row_width, int64_t num_rows, int64_t steps)
+      : p(block), stride(row_stride), width(row_width), rows(num_rows) {
+    const int64_t lines = (width + 15) / 16 * rows;
+    lines_per_step = (lines + steps - 1) / (steps > 0 ? steps : 1);
+  }
+
+  INLINE void step() {
+    for (int64_t i = 0; i < lines_per_step && rows > 0; ++i) {
+      __builtin_prefetch(p + at);
+      at += 16;
+      if (at >= width) at = 0, p += stride, --rows;
+    }
+  }
+};
+
+// The same block, continued over several products.
+struct PrefetchBy {
+  Prefetch &ahead;
+  INLINE void step() { ahead.step(); }
+};
+
+// V vectors × P outputs, as a type.
+template <int V, int P>
+struct Tile {
+  static constexpr int vectors = V, outputs = P;
+};
+
+// out[p][lane] = finish(init[p][lane] + Σ_m coef[m · cm + p · cp] · x[m · xs + lane]), P outputs × V vectors.
+template <int P, int V, class Finish>
+INLINE void product_tile(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, const float *coef,
+                         ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs, int depth, int first,
+                         Finish finish) {
+  vec acc[P][V];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) acc[p][v] = init ? load(init + p * is + v * LANES) : vec{};
+  for (int m = 0; m < depth; ++m) {
+    vec in[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) in[v] = load(x + v * LANES);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const vec c = broadcast(coef[p * cp]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) acc[p][v] += c * in[v];
+    }
+    coef += cm;
+    x += xs;
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) store(out + p * os + v * LANES, finish(acc[p][v], first + p, v));
+}
+
+// The same for any number of outputs, P at a time.
+template <int V, int P = OUTPUTS, class Finish = Keep, class Ahead = NoPrefetch>
+INLINE void product(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, const float *coef,
+                    ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs, int depth, int outputs,
+                    Finish finish = Finish(), Ahead ahead = Ahead()) {
+  int p = 0;
+  for (; p + P <= outputs; p += P) {
+    ahead.step();
+    product_tile<P, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs, depth,
+                       p, finish);
+  }
+  if (P > 4 && p + 4 <= outputs) {
+    product_tile<4, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs, depth,
+                       p, finish);
+    p += 4;
+  }
+  for (; p < outputs; ++p)
+    product_tile<1, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs, depth,
+                       p, finish);
+}
+
+// acc[p][m] += Σ over columns and lanes of y[column][p] · x[column][m], lane by lane: P × M vectors of sums.
+template <int P, int M, int V>
+INLINE void outer_tile(float *sums, ptrdiff_t row, const float *y, ptrdiff_t ys, const float *x,
+                       ptrdiff_t xs, int columns) {
+  vec acc[P][M];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) acc[p][m] = load(sums + p * row + m * LANES);
+  for (int j = 0; j < columns; ++j) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      vec in[M];
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) in[m] = load(x + (m * V + v) * LANES);
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) {
+        const vec c = load(y + (p * V + v) * LANES);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) acc[p][m] += c * in[m];
+      }
+    }
+    x += xs;
+    y += ys;
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) store(sums + p * row + m * LANES, acc[p][m]);
+}
+
+template <int P, int V>
+INLINE void outer_row(float *sums, ptrdiff_t row, const float *y, ptrdiff_t ys, const float *x,
+                      ptrdiff_t xs, int columns, int inputs) {
+  int m = 0;
+  for (; m + 3 <= inputs; m += 3)
+    outer_tile<P, 3, V>(sums + m * LANES, row, y, ys, x + m * V * LANES, xs, columns);
+  for (; m < inputs; ++m)
+    outer_tile<P, 1, V>(sums + m * LANES, row, y, ys, x + m * V * LANES, xs, columns);
+}
+
+// sums[outputs][inputs][lane]: y[column][outputs][lanes], x[column][inputs][lanes], V vectors of lanes.
+template <int V>
+void outer(float *sums, const float *y, ptrdiff_t ys, const float *x, ptrdiff_t xs, int columns,
+           int outputs, int inputs) {
+  const ptrdiff_t row = static_cast<ptrdiff_t>(inputs) * LANES;
+  int p = 0;
+  for (; p + OUTPUTS <= outputs; p += OUTPUTS)
+    outer_row<OUTPUTS, V>(sums + p * row, row, y + p * V * LANES, ys, x, xs, columns, inputs);
+  for (; p < outputs; ++p)
+    outer_row<1, V>(sums + p * row, row, y + p * V * LANES, ys, x, xs, columns, inputs);
+}
+
+}  // namespace

@@ -1,0 +1,151 @@
+"""The compiled kernel, loaded with ctypes: its call structure, its builds and how to run them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+NOT_BUILT = (
+    "its compiled kernel is missing: no C++ compiler was found when dape was installed; "
+    "install g++ or clang and run `pip install --force-reinstall --no-deps` on dape again"
+)
+_SIZES = [
+    "batch",
+    "heads",
+    "groups",
+    "queries",
+    "keys",
+    "head_width",
+    "width",
+    "taps",
+    "left",
+    "channels",
+    "causal",
+    "residual_bias",
+    "bias",
+    "tables",
+    "lowest",
+    "distances",
+    "table_length",
+    "dense_batch",
+    "dense_grad",
+]
+_STRIDES = ["q_stride", "k_stride", "v_stride", "out_stride", "grad_stride"]
+_POINTERS = [
+    "q",
+    "k",
+    "v",
+    "w1",
+    "b1",
+    "w2",
+    "b2",
+    "dense",
+    "values",
+    "hidden",
+    "edges",
+    "first",
+    "last",
+    "out",
+    "lse",
+    "grad_out",
+    "dq",
+    "dk",
+    "dv",
+    "dw1",
+    "db1",
+    "dw2",
+    "db2",
+    "ddense",
+    "dvalues",
+    "dhidden",
+    "dedges",
+]
+
+
+class Call(ctypes.Structure):
+    """The C structure `Call` of csrc/call.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_int64 * 3) for name in _STRIDES),
+        ("scale", ctypes.c_double),
+        ("slope", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+    ]
+
+    def point(self, **tensors: Tensor | None) -> None:
+        """Set pointers, after checking that the kernel may follow them."""
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            dtype = torch.int32 if name in ("first", "last") else torch.float32
+            assert tensor.dtype == dtype and tensor.device.type == "cpu", (name, tensor.dtype, tensor.device)
+            setattr(self, name, tensor.data_ptr())
+
+    def stride(self, **tensors: Tensor) -> None:
+        for name, tensor in tensors.items():
+            assert tensor.stride(3) == 1 or tensor.shape[3] == 1, (name, tensor.stride())
+            setattr(self, f"{name}_stride", tensor.stride()[:3])
+
+
+class _Selected:
+    build = b""
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """A kernel's shared library, ready to call."""
+    kernel = ctypes.CDLL(str(path))
+    for name in ("dape_forward", "dape_backward", "dape_decode"):
+        getattr(kernel, name).argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int]
+    kernel.dape_build_name.restype = ctypes.c_char_p
+    kernel.dape_call_size.restype = ctypes.c_int64
+    if kernel.dape_call_size() != ctypes.sizeof(Call):
+        raise OSError(f"{path} belongs to another version of dape")
+    return kernel
+
+
+def _find() -> tuple[ctypes.CDLL | None, str | None]:
+    """The kernel that was built with this package, or why there is none."""
+    paths = sorted(Path(__file__).parent.glob("_kernel*.so"))
+    if not paths:
+        return None, NOT_BUILT
+    try:
+        return load(paths[0]), None
+    except OSError as error:
+        return None, f"its compiled kernel does not load ({error}): install dape again"
+
+
+KERNEL, PROBLEM = _find()
+
+
+def builds() -> list[str]:
+    """The builds that this processor can run, fastest first: of avx512, avx2 and portable."""
+    names: list[str] = []
+    while KERNEL is not None and (name := KERNEL.dape_build_name(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+@contextmanager
+def use_build(name: str) -> Iterator[None]:
+    """Run a given build inside the block instead of the fastest."""
+    if name not in builds():
+        raise ValueError(f'this processor has no build "{name}": choose one of {", ".join(builds())}')
+    before, _Selected.build = _Selected.build, name.encode()
+    try:
+        yield
+    finally:
+        _Selected.build = before
+
+
+def run(step: str, call: Call) -> None:
+    """Run "forward", "backward" or "decode" on PyTorch's number of threads; the GIL is released meanwhile."""
+    code = getattr(KERNEL, f"dape_{step}")(_Selected.build, ctypes.byref(call), torch.get_num_threads())
+    if code == 2:
+        raise MemoryError(f"not enough memory for the {step} pass")
+    assert code == 0, code

@@ -1,0 +1,19 @@
+"""Generated tasks: the Chomsky-hierarchy benchmark (CHE) for encoders, recall and retrieval for decoders.
+
+A task draws batches fast (`sample`), and solves one input slowly and plainly (`solve`); tests compare the two.
+"""
+
+from dape.tasks.base import IGNORED, ChomskyTask, Examples, Protocol, RecallTask, Task, generator_for
+from dape.tasks.registry import TASKS, build_task
+
+__all__ = [
+    "IGNORED",
+    "TASKS",
+    "ChomskyTask",
+    "Examples",
+    "Protocol",
+    "RecallTask",
+    "Task",
+    "build_task",
+    "generator_for",
+]

@@ -1,0 +1,218 @@
+"""What a generated task is: a fast sampler, a slow and plain solver, sizes, and the form in which models see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+# The label of places where nothing is asked; torch's cross entropy skips it.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a task is usually trained and tested; every entry can be overridden for a run."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    train_lengths: tuple[int, ...]
+    test_lengths: tuple[int, ...]
+    samples: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    clip: float = 1.0
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A batch as models see it: ids [B, T], labels [B, T] (IGNORED where nothing is asked), scored [B, T]."""
+
+    ids: np.ndarray
+    labels: np.ndarray
+    scored: np.ndarray
+
+    def accuracy(self, answers: np.ndarray) -> float:
+        """The share of scored places at which answers [B, T] are right."""
+        return float((answers == self.labels)[self.scored].mean())
+
+
+@dataclass(frozen=True)
+class Task:
+    """Base of all tasks; the dataclass fields of a subclass are its options.
+
+    model: "encoder" answers at empty tokens after the input, "decoder" at tokens of the input.
+    level: of the Chomsky hierarchy, or "recall".
+    """
+
+    model: ClassVar[Literal["encoder", "decoder"]]
+    level: ClassVar[str]
+    protocol: ClassVar[Protocol]
+
+    @property
+    def vocab_size(self) -> int:
+        """Different tokens that a model reads."""
+        raise NotImplementedError
+
+    @property
+    def num_labels(self) -> int:
+        """Different labels that a model gives."""
+        raise NotImplementedError
+
+    @property
+    def random_accuracy(self) -> float:
+        """The accuracy of an answer drawn uniformly from the labels that can be right."""
+        raise NotImplementedError
+
+    @property
+    def constant_accuracy(self) -> float:
+        """The accuracy, on long inputs, of the best answer that is always the same."""
+        return self.random_accuracy
+
+    @property
+    def minimum_length(self) -> int:
+        """The length of the shortest input."""
+        return 1
+
+    def output_length(self, length: int) -> int:
+        """Labels in the output of an input of that length."""
+        raise NotImplementedError
+
+    def sample(
+        self, batch: int, length: int, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs [batch, length] and outputs [batch, output_length], integers; the draws come from the generator."""
+        if length < self.minimum_length:
+            raise ValueError(
+                f'"{self.name}" has no input of length {length}; the shortest has {self.minimum_length} tokens'
+            )
+        if batch < 1:
+            raise ValueError(f"batch={batch} samples cannot be drawn; batch must be at least 1")
+        return self.draw(batch, length, generator)
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """What `sample` returns, for arguments that are known to be right: a subclass says it, vectorised."""
+        raise NotImplementedError
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        """The output of one input, found slowly and plainly, from the input alone."""
+        raise NotImplementedError
+
+    def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
+        """A batch in the form in which models see it."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name in the registry: the class name in snake case."""
+        words = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(self).__name__)
+        return words.lstrip("_")
+
+    def options(self) -> dict[str, Any]:
+        """The options and their values."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
+
+
+@dataclass(frozen=True)
+class ChomskyTask(Task):
+    """A task of the Chomsky-hierarchy benchmark: the output follows the input, at as many empty tokens.
+
+    input_size and output_size: different tokens in inputs and in outputs.
+    """
+
+    input_size: ClassVar[int]
+    output_size: ClassVar[int]
+    model = "encoder"
+    protocol = Protocol(
+        steps=200_000,
+        batch_size=128,
+        learning_rate=1e-3,
+        train_lengths=tuple(range(1, 41)),
+        test_lengths=tuple(range(41, 501)),
+        samples=512,
+        num_layers=5,
+        hidden_size=64,
+        num_heads=8,
+    )
+    random_accuracy = 0.5
+
+    @property
+    def vocab_size(self) -> int:
+        return self.input_size + 1
+
+    @property
+    def num_labels(self) -> int:
+        return self.output_size
+
+    @property
+    def empty(self) -> int:
+        """The token that stands where an output is wanted."""
+        return self.input_size
+
+    def output_length(self, length: int) -> int:
+        return 1
+
+    def scored(self, outputs: np.ndarray) -> np.ndarray:
+        """Which outputs count for the accuracy, booleans of the outputs' shape: all."""
+        return np.ones(outputs.shape, dtype=bool)
+
+    def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
+        inputs, outputs = self.sample(batch, length, generator)
+        return Examples(
+            np.concatenate([inputs, np.full_like(outputs, self.empty)], axis=1),
+            np.concatenate([np.full_like(inputs, IGNORED), outputs], axis=1),
+            np.concatenate([np.zeros(inputs.shape, dtype=bool), self.scored(outputs)], axis=1),
+        )
+
+
+@dataclass(frozen=True)
+class TerminatedTask(ChomskyTask):
+    """A task whose outputs end with a termination token, after which nothing is scored.
+
+    The zeros after the token are still trained on, as in the original.
+    """
+
+    terminator: ClassVar[int] = 2
+
+    def scored(self, outputs: np.ndarray) -> np.ndarray:
+        end = (outputs == self.terminator).argmax(axis=1, keepdims=True)
+        return np.arange(outputs.shape[1]) <= end
+
+
+@dataclass(frozen=True)
+class RecallTask(Task):
+    """A task for decoders: a label at some tokens of the input, IGNORED at the others."""
+
+    model = "decoder"
+    level = "recall"
+    protocol = Protocol(
+        steps=1000,
+        batch_size=64,
+        learning_rate=3e-3,
+        train_lengths=(24,),
+        test_lengths=(12, 24, 48, 96),
+        samples=512,
+        num_layers=1,
+        hidden_size=64,
+        num_heads=2,
+    )
+
+    @property
+    def num_labels(self) -> int:
+        return self.vocab_size
+
+    def output_length(self, length: int) -> int:
+        return length
+
+    def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
+        inputs, outputs = self.sample(batch, length, generator)
+        return Examples(inputs, outputs, outputs != IGNORED)
+
+
+def generator_for(*key: int) -> np.random.Generator:
+    """A generator that depends on the key alone, the same in every process."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))

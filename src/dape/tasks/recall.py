@@ -1,0 +1,233 @@
+"""Recall and retrieval tasks for decoders: what was said earlier is asked for later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dape.tasks.base import IGNORED, RecallTask
+
+
+def require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)
+
+
+@dataclass(frozen=True)
+class AssociativeRecall(RecallTask):
+    """Key–value pairs, then keys: the value of each (multi-query associative recall, Arora et al. 2023).
+
+    keys, values: how many different ones; keys are tokens 0 …, values follow them, then the filler token.
+    pairs:   shown in an input; None for a third of its length.
+    queries: None for as many as pairs. A query asks for a key that was shown; none twice while there are others.
+    Where an input is longer than pairs and queries need, filler stands between them, at random.
+
+    >>> AssociativeRecall(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
+    [-100, -100, -100, -100, 4, 5]
+    """
+
+    keys: int = 32
+    values: int = 64
+    pairs: int | None = None
+    queries: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.options().items():
+            require(value is None or value >= 1, f"{name}={value} must be at least 1")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.keys + self.values + 1
+
+    @property
+    def random_accuracy(self) -> float:
+        return 1 / self.values
+
+    @property
+    def minimum_length(self) -> int:
+        pairs = self.pairs or 1
+        return 2 * pairs + (self.queries or pairs)
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        pairs = self.pairs or (length - (self.queries or 0)) // (2 if self.queries else 3)
+        queries = self.queries or pairs
+        require(
+            pairs <= self.keys,
+            f'"{self.name}" of length {length} shows {pairs} pairs, but there are only keys={self.keys}; set pairs or '
+            f"keys, or use lengths up to {2 * self.keys + (self.queries or self.keys)}",
+        )
+        keys = generator.random((batch, self.keys)).argsort(axis=1)[:, :pairs]
+        values = self.keys + generator.integers(0, self.values, (batch, pairs))
+        asked = generator.random((batch, pairs)).argsort(axis=1)[:, np.arange(queries) % pairs]
+
+        # Pairs and queries in order, filler in random slots between them.
+        units, rows = pairs + queries, np.arange(batch)[:, None]
+        slots = units + length - 2 * pairs - queries
+        taken = np.sort(generator.random((batch, slots)).argsort(axis=1)[:, :units], axis=1)
+        start = taken + np.minimum(np.arange(units), pairs)
+        inputs = np.full((batch, length), self.keys + self.values)
+        outputs = np.full((batch, length), IGNORED)
+        inputs[rows, start[:, :pairs]] = keys
+        inputs[rows, start[:, :pairs] + 1] = values
+        inputs[rows, start[:, pairs:]] = np.take_along_axis(keys, asked, axis=1)
+        outputs[rows, start[:, pairs:]] = np.take_along_axis(values, asked, axis=1)
+        return inputs, outputs
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        value_of: dict[int, int] = {}
+        outputs = []
+        for place, token in enumerate(inputs):
+            following = inputs[place + 1] if place + 1 < len(inputs) else -1
+            if token < self.keys and self.keys <= following < self.keys + self.values:
+                value_of[token] = following
+                outputs.append(IGNORED)
+            else:
+                outputs.append(value_of[token] if token < self.keys else IGNORED)
+        return outputs
+
+
+@dataclass(frozen=True)
+class Copy(RecallTask):
+    """Symbols, a separator, and the symbols again: each from the one before. An odd length is cut by one.
+
+    >>> Copy(symbols=4).solve([3, 0, 2, 4, 3, 0])
+    [-100, -100, -100, 3, 0, 2]
+    """
+
+    symbols: int = 16
+    protocol = replace(
+        RecallTask.protocol, train_lengths=tuple(range(2, 49, 2)), test_lengths=(24, 48, 96, 192)
+    )
+
+    def __post_init__(self) -> None:
+        require(self.symbols >= 1, f"symbols={self.symbols} must be at least 1")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.symbols + 1
+
+    @property
+    def random_accuracy(self) -> float:
+        return 1 / self.symbols
+
+    @property
+    def minimum_length(self) -> int:
+        return 2
+
+    def output_length(self, length: int) -> int:
+        return length // 2 * 2
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        text = generator.integers(0, self.symbols, (batch, length // 2))
+        separator = np.full((batch, 1), self.symbols)
+        inputs = np.concatenate([text, separator, text[:, :-1]], axis=1)
+        return inputs, np.concatenate([np.full_like(text, IGNORED), text], axis=1)
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        text = list(inputs[: list(inputs).index(self.symbols)])
+        return [IGNORED] * len(text) + text
+
+
+@dataclass(frozen=True)
+class Induction(RecallTask):
+    """A text whose last symbol occurred once before: what followed it there (the induction head's task).
+
+    >>> Induction(symbols=6).solve([4, 1, 5, 0, 1])
+    [-100, -100, -100, -100, 5]
+    """
+
+    symbols: int = 16
+    protocol = replace(RecallTask.protocol, train_lengths=tuple(range(3, 49)), test_lengths=(24, 48, 96, 192))
+
+    def __post_init__(self) -> None:
+        require(
+            self.symbols >= 2, f"symbols={self.symbols} must be at least 2, the asked-for one and another"
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.symbols
+
+    @property
+    def random_accuracy(self) -> float:
+        return 1 / self.symbols
+
+    @property
+    def minimum_length(self) -> int:
+        return 3
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.arange(batch)
+        asked = generator.integers(0, self.symbols, batch)
+        # Any symbol but the asked-for one: a draw from one fewer, moved past it.
+        inputs = generator.integers(0, self.symbols - 1, (batch, length))
+        inputs += inputs >= asked[:, None]
+        place = generator.integers(0, length - 2, batch)
+        inputs[rows, place] = inputs[:, -1] = asked
+        outputs = np.full((batch, length), IGNORED)
+        outputs[:, -1] = inputs[rows, place + 1]
+        return inputs, outputs
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        earlier = [place for place in range(len(inputs) - 1) if inputs[place] == inputs[-1]]
+        assert len(earlier) == 1
+        return [IGNORED] * (len(inputs) - 1) + [inputs[earlier[0] + 1]]
+
+
+@dataclass(frozen=True)
+class Passkey(RecallTask):
+    """Filler with a passkey in it at a random depth: mark (10), digits; at the end ask (11), the digits again.
+
+    digits: in the passkey. filler: tokens of the sentence (12 …) that is repeated around it.
+
+    >>> Passkey(digits=2, filler=3).solve([12, 10, 7, 4, 13, 14, 12, 11, 7])
+    [-100, -100, -100, -100, -100, -100, -100, 7, 4]
+    """
+
+    digits: int = 5
+    filler: int = 8
+    protocol = replace(
+        RecallTask.protocol, train_lengths=tuple(range(16, 65)), test_lengths=(32, 64, 128, 256, 512)
+    )
+
+    MARK, ASK, FILLER = 10, 11, 12
+
+    def __post_init__(self) -> None:
+        require(self.digits >= 1, f"digits={self.digits} must be at least 1")
+        require(self.filler >= 1, f"filler={self.filler} must be at least 1")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.FILLER + self.filler
+
+    @property
+    def random_accuracy(self) -> float:
+        return 0.1
+
+    @property
+    def minimum_length(self) -> int:
+        return 2 * self.digits + 1
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        rows, count = np.arange(batch)[:, None], length - self.minimum_length
+        digits = generator.integers(0, 10, (batch, self.digits))
+        depth = generator.integers(0, count + 1, (batch, 1))
+        column = np.arange(length - self.digits)
+        # The sentence goes on after the passkey where it stopped before it.
+        said = np.where(column < depth, column, column - 1 - self.digits)
+        inputs = np.empty((batch, length), dtype=np.int64)
+        inputs[:, : length - self.digits] = self.FILLER + said % self.filler
+        inputs[rows, depth] = self.MARK
+        inputs[rows, depth + 1 + np.arange(self.digits)] = digits
+        inputs[:, length - self.digits] = self.ASK
+        inputs[:, length - self.digits + 1 :] = digits[:, :-1]
+        outputs = np.full((batch, length), IGNORED)
+        outputs[:, length - self.digits :] = digits
+        return inputs, outputs
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        mark = list(inputs).index(self.MARK)
+        passkey = list(inputs[mark + 1 : mark + 1 + self.digits])
+        return [IGNORED] * (len(inputs) - self.digits) + passkey

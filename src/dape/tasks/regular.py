@@ -1,0 +1,120 @@
+"""Regular tasks of the Chomsky-hierarchy benchmark: a finite automaton that reads the input once solves each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dape.tasks.base import ChomskyTask
+
+
+@dataclass(frozen=True)
+class EvenPairs(ChomskyTask):
+    """Is the number of neighbours that differ even (0) or odd (1)?
+
+    >>> EvenPairs().solve([0, 1, 1, 0, 1])
+    [1]
+    """
+
+    input_size = 2
+    output_size = 2
+    level = "regular"
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        inputs = generator.integers(0, 2, (batch, length))
+        # A walk between two states changes an even number of times exactly if it ends where it began.
+        return inputs, inputs[:, :1] ^ inputs[:, -1:]
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        unequal = [i for i in range(1, len(inputs)) if inputs[i] != inputs[i - 1]]
+        return [len(unequal) % 2]
+
+
+@dataclass(frozen=True)
+class ModularArithmetic(ChomskyTask):
+    """The value modulo 5 of digits joined by +, − and × (tokens 5, 6, 7), × first; the length is odd.
+
+    An even length gives inputs that are one shorter. Token 8, a blank, is in the vocabulary but never drawn.
+
+    >>> ModularArithmetic().solve([1, 6, 2, 7, 3])
+    [0]
+    """
+
+    input_size = 9
+    output_size = 5
+    level = "regular"
+    random_accuracy = 0.2
+
+    PLUS, MINUS, TIMES = 5, 6, 7
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        digits = generator.integers(0, 5, (batch, (length + 1) // 2))
+        operators = generator.integers(self.PLUS, self.TIMES + 1, (batch, digits.shape[1] - 1))
+        inputs = np.empty((batch, 2 * digits.shape[1] - 1), dtype=np.int64)
+        inputs[:, ::2], inputs[:, 1::2] = digits, operators
+        total, term = np.zeros(batch, dtype=np.int64), digits[:, 0]
+        for operator, digit in zip(operators.T, digits[:, 1:].T, strict=True):
+            times = operator == self.TIMES
+            total = np.where(times, total, total + term)
+            term = np.where(times, term * digit % 5, np.where(operator == self.MINUS, -digit, digit))
+        return inputs, (total + term)[:, None] % 5
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        text = "".join("01234+-*"[token] for token in inputs)
+        terms = text.replace("-", "+-").split("+")
+        value = 0
+        for term in terms:
+            product = -1 if term.startswith("-") else 1
+            for digit in term.lstrip("-").split("*"):
+                product *= int(digit)
+            value += product
+        return [value % 5]
+
+
+@dataclass(frozen=True)
+class ParityCheck(ChomskyTask):
+    """Is the number of ones even (0) or odd (1)?
+
+    >>> ParityCheck().solve([1, 0, 1, 1])
+    [1]
+    """
+
+    input_size = 2
+    output_size = 2
+    level = "regular"
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        inputs = generator.integers(0, 2, (batch, length))
+        return inputs, inputs.sum(axis=1, keepdims=True) % 2
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        odd = False
+        for bit in inputs:
+            odd = odd != bool(bit)
+        return [int(odd)]
+
+
+@dataclass(frozen=True)
+class CycleNavigation(ChomskyTask):
+    """Where on a circle of five places do steps back (0), rests (1) and steps forward (2) from place 0 end?
+
+    >>> CycleNavigation().solve([2, 2, 1, 0, 0, 0])
+    [4]
+    """
+
+    input_size = 3
+    output_size = 5
+    level = "regular"
+    random_accuracy = 0.2
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        inputs = generator.integers(0, 3, (batch, length))
+        return inputs, (inputs - 1).sum(axis=1, keepdims=True) % 5
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        place = 0
+        for step in inputs:
+            place = {0: (4, 0, 1, 2, 3), 1: (0, 1, 2, 3, 4), 2: (1, 2, 3, 4, 0)}[step][place]
+        return [place]

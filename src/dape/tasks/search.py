@@ -1,0 +1,186 @@
+"""Tasks for decoders that one token alone cannot answer: search by several letters, and counting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from dape.tasks.base import IGNORED, RecallTask
+from dape.tasks.recall import require
+
+
+@dataclass(frozen=True)
+class BlockSearch(RecallTask):
+    """Blocks of letters, then some letters: the one block that has them all (Golovneva et al. 2025, MTA).
+
+    letters: the alphabet, tokens 0 …; then the dot that ends a block, then the mark before the question.
+    block, question: letters in each, all different, in any order.
+    answer:  the block's "first" letter, its "last", or "all" of them, each from the one before.
+    As many blocks as fit into the length; what does not fit is cut.
+
+    >>> BlockSearch(letters=5, block=2, question=1).solve([3, 0, 5, 1, 4, 5, 6, 4])
+    [-100, -100, -100, -100, -100, -100, -100, 1]
+    """
+
+    letters: int = 26
+    block: int = 5
+    question: int = 2
+    answer: Literal["first", "last", "all"] = "first"
+    protocol = replace(
+        RecallTask.protocol,
+        train_lengths=tuple(range(15, 64, 6)),
+        test_lengths=(33, 63, 123, 243),
+        num_layers=2,
+    )
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.question <= self.block < self.letters,
+            f"question={self.question} letters of a block={self.block} out of letters={self.letters} cannot be drawn: "
+            f"1 ≤ question ≤ block < letters",
+        )
+        require(
+            self.answer in ("first", "last", "all"), f'answer="{self.answer}" is none of first, last, all'
+        )
+
+    @property
+    def dot(self) -> int:
+        return self.letters
+
+    @property
+    def ask(self) -> int:
+        return self.letters + 1
+
+    @property
+    def vocab_size(self) -> int:
+        return self.letters + 2
+
+    @property
+    def random_accuracy(self) -> float:
+        return 1 / self.letters
+
+    @property
+    def minimum_length(self) -> int:
+        return self._after + self.block + 1
+
+    @property
+    def _after(self) -> int:
+        """Tokens after the blocks."""
+        return 1 + self.question + (self.block - 1 if self.answer == "all" else 0)
+
+    def output_length(self, length: int) -> int:
+        return (length - self._after) // (self.block + 1) * (self.block + 1) + self._after
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        rows, count = np.arange(batch), (length - self._after) // (self.block + 1)
+        blocks = self._blocks((batch, count), generator)
+        right = generator.integers(0, count, batch)
+        asked = np.take_along_axis(
+            blocks[rows, right], generator.random((batch, self.block)).argsort(axis=1)[:, : self.question], 1
+        )
+        others = np.arange(count) != right[:, None]
+        while True:
+            has_all = (blocks[:, :, :, None] == asked[:, None, None]).any(axis=2).all(axis=2) & others
+            if not has_all.any():
+                break
+            blocks[has_all] = self._blocks((int(has_all.sum()),), generator)
+
+        found = blocks[rows, right]
+        dots = np.full((batch, count, 1), self.dot)
+        context = np.concatenate([blocks, dots], axis=2).reshape(batch, -1)
+        labels = {"first": found[:, :1], "last": found[:, -1:], "all": found}[self.answer]
+        inputs = np.concatenate([context, np.full((batch, 1), self.ask), asked, labels[:, :-1]], axis=1)
+        outputs = np.full_like(inputs, IGNORED)
+        outputs[:, -labels.shape[1] :] = labels
+        return inputs, outputs
+
+    def _blocks(self, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+        """Blocks [*shape, block] of different letters."""
+        return generator.random((*shape, self.letters)).argsort(axis=-1)[..., : self.block]
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        tokens = list(inputs)
+        mark = tokens.index(self.ask)
+        asked = tokens[mark + 1 : mark + 1 + self.question]
+        blocks = [tokens[start : start + self.block] for start in range(0, mark, self.block + 1)]
+        (found,) = [block for block in blocks if all(letter in block for letter in asked)]
+        labels = {"first": [found[0]], "last": [found[-1]], "all": found}[self.answer]
+        return [IGNORED] * (len(tokens) - len(labels)) + labels
+
+
+@dataclass(frozen=True)
+class Counting(RecallTask):
+    """Operations on variables (pass, set to 0, increment), then a variable: its value (Golovneva et al. 2024, CoPE).
+
+    Tokens: pass 0, then "set" of each variable, "increment" of each, "print" of each, then the values 0 … limit.
+    variables: how many; they start at 0. limit: increments beyond it do not occur (pass stands there).
+    passes:    the share of operations that do nothing; of the others one in five sets.
+
+    >>> Counting(variables=2, limit=3).solve([3, 4, 1, 0, 3, 3, 5])  # a+1, b+1, a=0, pass, a+1, a+1, print a
+    [-100, -100, -100, -100, -100, -100, 9]
+    """
+
+    variables: int = 1
+    limit: int = 10
+    passes: float = 0.5
+    protocol = replace(
+        RecallTask.protocol,
+        train_lengths=tuple(range(2, 65)),
+        test_lengths=(32, 64, 128, 256),
+        num_layers=2,
+    )
+
+    def __post_init__(self) -> None:
+        require(self.variables >= 1, f"variables={self.variables} must be at least 1")
+        require(self.limit >= 1, f"limit={self.limit} must be at least 1")
+        require(0 <= self.passes < 1, f"passes={self.passes} must be at least 0 and below 1")
+
+    @property
+    def vocab_size(self) -> int:
+        return 1 + 3 * self.variables + self.limit + 1
+
+    @property
+    def random_accuracy(self) -> float:
+        return 1 / (self.limit + 1)
+
+    @property
+    def constant_accuracy(self) -> float:
+        # A fifth of the values are 0, for the last operation was a set; those never set of late are the limit.
+        return max(0.2, 0.8**self.limit)
+
+    @property
+    def minimum_length(self) -> int:
+        return 2
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        rows, count = np.arange(batch), np.zeros((batch, self.variables), dtype=np.int64)
+        kind = generator.random((batch, length - 1))
+        variable = generator.integers(0, self.variables, (batch, length - 1))
+        sets = kind < (1 - self.passes) / 5
+        increments = ~sets & (kind < 1 - self.passes)
+        for place in range(length - 1):
+            named = variable[:, place]
+            value = count[rows, named]
+            increments[:, place] &= value < self.limit
+            count[rows, named] = np.where(sets[:, place], 0, value + increments[:, place])
+        asked = generator.integers(0, self.variables, batch)
+        inputs = np.zeros((batch, length), dtype=np.int64)
+        inputs[:, :-1] = np.where(sets, 1 + variable, np.where(increments, 1 + self.variables + variable, 0))
+        inputs[:, -1] = 1 + 2 * self.variables + asked
+        outputs = np.full((batch, length), IGNORED)
+        outputs[:, -1] = 1 + 3 * self.variables + count[rows, asked]
+        return inputs, outputs
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        *operations, last = inputs
+        asked = last - 1 - 2 * self.variables
+        value = 0
+        for token in operations:
+            if token == 1 + asked:
+                value = 0
+            elif token == 1 + self.variables + asked:
+                value += 1
+        return [IGNORED] * len(operations) + [1 + 3 * self.variables + value]

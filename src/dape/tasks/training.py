@@ -1,0 +1,146 @@
+"""A generated task as the training loop sees it, its models, and accuracy by length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dape.models import DapeConfig, DapeForCausalLM, Encoder
+from dape.positions import randomized_positions
+from dape.tasks.base import IGNORED, Task, generator_for
+from dape.training import initialise
+
+# Streams of randomness that must not meet.
+TRAINING, TESTING = 0, 1
+# Tokens in one forward pass of a test.
+TOKENS_AT_ONCE = 16_384
+
+
+class Reader(NamedTuple):
+    """How a kind of model is built and read."""
+
+    build: Callable[..., nn.Module]
+    logits: Callable[[nn.Module, Tensor, Tensor | None], Tensor]
+
+
+def _encoder(task: Task, method: str, num_layers: int, hidden_size: int, num_heads: int) -> nn.Module:
+    return Encoder(
+        task.vocab_size,
+        task.num_labels,
+        method=method,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        intermediate_size=4 * hidden_size,
+    )
+
+
+def _decoder(task: Task, method: str, num_layers: int, hidden_size: int, num_heads: int) -> nn.Module:
+    config = DapeConfig(
+        method=method,
+        vocab_size=task.vocab_size,
+        num_hidden_layers=num_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=num_heads,
+    )
+    return DapeForCausalLM(config)
+
+
+READERS = {
+    "encoder": Reader(_encoder, lambda model, ids, positions: model(ids, positions=positions)),
+    "decoder": Reader(
+        _decoder, lambda model, ids, positions: model(ids, position_ids=positions, use_cache=False).logits
+    ),
+}
+
+
+def build_model(
+    task: Task, method: str, *, num_layers: int, hidden_size: int, num_heads: int, seed: int
+) -> nn.Module:
+    """A model for the task; what methods share starts equal for a seed."""
+    model = READERS[task.model].build(task, method, num_layers, hidden_size, num_heads)
+    initialise(model, seed)
+    return model
+
+
+@dataclass(frozen=True)
+class GeneratedTask:
+    """What `dape.training.fit` trains: a batch of one random length a step, drawn anew.
+
+    position_range: draw positions from so many places (Ruoss et al. 2023), once a batch; None for 0, 1, 2, …
+    """
+
+    task: Task
+    model: nn.Module
+    batch_size: int
+    lengths: Sequence[int]
+    seed: int = 0
+    position_range: int | None = None
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        generator = generator_for(TRAINING, self.seed, step)
+        length = int(generator.choice(np.asarray(self.lengths)))
+        examples = self.task.examples(self.batch_size, length, generator)
+        batch = {"ids": torch.from_numpy(examples.ids), "labels": torch.from_numpy(examples.labels)}
+        positions = draw_positions(examples.ids.shape[1], self.position_range, generator)
+        return batch if positions is None else {**batch, "positions": positions}
+
+    def shard(self, batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+        """Every world-th row; positions are those of all rows."""
+        return {
+            name: value if name == "positions" else value[rank::world].contiguous()
+            for name, value in batch.items()
+        }
+
+    def size(self, batch: dict[str, Tensor]) -> int:
+        return int((batch["labels"] != IGNORED).sum())
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Mean cross entropy over all labels, those after a termination token included."""
+        logits = READERS[self.task.model].logits(model, batch["ids"], batch.get("positions"))
+        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+
+
+def draw_positions(
+    num_tokens: int, position_range: int | None, generator: np.random.Generator
+) -> Tensor | None:
+    """Randomized positions [1, num_tokens], or None for consecutive ones."""
+    if position_range is None:
+        return None
+    source = torch.Generator().manual_seed(int(generator.integers(2**62)))
+    return randomized_positions(num_tokens, position_range, generator=source)
+
+
+@torch.inference_mode()
+def accuracy_by_length(
+    task: Task,
+    model: nn.Module,
+    lengths: Iterable[int],
+    samples: int,
+    *,
+    seed: int = 0,
+    position_range: int | None = None,
+) -> dict[int, float]:
+    """The share of right answers at each length, over `samples` inputs that depend on seed and length alone."""
+    model.eval()
+    device = next(model.parameters()).device
+    logits = READERS[task.model].logits
+    result = {}
+    for length in lengths:
+        generator = generator_for(TESTING, seed, length)
+        examples = task.examples(samples, length, generator)
+        positions = draw_positions(examples.ids.shape[1], position_range, generator)
+        positions = None if positions is None else positions.to(device)
+        rows = max(1, TOKENS_AT_ONCE // examples.ids.shape[1])
+        answers = [
+            logits(model, ids.to(device), positions).argmax(-1).cpu()
+            for ids in torch.from_numpy(examples.ids).split(rows)
+        ]
+        result[length] = examples.accuracy(torch.cat(answers).numpy())
+    return result

@@ -1,0 +1,116 @@
+"""What the user sees while a run goes on: a bar on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Protocol
+
+from dape.training.metrics import Record
+
+SECONDS_BETWEEN_LINES = 30.0
+
+
+class Display(Protocol):
+    def show(self, record: Record) -> None:
+        """Bring what is shown up to this step."""
+
+    def say(self, message: str) -> None:
+        """A sentence that stays."""
+
+    def close(self) -> None: ...
+
+
+def open_display(steps: int, start: Record, *, wanted: bool) -> Display:
+    """What fits where the errors go; `start` has the step, tokens and seconds that training goes on from."""
+    if wanted and sys.stderr.isatty():
+        return Bar(steps, start)
+    return Lines(steps, start, wanted=wanted)
+
+
+class Lines:
+    """A line every half minute and at the end; messages alone where no progress is wanted."""
+
+    def __init__(self, steps: int, start: Record, *, wanted: bool) -> None:
+        self.steps, self.wanted, self.speed = steps, wanted, Speed(steps, start)
+        self._last = time.monotonic()
+
+    def show(self, record: Record) -> None:
+        self.speed.update(record)
+        due = time.monotonic() - self._last >= SECONDS_BETWEEN_LINES or record["step"] == self.steps
+        if self.wanted and due:
+            self._last = time.monotonic()
+            self.say(f"step {int(record['step'])}/{self.steps}  {self.speed.summary(record)}")
+
+    def say(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Bar:
+    """A progress bar with loss, tokens a second and the time left."""
+
+    def __init__(self, steps: int, start: Record) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.speed = Speed(steps, start)
+        columns = (
+            TextColumn("training"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[summary]}"),
+        )
+        self._progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
+        self._task = self._progress.add_task("", total=steps, completed=int(start["step"]), summary="")
+        self._progress.start()
+
+    def show(self, record: Record) -> None:
+        self.speed.update(record)
+        summary = self.speed.summary(record)
+        self._progress.update(self._task, completed=record["step"], summary=summary)
+
+    def say(self, message: str) -> None:
+        self._progress.console.print(message, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class Speed:
+    """Tokens a second and time left, smoothed."""
+
+    def __init__(self, steps: int, start: Record) -> None:
+        self.steps, self._before = steps, start
+        self.tokens_per_second = self.seconds_per_step = 0.0
+
+    def update(self, record: Record) -> None:
+        before, self._before = self._before, record
+        if record["seconds"] <= before["seconds"]:
+            return
+        seconds, steps = record["seconds"] - before["seconds"], record["step"] - before["step"]
+        weight = 0.3 if self.seconds_per_step else 1.0
+        tokens_per_second = (record["tokens"] - before["tokens"]) / seconds
+        self.tokens_per_second += weight * (tokens_per_second - self.tokens_per_second)
+        self.seconds_per_step += weight * (seconds / steps - self.seconds_per_step)
+
+    def summary(self, record: Record) -> str:
+        left = self.seconds_per_step * (self.steps - record["step"])
+        return f"loss {record['loss']:.3f}  {short(self.tokens_per_second)} tokens/s  {clock(left)} left"
+
+
+def short(number: float) -> str:
+    """850, 8.5k, 1.2M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def clock(seconds: float) -> str:
+    """0:42, 12:05, 3:10:00."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

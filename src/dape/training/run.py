@@ -1,0 +1,203 @@
+"""A run: a folder with its configuration, metrics, checkpoints and, once trained, a Hugging Face model.
+
+config.json  metrics.jsonl  checkpoints/  model/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dape import __version__
+from dape.data import TokenData, open_data, prepare
+from dape.files import write_atomically
+from dape.models import DapeForCausalLM
+from dape.training.config import TrainConfig
+from dape.training.configfile import checked
+from dape.training.language import LanguageModelling
+from dape.training.loop import OnStep, fit
+from dape.training.metrics import Record, read_metrics
+from dape.training.parallel import Parallel, processes
+from dape.training.precision import check_precision
+from dape.training.seeds import initialise
+from dape.training.settings import FitResult
+from dape.training.state import model_tensors
+
+# What may change when a run is continued: where and how it computes, not what.
+FREE_WITHIN_A_RUN = {
+    "accumulate",
+    "backend",
+    "checkpoint_every",
+    "checkpoint_format",
+    "compile",
+    "data",
+    "device",
+    "distributed",
+    "explosion",
+    "keep_checkpoints",
+    "log_every",
+    "out",
+    "tensorboard",
+    "wandb",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run, or one on its way; `result` is known to whoever trained it just now."""
+
+    folder: Path
+    config: TrainConfig
+    result: FitResult | None = None
+
+    def metrics(self) -> list[Record]:
+        """A record for every step: step, loss, learning_rate, gradient_norm, tokens, seconds."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def trained(self) -> bool:
+        return (self.folder / "model").is_dir()
+
+    def model(self) -> DapeForCausalLM:
+        """The trained model, in evaluation mode."""
+        if not self.trained:
+            done = len(self.metrics())
+            raise FileNotFoundError(
+                f"the run in {self.folder} is not finished ({done} of {self.config.steps} steps): "
+                f"`dape train` with the same options continues it"
+            )
+        with no_bars():
+            return DapeForCausalLM.from_pretrained(self.folder / "model").eval()
+
+    def data(self) -> TokenData:
+        """The token data that it was trained on; if that has moved, along with the run."""
+        assert self.config.data is not None
+        path = Path(self.config.data)
+        return open_data(path if path.exists() else self.folder.parent / "data" / path.name)
+
+
+def load_run(folder: str | os.PathLike[str]) -> Run:
+    """The run in a folder."""
+    folder = Path(folder)
+    file = folder / "config.json"
+    if not file.exists():
+        raise FileNotFoundError(f"{folder} is not a run: it has no config.json")
+    saved = json.loads(file.read_text("utf-8"))
+    if "method" not in saved or "train_length" not in saved:
+        raise ValueError(f"{folder} is not a run: its config.json is something else")
+    saved.pop("dape_version", None)
+    return Run(folder, TrainConfig(**checked(saved)))
+
+
+def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None = None) -> Run:
+    """Train, or go on training, the run that the configuration describes; exports the model at the end."""
+    config = config.resolved()
+    assert config.out is not None
+    folder = Path(config.out)
+    with processes(config) as parallel:
+        # Before minutes of packing, what cannot work anyway.
+        check_precision(config.precision, parallel.device)
+        if parallel.main:
+            check_continues(folder, config)
+        data = open_prepared(config, parallel, progress=progress)
+        model = build_model(config, data.tokenizer.vocab_size)
+        task = LanguageModelling(
+            model,
+            data.train.ids,
+            train_length=config.train_length,
+            batch_size=config.batch_size,
+            seed=config.seed,
+        )
+        if parallel.main:
+            folder.mkdir(parents=True, exist_ok=True)
+            record = {"dape_version": __version__, **asdict(config)}
+            write_atomically(folder / "config.json", json.dumps(record, indent=2) + "\n")
+        result = fit(task, config, folder, on_step=on_step, progress=progress)
+        if result.steps == config.steps and not (folder / "model").exists():
+            export(model, data, folder, parallel)
+        parallel.wait()
+    return Run(folder, config, result)
+
+
+def build_model(config: TrainConfig, vocab_size: int) -> DapeForCausalLM:
+    """The model at step 0: what methods share starts from the same values for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        model = DapeForCausalLM(config.model_config(vocab_size))
+    initialise(model, config.seed)
+    return model
+
+
+def open_prepared(config: TrainConfig, parallel: Parallel, *, progress: bool) -> TokenData:
+    """The packed corpus; the main process makes it while the others wait."""
+    assert config.data is not None
+    failure: Exception | None = None
+    if parallel.main:
+        try:
+            prepare(
+                config.corpus,
+                Path(config.data),
+                tokenizer=config.tokenizer,
+                validation=config.held_out(),
+                field=config.field,
+                progress=progress,
+            )
+        except (ValueError, OSError) as error:
+            failure = error
+    failure = parallel.agree(failure)
+    if failure is not None:
+        raise failure
+    return open_data(Path(config.data))
+
+
+def check_continues(folder: Path, config: TrainConfig) -> None:
+    """Raise if the folder holds another run."""
+    if not (folder / "config.json").exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder} exists and is no run: choose another --out")
+        return
+    before = load_run(folder).config
+    for name in (f.name for f in fields(TrainConfig) if f.name not in FREE_WITHIN_A_RUN):
+        old, new = getattr(before, name), getattr(config, name)
+        if old != new:
+            raise ValueError(
+                f"{folder} holds a run with {name}={old}, now {name}={new} is asked for: "
+                f"choose another --out, or delete that run"
+            )
+
+
+def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Parallel) -> None:
+    """folder/model: weights, configuration and tokenizer, as from_pretrained reads them. All processes call it."""
+    tensors = model_tensors(model, keep=parallel.main)
+    if not parallel.main:
+        return
+    temporary = folder / ".model-writing"
+    shutil.rmtree(temporary, ignore_errors=True)
+    config: Any = model.config
+    plain = DapeForCausalLM(config)
+    plain.load_state_dict(tensors)
+    with no_bars():
+        plain.save_pretrained(temporary)
+    data.tokenizer.save(temporary)
+    os.rename(temporary, folder / "model")
+
+
+@contextlib.contextmanager
+def no_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which would run into our own output."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

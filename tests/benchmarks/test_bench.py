@@ -1,0 +1,212 @@
+"""`dape bench`: complete records, right arithmetic, whole files, wrong backends caught. Never a word on speed."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dape import benchmarks
+from dape.benchmarks import attention, decode, memory, model, report, timing, workload
+from dape.benchmarks.workload import BOTH, FORWARD, Sizes, Workload
+from dape.cli import main
+from dape.ops.score_conv_attention import api
+
+SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
+KEYS = {
+    "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
+    "peak_extra_mb", "skipped", "threads", "torch",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_attention_writes_one_record_a_cell(tmp_path, capsys):
+    file, plot = tmp_path / "cells.json", tmp_path / "cells.png"
+    arguments = [
+        "--lengths",
+        "5,9,13",
+        "--batch",
+        "2",
+        "--backends",
+        "listing,tiled,reference,sdpa",
+        "--no-memory",
+    ]
+    assert main(["bench", "attention", *SMALL, *arguments, "--json", str(file), "--plot", str(plot)]) == 0
+    records = json.loads(file.read_text())
+    cells = [(r["pass"], r["length"], r["backend"]) for r in records]
+    assert cells == [
+        (name, length, backend)
+        for name in (FORWARD, BOTH)
+        for length in (5, 9, 13)
+        for backend in ("listing", "tiled", "reference", "sdpa")
+    ]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.json", "cells.png"]
+    for record in records:
+        assert set(record) == KEYS
+        assert record["milliseconds"] > 0
+        assert record["batch"] == 2
+        beside = {r["backend"]: r["milliseconds"] for r in records
+                  if (r["pass"], r["length"]) == (record["pass"], record["length"])}  # fmt: skip
+        assert math.isclose(record["ratio_to_sdpa"], record["milliseconds"] / beside["sdpa"])
+        assert math.isclose(record["speedup_over_listing"], beside["listing"] / record["milliseconds"])
+    printed = capsys.readouterr().out
+    assert "tiled, forward: time grows as T^" in printed
+    assert "× SDPA" in printed
+
+
+def test_decode_and_its_memory(tmp_path):
+    file = tmp_path / "cells.json"
+    arguments = ["--lengths", "4,12", "--backends", "tiled,sdpa", "--json", str(file)]
+    assert main(["bench", "decode", *SMALL, *arguments]) == 0
+    records = json.loads(file.read_text())
+    assert [(r["pass"], r["length"], r["backend"]) for r in records] == [
+        ("decode", length, backend) for length in (4, 12) for backend in ("tiled", "sdpa")
+    ]
+    assert all(r["peak_extra_mb"] is not None and r["peak_extra_mb"] >= 0 for r in records)
+
+
+def test_memory_sees_what_a_pass_allocates():
+    sizes = Sizes(keys=512, queries=512, heads=2, head_width=4, width=8)
+    listing, tiled = memory.peak_extra_mb([("listing", BOTH, sizes), ("tiled", BOTH, sizes)], threads=1)
+    # The listing keeps at least its image, hidden map and scores: 4 + 8 + 8 + 2 numbers a pair.
+    assert listing > 512 * 512 * 22 * 4 / 1e6
+    assert 0 < tiled < listing
+
+
+def test_model_gives_ratios_to_kerple(tmp_path):
+    file = tmp_path / "methods.json"
+    arguments = ["--length", "8", "--rounds", "1", "--methods", "dape1x3-kerple,rope", "--json", str(file)]
+    assert main(["bench", "model", *arguments]) == 0
+    records = json.loads(file.read_text())
+    assert [r["method"] for r in records] == ["dape1x3-kerple", "rope", "kerple"]
+    baseline = records[-1]["milliseconds"]
+    for record in records:
+        assert math.isclose(record["ratio_to_kerple"], record["milliseconds"] / baseline)
+        assert math.isclose(record["tokens_per_second"], 8000 / record["milliseconds"])
+
+
+def wrong_module(factor_out=1.0, factor_grad=1.0):
+    """A backend whose output or gradients are off by a factor."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * factor_out
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * factor_grad
+
+    reference = api.BACKENDS["reference"]
+    return SimpleNamespace(
+        unsupported=lambda problem: None, attend=lambda problem: Scaled.apply(reference.attend(problem))
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [(wrong_module(factor_out=1.01), "output"), (wrong_module(factor_grad=1.1), "gradient of q"),
+     (wrong_module(factor_out=float("nan")), "output")],
+    ids=["output", "gradient", "nan"],
+)  # fmt: skip
+def test_a_wrong_backend_is_caught_before_anything_is_timed(module, what, monkeypatch, capsys):
+    monkeypatch.setitem(api.BACKENDS, "wrong", module)
+    monkeypatch.setattr(attention, "interleave", lambda *a: pytest.fail("timed"))
+    assert main(["bench", "attention", *SMALL, "--lengths", "9", "--backends", "wrong"]) == 2
+    assert f'backend "wrong" is wrong: its {what} is off' in capsys.readouterr().err
+
+
+def test_a_wrong_model_is_caught(monkeypatch):
+    monkeypatch.setitem(api.BACKENDS, "wrong", wrong_module(factor_out=2.0))
+    with pytest.raises(ValueError, match='backend "wrong" is wrong in kerple'):
+        model.run(model.Options(methods="kerple", length=8, backend="wrong"))
+
+
+def test_what_does_not_fit_in_memory_is_skipped_with_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(attention, "available_bytes", lambda: 10_000)
+    options = attention.Options(
+        lengths="64", backends="listing,sdpa", heads=1, head_width=1, width=2, memory=False, rounds=1
+    )
+    listing, sdpa = [r for r in attention.run(options) if r["pass"] == FORWARD]
+    assert listing["milliseconds"] is None
+    assert "needs about" in listing["skipped"]
+    assert sdpa["milliseconds"] > 0
+    assert sdpa["speedup_over_listing"] is None
+    attention.finish([listing], None, None)
+    assert "listing, forward, 64: skipped: it needs about" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--lengths", "5,x"], 'lengths="5,x": expected whole numbers'),
+        (["--lengths", "0"], "must be at least 1"),
+        (["--backends", "fast"], 'unknown backend "fast": choose from listing, '),
+        (["--passes", "sideways"], 'unknown pass "sideways"'),
+        (["--kernel", "2"], "defined for odd kernels"),
+        (["--rounds", "0", "--backends", "sdpa"], "rounds=0 must be at least 1"),
+    ],
+)
+def test_a_mistake_is_a_sentence(arguments, sentence, capsys):
+    assert (
+        main(["bench", "attention", "--heads", "2", "--head-width", "4", "--lengths", "5", *arguments]) == 2
+    )
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_backend_that_cannot_run_is_left_out_or_refused(monkeypatch, capsys):
+    cannot = SimpleNamespace(unsupported=lambda problem: "it wants a moon", attend=None)
+    monkeypatch.setitem(api.BACKENDS, "lunar", cannot)
+    sizes = Sizes(5, 5, heads=2, head_width=4, width=3)
+    assert "lunar" not in attention.candidates("all", sizes, [])
+    assert "it wants a moon" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="it wants a moon"):
+        attention.candidates("lunar", sizes, [])
+
+
+def test_every_candidate_computes_the_same_thing():
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, width=3, kernel=5)
+    for backend in ("listing", "tiled", "reference", "sdpa"):
+        workload.check(backend, sizes)
+    # The check compares with numbers that are not zero.
+    assert all(result.abs().max() > 0 for result in Workload(sizes, torch.float64).results("reference")[:7])
+
+
+def test_timing_summary_and_growth():
+    assert timing.summary([4.0]) == timing.Timing(4.0, 0.0)
+    assert timing.summary([1.0, 2.0, 3.0, 4.0, 100.0]) == timing.Timing(3.0, 2.0)
+    assert math.isclose(timing.growth_exponent([4, 8, 16], [3 * 4**2, 3 * 8**2, 3 * 16**2]), 2.0)
+
+
+def test_candidates_take_turns():
+    turns = []
+    timing.interleave({"a": lambda: turns.append("a"), "b": lambda: turns.append("b")}, 2)
+    assert turns == ["a", "b"] * 3
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "records.json"
+    report.write_json(path, [{"a": 1}])
+    with pytest.raises(TypeError):
+        report.write_json(path, [{"a": object()}])
+    assert json.loads(path.read_text()) == [{"a": 1}]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_usage(capsys):
+    assert main(["bench"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in benchmarks.COMMANDS)
+    assert main(["bench", "speed"]) == 2
+    for module in (attention, decode, model):
+        with pytest.raises(SystemExit) as stop:
+            module.main(["--help"])
+        assert stop.value.code == 0

@@ -1,0 +1,14 @@
+import pytest
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder of forty small text files in two subfolders."""
+    root = tmp_path / "corpus"
+    for index in range(40):
+        path = root / ("even" if index % 2 == 0 else "odd") / f"{index:02}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            f"Document {index}: naïve café, line one\n" + f"and {index} more\n" * (index + 1), "utf-8"
+        )
+    return root

@@ -1,0 +1,349 @@
+"""Preparing data: the split, the manifest, going on after a kill, never half a data set, bounded memory."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from dape.data import open_data, packing, prepare, verify
+from dape.data.packing import ByHash
+from dape.data.pieces import Piece
+from dape.files import exclusive
+
+
+def pack(corpus, folder, **options):
+    return prepare(str(corpus), folder, progress=False, **options)
+
+
+def texts(data, split):
+    tokens = data.split(split)
+    return [data.tokenizer.decode(tokens.document(d)) for d in range(tokens.num_documents)]
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def test_tokens_are_the_texts(corpus, tmp_path):
+    data = pack(corpus, tmp_path / "data")
+    wanted = {path.read_text("utf-8") for path in corpus.rglob("*.txt")}
+    train, validation = texts(data, "train"), texts(data, "validation")
+    assert set(train) | set(validation) == wanted
+    assert len(train) + len(validation) == 40
+    assert isinstance(data.train.ids, np.memmap)
+    assert data.train.ids.dtype == np.uint16
+    assert data.train.documents.dtype == np.int64
+    assert data.manifest["splits"]["train"]["tokens"] == len(data.train)
+    assert data.manifest["sources"] | {"sha256": ""} == {
+        "count": 40,
+        "bytes": sum(path.stat().st_size for path in corpus.rglob("*.txt")),
+        "skipped": 0,
+        "sha256": "",
+    }
+    verify(data)
+
+
+def test_same_input_same_bytes(corpus, tmp_path):
+    pack(corpus, tmp_path / "a", tokenizer="bpe:300")
+    pack(corpus, tmp_path / "b", tokenizer="bpe:300")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_split_follows_the_text_not_the_place(corpus, tmp_path):
+    first = pack(corpus, tmp_path / "first")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for number, path in enumerate(sorted(corpus.rglob("*.txt"), reverse=True)):
+        shutil.copy(path, moved / f"{number:03}.md")
+    second = pack(moved, tmp_path / "second")
+    assert set(texts(first, "validation")) == set(texts(second, "validation"))
+    assert texts(first, "validation") != []
+    assert texts(first, "validation") != texts(second, "validation"), "the order is that of the names"
+    other = pack(corpus, tmp_path / "other", seed=1)
+    assert set(texts(first, "validation")) != set(texts(other, "validation"))
+
+
+def test_fraction_is_met_and_growing_it_only_adds():
+    pieces = [Piece("x", f"text {n}", True) for n in range(4000)]
+    held = {f: {p.text for p in pieces if ByHash(f, 0)(p) == "validation"} for f in (0.0, 0.05, 0.2, 1.0)}
+    assert held[0.0] == set()
+    assert len(held[1.0]) == 4000
+    assert len(held[0.05]) == pytest.approx(200, abs=4 * 14)
+    assert len(held[0.2]) == pytest.approx(800, abs=4 * 26)
+    assert held[0.05] <= held[0.2]
+
+
+@pytest.mark.parametrize("names", [["03", "even/04.txt"], ["03.txt", "even/04"], ["odd/03.txt", "04"]])
+def test_named_documents_are_held_out(corpus, tmp_path, names):
+    data = pack(corpus, tmp_path / "data", validation=names)
+    assert [text.split(":")[0] for text in texts(data, "validation")] == ["Document 4", "Document 3"]
+    assert data.train.num_documents == 38
+
+
+def test_named_rows_and_cuts_are_held_out(tmp_path):
+    rows = "".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(1, 6))
+    (tmp_path / "x.jsonl").write_text(rows)
+    data = pack(tmp_path / "x.jsonl", tmp_path / "rows", validation=["x.jsonl:2"])
+    assert texts(data, "validation") == ["row 2"]
+    (tmp_path / "long.txt").write_text("0123456789\n" * 100)
+    data = pack(tmp_path / "long.txt", tmp_path / "cuts", validation=["long.txt#3"], cut=110)
+    assert (data.validation.num_documents, data.train.num_documents) == (1, 9)
+
+
+def test_names_that_do_not_exist(corpus, tmp_path):
+    with pytest.raises(ValueError, match="no document of the corpus is called 99, nope"):
+        pack(corpus, tmp_path / "data", validation=["99", "03", "nope"])
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    with pytest.raises(ValueError, match=r"no document of the corpus is called x\.jsonl:7"):
+        pack(tmp_path / "x.jsonl", tmp_path / "data", validation=["x.jsonl:7"])
+    assert not (tmp_path / "data").exists()
+
+
+def test_too_few_documents_to_split(tmp_path):
+    (tmp_path / "one.txt").write_text("".join(f"only {n}\n" for n in range(1000)))
+    with pytest.raises(ValueError, match=r"no document falls into the \w+ split .the corpus has 1.*cut"):
+        pack(tmp_path / "one.txt", tmp_path / "data")
+    data = pack(tmp_path / "one.txt", tmp_path / "data", cut=100)
+    assert data.validation.num_documents > 0
+    assert (
+        "".join(texts(data, "train")).count("only") + "".join(texts(data, "validation")).count("only") == 1000
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"validation": 1.5}, "validation=1.5 is not a fraction"),
+        ({"validation": "03"}, 'validation="03": give a fraction or a sequence of names'),
+        ({"tokenizer": "bpe:100"}, "size of the vocabulary, 256 or more"),
+        ({"tokenizer": "bpe:many"}, "size of the vocabulary, 256 or more"),
+        ({"tokenizer": "nowhere/tokenizer.json"}, "there is no tokenizer nowhere/tokenizer.json"),
+        ({"cut": 0}, "cut=0"),
+    ],
+)
+def test_options_that_make_no_sense(corpus, tmp_path, options, message):
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=message):
+        pack(corpus, tmp_path / "data", **options)
+    assert not (tmp_path / "data").exists()
+
+
+def test_again_does_nothing(corpus, tmp_path, monkeypatch):
+    before = pack(corpus, tmp_path / "data")
+    monkeypatch.setattr(packing.Packer, "pack", lambda *args, **kwargs: pytest.fail("packed again"))
+    # A copy has other dates, but the same text.
+    for path in corpus.rglob("*.txt"):
+        os.utime(path, ns=(1, 1))
+    assert pack(corpus, tmp_path / "data").manifest == before.manifest
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "data"], "nothing is left behind"
+
+
+def test_other_recipes_are_refused(corpus, tmp_path):
+    pack(corpus, tmp_path / "data")
+    with pytest.raises(
+        ValueError, match=r'prepared with tokenizer "bytes" .now "bpe:300".*seed 0 .now 4.: give another'
+    ):
+        pack(corpus, tmp_path / "data", tokenizer="bpe:300", seed=4)
+
+
+def change(path):
+    path.write_text(path.read_text("utf-8").swapcase(), "utf-8")
+
+
+CHANGES = {
+    "changed": lambda corpus: change(corpus / "odd" / "03.txt"),
+    "added": lambda corpus: (corpus / "odd" / "new.txt").write_text("new"),
+    "removed": lambda corpus: (corpus / "odd" / "03.txt").unlink(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_other_sources_are_refused(name, corpus, tmp_path):
+    pack(corpus, tmp_path / "data")
+    CHANGES[name](corpus)
+    with pytest.raises(ValueError, match=rf"odd/\w+.txt has .*{name}.*since .*data was prepared"):
+        pack(corpus, tmp_path / "data")
+
+
+def test_other_things_in_the_folder_are_left_alone(corpus, tmp_path):
+    (tmp_path / "data").mkdir()
+    pack(corpus, tmp_path / "data")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="mine exists and holds something else"):
+        pack(corpus, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
+
+
+KILLED = textwrap.dedent("""
+    import os, signal, sys
+    from dape.data import packing, prepare
+    from dape.data.tokenizers import ByteTokenizer
+
+    packing.BATCH, packing.JOURNAL_CHARACTERS = 1000, 3000
+    calls, encode = [0], ByteTokenizer.encode_batch
+
+    def until_killed(self, texts):
+        calls[0] += 1
+        if calls[0] == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(self, texts)
+
+    ByteTokenizer.encode_batch = until_killed
+    prepare(sys.argv[1], sys.argv[2], validation=["03", "39"], progress=False)
+""")
+
+
+def test_goes_on_after_a_kill(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "BATCH", 1000)
+    monkeypatch.setattr(packing, "JOURNAL_CHARACTERS", 3000)
+    # A long file, so that the kill comes in the middle of a source too.
+    rows = "".join(json.dumps({"text": f"row {n} " * 30}) + "\n" for n in range(40))
+    (corpus / "a.jsonl").write_text(rows)
+    options = {"validation": ["03", "39"]}
+    whole = pack(corpus, tmp_path / "whole", **options)
+    total = len(whole.train) + len(whole.validation)
+    command = [sys.executable, "-c", KILLED, str(corpus), str(tmp_path / "data"), "11"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "data").exists()
+    journal = json.loads((tmp_path / ".data.partial" / "journal.json").read_text())
+    assert journal["sources"] + journal["pieces"] > 0
+
+    read = []
+    encode = type(whole.tokenizer).encode_batch
+    monkeypatch.setattr(
+        type(whole.tokenizer), "encode_batch", lambda self, texts: read.extend(texts) or encode(self, texts)
+    )
+    data = pack(corpus, tmp_path / "data", **options)
+    assert sum(len(text.encode()) for text in read) < total - 4000, "what was journalled is not done again"
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+    verify(data)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "data", "whole"]
+
+
+def interrupt(corpus, folder, monkeypatch, **options):
+    """Leave a packing unfinished."""
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "BATCH", 200)
+        patch.setattr(packing, "JOURNAL_CHARACTERS", 400)
+        flush = packing.Packer.flush
+
+        def interrupted(self):
+            flush(self)
+            if self.splits["train"].tokens > 2000:
+                raise KeyboardInterrupt
+
+        patch.setattr(packing.Packer, "flush", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pack(corpus, folder, **options)
+    assert not folder.exists()
+
+
+def test_an_unfinished_packing_is_not_mixed_with_another(corpus, tmp_path, monkeypatch):
+    interrupt(corpus, tmp_path / "data", monkeypatch)
+    with pytest.raises(ValueError, match=r"was begun with seed 0 .now 5.: pass --restart"):
+        pack(corpus, tmp_path / "data", seed=5)
+    data = pack(corpus, tmp_path / "data", seed=5, restart=True)
+    assert contents(data.folder) == contents(pack(corpus, tmp_path / "fresh", seed=5).folder)
+
+
+def test_an_unfinished_packing_of_changed_texts_begins_again(corpus, tmp_path, monkeypatch):
+    interrupt(corpus, tmp_path / "data", monkeypatch)
+    change(corpus / "even" / "00.txt")
+    data = pack(corpus, tmp_path / "data")
+    assert contents(data.folder) == contents(pack(corpus, tmp_path / "fresh").folder)
+
+
+def test_a_trained_tokenizer_survives_the_interruption(corpus, tmp_path, monkeypatch):
+    interrupt(corpus, tmp_path / "data", monkeypatch, tokenizer="bpe:300")
+    monkeypatch.setattr(
+        "dape.data.preparation.train_bpe", lambda *args, **kwargs: pytest.fail("trained again")
+    )
+    assert pack(corpus, tmp_path / "data", tokenizer="bpe:300").tokenizer.vocab_size == 300
+
+
+def test_two_processes_at_once(corpus, tmp_path):
+    """The second waits for whoever holds the lock."""
+    script = (
+        "import sys; from dape.data import prepare; "
+        "print(prepare(sys.argv[1], sys.argv[2], progress=False).manifest['sources']['count'])"
+    )
+    command = [sys.executable, "-c", script, str(corpus), str(tmp_path / "data")]
+    with exclusive(tmp_path / ".data.lock"):
+        waiting = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(timeout=5)
+        assert not (tmp_path / "data").exists()
+    assert waiting.communicate()[0].strip() == "40"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "data"]
+
+
+@pytest.mark.parametrize("damage", ["bits", "short", "gone", "manifest", "format"])
+def test_damage_is_noticed(damage, corpus, tmp_path):
+    data = pack(corpus, tmp_path / "data")
+    ids = data.folder / "train.ids"
+    del data
+    content = bytearray(ids.read_bytes())
+    if damage == "bits":
+        content[100] ^= 4
+        ids.write_bytes(content)
+        with pytest.raises(ValueError, match=r"train\.ids is damaged"):
+            verify(open_data(tmp_path / "data"))
+        return
+    if damage == "short":
+        ids.write_bytes(content[:-2])
+    elif damage == "gone":
+        ids.unlink()
+    else:
+        (tmp_path / "data" / "manifest.json").write_text("{" if damage == "manifest" else "{}")
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=r"prepare the data again|is damaged|is not of format"
+    ):
+        open_data(tmp_path / "data")
+
+
+def test_no_data_at_all(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no token data: make it with `dape data prepare`"):
+        open_data(tmp_path)
+
+
+MEMORY = textwrap.dedent("""
+    import resource, sys, types
+
+    LINES = "a line of text, as good as any other\\n" * 28000
+
+    def rows(*args, **kwargs):
+        for n in range(120):
+            yield {"text": f"{n} {LINES}"}
+
+    sys.modules["datasets"] = types.SimpleNamespace(load_dataset=rows)
+    from dape.data import prepare
+
+    folder = sys.argv[1]
+    with open(f"{folder}/big.txt", "w") as file:
+        for _ in range(120):
+            file.write(LINES)
+    prepare("stdlib", f"{folder}/warm", progress=False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for corpus, name in (("hf:any", "stream"), (f"{folder}/big.txt", "file")):
+        data = prepare(corpus, f"{folder}/{name}", validation=0.0, progress=False)
+        print(len(data.train), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+""")
+
+
+def test_memory_is_bounded(tmp_path):
+    """120 MB, as many documents or as a single one, need a small fraction of that."""
+    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    for line in lines:
+        tokens, grown = map(int, line.split())
+        assert tokens > 120_000_000
+        assert grown < 50 * 1024
+    assert len(lines) == 2

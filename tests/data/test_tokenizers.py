@@ -1,0 +1,77 @@
+"""Tokenizers: they round-trip, Hugging Face reads what they save, and the BPE sees the training split only."""
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from dape.data import ByteTokenizer, load_tokenizer, prepare, train_bpe
+
+TEXTS = ["plain text", "naïve café ∑ 🙂", "  indented\n\n\tand tabs \n", "\x7f\u00a0odd\u2028spaces"]
+
+
+def trained():
+    return train_bpe(["some text to learn from, some more text\n"] * 20, 280)
+
+
+@pytest.mark.parametrize("make", [ByteTokenizer, trained])
+@pytest.mark.parametrize("text", TEXTS)
+def test_round_trip_here_and_in_transformers(make, text, tmp_path):
+    tokenizer = make()
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert max(ids) < tokenizer.vocab_size
+    np.testing.assert_array_equal(tokenizer.encode_batch([text, "x"])[0], ids)
+    tokenizer.save(tmp_path / "saved")
+    loaded = load_tokenizer(tmp_path / "saved")
+    assert type(loaded) is type(tokenizer)
+    assert loaded.vocab_size == tokenizer.vocab_size
+    assert loaded.encode(text) == ids
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert theirs(text)["input_ids"] == ids
+    assert theirs.decode(ids) == text
+
+
+def test_bytes_are_bytes():
+    assert ByteTokenizer().encode("é") == [0xC3, 0xA9]
+    assert ByteTokenizer().decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_specs(tmp_path):
+    assert isinstance(load_tokenizer("bytes"), ByteTokenizer)
+    tokenizer = trained()
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(str(tmp_path / "tokenizer.json")).encode("some text") == tokenizer.encode(
+        "some text"
+    )
+    with pytest.raises(ValueError, match="has to be trained"):
+        load_tokenizer("bpe:512")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer"):
+        load_tokenizer(tmp_path / "bad.json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no tokenizer "):
+        load_tokenizer(tmp_path / "empty")
+
+
+def test_bpe_learns_from_the_training_split_only(corpus, tmp_path):
+    for path in (corpus / "odd").glob("*.txt"):
+        path.write_text("zyxwvut " * 500)
+    data = prepare(
+        str(corpus), tmp_path / "data", tokenizer="bpe:400", validation=["01", "03"], progress=False
+    )
+    assert "zyxwvut" in data.tokenizer.decode([max(data.tokenizer.encode(" zyxwvut"))])
+    names = [path.stem for path in (corpus / "odd").glob("*.txt")]
+    data = prepare(str(corpus), tmp_path / "other", tokenizer="bpe:400", validation=names, progress=False)
+    assert len(data.tokenizer.encode("zyxwvut")) > 4
+    assert data.train.ids.max() < 400
+
+
+def test_large_vocabularies_have_room(corpus, tmp_path, monkeypatch):
+    from dape.data import tokens
+
+    assert tokens.id_type(1 << 16) is np.uint16
+    assert tokens.id_type((1 << 16) + 1) is np.uint32
+    monkeypatch.setattr("dape.data.preparation.id_type", lambda size: np.uint32)
+    data = prepare(str(corpus), tmp_path / "data", progress=False)
+    assert data.train.ids.dtype == np.uint32
+    assert data.tokenizer.decode(data.train.document(0)).startswith("Document ")

@@ -1,0 +1,266 @@
+"""Evaluation by length: which tokens are scored, that the numbers are right, that memory is bounded."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from dape.data import Tokens
+from dape.evaluate import evaluate_by_length, loss_by_position, paired_difference, sliding_window
+from dape.evaluate import scoring as scoring_module
+from dape.evaluate.scoring import scoring
+from dape.evaluate.windows import consecutive, same_targets
+from dape.models import DapeForCausalLM, preset
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64}
+
+
+def documents(*lengths: int, seed: int = 0) -> Tokens:
+    generator = np.random.default_rng(seed)
+    return Tokens.of([generator.integers(0, 64, n) for n in lengths])
+
+
+def dape(method: str = "dape1x3-kerple", seed: int = 0) -> DapeForCausalLM:
+    torch.manual_seed(seed)
+    model = DapeForCausalLM(preset("tiny", method, **SIZES))
+    with torch.no_grad():
+        # Large weights, so that a wrong context would show in the losses.
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    return model
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3)
+    return GPT2LMHeadModel(config)
+
+
+MODELS = {"dape": dape, "rope": lambda: dape("rope"), "gpt2": gpt2}
+
+
+def naive(model: torch.nn.Module, ids: np.ndarray, last: int) -> np.ndarray:
+    """Losses of the last tokens of one window, all logits at once."""
+    window = torch.from_numpy(ids.astype(np.int64))[None]
+    with torch.no_grad():
+        logits = model.eval()(window[:, :-1]).logits[0]
+    return F.cross_entropy(logits, window[0, 1:], reduction="none")[-last:].double().numpy()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("room", [scoring_module.LOGITS, 64 * 40])
+def test_agrees_with_a_full_forward(name, room, monkeypatch):
+    monkeypatch.setattr(scoring_module, "LOGITS", room)
+    model, tokens = MODELS[name](), documents(200, 90, 300)
+    scores = evaluate_by_length(model, tokens, [16, 64, 33], last=16, windows=7, batch_tokens=150)
+    assert [score.eval_length for score in scores] == [16, 64, 33]
+    for score in scores:
+        assert score.tokens == 7 * 16
+        for mean, end in zip(score.windows, score.ends, strict=True):
+            expected = naive(model, tokens.ids[end - score.eval_length - 1 : end], 16)
+            assert mean == pytest.approx(expected.mean(), abs=1e-5)
+        assert score.nll == pytest.approx(score.windows.mean())
+        assert score.ppl == pytest.approx(math.exp(score.nll))
+
+
+class Recorder(torch.nn.Module):
+    """A model that only remembers what it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.config = type("Config", (), {"vocab_size": 1000})
+        self.seen = []
+
+    def forward(self, ids):
+        self.seen += ids.tolist()
+        return torch.zeros(*ids.shape, 1000)
+
+
+def test_target_tokens_are_the_same_at_every_length():
+    # Every id is unique, so an id says where it stands.
+    tokens = Tokens.of([np.arange(0, 150), np.arange(150, 180), np.arange(180, 420)])
+    targets = {}
+    for length in (8, 20, 100):
+        model = Recorder()
+        # A batch size of one keeps inputs and windows in step.
+        score = evaluate_by_length(model, tokens, [8, 20, 100], last=8, windows=9, batch_tokens=1)
+        place = [8, 20, 100].index(length)
+        inputs = model.seen[9 * place : 9 * place + 9]
+        assert all(len(row) == length for row in inputs)
+        targets[length] = [[*row[-7:], row[-1] + 1] for row in inputs]
+        assert [row[-1] for row in targets[length]] == [int(tokens.ids[end - 1]) for end in score[place].ends]
+    assert targets[8] == targets[20] == targets[100]
+    flat = [token for row in targets[8] for token in row]
+    assert len(flat) == len(set(flat)), "targets overlap"
+
+
+def test_context_stays_inside_the_document():
+    tokens = documents(40, 120, 77)
+    windows = same_targets(tokens, 64, 16, 100)
+    for end, document in zip(windows.ends, windows.documents, strict=True):
+        assert tokens.documents[document] <= end - 65 < end <= tokens.documents[document + 1]
+    # 120 − 65 tokens leave room for 4 windows of 16 targets, 77 for one.
+    assert list(windows.documents) == [1, 1, 1, 1, 2]
+
+
+def test_context_may_run_across_documents():
+    tokens = documents(40, 50, 30)
+    with pytest.raises(ValueError, match="needs a document of 65 tokens, but the longest has 50"):
+        same_targets(tokens, 64, 16, 100)
+    windows = same_targets(tokens, 64, 16, 100, context="stream")
+    assert list(windows.ends) == [65, 81, 97, 113]
+    assert list(windows.documents) == [1, 1, 2, 2]
+    with pytest.raises(ValueError, match="needs 201 tokens, but the split has 120"):
+        same_targets(tokens, 200, 16, 100, context="stream")
+
+
+def test_windows_lie_evenly():
+    tokens = documents(10_000)
+    ends = same_targets(tokens, 100, 10, 11).ends
+    assert len(ends) == 11
+    assert ends[0] == 101
+    assert np.ptp(np.diff(ends)) <= 10
+
+
+def test_paper_protocol_scores_other_tokens_at_other_lengths():
+    tokens = documents(50, 500)
+    model = dape()
+    short, long = evaluate_by_length(model, tokens, [20, 100], last=32, windows=4, protocol="paper")
+    assert list(short.ends) == [21, 41, 61, 81]
+    assert list(long.ends) == [101, 201, 301, 401]
+    assert (short.last, long.last) == (20, 32)
+    assert list(consecutive(tokens, 20, 3).documents) == [0, 0, 1]
+    for score in (short, long):
+        for mean, end in zip(score.windows, score.ends, strict=True):
+            expected = naive(model, tokens.ids[end - score.eval_length - 1 : end], score.last)
+            assert mean == pytest.approx(expected.mean(), abs=1e-5)
+    with pytest.raises(ValueError, match="different target tokens"):
+        paired_difference(short, long)
+
+
+def test_last_is_the_shortest_length_or_256():
+    tokens = documents(2000)
+    assert evaluate_by_length(Recorder(), tokens, [32, 64], windows=1)[0].last == 32
+    assert evaluate_by_length(Recorder(), tokens, [512, 1024], windows=1)[0].last == 256
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"last": 33}, "last=33 is more than the shortest length 32"),
+        ({"last": 0}, "last=0"),
+        ({"lengths": []}, "give at least one"),
+        ({"lengths": [0]}, "each 1 or more"),
+        ({"windows": 0}, "windows=0"),
+        ({"protocol": "other"}, 'protocol="other"'),
+        ({"context": "other"}, 'context="other"'),
+    ],
+)
+def test_impossible_evaluations_say_why(change, message):
+    options = {"lengths": [32, 64], **change}
+    with pytest.raises(ValueError, match=message):
+        evaluate_by_length(Recorder(), documents(2000), options.pop("lengths"), **options)
+
+
+def test_ids_beyond_the_vocabulary_are_a_sentence():
+    tokens = Tokens.of([np.arange(200)])
+    with pytest.raises(ValueError, match=r"go up to \d+, the model's vocabulary has 64"):
+        evaluate_by_length(dape(), tokens, [16])
+
+
+def test_a_model_with_a_limit_is_a_sentence():
+    with pytest.raises(ValueError, match=r"input of 256 tokens .it has embeddings for 128 positions"):
+        evaluate_by_length(gpt2(), documents(400), [64, 256])
+
+
+def test_model_returns_to_its_mode():
+    model = dape().train()
+    evaluate_by_length(model, documents(100), [16], windows=2)
+    assert model.training
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_by_position(name):
+    model, tokens = MODELS[name](), documents(200, 90, 300)
+    loss = loss_by_position(model, tokens, 50, windows=6)
+    ends = same_targets(tokens, 50, 50, 6).ends
+    expected = np.stack([naive(model, tokens.ids[end - 51 : end], 50) for end in ends])
+    np.testing.assert_allclose(loss.losses, expected, atol=1e-5)
+    rows = loss.doublings()
+    assert [(start, stop) for start, stop, _, _ in rows] == [
+        (1, 2),
+        (2, 4),
+        (4, 8),
+        (8, 16),
+        (16, 32),
+        (32, 51),
+    ]
+    assert rows[-1][2] == pytest.approx(expected[:, 31:].mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("stride", [1, 7, 16, 20])
+def test_sliding_window_predicts_every_token_once_from_enough(stride):
+    model, tokens, length = gpt2(), documents(65, 12, 1, 20, 21, 22), 20
+    total, count = 0.0, 0
+    for index in range(tokens.num_documents):
+        ids = tokens.document(index)
+        start = 0
+        done = 1
+        while done < len(ids):
+            # The first window predicts all it can, each later one `stride` more, the last what is left.
+            end = min(length + 1, len(ids)) if done == 1 else min(done + stride, len(ids))
+            start = max(0, end - 1 - length)
+            total += naive(model, ids[start:end], end - done).sum()
+            count += end - done
+            done = end
+    score = sliding_window(model, tokens, length, stride=stride)
+    assert score.tokens == count == 64 + 11 + 19 + 20 + 21
+    assert score.nll == pytest.approx(total / count, abs=1e-5)
+    assert score.documents == 5
+
+
+def test_sliding_window_of_beginnings():
+    model, tokens = gpt2(), documents(50, 15, 50)
+    # A third of 100 each, 14 where there are no more.
+    score = sliding_window(model, tokens, 20, max_tokens=100)
+    assert (score.documents, score.tokens) == (3, 33 + 14 + 33)
+    beginnings = Tokens.of([tokens.document(0)[:34], tokens.document(1), tokens.document(2)[:34]])
+    assert score == sliding_window(model, beginnings, 20)
+    # Never less than a window that has moved on once, and no more documents than needed.
+    assert sliding_window(model, tokens, 20, max_tokens=40).tokens == 30 + 14
+    with pytest.raises(ValueError, match="stride=21 is not between 1 and the length 20"):
+        sliding_window(dape(), documents(50), 20, stride=21)
+
+
+def test_logits_exist_only_a_few_rows_at_a_time(monkeypatch):
+    """No output layer call makes more logits than allowed, whatever the length."""
+    monkeypatch.setattr(scoring_module, "LOGITS", 64 * 8)
+    model, sizes = dape(), []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: sizes.append(output.numel()))
+    with scoring(model) as scorer:
+        sizes.clear()
+        scorer.losses(np.zeros((1, 400), np.int64), 399)
+    assert max(sizes) <= 64 * 8
+    assert sum(sizes) == 64 * 399
+
+
+class Capped(GPT2LMHeadModel):
+    """A model whose logits are more than its output layer."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = 2 * torch.tanh(output.logits / 2)
+        return output
+
+
+def test_models_that_change_their_logits_are_scored_by_their_logits():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3)
+    model, tokens = Capped(config), documents(200)
+    (score,) = evaluate_by_length(model, tokens, [30], last=10, windows=3)
+    expected = [naive(model, tokens.ids[end - 31 : end], 10).mean() for end in score.ends]
+    np.testing.assert_allclose(score.windows, expected, atol=1e-5)

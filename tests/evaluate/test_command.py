@@ -1,0 +1,165 @@
+"""`dape eval` and `dape data` from the command line: tables in 80 columns, files, sentences for mistakes."""
+
+import csv
+import json
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from dape.cli import main
+from dape.data import ByteTokenizer, open_data, prepare
+from dape.evaluate import evaluate_by_length, paired_difference, sliding_window
+from dape.models import DapeForCausalLM, preset
+from dape.training import TrainConfig, train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Token data, and two models of Hugging Face with the byte tokenizer."""
+    root = tmp_path_factory.mktemp("eval")
+    (root / "texts").mkdir()
+    for n in range(12):
+        (root / "texts" / f"{n}.txt").write_text("".join(f"text {n}, line {m * n}\n" for m in range(40)))
+    prepare(str(root / "texts"), root / "data", validation=0.5, progress=False)
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=256, n_positions=128, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    GPT2LMHeadModel(config).save_pretrained(root / "gpt2")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
+    DapeForCausalLM(preset("tiny", **sizes)).save_pretrained(root / "dape")
+    for name in ("gpt2", "dape"):
+        ByteTokenizer().save(root / name)
+    return root
+
+
+def evaluate(folder, *arguments):
+    return main(["eval", *map(str, arguments)])
+
+
+def test_two_models_side_by_side(folder, tmp_path, capsys):
+    files = {kind: tmp_path / "out" / f"scores.{kind}" for kind in ("json", "csv", "svg")}
+    code = evaluate(
+        folder, f"hf:{folder}/gpt2", f"hf:{folder}/dape", "--data", folder / "data", "--lengths", "32,64",
+        "--last", 16, "--windows", 6, "--sliding", 32, "--sliding-tokens", 600, "--by-position", 32,
+        "--json", files["json"], "--csv", files["csv"], "--plot", files["svg"],
+    )  # fmt: skip
+    assert code == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "gpt2: last 16 tokens of 6 windows" in printed
+    assert "sliding window of 32, stride 16" in printed
+
+    tokens = open_data(folder / "data").validation
+    models = [
+        GPT2LMHeadModel.from_pretrained(folder / "gpt2"),
+        DapeForCausalLM.from_pretrained(folder / "dape"),
+    ]
+    scores = [evaluate_by_length(model, tokens, [32, 64], last=16, windows=6) for model in models]
+    saved = json.loads(files["json"].read_text())
+    assert [(r["model"], r["eval_length"]) for r in saved["scores"]] == [
+        ("gpt2", 32), ("gpt2", 64), ("dape", 32), ("dape", 64),
+    ]  # fmt: skip
+    assert [r["nll"] for r in saved["scores"]] == pytest.approx([s.nll for each in scores for s in each])
+    last = saved["scores"][3]
+    assert last["method"] == "dape1x3-kerple"
+    assert (last["change"], last["change_se"]) == pytest.approx(paired_difference(scores[1][1], scores[1][0]))
+    assert (last["difference"], last["difference_se"]) == pytest.approx(
+        paired_difference(scores[1][1], scores[0][1])
+    )
+    assert saved["scores"][0]["difference"] is None
+    slid = sliding_window(models[0], tokens, 32, max_tokens=600)
+    assert saved["sliding"][0]["nll"] == pytest.approx(slid.nll)
+    assert [row["start"] for row in saved["by_position"][:6]] == [1, 2, 4, 8, 16, 32]
+
+    with open(files["csv"], newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["ppl"]) for row in rows] == pytest.approx([r["ppl"] for r in saved["scores"]])
+    assert "<svg" in files["svg"].read_text()
+    assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+def test_a_corpus_is_packed_with_the_models_tokenizer(folder, capsys):
+    code = evaluate(
+        folder, f"hf:{folder}/gpt2", "--corpus", folder / "texts", "--lengths", "16", "--windows", 3
+    )
+    assert code == 0
+    assert "last 16 tokens of 3 windows" in capsys.readouterr().out
+
+
+def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):
+    run = train(
+        TrainConfig(
+            method="alibi",
+            preset="tiny",
+            num_layers=1,
+            hidden_size=16,
+            num_heads=2,
+            corpus=str(folder / "texts"),
+            validation="0.5",
+            train_length=16,
+            batch_size=2,
+            steps=1,
+            seed=7,
+            out=str(tmp_path / "run-7"),
+        ),
+        progress=False,
+    )
+    capsys.readouterr()
+    assert evaluate(folder, run.folder, "--windows", 4, "--json", tmp_path / "x.json") == 0
+    records = json.loads((tmp_path / "x.json").read_text())["scores"]
+    assert [record["eval_length"] for record in records] == [16, 32, 64, 128, 256]
+    assert {(r["model"], r["method"], r["seed"], r["train_length"]) for r in records} == {
+        ("run-7", "alibi", 7, 16)
+    }
+    expected = evaluate_by_length(run.model(), run.data().validation, [16, 256], last=16, windows=4)
+    assert (records[0]["nll"], records[4]["nll"]) == pytest.approx([score.nll for score in expected])
+    assert "so that many tokens are predicted, not 256" in capsys.readouterr().out
+
+
+MISTAKES = {
+    "words": (
+        ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "a,b"],
+        'lengths "a,b" is not a list of numbers',
+    ),
+    "twice": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16,16"], "names a length twice"),
+    "both": (["hf:{}/gpt2", "--data", "{}/data", "--corpus", "{}/texts"], "token data or a corpus, not both"),
+    "long": (
+        ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "64,99999"],
+        "needs a document of 100000 tokens",
+    ),
+    "limit": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "256"], "embeddings for 128 positions"),
+    "stride": (["hf:{}/gpt2", "--data", "{}/data", "--stride", "4"], "--stride needs --sliding"),
+    "no data": (["hf:{}/gpt2", "--data", "{}/texts"], "holds no token data"),
+    "no model": (["hf:{}/texts", "--data", "{}/data"], "is not a causal language model of Hugging Face"),
+    "picture": (
+        ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16", "--windows", "2", "--plot", "{}/x.doc"],
+        "a figure's name ends in one of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_sentences(name, folder, capsys):
+    arguments, message = MISTAKES[name]
+    assert main(["eval", *(part.format(folder) for part in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_data_prepare_and_show(folder, tmp_path, capsys):
+    out = str(tmp_path / "data")
+    arguments = ["data", "prepare", str(folder / "texts"), "--out", out, "--validation", "3,4.txt"]
+    assert main(arguments) == 0
+    assert main(["data", "show", out, "--verify"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "validation          2" in printed
+    assert "held out   3.txt, 4.txt" in printed or "held out   3, 4.txt" in printed
+    assert "checksums agree" in printed
+    assert main([*arguments, "--seed", "5"]) == 2
+    assert "was prepared with seed 0 (now 5)" in capsys.readouterr().err
+    assert main(["data", "show", str(tmp_path)]) == 2
+    assert "holds no token data" in capsys.readouterr().err

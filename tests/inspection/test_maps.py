@@ -1,0 +1,105 @@
+"""The maps are the attention itself, pooled exactly, in memory that does not grow with T²."""
+
+import numpy as np
+import pytest
+import torch
+
+import dape
+from dape.inspection.figure import draw
+from dape.inspection.page import png
+from dape.models import DapeForCausalLM, preset
+
+METHODS = ["rope", "kerple", "dape-kerple", "dape1x3-fire", "dape1x3-rope", "dape1x3-cope", "t5"]
+
+
+def tiny(method: str) -> DapeForCausalLM:
+    return DapeForCausalLM(preset("tiny", method, hidden_size=32, num_hidden_layers=2)).eval()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_those_of_the_model(method):
+    model, ids = tiny(method), torch.randint(0, 256, (37,))
+    found = dape.inspect(model, ids, rows_per_tile=5)
+    shown = model(ids[None], output_attentions=True, use_cache=False).attentions
+    for layer in range(2):
+        for head in range(4):
+            expected = shown[layer][0, head].detach().numpy()
+            np.testing.assert_allclose(np.nan_to_num(found.map(layer, head, "weights")), expected, atol=1e-6)
+        np.testing.assert_allclose(
+            found.layers[layer].sink, shown[layer][0, :, :, 0].mean(-1).detach(), rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_parts_add_up_to_the_weights(method):
+    model, ids = tiny(method), torch.randint(0, 256, (20,))
+    found = dape.inspect(model, ids)
+    parts = [
+        found.map(1, 2, name) for name in ("scores", "bias", "processed") if name in found.layers[1].maps
+    ]
+    logits = torch.tensor(np.sum(parts, 0)).nan_to_num(nan=-torch.inf)
+    np.testing.assert_allclose(
+        torch.softmax(logits, -1), np.nan_to_num(found.map(1, 2, "weights")), atol=1e-6
+    )
+    assert np.isnan(found.map(1, 2, "scores")[np.triu_indices(20, 1)]).all()
+
+
+def test_pixels_are_means_over_visible_pairs():
+    model, ids = tiny("dape1x3-kerple"), torch.randint(0, 256, (37,))
+    fine, coarse = dape.inspect(model, ids), dape.inspect(model, ids, resolution=8, rows_per_tile=5)
+    edges = coarse.edges
+    assert (edges[0], edges[-1], len(edges)) == (0, 37, 9)
+    for r in range(8):
+        for c in range(r + 1):
+            block = fine.map(0, 1, "processed")[edges[r] : edges[r + 1], edges[c] : edges[c + 1]]
+            assert coarse.map(0, 1, "processed")[r, c] == pytest.approx(np.nanmean(block), rel=1e-4, abs=1e-6)
+        assert np.isnan(coarse.map(0, 1, "processed")[r, r + 1 :]).all()
+
+
+def test_pictures_are_written(tmp_path):
+    found = dape.inspect(tiny("dape1x3-kerple"), torch.randint(0, 256, (16,)))
+    for ending in ("png", "svg", "pdf"):
+        path = draw(found, 1, tmp_path / f"layer.{ending}")
+        assert path.stat().st_size > 1000
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_png_is_read_back_by_another_reader(tmp_path):
+    from matplotlib.image import imread
+
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    (tmp_path / "x.png").write_bytes(png(pixels))
+    assert np.array_equal((imread(tmp_path / "x.png") * 255).round().astype(np.uint8), pixels)
+
+
+REFUSALS = {
+    "layer": (
+        lambda: dape.inspect(tiny("rope"), [1, 2], layers=[5]),
+        ValueError,
+        "no layer 5: the model has layers 0 to 1",
+    ),
+    "head": (lambda: dape.inspect(tiny("rope"), [1, 2], heads=[4]), ValueError, "no head 4"),
+    "empty": (lambda: dape.inspect(tiny("rope"), []), ValueError, "no token"),
+    "other model": (
+        lambda: dape.inspect(torch.nn.Linear(2, 2), [1]),
+        TypeError,
+        "DapeForCausalLM, got a Linear",
+    ),
+    "absent map": (
+        lambda: dape.inspect(tiny("rope"), [1, 2]).map(0, 0, "bias"),
+        ValueError,
+        '"rope" has no map "bias"',
+    ),
+    "absent head": (
+        lambda: dape.inspect(tiny("rope"), [1, 2], heads=[1]).map(0, 0, "scores"),
+        ValueError,
+        "head 0 was not inspected",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_input_is_refused(case):
+    call, kind, message = REFUSALS[case]
+    with pytest.raises(kind, match=message):
+        call()

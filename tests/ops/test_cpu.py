@@ -1,0 +1,265 @@
+"""The C++ kernel against the definition in float64: every shape, bias, visibility, build and thread count."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cpu_cases import SHAPES, Case, check, evaluate, tensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dape.ops.score_conv_attention import ConvWeights, DistanceBias, cpu, native, score_conv_attention
+from dape.ops.score_conv_attention.api import choose
+from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+
+pytestmark = pytest.mark.skipif(not native.builds(), reason="no compiled kernel")
+
+BIASES = ("none", "distance", "shared", "dense")
+VISIBLE = ("all", "padded", "window", "cache", "nothing")
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_and_biases(shape, bias, causal):
+    check(SHAPES[shape].but(bias=bias, causal=causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("visible", VISIBLE[1:])
+@pytest.mark.parametrize("width", [0, 6])
+def test_visibility(visible, bias, causal, width):
+    check(Case(batch=2, queries=50, keys=61, width=width, bias=bias, causal=causal, visible=visible))
+
+
+@pytest.mark.parametrize("bias", ["distance", "shared"])
+@pytest.mark.parametrize("shape", ["two tiles", "few queries"])
+def test_residual_of_scores_alone(shape, bias):
+    check(SHAPES[shape].but(bias=bias, residual="scores"))
+
+
+@pytest.mark.parametrize("bias", ["none", "distance", "shared"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("build", native.builds())
+def test_every_build(build, shape, bias):
+    with native.use_build(build):
+        check(SHAPES[shape].but(bias=bias))
+
+
+def test_unknown_build():
+    with pytest.raises(ValueError, match='no build "sse9"'), native.use_build("sse9"):
+        pass
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_random_shapes(data):
+    groups, repeats = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    queries, kernel_size = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 8))
+    case = Case(
+        batch=data.draw(st.integers(1, 3)),
+        heads=groups * repeats,
+        groups=groups,
+        queries=queries,
+        keys=queries + data.draw(st.integers(0, 40)),
+        head_width=data.draw(st.integers(1, 40)),
+        width=data.draw(st.integers(0, 10)),
+        kernel_size=kernel_size,
+        left=data.draw(st.integers(0, kernel_size - 1)),
+        bias=data.draw(st.sampled_from(BIASES)),
+        causal=data.draw(st.booleans()),
+        visible=data.draw(st.sampled_from(VISIBLE)),
+        residual=data.draw(st.sampled_from(["scores+bias", "scores"])),
+    )
+    check(case)
+
+
+def test_more_queries_than_keys():
+    check(Case(queries=40, keys=9, causal=False, bias="distance"))
+
+
+@pytest.mark.parametrize("bias", ["distance", "shared"])
+@pytest.mark.parametrize("shape", ["two tiles", "decode", "kernel 1"])
+def test_threads(shape, bias):
+    case = SHAPES[shape].but(bias=bias, batch=2)
+    results = {}
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        results[threads] = evaluate(case, tensors(case), torch.float32, "cpu")
+        again = evaluate(case, tensors(case), torch.float32, "cpu")
+        for name, value in results[threads].items():
+            assert torch.equal(value, again[name]), f"{name} differs between two runs on {threads} threads"
+    for name, value in results[1].items():
+        torch.testing.assert_close(results[5][name], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    case = Case(bias="distance")
+    inputs = {name: x.to(dtype).double() for name, x in tensors(case).items()}
+    exact = evaluate(case, inputs, torch.float64, "reference")
+    ours = evaluate(case, inputs, dtype, "cpu")
+    for name in ("out", "dq", "dv"):
+        assert ours[name].dtype == dtype
+        scale = float(exact[name].abs().max())
+        assert float((ours[name].double() - exact[name]).abs().max()) <= 4 * torch.finfo(dtype).eps * scale
+
+
+def test_strided_inputs():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 30, 3, 4, 10).permute(2, 0, 3, 1, 4)
+    odd = torch.randn(2, 4, 10, 30).transpose(2, 3)
+    for a, b, c in [
+        (q, k, v),
+        (odd, odd, odd),
+        (q[:, :, ::2], k[:, :, ::2], v[:, :, ::2]),
+        (q[..., ::2],) * 3,
+    ]:
+        strided = score_conv_attention(a, b, c, None, bias=DistanceBias(torch.ones(4, 30)), backend="cpu")
+        dense = score_conv_attention(
+            *(x.contiguous() for x in (a, b, c)),
+            None,
+            bias=DistanceBias(torch.ones(4, 30)),
+            backend="reference",
+        )
+        torch.testing.assert_close(strided, dense, rtol=1e-5, atol=1e-6)
+
+
+def problem(**changes) -> Problem:
+    q = torch.zeros(1, 2, 3, 4)
+    weights = [torch.zeros(5, 2, 1, 3), torch.zeros(5), torch.zeros(2, 5, 1, 3), torch.zeros(2)]
+    options = {"leak_future": changes.pop("leak_future", False), "negative_slope": changes.pop("slope", 0.01)}
+    conv = ConvWeights(*weights, 1, **options)
+    fields = {"q": q, "k": q, "v": q, "conv": conv, "bias": None, "visible": EVERYTHING, "causal": True,
+              "scale": 1.0, "dropout": 0.0}  # fmt: skip
+    return Problem(**{**fields, **changes})
+
+
+def test_chosen_on_the_processor():
+    assert choose(problem()) is cpu
+    assert choose(problem(leak_future=True)).__name__.endswith("tiled")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"q": torch.zeros(1, 2, 3, 4, dtype=torch.float64)}, "computes in float32"),
+        ({"q": torch.zeros(1, 2, 3, 4, device="meta")}, "tensors are on meta"),
+        ({"dropout": 0.1}, "no dropout"),
+        ({"leak_future": True}, "leak_future"),
+        ({"slope": -0.5}, "negative_slope"),
+    ],
+)
+def test_says_why_it_cannot_run(changes, sentence):
+    assert sentence in cpu.unsupported(problem(**changes))
+
+
+def test_says_what_to_do_without_a_kernel(monkeypatch):
+    monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
+    assert "install g++ or clang" in cpu.unsupported(problem())
+    assert choose(problem()).__name__.endswith("tiled")
+
+
+def op_arguments(bias: str = "distance") -> tuple:
+    """Arguments of the custom op, all with gradients."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 4, 12, 6, requires_grad=True) for _ in range(3))
+    w1, w2 = torch.randn(5, 4, 3, requires_grad=True), torch.randn(4, 5, 3, requires_grad=True)
+    b2, values = torch.randn(4, requires_grad=True), torch.randn(4, 12, requires_grad=True)
+    hidden, edges = torch.randn(5, 13, requires_grad=True), torch.randn(1, 5, 13, requires_grad=True)
+    first = torch.tensor([[0], [3]])
+    return (q, k, v, w1, None, w2, b2, None, values, hidden, edges, first, None,
+            0, True, 0.4, 1, 0.01, True, False)  # fmt: skip
+
+
+def test_opcheck():
+    torch.library.opcheck(cpu._forward, op_arguments())
+
+
+def test_second_derivative_is_refused():
+    q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+    bias = DistanceBias(torch.zeros(2, 5, requires_grad=True))
+    out = score_conv_attention(q, k, v, None, bias=bias, backend="cpu")
+    (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        grad.sum().backward()
+
+
+class Layer(torch.nn.Module):
+    """A small module that calls the op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(8, 3 * 8)
+        self.expand = torch.nn.Conv2d(4, 6, (1, 3))
+        self.reduce = torch.nn.Conv2d(2, 2, (1, 3))
+        self.out = torch.nn.Parameter(torch.randn(2, 6, 1, 3) / 4)
+        self.slopes = torch.nn.Parameter(torch.rand(2, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        bias = DistanceBias(-self.slopes * torch.arange(x.shape[1]))
+        conv = ConvWeights(self.expand.weight, self.expand.bias, self.out, self.reduce.bias, 1)
+        return score_conv_attention(q, k, v, conv, bias=bias, backend="cpu").transpose(1, 2).flatten(2)
+
+
+@pytest.mark.slow
+def test_compiles_whole():
+    torch.manual_seed(0)
+    layer, x = Layer(), torch.randn(2, 20, 8)
+    compiled = torch.compile(layer, fullgraph=True)
+    expected, found = layer(x), compiled(x)
+    torch.testing.assert_close(found, expected)
+    parameters = [p for name, p in layer.named_parameters() if "reduce.weight" not in name]
+    for ours, theirs in zip(
+        torch.autograd.grad(found.sum(), parameters),
+        torch.autograd.grad(expected.sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_traces_whole():
+    torch.manual_seed(0)
+    layer, x = Layer(), torch.randn(2, 20, 8)
+    traced = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(traced(x), layer(x))
+    traced(x).sum().backward()
+    assert layer.slopes.grad is not None
+
+
+def test_autocast():
+    torch.manual_seed(0)
+    layer, x = Layer(), torch.randn(2, 20, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
+    assert layer.out.grad.dtype == torch.float32
+    torch.testing.assert_close(out.float(), layer(x), rtol=0.1, atol=0.1)
+
+
+def test_memory_is_linear():
+    """A dense bias that needs no gradient gets none: nothing of T×T is made."""
+    shapes = []
+
+    def spy(x):
+        shapes.append(tuple(x.shape))
+        return torch.zeros(x.shape)
+
+    q = torch.randn(1, 2, 64, 8, requires_grad=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_zeros", spy)
+        score_conv_attention(q, q, q, None, bias=torch.zeros(1, 2, 64, 64), backend="cpu").sum().backward()
+    assert all(math.prod(shape) <= 2 * 64 * 8 for shape in shapes)

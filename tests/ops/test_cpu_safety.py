@@ -1,0 +1,169 @@
+"""The C++ kernel under hard conditions: unwritten memory, extreme numbers, forks, floating point modes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from cpu_cases import SHAPES, Case, check, evaluate, tensors
+
+from dape.ops.score_conv_attention import ConvWeights, DistanceBias, cpu, native, score_conv_attention
+
+pytestmark = pytest.mark.skipif(not native.builds(), reason="no compiled kernel")
+
+
+@pytest.mark.parametrize("visible", ["all", "nothing"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_output_is_written(shape, visible, monkeypatch):
+    """Outputs start as NaN: what the kernel fails to write shows."""
+    monkeypatch.setattr(cpu, "allocate", lambda *shape: torch.full(shape, torch.nan))
+    case = SHAPES[shape].but(bias="distance", visible=visible)
+    for name, value in evaluate(case, tensors(case), torch.float32, "cpu").items():
+        assert value.isfinite().all(), name
+
+
+@pytest.mark.parametrize("backend", ["cpu"])
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("factor", [30.0, 1e4])
+def test_large_scores(factor, queries, backend):
+    case = Case(queries=queries, bias="distance", head_width=64)
+    inputs = tensors(case)
+    inputs["q"] = inputs["q"] * factor
+    exact = evaluate(case, inputs, torch.float64, "reference")["out"]
+    plain = evaluate(case, inputs, torch.float32, "reference")["out"]
+    ours = evaluate(case, inputs, torch.float32, backend)["out"]
+    assert ours.isfinite().all()
+    allowed = 2 * float((plain - exact).abs().max()) + 1e-5
+    assert float((ours - exact).abs().max()) <= allowed
+
+
+def test_rows_without_keys_are_zero():
+    case = Case(bias="distance", visible="nothing")
+    out = evaluate(case, tensors(case), torch.float32, "cpu")["out"]
+    assert (out[:, :, ::3] == 0).all()
+    assert (out[:, :, 1::3] != 0).any()
+
+
+@pytest.mark.parametrize("queries", [2, 40])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["q", "k", "bias"])
+def test_odd_numbers_spread_as_in_the_reference(name, value, queries):
+    for width in (0, 6):
+        case = Case(queries=queries, bias="shared", width=width, heads=2, groups=2)
+        inputs = tensors(case)
+        inputs[name][0, 1, queries // 2, 3] = value
+        expected = evaluate(case, inputs, torch.float32, "reference")["out"]
+        ours = evaluate(case, inputs, torch.float32, "cpu")["out"]
+        assert torch.equal(ours.isnan(), expected.isnan())
+        torch.testing.assert_close(ours, expected, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_see_a_bad_value_show_it():
+    q, k, v = (torch.randn(1, 1, 60, 4) for _ in range(3))
+    v[0, 0, 50] = torch.nan
+    bias = DistanceBias(torch.zeros(1, 60))
+    out = score_conv_attention(q, k, v, None, bias=bias, backend="cpu")
+    assert out[0, 0, 50:].isnan().all()
+
+
+def test_a_bias_of_minus_infinity_hides_a_key():
+    q, k, v = (torch.randn(1, 2, 30, 4) for _ in range(3))
+    bias = torch.zeros(1, 2, 30, 30)
+    bias[..., 7] = -torch.inf
+    for queries in (30, 2):
+        args = (q[:, :, -queries:], k, v, None)
+        ours = score_conv_attention(*args, bias=bias[:, :, -queries:], backend="cpu")
+        expected = score_conv_attention(*args, bias=bias[:, :, -queries:], backend="reference")
+        torch.testing.assert_close(ours, expected)
+
+
+def test_denormals_survive():
+    """The kernel leaves the processor's floating point mode alone."""
+    check(Case(bias="distance"))
+    tiny = torch.tensor(2.0**-140)
+    assert float(tiny * 0.5) == 2.0**-141
+
+
+def test_bounds_far_outside_are_harmless():
+    from dape.ops.score_conv_attention import Visible
+
+    q = torch.randn(1, 2, 30, 4)
+    far = torch.full((1, 1), 2**40)
+    bias = DistanceBias(torch.zeros(2, 30))
+    wide = score_conv_attention(q, q, q, None, bias=bias, visible=Visible(-far, far), backend="cpu")
+    torch.testing.assert_close(wide, score_conv_attention(q, q, q, None, bias=bias, backend="cpu"))
+    assert (score_conv_attention(q, q, q, None, bias=bias, visible=Visible(far), backend="cpu") == 0).all()
+
+
+WORKER = """
+    import os, sys, torch
+    from dape.ops.score_conv_attention import ConvWeights, DistanceBias, score_conv_attention
+
+    def result(by_distance=True):
+        torch.manual_seed(0)
+        q = torch.randn(2, 4, 100, 16, requires_grad=True)
+        w = torch.randn(8, 8, 1, 3), torch.randn(8), torch.randn(4, 8, 1, 3), torch.randn(4)
+        bias = DistanceBias(torch.randn(4, 100)) if by_distance else torch.randn(1, 4, 100, 100)
+        out = score_conv_attention(q, q, q, ConvWeights(*w, 1), bias=bias, backend="cpu")
+        return torch.autograd.grad(out.sum(), q)[0].sum().item()
+"""
+FORK = """
+    torch.set_num_threads(2)
+    torch.randn(2000, 2000) @ torch.randn(2000, 2000)
+    # A bias by distance needs torch's own convolution, whose threads do not survive a fork; the kernel's do.
+    expected = result(by_distance=False)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if result(by_distance=False) == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+LOADER = """
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self): return 4
+        def __getitem__(self, i): return result()
+
+    if __name__ == "__main__":
+        expected = result()
+        loader = torch.utils.data.DataLoader(Rows(), num_workers=2, multiprocessing_context=sys.argv[1])
+        for batch in loader:
+            assert abs(batch.item() - expected) < 1e-3, (batch, expected)
+"""
+
+
+@pytest.mark.parametrize(("body", "argument"), [(FORK, ""), (LOADER, "fork"), (LOADER, "spawn")])
+def test_worker_processes(body, argument, tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(textwrap.dedent(WORKER) + textwrap.dedent(body))
+    run = [sys.executable, "-W", "ignore", str(script), argument]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_wrong_memory_is_refused():
+    """The last check before pointers leave Python."""
+    call = native.Call()
+    with pytest.raises(AssertionError):
+        call.point(q=torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(AssertionError):
+        call.stride(q=torch.zeros(1, 2, 3, 4).transpose(2, 3))
+
+
+def test_out_of_memory_is_an_error(monkeypatch):
+    class Full:
+        @staticmethod
+        def dape_forward(*args):
+            return 2
+
+    monkeypatch.setattr(native, "KERNEL", Full)
+    with pytest.raises(MemoryError, match="forward pass"):
+        native.run("forward", native.Call())
+
+
+def test_weights_of_zero_width_are_plain_attention():
+    q = torch.randn(1, 2, 30, 4)
+    weights = ConvWeights(torch.zeros(3, 2, 1, 3), torch.zeros(3), torch.zeros(2, 3, 1, 3), torch.zeros(2), 1)
+    plain = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.testing.assert_close(score_conv_attention(q, q, q, weights, backend="cpu"), plain)

@@ -1,0 +1,200 @@
+"""The definition itself: what must hold of it, against formulas written here, and every refusal of a bad call."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_cases import BIASES, KERNELS, Case, build, replace
+
+from dape.benchmarks.listing import listing_attention
+from dape.ops.score_conv_attention import (
+    ConvWeights,
+    DistanceBias,
+    TileBias,
+    Visible,
+    score_conv_attention,
+)
+
+BACKENDS = ["reference", "tiled"]
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5, 7])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_the_listing_up_to_its_edge(kernel, backend):
+    call = build(Case(queries=20, keys=20, kernel=kernel, bias="dense"))
+    rows = slice(0, 20 - kernel // 2)
+    listing = listing_attention(call.q, call.k, call.v, call.conv, call.bias)
+    close(call.attend(backend)[:, :, rows], listing[:, :, rows])
+    if kernel > 1:
+        assert not torch.allclose(call.attend(backend)[:, :, -1], listing[:, :, -1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("kernel", "padding"), KERNELS)
+@pytest.mark.parametrize("bias", ["none", "dense", "distance"])
+def test_a_row_does_not_depend_on_what_follows(kernel, padding, bias, backend):
+    call = build(Case(queries=20, keys=20, kernel=kernel, padding=padding, bias=bias))
+    whole = call.attend(backend)
+    for stop in (1, 2, 13):
+        bias_part = call.bias[:, :, :stop, :stop] if bias == "dense" else call.bias
+        part = score_conv_attention(
+            *(x[:, :, :stop] for x in (call.q, call.k, call.v)), call.conv, bias=bias_part, backend=backend
+        )
+        close(part, whole[:, :, :stop])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kernel", [1, 2, 3, 7])
+def test_chunks_of_queries_equal_the_whole(kernel, backend):
+    call = build(Case(queries=20, keys=20, kernel=kernel))
+    whole = call.attend(backend)
+    for start, stop in ((0, 7), (7, 8), (8, 20)):
+        chunk = score_conv_attention(
+            call.q[:, :, start:stop], call.k[:, :, :stop], call.v[:, :, :stop], call.conv,
+            bias=call.bias, backend=backend,
+        )  # fmt: skip
+        close(chunk, whole[:, :, start:stop])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kernel", [1, 2, 3, 7])
+def test_left_padding_equals_being_alone(kernel, backend):
+    call = build(Case(batch=1, queries=12, keys=12, kernel=kernel))
+    alone = call.attend(backend)
+    padded = [F.pad(x, (0, 0, 5, 0), value=7.0) for x in (call.q, call.k, call.v)]
+    mask = torch.tensor([[0] * 5 + [1] * 12])
+    bias = DistanceBias(F.pad(call.bias.values, (0, 5), value=3.0), call.bias.lowest)
+    out = score_conv_attention(
+        *padded, call.conv, bias=bias, visible=Visible.from_padding(mask), backend=backend
+    )
+    close(out[:, :, 5:], alone)
+    # A padded query sees nothing.
+    assert not out[:, :, :5].any()
+
+
+@pytest.mark.parametrize("residual", ["scores+bias", "scores"])
+def test_kernel_one_is_a_multilayer_perceptron_over_heads(residual):
+    call = build(Case(queries=9, keys=9, kernel=1, bias="dense", residual=residual))
+    w1, b1, w2, b2 = (x.squeeze() for x in call.conv.tensors)
+    scores = call.q @ call.k.mT / call.q.shape[-1] ** 0.5
+    pairs = torch.cat([scores, call.bias.expand_as(scores)], 1).permute(0, 2, 3, 1)
+    mlp = F.linear(F.leaky_relu(F.linear(pairs, w1, b1), 0.01), w2, b2).permute(0, 3, 1, 2)
+    logits = scores + mlp + (call.bias if residual == "scores+bias" else 0)
+    ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    close(call.attend("reference"), logits.masked_fill(ahead, -torch.inf).softmax(-1) @ call.v)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_leak_future_leaks_and_nothing_else_does(backend):
+    honest = build(Case(queries=9, keys=9))
+    leaky = build(Case(queries=9, keys=9, leak=True))
+    for call, leaks in ((honest, False), (leaky, True)):
+        (grad,) = torch.autograd.grad(call.attend(backend)[:, :, 3].square().sum(), call.k)
+        assert bool(grad[:, :, 4:].any()) == leaks
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_rows_that_see_nothing_are_zero_with_zero_gradients(bias):
+    call = build(Case(bias=bias))
+    call.visible = Visible(first=torch.full((1, 1), 4))
+    out = call.attend("reference")
+    assert not out[:, :, :4].any()
+    (grad,) = torch.autograd.grad(out.sum(), call.q)
+    assert not grad[:, :, :4].any()
+    assert grad.isfinite().all()
+
+
+def test_reference_differentiates_twice():
+    call = build(Case(batch=1, heads=2, groups=2, queries=4, keys=4, head_width=2, width=3))
+    # Away from zero LeakyReLU is smooth.
+    inputs = (call.q, call.k, call.v)
+    attend = lambda q, k, v: score_conv_attention(  # noqa: E731
+        q, k, v, call.conv, bias=call.bias, backend="reference"
+    )
+    assert torch.autograd.gradcheck(attend, inputs)
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
+def test_padding_mask_becomes_an_interval():
+    visible = Visible.from_padding(torch.tensor([[0, 1, 1], [1, 1, 0], [0, 0, 0]]))
+    assert visible.mask(3, 3, causal=False, device=torch.device("cpu"))[:, 0, 0].tolist() == [
+        [False, True, True], [True, True, False], [False, False, False],
+    ]  # fmt: skip
+
+
+Q = torch.zeros(2, 4, 6, 8)
+CONV = ConvWeights(torch.zeros(5, 8, 1, 3), torch.zeros(5), torch.zeros(4, 5, 1, 3), torch.zeros(4), 1)
+BIAS = torch.zeros(1, 4, 6, 6)
+WRONG = {
+    "q of three dimensions": ({"q": Q[0]}, ValueError, "q has shape .4, 6, 8., expected .batch, heads"),
+    "integers": ({"k": Q.long()}, TypeError, "k has dtype torch.int64, expected a floating"),
+    "mixed dtypes": ({"v": Q.double()}, TypeError, "different dtypes: torch.float32, torch.float32, torch.float64"),
+    "mixed devices": ({"k": Q.to("meta")}, ValueError, "different devices: cpu, meta, cpu"),
+    "k unlike v": ({"v": Q[:, :, :5]}, ValueError, "k has shape .2, 4, 6, 8. and v .2, 4, 5, 8."),
+    "batches": ({"k": Q[:1], "v": Q[:1]}, ValueError, "q has batch size 2 and k 1"),
+    "head widths": ({"k": Q[..., :4], "v": Q[..., :4]}, ValueError, "q has head width 8 and k 4"),
+    "heads": ({"k": Q[:, :3], "v": Q[:, :3]}, ValueError, "3 key/value heads do not divide 4 query heads"),
+    "no keys": ({"k": Q[:, :, :0], "v": Q[:, :, :0]}, ValueError, "no keys to attend to"),
+    "fewer keys than queries": (
+        {"k": Q[:, :, :5], "v": Q[:, :, :5]}, ValueError, "a key for every query, got 6 queries and 5 keys"),
+    "bias shape": ({"bias": BIAS[:, :, :5]}, ValueError, "bias has shape .1, 4, 5, 6., expected .1 or 2, 4, 6, 6"),
+    "bias dtype": ({"bias": BIAS.double()}, TypeError, "bias has dtype torch.float64 beside q of torch.float32"),
+    "bias device": ({"bias": BIAS.to("meta")}, ValueError, "bias is on meta, q on cpu"),
+    "bias by distance, heads": (
+        {"bias": DistanceBias(torch.zeros(3, 6))}, ValueError, "bias.values has shape .3, 6., expected .4 heads"),
+    "bias by distance, too short": (
+        {"bias": DistanceBias(torch.zeros(4, 5))}, ValueError, "covers distances 0 to 4, but the tokens are 0 to 5"),
+    "bias by distance, one-sided": (
+        {"bias": DistanceBias(torch.zeros(4, 6)), "causal": False}, ValueError, "covers distances 0 to 5, .* -5 to 5"),
+    "tile bias batch": (
+        {"bias": TileBias(lambda rows, n: BIAS, batch=3)}, ValueError, "says batch=3, expected 1 or 2"),
+    "tile bias shape": (
+        {"bias": TileBias(lambda rows, n: BIAS[..., :2])}, ValueError, "tile bias gave shape .1, 4, 6, 2. for rows"),
+    "bias of another type": ({"bias": [1.0]}, TypeError, "bias is a list, expected None, a tensor"),
+    "conv of another type": ({"conv": torch.nn.Conv2d(8, 4, 1)}, TypeError, "conv is a Conv2d, expected a ScoreConv"),
+    "conv without bias channels": (
+        {"conv": replace(CONV, expand_weight=torch.zeros(5, 4, 1, 3))}, ValueError, "build it with bias_channels=True"),
+    "conv with bias channels": ({"bias": None}, ValueError, "bias=None: build it with bias_channels=False"),
+    "conv channels": (
+        {"conv": replace(CONV, expand_weight=torch.zeros(5, 6, 1, 3))}, ValueError,
+        r"conv.expand_weight has shape .5, 6, 1, 3., expected .5, 8, 1, 3."),
+    "conv shapes": (
+        {"conv": replace(CONV, project_bias=torch.zeros(5))}, ValueError, "conv.project_bias has shape .5,., expected .4"),
+    "conv dtype": (
+        {"conv": CONV.to(torch.float64)}, TypeError, "conv.expand_weight has dtype torch.float64 beside q"),
+    "conv.left": ({"conv": replace(CONV, left=3)}, ValueError, "conv.left=3 is outside the kernel of size 3"),
+    "conv.residual": ({"conv": replace(CONV, residual="bias")}, ValueError, 'conv.residual="bias", expected'),
+    "conv.negative_slope": (
+        {"conv": replace(CONV, negative_slope=-0.1)}, ValueError, "conv.negative_slope=-0.1 is negative"),
+    "visible of floats": ({"visible": Visible(first=torch.zeros(1, 1))}, TypeError, "visible.first holds key indices"),
+    "visible of booleans": (
+        {"visible": Visible(last=torch.ones(1, 1, dtype=torch.bool))}, TypeError, "visible.last holds key indices"),
+    "visible shape": (
+        {"visible": Visible(last=torch.ones(3, 1, dtype=torch.long))}, ValueError,
+        "visible.last has shape .3, 1., expected .1 or 2, 1 or 6."),
+    "scale": ({"scale": float("nan")}, ValueError, "scale=nan is not finite"),
+    "dropout": ({"dropout": 1.0}, ValueError, "dropout=1.0 is not a probability"),
+    "unknown backend": ({"backend": "fast"}, ValueError, 'unknown backend "fast": choose "auto" or one of'),
+    "backend that cannot": ({"backend": "sdpa"}, ValueError, 'backend="sdpa" cannot run this call: it cannot convolve'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "sentence"), WRONG.values(), ids=WRONG)
+def test_a_wrong_call_is_refused_with_a_sentence(change, error, sentence):
+    call = {"q": Q, "k": Q, "v": Q, "conv": CONV, "bias": BIAS} | change
+    with pytest.raises(error, match=re.compile(sentence)):
+        score_conv_attention(**call)
+
+
+@pytest.mark.parametrize(
+    ("mask", "sentence"),
+    [(torch.ones(3), "padding mask has shape .batch, keys., got .3"), (torch.tensor([[1, 0, 1]]), "holes")],
+)
+def test_a_wrong_padding_mask_is_refused(mask, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Visible.from_padding(mask)

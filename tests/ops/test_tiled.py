@@ -1,0 +1,238 @@
+"""The tiled backend against the definition, in float64: output and every gradient, over all options."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from op_cases import BIASES, KERNELS, VISIBILITIES, Case, assert_equal, build, distances, replace
+
+from dape.ops.score_conv_attention import api, tiled, tiled_forward
+from dape.ops.score_conv_attention.reference import logits, softmax_visible
+from dape.ops.score_conv_attention.types import Problem
+
+# Queries and keys, causal: ragged, and long enough for tiles of their own.
+SHAPES = [(11, 11), (1, 9), (35, 41), (67, 67), (1, 1), (8, 33)]
+
+
+def table():
+    shapes, residuals = itertools.cycle(SHAPES), itertools.cycle(["scores+bias", "scores", "scores"])
+    for kernel, padding in KERNELS:
+        for bias, causal, visible in itertools.product(BIASES, (True, False), VISIBILITIES):
+            queries, keys = next(shapes)
+            yield Case(
+                queries=queries if causal else keys, keys=keys if causal else queries,
+                kernel=kernel, padding=padding, bias=bias, causal=causal, visible=visible,
+                residual=next(residuals),
+            )  # fmt: skip
+
+
+@pytest.fixture(params=["large tiles", "small tiles"])
+def _tiles(request, monkeypatch):
+    if request.param == "small tiles":
+        _small_tiles(monkeypatch)
+
+
+def _small_tiles(monkeypatch):
+    monkeypatch.setattr(tiled_forward, "PIXELS", 1)
+    monkeypatch.setattr(tiled_forward, "FEWEST_ROWS", 3)
+    monkeypatch.setattr(api, "TILE_NUMBERS", 500)
+
+
+def _name(case):
+    return "-".join(str(x) for x in (case.kernel, case.padding, case.bias, case.causal, case.visible))
+
+
+@pytest.mark.parametrize("case", list(table()), ids=_name)
+def test_equals_the_reference(case, monkeypatch):
+    if (case.kernel + case.queries) % 2:
+        _small_tiles(monkeypatch)
+    call = build(case)
+    assert_equal(call.results("tiled"), call.results("reference"))
+
+
+OTHERS = {
+    "plain attention": Case(kernel=None, queries=40, keys=40),
+    "plain attention, no bias": Case(kernel=None, bias="none"),
+    "plain attention, windows, bias by distance": Case(kernel=None, visible="rows that see nothing", keys=70),
+    "grouped heads": Case(heads=6, groups=2, queries=9, keys=33),
+    "one key head": Case(heads=4, groups=1, bias="none"),
+    "one head, one channel": Case(heads=1, groups=1, width=1, head_width=1),
+    "kernel longer than the row": Case(kernel=9, queries=2, keys=2),
+    "decoding": Case(batch=3, queries=1, keys=70),
+    "whole batch in a tile": Case(batch=9, queries=5, keys=5),
+    "leak": Case(leak=True, queries=40, keys=44),
+    "leak, dense bias": Case(leak=True, bias="dense", kernel=5),
+    "leak, left padding": Case(leak=True, visible="left padding"),
+    "leak, right ends": Case(leak=True, visible="rows that see nothing"),
+    "leak, bidirectional": Case(leak=True, causal=False, visible="rows that see nothing", kernel=7),
+    "more queries than keys": Case(causal=False, queries=40, keys=3, bias="distance"),
+}
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("case", OTHERS.values(), ids=OTHERS)
+def test_equals_the_reference_in_unusual_calls(case):
+    call = build(case)
+    assert_equal(call.results("tiled"), call.results("reference"))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_equals_the_reference_at_random(data):
+    draw = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
+    groups, causal = draw(1, 2), draw(True, False)
+    keys = data.draw(st.integers(1, 70))
+    kernel = draw(None, 1, 2, 3, 4, 5, 6, 7)
+    case = Case(
+        batch=draw(1, 2, 5), heads=groups * draw(1, 3), groups=groups, keys=keys,
+        queries=data.draw(st.integers(1, keys if causal else 70)), head_width=draw(1, 6), width=draw(1, 4, 9),
+        kernel=kernel, padding=draw("same", "causal"), bias=draw(*BIASES), causal=causal,
+        visible=draw(*VISIBILITIES), residual=draw("scores+bias", "scores"), leak=draw(False, False, True),
+    )  # fmt: skip
+    call = build(case, seed=data.draw(st.integers(0, 2**20)))
+    # Results of a weight that nothing reads are zero in one and absent in the other.
+    assert_equal(call.results("tiled"), call.results("reference"))
+
+
+FLOAT32 = [
+    Case(queries=70, keys=70, bias=bias, visible=visible, kernel=kernel)
+    for bias, visible, kernel in (
+        ("distance", "all", 3), ("distance", "left padding", 3), ("dense", "all", 5), ("none", "window", 1),
+        ("none", "all", 7), ("distance", "all", None),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FLOAT32, ids=_name)
+def test_float32_is_as_exact_as_the_reference(case):
+    truth = build(case).results("reference")
+    single = build(case, torch.float32)
+    ours, theirs = (distances(single.results(backend), truth) for backend in ("tiled", "reference"))
+    # A floor below which a ratio means nothing. The gradient of b₂ is zero in exact arithmetic: every row sums to
+    # zero up to a rounding error of its own.
+    eps = torch.finfo(torch.float32).eps
+    floor = {"b2": case.batch * case.queries * eps}
+    worse = {
+        name: (ours[name], theirs[name])
+        for name in ours
+        if not ours[name] <= 2 * theirs[name] + floor.get(name, 16 * eps)
+    }
+    assert not worse, worse
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    case = Case(queries=40, keys=40)
+    half = build(case, dtype)
+    wide = build(case, torch.float32)
+    with torch.no_grad():
+        for name, leaf in wide.leaves.items():
+            leaf.copy_(half.leaves[name])
+    assert half.attend("tiled").dtype == dtype
+    # One rounding of the result, and in the gradients one of the saved output.
+    assert_equal(half.results("tiled"), wide.results("tiled"), 8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_dropout_is_the_same_in_both_passes():
+    # With the identity for values the output is the weights, so the mask can be read off.
+    call = build(Case(queries=24, keys=24, head_width=24))
+    problem = Problem(call.q, call.k, call.v, call.conv, call.bias, call.visible, True, 24**-0.5, 0.4)
+    weights = softmax_visible(logits(problem))
+    identity = torch.eye(24, dtype=torch.float64).expand_as(call.v)
+    torch.manual_seed(5)
+    mask = (
+        tiled.attend(Problem(call.q, call.k, identity, *_rest(problem))) / weights.clamp(min=1e-300)
+    ).detach()
+    kept = mask[(weights > 0).expand_as(mask)]
+    assert set(kept.round(decimals=6).tolist()) == {0.0, round(1 / 0.6, 6)}
+    assert 0.5 < (kept > 0).double().mean() < 0.7
+    torch.manual_seed(5)
+    ours = torch.autograd.grad(tiled.attend(problem).square().sum(), list(call.leaves.values()))
+    truth = torch.autograd.grad(((weights * mask) @ call.v).square().sum(), list(call.leaves.values()))
+    assert_equal(dict(enumerate(ours)), dict(enumerate(truth)))
+
+
+def _rest(problem):
+    return (problem.conv, problem.bias, problem.visible, problem.causal, problem.scale, problem.dropout)
+
+
+def test_dropout_masks_differ_between_rows_and_calls():
+    call = build(Case(batch=2, queries=64, keys=64, bias="none"))
+    first, second = call.attend("tiled", dropout=0.5), call.attend("tiled", dropout=0.5)
+    assert not torch.equal(first, second)
+
+
+def test_non_contiguous_inputs():
+    call = build(Case(queries=40, keys=40))
+    truth = call.results("reference")
+    for name in "qkv":
+        stored = getattr(call, name).detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+        call.leaves[name] = stored
+        setattr(call, name, stored)
+    # A gradient of the output that is broadcast, as that of a sum is.
+    assert_equal(call.results("tiled"), truth)
+    ours, theirs = (torch.autograd.grad(call.attend(b).sum(), call.q)[0] for b in ("tiled", "reference"))
+    assert_equal({"q": ours}, {"q": theirs})
+
+
+def test_empty_batch():
+    call = build(Case(batch=0))
+    results = call.results("tiled")
+    assert results["out"].shape == (0, 3, 11, 4)
+    assert not results["w1"].any()
+
+
+@pytest.mark.parametrize("case", [Case(queries=40, keys=44), Case(bias="dense", causal=False, kernel=5),
+                                  Case(visible="rows that see nothing", kernel=2), Case(leak=True)])  # fmt: skip
+def test_reads_nothing_that_it_did_not_write(case, monkeypatch):
+    call = build(case)
+    truth = call.results("reference")
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+    _small_tiles(monkeypatch)
+    assert_equal(call.results("tiled"), truth)
+
+
+def test_extreme_scores_do_not_overflow():
+    call = build(Case(queries=20, keys=20))
+    with torch.no_grad():
+        call.q.mul_(1e4)
+    assert_equal(call.results("tiled"), call.results("reference"), 1e-8)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_a_number_spreads_as_in_the_reference(bad):
+    call = build(Case(queries=20, keys=20))
+    with torch.no_grad():
+        call.k[0, 1, 7, 2] = bad
+        finite = {backend: call.attend(backend).isfinite() for backend in ("tiled", "reference")}
+    assert torch.equal(finite["tiled"], finite["reference"])
+    assert not finite["tiled"].all()
+    assert finite["tiled"][:, :, :7].all()
+
+
+def test_second_derivative_is_refused():
+    call = build(Case())
+    (grad,) = torch.autograd.grad(call.attend("tiled").sum(), call.q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r'second derivatives .* backend="reference"'):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "case", [Case(queries=9, keys=9), Case(bias="dense"), Case(kernel=None, bias="none")]
+)
+def test_is_a_well_behaved_operator(case, monkeypatch):
+    calls = []
+    forward = tiled._forward
+    monkeypatch.setattr(tiled, "_forward", lambda *arguments: calls.append(arguments) or forward(*arguments))
+    build(replace(case, head_width=3), torch.float32).attend("tiled")
+    leaves = [x.detach().requires_grad_() if torch.is_tensor(x) and x.requires_grad else x for x in calls[0]]
+    torch.library.opcheck(forward, tuple(leaves))

@@ -1,0 +1,328 @@
+"""The Triton kernels against the definition, run by the interpreter: pytest collects this with TRITON_INTERPRET=1.
+
+test_triton.py starts it in a process of its own, because Triton decides at import whether to interpret.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from triton.runtime import interpreter
+
+from dape.ops.score_conv_attention import (
+    ConvWeights,
+    DistanceBias,
+    Visible,
+    reference,
+    score_conv_attention,
+)
+from dape.ops.score_conv_attention import (
+    triton as backend,
+)
+from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+
+NAMES = ("q", "k", "v", "expand_weight", "expand_bias", "project_weight", "project_bias", "bias")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: sizes, forms, dtype."""
+
+    batch: int = 1
+    heads: int = 3
+    groups: int | None = None
+    queries: int = 19
+    keys: int | None = None
+    head_width: int = 32
+    width: int = 32
+    kernel: int = 3
+    left: int | None = None
+    bias: str = "distance"
+    shared: bool = False
+    residual: str = "scores+bias"
+    causal: bool = True
+    visible: Visible = EVERYTHING
+    conv: bool = True
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def reach(self) -> int:
+        return self.kernel // 2 if self.left is None else self.left
+
+    @property
+    def num_keys(self) -> int:
+        return self.queries if self.keys is None else self.keys
+
+    @property
+    def lowest(self) -> int:
+        return 0 if self.causal else 1 - max(self.queries, self.num_keys)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Random inputs by name, in float64 but with values that the case's dtype can hold."""
+        generator = torch.Generator().manual_seed(7)
+
+        def draw(*shape: int, scale: float = 1.0) -> Tensor:
+            numbers = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+            return numbers.to(self.dtype).double()
+
+        groups = self.groups or self.heads
+        channels = self.heads * (1 if self.bias == "none" else 2)
+        tensors = {
+            "q": draw(self.batch, self.heads, self.queries, self.head_width),
+            "k": draw(self.batch, groups, self.num_keys, self.head_width),
+            "v": draw(self.batch, groups, self.num_keys, self.head_width),
+        }
+        if self.conv:
+            tensors |= {
+                "expand_weight": draw(
+                    self.width, channels, 1, self.kernel, scale=(channels * self.kernel) ** -0.5
+                ),
+                "expand_bias": draw(self.width, scale=0.3),
+                "project_weight": draw(
+                    self.heads, self.width, 1, self.kernel, scale=(self.width * self.kernel) ** -0.5
+                ),
+                "project_bias": draw(self.heads, scale=0.3),
+            }
+        shapes = {
+            "distance": (self.heads, self.num_keys - self.lowest),
+            "dense": (1 if self.shared else self.batch, self.heads, self.queries, self.num_keys),
+        }
+        if self.bias in shapes:
+            tensors["bias"] = draw(*shapes[self.bias])
+        return tensors
+
+    def problem(self, tensors: dict[str, Tensor]) -> Problem:
+        conv = (
+            ConvWeights(*(tensors[name] for name in NAMES[3:7]), self.reach, self.residual)
+            if self.conv
+            else None
+        )
+        bias = tensors.get("bias")
+        if bias is not None and self.bias == "distance":
+            bias = DistanceBias(bias, self.lowest)
+        scale = self.head_width**-0.5
+        return Problem(*(tensors[x] for x in "qkv"), conv, bias, self.visible, self.causal, scale, 0.0)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x with the values that `dtype` can hold; the gradient goes straight through."""
+    return x + (x.to(dtype).to(x.dtype) - x).detach()
+
+
+def rounding_reference(case: Case, problem: Problem) -> Tensor:
+    """The definition, with the maps that the kernels keep in low precision rounded to it.
+
+    Rounding flips signs before the LeakyReLU, so that gradients differ visibly from those of the definition.
+    """
+    conv, dtype, heads = problem.conv, case.dtype, case.heads
+    if conv is None or dtype == torch.float32:
+        return reference.attend(problem)
+    scores = problem.q @ reference.repeat_heads(problem.k, heads).transpose(-1, -2) * problem.scale
+    bias = problem.dense_bias()
+    sizes = {
+        "num_queries": case.queries,
+        "num_keys": case.num_keys,
+        "causal": case.causal,
+        "device": scores.device,
+    }
+    shown = case.visible.mask(**sizes)
+    table = case.bias == "distance" and case.causal and case.visible.last is None
+
+    def expand(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(F.pad(x.masked_fill(~shown, 0.0), (conv.left, 2 * conv.right)), weight)
+
+    hidden = expand(rounded(scores, dtype), conv.expand_weight[:, :heads])
+    start = conv.expand_bias[:, None, None]
+    if bias is not None:
+        start = start + expand(bias if table else rounded(bias, dtype), conv.expand_weight[:, heads:])
+    hidden = hidden + (rounded(start, dtype) if table else start)
+    hidden = rounded(F.leaky_relu(hidden, conv.negative_slope), dtype)
+    first, last = case.visible.bounds(**sizes)
+    column = torch.arange(case.num_keys + conv.right)
+    inside = (column >= first[..., None]) & (column <= (last + conv.right * case.causal)[..., None])
+    hidden = hidden.masked_fill(~inside[:, None], 0.0)
+    refined = F.conv2d(F.pad(hidden, (conv.left, 0)), conv.project_weight, conv.project_bias)
+    residual = scores if bias is None or case.residual == "scores" else scores + bias
+    weights = reference.softmax_visible((residual + refined).masked_fill(~shown, -torch.inf))
+    return weights @ reference.repeat_heads(problem.v, heads)
+
+
+def outputs(case: Case, dtype: torch.dtype, attend, *, gradients: bool) -> dict[str, Tensor]:
+    """The output and, if wanted, the gradient of every input, by name."""
+    companion = torch.promote_types(dtype, torch.float32)
+    tensors = {
+        name: x.to(dtype if name in "qkv" else companion).requires_grad_(gradients)
+        for name, x in case.tensors().items()
+    }
+    out = attend(case.problem(tensors))
+    results = {"out": out.detach()}
+    if gradients:
+        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+        out.backward(direction.to(case.dtype).to(out.dtype))
+        results |= {name: x.grad for name, x in tensors.items() if x.grad is not None}
+        assert results.keys() == {"out", *tensors}
+    return results
+
+
+def compare(case: Case, *, gradients: bool) -> None:
+    found = outputs(case, case.dtype, backend.attend, gradients=gradients)
+    expected = outputs(case, torch.float64, lambda p: rounding_reference(case, p), gradients=gradients)
+    # A result is a sum over chains of a handful of rounded maps; float32 accumulates everything in float32.
+    epsilon = torch.finfo(case.dtype).eps
+    sizes = {name: max(1.0, x.abs().max().item()) for name, x in expected.items()}
+    # The gradient of b₂ is zero, a sum of many numbers that cancel; b₁'s is a sum over the same pairs.
+    sizes["project_bias"] = 4 * sizes.get("expand_bias", 1.0)
+    for name, wanted in expected.items():
+        assert found[name].dtype == (case.dtype if name in ("out", *"qkv") else torch.float32), name
+        error = (found[name].double() - wanted).abs().max().item()
+        bound = (32 if case.dtype == torch.float32 else 8) * epsilon * sizes[name]
+        assert error <= bound, f"{name}: error {error:.2e}, bound {bound:.2e}"
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan(monkeypatch):
+    def blank(*shape, dtype, device):
+        return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+    monkeypatch.setattr(backend, "_blank", blank)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def device_functions_are_prepared_once(monkeypatch):
+    """The interpreter prepares triton.language anew for each call of a device function; once a module is enough."""
+    prepared: set[str] = set()
+    prepare = interpreter._patch_lang
+
+    def call(self, *args, **kwargs):
+        if self.fn.__module__ not in prepared:
+            prepared.add(self.fn.__module__)
+            prepare(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+
+
+@pytest.fixture(autouse=True)
+def rounding_is_to_nearest(monkeypatch):
+    """The interpreter cuts off bits on the way to bfloat16, where GPUs round."""
+    convert = interpreter._convert_float
+
+    def nearest(x, source, target, mode):
+        if source.name == "fp32" and target.name == "bf16":
+            return torch.from_numpy(x.copy()).bfloat16().view(torch.int16).numpy().view("uint16")
+        return convert(x, source, target, mode)
+
+    monkeypatch.setattr(interpreter, "_convert_float", nearest)
+
+
+PADDED = Visible(first=torch.tensor([[6], [0]]))
+CUT = Visible(first=torch.tensor([[2], [0]]), last=torch.tensor([[11], [16]]))
+
+FORWARD = {
+    "one key": Case(queries=1),
+    "decoding": Case(queries=1, keys=70, heads=4, groups=2),
+    "one tile exactly": Case(queries=16, keys=16),
+    "longer": Case(queries=67, heads=2),
+    "standard shape": Case(heads=12, head_width=64, queries=18),
+    "many heads": Case(heads=17, kernel=1),
+    "wide heads": Case(head_width=128, kernel=2),
+    "odd widths": Case(head_width=40, width=20, heads=5, bias="dense"),
+    "wide hidden": Case(width=64, kernel=1, bias="none"),
+    "all to the right": Case(left=0),
+    "all to the left": Case(left=2),
+    "seven keys": Case(kernel=7, queries=17),
+    "an empty row": Case(
+        batch=2, visible=Visible(first=torch.tensor([[4], [0]]), last=torch.tensor([[2], [9]]))
+    ),
+    "window": Case(visible=Visible(first=torch.arange(19)[None] - 4)),
+    "more queries than keys": Case(causal=False, queries=21, keys=9),
+}
+
+GRADIENTS = {
+    "distance": Case(heads=12, head_width=64, queries=17),
+    "none": Case(bias="none", kernel=2),
+    "dense": Case(bias="dense", batch=2, shared=True, residual="scores", queries=12),
+    "k=1": Case(kernel=1, batch=2),
+    "k=5": Case(kernel=5, queries=17, keys=23),
+    "grouped heads, a chunk": Case(heads=4, groups=2, queries=17, keys=30),
+    "scores alone": Case(residual="scores", left=2, width=20),
+    "left padding": Case(batch=2, visible=PADDED, kernel=2, left=0),
+    "last key": Case(batch=2, visible=CUT),
+    "bidirectional": Case(causal=False, queries=12, keys=15),
+    "bidirectional, dense": Case(causal=False, bias="dense", queries=10, width=64, kernel=1),
+    "plain, distance": Case(conv=False, queries=33, keys=35, batch=2),
+    "plain, dense": Case(conv=False, bias="dense", batch=2, heads=17),
+    "plain, bidirectional": Case(conv=False, causal=False),
+    "plain": Case(conv=False, bias="none", visible=PADDED, batch=2),
+    "float16": Case(dtype=torch.float16),
+    "float16, dense": Case(dtype=torch.float16, bias="dense", queries=12),
+    "bfloat16": Case(dtype=torch.bfloat16, queries=17),
+    "bfloat16, none": Case(dtype=torch.bfloat16, bias="none", queries=12),
+    "bfloat16, plain": Case(dtype=torch.bfloat16, conv=False),
+}
+
+
+@pytest.mark.parametrize("case", FORWARD.values(), ids=FORWARD.keys())
+def test_output(case):
+    compare(case, gradients=False)
+
+
+@pytest.mark.parametrize("case", GRADIENTS.values(), ids=GRADIENTS.keys())
+def test_gradients(case):
+    compare(case, gradients=True)
+
+
+def test_chunks_of_rows_and_segments_of_distances_change_nothing(monkeypatch):
+    monkeypatch.setattr(backend, "SCRATCH_NUMBERS", 1)
+    monkeypatch.setattr(backend, "SEGMENT", 16)
+    compare(Case(queries=37, heads=2), gradients=True)
+
+
+def test_the_same_call_gives_the_same_bits():
+    case = Case(dtype=torch.float16, queries=17, batch=2, kernel=1)
+    one, two = (outputs(case, case.dtype, backend.attend, gradients=True) for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_strided_inputs():
+    case = Case(heads=4, queries=18)
+    tensors = case.tensors()
+    strided = {
+        name: x.transpose(1, 2).contiguous().transpose(1, 2) if name in "qkv" else x
+        for name, x in tensors.items()
+    }
+    strided["v"] = strided["v"].transpose(2, 3).contiguous().transpose(2, 3)
+    plain, other = (
+        backend.attend(case.problem({n: x.float() for n, x in t.items()})) for t in (tensors, strided)
+    )
+    assert torch.equal(plain, other)
+
+
+def test_the_public_function_chooses_it():
+    case = Case(queries=5, kernel=1)
+    problem = case.problem({name: x.float() for name, x in case.tensors().items()})
+    options = {"bias": problem.bias, "backend": "triton"}
+    out = score_conv_attention(problem.q, problem.k, problem.v, problem.conv, **options)
+    assert torch.equal(out, backend.attend(problem))
+
+
+def test_registration():
+    case = replace(Case(queries=5, kernel=1), conv=False)
+    tensors = {name: x.float().requires_grad_() for name, x in case.tensors().items()}
+    arguments = [tensors["q"], tensors["k"], tensors["v"], *[None] * 5, tensors["bias"], *[None] * 4]
+    options = (0, True, 0.2, 0, 0.0, True)
+    torch.library.opcheck(torch.ops.dape.triton_attention.default, (*arguments, *options))
+
+
+def test_second_derivatives_are_refused():
+    case = Case(queries=5, conv=False)
+    tensors = {name: x.float().requires_grad_() for name, x in case.tensors().items()}
+    out = backend.attend(case.problem(tensors))
+    (grad,) = torch.autograd.grad(out.sum(), tensors["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        grad.sum().backward()

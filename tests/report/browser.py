@@ -1,0 +1,69 @@
+"""A page in headless Chromium: its document after the scripts ran, what a probe saw, and the console's lines."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=5000",
+    "--dump-dom",
+)
+
+
+class Visit(NamedTuple):
+    document: str
+    seen: Any
+    console: list[str]
+
+
+def chromium() -> str:
+    """The browser's path; without one the test is skipped, in continuous integration it fails."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    reason = "no Chromium on this machine: `make browser` installs it"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def visit(
+    page: Path, folder: Path, probe: str, *, size: tuple[int, int] = (1200, 900), dark: bool = False
+) -> Visit:
+    """Open a copy of the page that ends with a probe: a JavaScript function body whose value comes back."""
+    script = (
+        "<script>addEventListener('load', () => setTimeout(() => {"
+        "const note = document.createElement('pre'); note.id = 'probe';"
+        f"note.textContent = JSON.stringify((() => {{ {probe} }})()); document.body.append(note); }}, 300));</script>"
+    )
+    copy = folder / f"probed-{size[0]}-{'dark' if dark else 'light'}.html"
+    text = page.read_text("utf-8")
+    copy.write_text(script.join(text.rsplit("</body>", 1)) if "</body>" in text else text + script, "utf-8")
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    place = f"--user-data-dir={folder / 'profile'}"
+    command = [chromium(), *FLAGS, place, scheme, f"--window-size={size[0]},{size[1]}", copy.as_uri()]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    document = done.stdout.decode()
+    console = [line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
+    note = re.search(r'<pre id="probe">(.*?)</pre>', document, re.DOTALL)
+    assert note, f"the probe did not run: {console}"
+    return Visit(document, json.loads(html.unescape(note[1])), console)

@@ -1,0 +1,240 @@
+"""Every task: sampler against solver, bounds, seeds, what a perfect and a constant answerer score."""
+
+from __future__ import annotations
+
+import doctest
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dape.tasks import (
+    IGNORED,
+    TASKS,
+    ChomskyTask,
+    binary,
+    build_task,
+    context_free,
+    context_sensitive,
+    generator_for,
+    recall,
+    regular,
+    search,
+)
+from dape.tasks.base import TerminatedTask
+
+CHE = [name for name in TASKS if issubclass(TASKS[name], ChomskyTask)]
+RECALL = [name for name in TASKS if name not in CHE]
+
+# Options other than the defaults that each decoder task is also tried with.
+VARIANTS = [
+    *((name, {}) for name in TASKS),
+    ("associative_recall", {"keys": 5, "values": 3, "pairs": 4, "queries": 7}),
+    ("associative_recall", {"keys": 200, "values": 2, "queries": 3}),
+    ("copy", {"symbols": 2}),
+    ("induction", {"symbols": 2}),
+    ("passkey", {"digits": 1, "filler": 1}),
+    ("block_search", {"letters": 6, "block": 3, "question": 3, "answer": "last"}),
+    ("block_search", {"answer": "all", "block": 8}),
+    ("counting", {"variables": 5, "limit": 2, "passes": 0.0}),
+]
+
+# Input vocabulary, output vocabulary, output length of an input of 7 tokens.
+SIZES = {
+    "even_pairs": (2, 2, 1),
+    "modular_arithmetic": (9, 5, 1),
+    "parity_check": (2, 2, 1),
+    "cycle_navigation": (3, 5, 1),
+    "stack_manipulation": (5, 3, 8),
+    "reverse_string": (2, 2, 7),
+    "modular_arithmetic_brackets": (11, 5, 1),
+    "solve_equation": (11, 5, 1),
+    "duplicate_string": (2, 2, 14),
+    "missing_duplicate_string": (4, 2, 1),
+    "odds_first": (2, 2, 7),
+    "binary_addition": (3, 3, 8),
+    "binary_multiplication": (3, 3, 7),
+    "compute_sqrt": (2, 2, 4),
+    "bucket_sort": (5, 5, 7),
+}
+
+
+def lengths_of(task, lengths):
+    """Those of the lengths that the task has inputs of."""
+    longest = 3 * task.keys if task.name == "associative_recall" and task.pairs is None else 10**6
+    return [length for length in lengths if task.minimum_length <= length <= longest]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_sampler_agrees_with_solver(name, options):
+    task = build_task(name, **options)
+    for length in lengths_of(task, [*range(1, 26), 39, 40, 64, 97]):
+        for seed in range(3):
+            inputs, outputs = task.sample(16, length, generator_for(seed, length))
+            assert outputs.tolist() == [task.solve(row) for row in inputs.tolist()]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_length_500(name):
+    task = build_task(name, **({"pairs": 20} if name == "associative_recall" else {}))
+    inputs, outputs = task.sample(4, 500, generator_for(0))
+    assert outputs.tolist() == [task.solve(row) for row in inputs.tolist()]
+
+
+@pytest.mark.parametrize("module", [binary, context_free, context_sensitive, recall, regular, search])
+def test_documented_examples(module):
+    result = doctest.testmod(module)
+    assert result.attempted >= 2
+    assert not result.failed
+
+
+@pytest.mark.parametrize("name", CHE)
+def test_sizes(name):
+    task = build_task(name)
+    assert (task.input_size, task.output_size, task.output_length(7)) == SIZES[name]
+    assert task.name == name
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_bounds(name, options):
+    task = build_task(name, **options)
+    for length in lengths_of(task, (1, 2, 3, 11, 40, 96)):
+        examples = task.examples(32, length, generator_for(length))
+        asked = examples.labels != IGNORED
+        assert examples.ids.shape == examples.labels.shape == examples.scored.shape
+        assert examples.ids.min() >= 0
+        assert examples.ids.max() < task.vocab_size
+        assert examples.labels[asked].min() >= 0
+        assert examples.labels[asked].max() < task.num_labels
+        assert not (examples.scored & ~asked).any()
+        assert examples.scored.any(axis=1).all()
+
+
+@pytest.mark.parametrize("name", CHE)
+def test_models_read_the_input_and_then_empty_tokens(name):
+    task = build_task(name)
+    inputs, outputs = task.sample(8, 12, generator_for(3))
+    examples = task.examples(8, 12, generator_for(3))
+    width = inputs.shape[1]
+    assert (examples.ids[:, :width] == inputs).all()
+    assert (examples.ids[:, width:] == task.input_size).all()
+    assert (examples.labels[:, :width] == IGNORED).all()
+    assert (examples.labels[:, width:] == outputs).all()
+
+
+@pytest.mark.parametrize("name", ["stack_manipulation", "binary_addition", "binary_multiplication"])
+def test_nothing_counts_after_the_termination_token(name):
+    task = build_task(name)
+    _, outputs = task.sample(64, 20, generator_for(5))
+    for row, counted in zip(outputs.tolist(), task.scored(outputs).tolist(), strict=True):
+        end = row.index(2)
+        assert counted == [True] * (end + 1) + [False] * (len(row) - end - 1)
+        assert not any(row[end + 1 :])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_oracle_scores_everything_and_a_constant_the_stated_accuracy(name):
+    task = build_task(name)
+    examples = task.examples(2000, 90, generator_for(11))
+    assert examples.accuracy(examples.labels) == 1
+    constant = max(
+        examples.accuracy(np.full_like(examples.labels, label)) for label in range(task.num_labels)
+    )
+    # The best of several constants on 2000 inputs: five standard errors of an independent label.
+    error = 5 * np.sqrt(task.constant_accuracy * (1 - task.constant_accuracy) / 2000)
+    assert constant == pytest.approx(task.constant_accuracy, abs=error)
+    possible = np.unique(examples.labels[examples.scored])
+    # The termination token is right once in an output: a guesser had better not say it.
+    possible = possible[possible != 2] if isinstance(task, TerminatedTask) else possible
+    guesses = generator_for(12).choice(possible, examples.labels.shape)
+    assert examples.accuracy(guesses) == pytest.approx(task.random_accuracy, abs=error)
+
+
+@pytest.mark.parametrize("name", [name for name in CHE if name != "modular_arithmetic_brackets"])
+def test_labels_are_balanced_at_long_lengths(name):
+    task = build_task(name)
+    examples = task.examples(4000, 41, generator_for(21))
+    labels = examples.labels[examples.scored]
+    labels = labels[labels < 2] if task.output_size == 3 else labels
+    shares = np.bincount(labels) / len(labels)
+    # Terminated numbers end with a one, square roots begin with one more often than not.
+    assert shares == pytest.approx(np.full(len(shares), 1 / len(shares)), abs=0.04)
+
+
+def test_distributions_of_the_original():
+    generator = generator_for(31)
+    lengths = [row.index(2) for row in build_task("binary_addition").sample(4000, 12, generator)[0].tolist()]
+    assert set(lengths) == set(range(1, 11))
+    assert np.bincount(lengths)[1:] / 4000 == pytest.approx(np.full(10, 0.1), abs=0.025)
+    stacks = build_task("stack_manipulation").sample(4000, 12, generator)[0]
+    depth = (stacks < 2).sum(axis=1)
+    assert np.bincount(depth)[1:] / 4000 == pytest.approx(np.full(11, 1 / 11), abs=0.025)
+    hidden = build_task("missing_duplicate_string").sample(4000, 11, generator)[0]
+    assert (hidden[:, -1] == 3).all()
+    assert np.bincount((hidden == 2).argmax(axis=1)) / 4000 == pytest.approx(np.full(10, 0.1), abs=0.025)
+    assert build_task("modular_arithmetic").sample(2, 10, generator)[0].shape == (2, 9)
+    assert build_task("binary_addition").sample(4, 1, generator)[1].tolist() == [[0, 2]] * 4
+    assert build_task("missing_duplicate_string").sample(1, 1, generator)[0].tolist() == [[1]]
+    assert build_task("solve_equation").sample(1, 2, generator)[0].tolist() == [[0, 0]]
+    brackets = build_task("modular_arithmetic_brackets")
+    assert {tuple(row[:1] + row[2:]) for row in brackets.sample(50, 3, generator)[0].tolist()} == {(8, 9)}
+
+
+def digest() -> str:
+    """A fingerprint of what every task draws."""
+    parts = []
+    for name in TASKS:
+        for part in build_task(name).sample(5, 21, generator_for(7, 3)):
+            parts.append(np.ascontiguousarray(part, dtype="<i8").tobytes())
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def test_same_seed_same_draws_in_another_process():
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_generators as t; print(t.digest())"
+    here = __file__.rpartition("/")[0]
+    other = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == digest()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_another_seed_another_draw(name):
+    task = build_task(name)
+    first, second, again = (task.sample(32, 24, generator_for(seed))[0] for seed in (1, 2, 1))
+    assert (first == again).all()
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("parity", {}, 'unknown task "parity"; did you mean parity_check'),
+        ("parity_check", {"keys": 3}, '"parity_check" has no option "keys"; it has none'),
+        ("associative_recall", {"key": 3}, "it has keys, values, pairs, queries"),
+        ("associative_recall", {"keys": 0}, "keys=0 must be at least 1"),
+        ("block_search", {"block": 26}, "block=26 out of letters=26"),
+        ("block_search", {"answer": "middle"}, "none of first, last, all"),
+        ("counting", {"passes": 1.0}, "passes=1.0"),
+        ("passkey", {"digits": 0}, "digits=0"),
+        ("copy", {"symbols": 0}, "symbols=0"),
+        ("induction", {"symbols": 1}, "symbols=1"),
+    ],
+)
+def test_wrong_names_and_options_get_a_sentence(name, options, sentence):
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+        build_task(name, **options)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_wrong_lengths_get_a_sentence(name):
+    task = build_task(name)
+    with pytest.raises(ValueError, match=f"the shortest has {task.minimum_length} tokens"):
+        task.sample(2, task.minimum_length - 1, generator_for(0))
+    with pytest.raises(ValueError, match="batch=0"):
+        task.sample(0, 20, generator_for(0))
+
+
+def test_too_many_pairs_get_a_sentence():
+    with pytest.raises(ValueError, match="lengths up to 96"):
+        build_task("associative_recall").sample(1, 99, generator_for(0))

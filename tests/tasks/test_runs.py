@@ -1,0 +1,282 @@
+"""Generated tasks in the training loop, runs, results and reports, and the commands around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dape.cli import main
+from dape.commands.tasks import parse_lengths, parse_option
+from dape.tasks import IGNORED, TASKS, build_task
+from dape.tasks import training as task_training
+from dape.tasks.report import paper, paper_accuracy, spans, thinned
+from dape.tasks.results import Results
+from dape.tasks.runs import TaskRun, execute
+from dape.tasks.training import GeneratedTask, accuracy_by_length, build_model
+
+TINY = ["--steps", "3", "--batch-size", "4", "--samples", "4", "--layers", "1"]
+SHORT = ["--train-lengths", "1:6", "--test-lengths", "4,7,9"]
+
+
+def tiny_model(task, method="dape1x3-kerple", **changes):
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "seed": 0} | changes
+    return build_model(task, method, **sizes)
+
+
+class Answerer(nn.Module):
+    """Says what `answers` says of each row of ids, as logits."""
+
+    def __init__(self, task, answers):
+        super().__init__()
+        self.task, self.answers, self.unused = task, answers, nn.Parameter(torch.zeros(()))
+
+    def forward(self, ids, positions=None, position_ids=None, use_cache=None):
+        rows = [self.answers(row) for row in ids.tolist()]
+        labels = torch.tensor(rows).clamp(min=0)
+        logits = nn.functional.one_hot(labels, self.task.num_labels).float()
+        return logits if self.task.model == "encoder" else type("Output", (), {"logits": logits})
+
+
+def solved(task):
+    """Labels of a row of ids, by the solver."""
+
+    def answers(row):
+        if task.model == "decoder":
+            return task.solve(row)
+        inputs = [token for token in row if token != task.empty]
+        return [IGNORED] * len(inputs) + task.solve(inputs)
+
+    return answers
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_model_that_knows_the_solver_scores_everything(name):
+    task = build_task(name)
+    lengths = [length for length in (1, 2, 11, 24, 60) if length >= task.minimum_length]
+    accuracy = accuracy_by_length(task, Answerer(task, solved(task)), lengths, 16)
+    assert accuracy == dict.fromkeys(lengths, 1.0)
+
+
+@pytest.mark.parametrize("name", ["parity_check", "bucket_sort", "stack_manipulation", "passkey"])
+def test_a_constant_model_scores_the_stated_accuracy(name):
+    task = build_task(name)
+    constant = Answerer(task, lambda row: [1] * len(row))
+    accuracy = accuracy_by_length(task, constant, [80], 1000)[80]
+    assert accuracy == pytest.approx(task.constant_accuracy, abs=0.05)
+
+
+@pytest.mark.parametrize("position_range", [None, 64])
+@pytest.mark.parametrize("name", ["reverse_string", "associative_recall"])
+def test_batches_are_functions_of_seed_and_step_and_their_parts_make_the_whole(name, position_range):
+    task = build_task(name)
+    training = GeneratedTask(task, tiny_model(task).eval(), 6, (9, 12), 5, position_range)
+    batch, again, other = training.batch(3), training.batch(3), training.batch(4)
+    assert all(torch.equal(batch[key], again[key]) for key in batch)
+    assert not torch.equal(batch["ids"], other["ids"])
+    whole = training.loss(training.model, batch)
+    parts = [training.shard(batch, rank, 2) for rank in range(2)]
+    share = sum(training.loss(training.model, part) * training.size(part) for part in parts)
+    assert sum(map(training.size, parts)) == training.size(batch)
+    torch.testing.assert_close(share / training.size(batch), whole)
+
+
+def test_lengths_are_drawn_evenly():
+    task = build_task("parity_check")
+    training = GeneratedTask(task, tiny_model(task), 1, (2, 3, 4, 5))
+    widths = [training.batch(step)["ids"].shape[1] - 1 for step in range(800)]
+    assert np.bincount(widths)[2:] / 800 == pytest.approx(np.full(4, 0.25), abs=0.07)
+
+
+def test_methods_start_from_the_same_shared_weights():
+    task = build_task("even_pairs")
+    plain, convolved = tiny_model(task, "kerple"), tiny_model(task)
+    ours = dict(convolved.named_parameters())
+    shared = [name for name, _ in plain.named_parameters() if "encodings" not in name]
+    assert len(shared) > 10
+    assert all(torch.equal(dict(plain.named_parameters())[name], ours[name]) for name in shared)
+
+
+def test_run_writes_results_and_is_not_repeated(tmp_path, capsys):
+    out = tmp_path / "tasks"
+    command = ["tasks", "run", "parity_check", "reverse_string", "--method", "kerple", "dape1x3-kerple"]
+    command += [*TINY, *SHORT, "--out", str(out)]
+    assert main(command) == 0
+    content = json.loads((out / "results.json").read_text())
+    assert [run["task"] for run in content["runs"]] == ["parity_check"] * 2 + ["reverse_string"] * 2
+    assert {"task", "method", "seed", "length", "accuracy", "samples"} <= set(content["records"][0])
+    assert {record["length"] for record in content["records"]} == {4, 7, 9}
+    for run in content["runs"]:
+        beyond = [
+            record["accuracy"]
+            for record in content["records"]
+            if record["run"] == run["name"] and record["length"] > 6
+        ]
+        assert run["score"] == pytest.approx(np.mean(beyond))
+    assert not (out / "unfinished").exists()
+    readme = (out / "README.md").read_text()
+    assert "(50.1)" in readme  # the paper's parity_check with Kerple
+    assert (
+        f"dape tasks run parity_check reverse_string --method kerple dape1x3-kerple {' '.join(TINY)}"
+        in readme
+    )
+    assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+
+    before = (out / "results.json").read_bytes()
+    assert main(command) == 0
+    assert "4 of them done already" in capsys.readouterr().out
+    assert (out / "results.json").read_bytes() == before
+    assert main([*command, "--steps", "4"]) == 2
+    assert "with protocol.steps 3, not 4: use another --out" in capsys.readouterr().err
+    assert main(["tasks", "table", str(out)]) == 0
+    assert "(50.1)" in capsys.readouterr().out
+
+
+def test_several_jobs_give_what_one_gives(tmp_path):
+    command = ["tasks", "run", "copy", "--method", "nope", *TINY, "--seed", "0", "1"]
+    command += ["--train-lengths", "8", "--test-lengths", "8,12"]
+    records = []
+    for jobs in ("1", "2"):
+        assert main([*command, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
+        content = json.loads((tmp_path / jobs / "results.json").read_text())
+        records.append(sorted(content["records"], key=lambda record: (record["run"], record["length"])))
+    assert records[0] == records[1]
+
+
+def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
+    protocol = parse_protocol(steps=3)
+    run = TaskRun("even_pairs", "kerple", 0, protocol)
+    whole = execute(run, tmp_path / "whole")
+
+    def killed(*arguments, **options):
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(task_training, "accuracy_by_length", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        execute(run, tmp_path / "again")
+    monkeypatch.undo()
+    steps_before = (tmp_path / "again" / "metrics.jsonl").read_bytes()
+    resumed = execute(run, tmp_path / "again")
+    assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == steps_before
+    assert resumed["accuracy"] == whole["accuracy"]
+    assert resumed["final_loss"] == whole["final_loss"]
+
+
+def parse_protocol(**changes):
+    from dataclasses import replace
+
+    tiny = {"num_layers": 1, "batch_size": 4, "samples": 4, "train_lengths": (3, 4), "test_lengths": (4, 6)}
+    return replace(build_task("even_pairs").protocol, **{**tiny, **changes})
+
+
+def test_grid_of_layers_and_seeds_and_randomized_positions(tmp_path, capsys):
+    command = ["tasks", "run", "associative_recall", "--method", "rope", "dape1x2-nope", "--seed", "0", "1"]
+    command += ["--steps", "2", "--batch-size", "2", "--samples", "4", "--layers", "1", "2"]
+    command += ["--option", "keys=9", "values=5", "--train-lengths", "9", "--test-lengths", "9,12"]
+    assert main([*command, "--randomized-positions", "32", "--out", str(tmp_path)]) == 0
+    results = Results(tmp_path)
+    assert len(results.runs) == 8
+    assert {run["settings"]["position_range"] for run in results.runs} == {32}
+    readme = (tmp_path / "README.md").read_text()
+    assert "### associative_recall, 2 layers\n" in readme
+    assert "| dape1x2-nope, positions from 32 |" in readme
+    assert re.search(r"\d ± \d", readme)
+
+
+def test_notes_of_the_folder_stand_in_its_readme(tmp_path, capsys):
+    (tmp_path / "notes.md").write_text("An honest paragraph.\n")
+    command = ["tasks", "run", "counting", "--method", "nope", *TINY, "--out", str(tmp_path)]
+    assert main([*command, "--train-lengths", "4", "--test-lengths", "4,5"]) == 0
+    assert "\nAn honest paragraph.\n" in (tmp_path / "README.md").read_text()
+
+
+def test_bench_measures_the_tasks_named(tmp_path, capsys):
+    records = tmp_path / "bench.json"
+    command = ["bench", "tasks", "parity_check", "associative_recall", "--batch-size", "4", "--length", "40"]
+    assert main([*command, "--long-length", "60", "--rounds", "1", "--json", str(records)]) == 0
+    assert [record["task"] for record in json.loads(records.read_text())] == [
+        "parity_check",
+        "associative_recall",
+    ]
+
+
+def test_list_names_every_task(capsys):
+    assert main(["tasks", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in TASKS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "parity"], "did you mean parity_check"),
+        (["run", "parity_check", "--method", "kerpl"], 'unknown method "kerpl"; did you mean kerple'),
+        (["run", "parity_check", "--method", "cope"], '"cope" has no meaning where the future is visible'),
+        (["run", "parity_check", "--test-lengths", "0,3"], "the shortest has 1 tokens"),
+        (["run", "parity_check", "--test-lengths", "9:3"], "first ≤ last"),
+        (["run", "parity_check", "--test-lengths", "long"], "neither first:last"),
+        (["run", "parity_check", "--option", "keys=3"], 'no option "keys"'),
+        (["run", "associative_recall", "--option", "keys"], "not of the form name=value"),
+        (["run", "associative_recall", "--test-lengths", "120"], "lengths up to 96"),
+        (["run", "parity_check", "--steps", "0"], "steps=0"),
+        (["run", "parity_check", "--jobs", "0"], "jobs=0"),
+        (["run"], "name a task"),
+        (["walk"], "the actions are list, run, table"),
+        (["table", "nowhere"], "no results in nowhere"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tasks", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_lengths_and_options_are_read_and_written():
+    assert parse_lengths("41:500:51") == tuple(range(41, 501, 51))
+    assert parse_lengths("48,12") == (12, 48)
+    assert parse_lengths("7") == (7,)
+    assert spans(parse_lengths("41:500:51")) == "41…500 by 51"
+    assert spans((12, 24, 48, 96)) == "12, 24, 48, 96"
+    assert thinned(range(41, 501), 4) == [41, 194, 347, 500]
+    assert thinned((1, 2), 4) == [1, 2]
+    assert parse_option("keys=64") == ("keys", 64)
+    assert parse_option("answer=all") == ("answer", "all")
+
+
+def test_paper_values():
+    assert set(paper()["accuracy"]) == {
+        name for name in TASKS if TASKS[name].model == "encoder" and name != "binary_multiplication"
+    }
+    assert len(paper()["methods"]) == 11
+    assert paper_accuracy("missing_duplicate_string", "dape1x3-kerple") == 99.65
+    assert paper_accuracy("copy", "rope") is None
+
+
+@pytest.mark.skipif("DAPE_PAPER_TEX" not in os.environ, reason="DAPE_PAPER_TEX names no file")
+def test_paper_values_are_those_of_the_paper():
+    text = Path(os.environ["DAPE_PAPER_TEX"]).read_text()
+    table = text[text.index(r"\label{appendix: che benchmark result}") :].partition(r"\end{tabular}")[0]
+    rows = [line.partition("{}")[2] for line in table.splitlines() if re.match(r"\s*& \\[a-z]+\{\}", line)]
+    printed = [[float(x) for x in re.findall(r"\d+(?:\.\d+)?", row)] for row in rows]
+    assert printed == list(paper()["accuracy"].values())
+
+
+def test_demo_shows_both_models_at_every_length(capsys):
+    assert main(["demo", "--quick", "--steps", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "plain attention" in printed
+    assert "with the 1×3 convolution" in printed
+    assert "try more --steps" in printed
+
+
+@pytest.mark.slow
+def test_demo_shows_what_it_says(capsys):
+    assert main(["demo", "--quick"]) == 0
+    assert "convolution moves the score there: 100 %" in capsys.readouterr().out

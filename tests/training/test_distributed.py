@@ -1,0 +1,110 @@
+"""Two processes are one: the same losses, and each continues the other's checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dape.training import fit
+from dape.training.metrics import read_metrics
+
+sys.path.insert(0, str(Path(__file__).parent))
+import toy
+import two_processes
+from two_processes import STEPS, WAYS
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# Two processes sum in another order than one.
+TOLERANCE = 1e-5
+
+
+def losses(folder: Path) -> list[float]:
+    records = read_metrics(folder / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    return [record["loss"] for record in records]
+
+
+def one_process(folder: Path, way: str = "fsdp", stop_at: int | None = None, **changes: object):
+    settings = two_processes.settings(way, **{"distributed": "none", "accumulate": 1, **changes})
+    stop = lambda record: record["step"] == stop_at  # noqa: E731
+    return fit(toy.task(toy.decoder()), settings, folder, on_step=stop, progress=False)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    folder = tmp_path_factory.mktemp("alone")
+    one_process(folder)
+    return losses(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For every way: two/, trained by two processes, and one-then-two/, begun by one."""
+    folder = tmp_path_factory.mktemp("runs")
+    for way in WAYS:
+        one_process(folder / way / "one-then-two", way, stop_at=10)
+    script = Path(two_processes.__file__)
+    ran = subprocess.run(
+        [*TORCHRUN, str(script), str(folder)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("continuing from step 10") == len(WAYS)
+    return folder
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_give_the_losses_of_one(runs, alone, way):
+    assert losses(runs / way / "two") == pytest.approx(alone, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_continue_what_one_began(runs, alone, way):
+    assert losses(runs / way / "one-then-two") == pytest.approx(alone, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_process_continues_what_two_began(runs, alone, way):
+    checkpoints = runs / way / "two" / "checkpoints"
+    assert json.loads((checkpoints / "step-00000016" / "state.json").read_text())["processes"] == 2
+    (checkpoints / f"step-{STEPS:08d}" / "manifest.json").write_text("")
+    assert one_process(runs / way / "two", way).notes[-1] == "continuing from step 16"
+    assert losses(runs / way / "two") == pytest.approx(alone, abs=TOLERANCE)
+
+
+def test_a_signal_to_torchrun_saves_once_and_every_process_returns(tmp_path):
+    command = [*TORCHRUN, str(Path(toy.__file__)), str(tmp_path), "--distributed", "ddp", "--say-steps"]
+    command += ["--steps", "2000", "--checkpoint-every", "2000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+        for line in running.stdout:
+            if line == "step 3\n":
+                running.send_signal(signal.SIGTERM)
+                break
+        assert running.stdout.read().count("stopped_early='") == 2
+    assert [path.name[:5] for path in (tmp_path / "checkpoints").iterdir()] == ["step-"]
+
+
+def test_gradients_in_pieces_are_those_of_the_whole(tmp_path, alone):
+    one_process(tmp_path, accumulate=3)  # pieces of 3, 3 and 2 windows
+    assert losses(tmp_path) == pytest.approx(alone, abs=TOLERANCE)
+
+
+def test_more_pieces_than_windows_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="a batch of 128 targets cannot be cut into 1 processes × 9 pieces"):
+        one_process(tmp_path, accumulate=9)
+
+
+def test_processes_without_a_way_to_share_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were started: pass --distributed ddp"):
+        one_process(tmp_path)
+
+
+def test_sharing_without_processes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="--distributed ddp needs processes to share the work"):
+        one_process(tmp_path, distributed="ddp")

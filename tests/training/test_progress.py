@@ -1,0 +1,74 @@
+"""What is shown while training: a bar on a terminal, lines in a log, and the benchmark's table."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from dape import cli
+from dape.training import progress
+from dape.training.progress import Bar, Lines, clock, open_display, short
+
+START = {"step": 0, "tokens": 0, "seconds": 0.0}
+RECORDS = [
+    {"step": 10, "loss": 3.0, "tokens": 10_000, "seconds": 1.0},
+    {"step": 20, "loss": 2.5, "tokens": 20_000, "seconds": 2.0},
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_with_loss_speed_and_time_left(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    display = open_display(100, START, wanted=True)
+    assert isinstance(display, Bar)
+    for record in RECORDS:
+        display.show(record)
+    display.say("a sentence")
+    display.close()
+    shown = sys.stderr.getvalue()
+    assert "20/100" in shown
+    assert "loss 2.500  10.0k tokens/s  0:08 left" in shown
+    assert "a sentence" in shown
+
+
+def test_a_log_gets_lines_now_and_then_and_one_at_the_end(monkeypatch, capsys):
+    display = open_display(30, START, wanted=True)
+    assert isinstance(display, Lines)
+    display.show(RECORDS[0])
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    display.show(RECORDS[1])
+    assert capsys.readouterr().err == "step 20/30  loss 2.500  10.0k tokens/s  0:01 left\n"
+
+
+@pytest.mark.parametrize(("number", "text"), [(850, "850"), (8500, "8.5k"), (1.2e6, "1.2M"), (3e9, "3.0G")])
+def test_numbers_are_short(number, text):
+    assert short(number) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(42, "0:42"), (725, "12:05"), (11_400, "3:10:00")])
+def test_times_are_clocks(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_the_benchmark_reports_the_loop_and_the_methods_as_ratios(tmp_path, capsys):
+    import json
+
+    file = tmp_path / "records.json"
+    small = ["--length", "8", "--batch", "2", "--rounds", "1", "--methods", "rope", "--json", str(file)]
+    assert cli.main(["bench", "train", *small]) == 0
+    assert "loop / bare" in capsys.readouterr().out
+    records = json.loads(file.read_text())
+    assert [record["method"] for record in records] == ["kerple", "rope"]
+    for record in records:
+        expected = record["loop_milliseconds"] / record["bare_milliseconds"]
+        assert record["loop_to_bare"] == pytest.approx(expected)
+    assert records[0]["ratio_to_kerple"] == 1.0

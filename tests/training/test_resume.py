@@ -1,0 +1,283 @@
+"""Nothing is lost: kills, signals, damage and full disks, each injected."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dape.training.checkpoint as checkpoint_module
+from dape.training import DiskFull, Diverged, fit
+from dape.training.metrics import read_metrics
+
+sys.path.insert(0, str(Path(__file__).parent))
+import toy
+
+SCRIPT = [sys.executable, str(Path(toy.__file__))]
+
+
+def losses(folder: Path) -> list[float]:
+    records = read_metrics(folder / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    return [record["loss"] for record in records]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    assert toy.train(folder).steps == toy.STEPS
+    return losses(folder)
+
+
+def stop_at(step: int):
+    return lambda record: record["step"] == step
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("kill_at", [4, 7])
+def test_resumed_after_kill_9_the_losses_are_the_same_bits(tmp_path, uninterrupted, kill_at):
+    killed = subprocess.run([*SCRIPT, str(tmp_path), "--kill-at", str(kill_at)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    result = toy.train(tmp_path)
+    assert result.steps == toy.STEPS
+    assert losses(tmp_path) == uninterrupted
+
+
+def test_killed_while_writing_a_checkpoint_the_one_before_counts(tmp_path, uninterrupted, monkeypatch):
+    real = checkpoint_module.write_tensors
+
+    def die_in_the_second(path: Path, tensors: dict[str, Tensor]) -> str:
+        if "00000008" in str(path):
+            path.write_bytes(b"half a file")
+            raise SystemError("as if killed")
+        return real(path, tensors)
+
+    # The clean-up after an error would not run in a killed process either.
+    monkeypatch.setattr(checkpoint_module.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoint_module, "write_tensors", die_in_the_second)
+    with pytest.raises(SystemError):
+        toy.train(tmp_path)
+    assert checkpoints(tmp_path) == [".writing-00000008", "step-00000004"]
+    monkeypatch.undo()
+    assert "continuing from step 4" in toy.train(tmp_path).notes
+    assert losses(tmp_path) == uninterrupted
+    assert checkpoints(tmp_path) == ["step-00000008", "step-00000012"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_returns(tmp_path, uninterrupted, number):
+    command = [*SCRIPT, str(tmp_path), "--say-steps", "--checkpoint-every", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        for line in running.stdout:
+            if line == "step 3\n":
+                running.send_signal(number)
+                break
+        rest = running.stdout.read()
+    assert running.returncode == 0
+    assert f"stopped_early='{number.name}'" in rest
+    assert len(checkpoints(tmp_path)) == 1
+    toy.train(tmp_path)
+    assert losses(tmp_path) == uninterrupted
+
+
+def damage_truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def damage_flip(folder: Path) -> None:
+    file = folder / "optimizer.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def damage_state(folder: Path) -> None:
+    file = folder / "state.json"
+    file.write_text(file.read_text().replace('"tokens": 1', '"tokens": 2'))
+
+
+def damage_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+
+
+def damage_missing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+DAMAGES = {
+    damage_truncate: "model.safetensors has",
+    damage_flip: "optimizer.safetensors does not have the SHA-256",
+    damage_state: "state.json does not have the SHA-256",
+    damage_manifest: "manifest.json cannot be read",
+    damage_missing: "model.safetensors: No such file",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_checkpoint_is_passed_over_saying_so(tmp_path, uninterrupted, damage):
+    fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(10), progress=False)
+    assert checkpoints(tmp_path) == ["step-00000008", "step-00000010"]
+    damage(tmp_path / "checkpoints" / "step-00000010")
+    said, continued = toy.train(tmp_path).notes
+    assert said.startswith("checkpoint step-00000010 is damaged")
+    assert DAMAGES[damage] in said
+    assert continued == "continuing from step 8"
+    assert losses(tmp_path) == uninterrupted
+
+
+def test_with_every_checkpoint_damaged_training_starts_again_saying_so(tmp_path, uninterrupted):
+    fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(5), progress=False)
+    for folder in (tmp_path / "checkpoints").iterdir():
+        damage_flip(folder)
+    assert toy.train(tmp_path).notes[-1] == "no whole checkpoint is left: starting again from step 0"
+    assert losses(tmp_path) == uninterrupted
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "manifest.json", "metrics.jsonl"])
+def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_intact(
+    tmp_path, uninterrupted, monkeypatch, file
+):
+    fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(6), progress=False)
+    real = builtins.open
+
+    class Full:
+        def __init__(self, opened):
+            self.opened = opened
+
+        def __getattr__(self, name):
+            return getattr(self.opened, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.opened.close()
+
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def open_on_a_full_disk(path, mode="r", *rest, **named):
+        opened = real(path, mode, *rest, **named)
+        return Full(opened) if str(path).endswith(file) and mode != "rb" and mode != "r" else opened
+
+    monkeypatch.setattr(builtins, "open", open_on_a_full_disk)
+    with pytest.raises(DiskFull, match=r"the disk is full at step \d+; the checkpoint of step 6 is intact"):
+        toy.train(tmp_path)
+    monkeypatch.undo()
+    assert checkpoints(tmp_path) == ["step-00000004", "step-00000006"]
+    assert "continuing from step 6" in toy.train(tmp_path).notes
+    assert losses(tmp_path) == uninterrupted
+
+
+class Failing:
+    """The toy task, except that the loss of a step is multiplied by a factor."""
+
+    def __init__(self, from_step: int, factor: float) -> None:
+        self.inner, self.from_step, self.factor, self.now = toy.task(), from_step, factor, 0
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def batch(self, step: int) -> Tensor:
+        self.now = step + 1
+        return self.inner.batch(step)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        loss = self.inner.loss(model, batch)
+        return loss * self.factor if self.now >= self.from_step else loss
+
+
+@pytest.mark.parametrize("log_every", [1, 5])
+def test_a_loss_that_is_no_number_stops_with_step_and_advice(tmp_path, log_every):
+    failing = Failing(6, float("nan"))
+    with pytest.raises(
+        Diverged, match=r"loss became nan at step 6 .* lower --learning-rate than 0\.002"
+    ) as raised:
+        fit(failing, toy.settings(log_every=log_every), tmp_path, progress=False)
+    assert "the checkpoint of step 4 is intact" in str(raised.value)
+    assert checkpoints(tmp_path) == ["step-00000004"]
+
+
+def test_an_infinite_gradient_stops_too(tmp_path):
+    failing = Failing(6, 1e38)
+    with pytest.raises(Diverged, match="at step 6"):
+        fit(failing, toy.settings(), tmp_path, progress=False)
+
+
+def test_an_exploding_loss_stops(tmp_path):
+    with pytest.raises(Diverged, match=r"smoothed loss grew to .* from 3\.\d+ at the first step, at step 6"):
+        fit(Failing(6, 40.0), toy.settings(), tmp_path, progress=False)
+
+
+def test_only_the_last_checkpoints_are_kept(tmp_path):
+    toy.train(tmp_path, checkpoint_every=2, keep_checkpoints=3)
+    assert checkpoints(tmp_path) == ["step-00000008", "step-00000010", "step-00000012"]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    first = toy.train(tmp_path)
+    again = toy.train(tmp_path)
+    assert again.notes == ("already trained",)
+    assert (again.steps, again.final_loss) == (first.steps, first.final_loss)
+
+
+def test_other_settings_do_not_continue_a_run(tmp_path):
+    toy.train(tmp_path)
+    with pytest.raises(ValueError, match=r"has learning_rate=0\.002, now learning_rate=0\.001 is asked"):
+        toy.train(tmp_path, learning_rate=1e-3)
+
+
+def test_another_model_does_not_continue_a_run(tmp_path):
+    toy.train(tmp_path)
+    with pytest.raises(ValueError, match="the checkpoint is of another model"):
+        fit(toy.task(toy.PlainModel(kernel_size=1)), toy.settings(), tmp_path, progress=False)
+
+
+def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path):
+    with pytest.raises(ValueError, match="another process is training in"):
+        fit(toy.task(), toy.settings(), tmp_path, progress=False, on_step=lambda _: bool(toy.train(tmp_path)))
+
+
+def test_the_callers_generator_is_left_alone(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    built = toy.task()
+    torch.manual_seed(5)
+    fit(built, toy.settings(steps=2), tmp_path, progress=False)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_full_disk_is_known_when_processes_write_their_parts(tmp_path, monkeypatch):
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    sharded = toy.settings(checkpoint_format="sharded")
+    fit(toy.task(), sharded, tmp_path, on_step=stop_at(6), progress=False)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(HuggingFaceStorageWriter, "write_data", full)
+    with pytest.raises(DiskFull, match="the disk is full at step 8; the checkpoint of step 6 is intact"):
+        fit(toy.task(), sharded, tmp_path, progress=False)
+    assert checkpoints(tmp_path) == ["step-00000004", "step-00000006"]
+
+
+def test_parts_continue_bit_for_bit_and_hold_no_pickle(tmp_path, uninterrupted):
+    sharded = toy.settings(checkpoint_format="sharded")
+    fit(toy.task(), sharded, tmp_path, on_step=stop_at(6), progress=False)
+    files = {path.suffix for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert files == {".json", ".jsonl", ".safetensors"}
+    fit(toy.task(), sharded, tmp_path, progress=False)
+    assert losses(tmp_path) == uninterrupted

@@ -1,0 +1,210 @@
+"""`dape train` and `dape generate` from text to text, on a model of a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dape import cli
+from dape.commands.train import parse
+from dape.data import ByteTokenizer, train_bpe
+from dape.generation import TextStreamer, generate_text
+from dape.training import TrainConfig, load_run, train
+from dape.training.language import LanguageModelling
+from dape.training.run import build_model
+
+SMALL = ["--num-layers", "2", "--hidden-size", "32", "--num-heads", "2", "--train-length", "16"]
+SMALL += ["--batch-size", "8", "--steps", "30", "--score-width", "8"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(6):
+        (folder / f"{number}.txt").write_text(f"{number}: the cat sat on the mat, née Ürsüla. " * 40)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "small"
+    arguments = ["train", *SMALL, "--corpus", str(corpus), "--validation", "5.txt", "--out", str(out)]
+    assert cli.main(arguments) == 0
+    return out
+
+
+def test_a_run_has_everything_that_later_commands_need(run_folder, corpus):
+    run = load_run(run_folder)
+    assert (run.config.method, run.config.steps, run.config.num_layers) == ("dape1x3-kerple", 30, 2)
+    assert [record["step"] for record in run.metrics()] == list(range(1, 31))
+    assert run.metrics()[-1]["loss"] < run.metrics()[0]["loss"] - 0.5
+    assert set(run.metrics()[0]) == {"step", "loss", "learning_rate", "gradient_norm", "tokens", "seconds"}
+    assert run.metrics()[-1]["tokens"] == 30 * 8 * 16
+    data = run.data()
+    assert data.validation.num_documents == 1
+    assert data.tokenizer.decode(data.validation.ids[:6]) == "5: the"
+    assert not run.model().training
+
+
+def test_the_model_is_a_hugging_face_folder(run_folder):
+    model = AutoModelForCausalLM.from_pretrained(run_folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run_folder / "model")
+    run = load_run(run_folder)
+    ids = tokenizer("the cat, née", return_tensors="pt").input_ids
+    assert ids[0].tolist() == run.data().tokenizer.encode("the cat, née")
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, run.model()(ids).logits)
+
+
+def test_the_exported_weights_are_the_trained_ones(run_folder):
+    from safetensors.torch import load_file
+
+    last = max((run_folder / "checkpoints").iterdir())
+    trained = load_file(last / "model.safetensors")
+    exported = load_run(run_folder).model().state_dict()
+    assert trained.keys() == exported.keys()
+    assert all(torch.equal(trained[name], exported[name]) for name in trained)
+
+
+def test_the_same_command_again_does_nothing_and_another_run_is_refused(run_folder, corpus, capsys):
+    again = ["train", *SMALL, "--corpus", str(corpus), "--validation", "5.txt", "--out", str(run_folder)]
+    before = (run_folder / "metrics.jsonl").read_text()
+    assert cli.main(again) == 0
+    assert (run_folder / "metrics.jsonl").read_text() == before
+    assert cli.main([*again, "--method", "rope"]) == 2
+    assert "holds a run with method=dape1x3-kerple, now method=rope is asked for" in capsys.readouterr().err
+
+
+def test_a_run_that_moved_with_its_data_still_opens(run_folder, tmp_path):
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "data").mkdir()
+    config = json.loads((run_folder / "config.json").read_text())
+    data = Path(config["data"])
+    data.rename(tmp_path / "data" / data.name)
+    run_folder.rename(moved)
+    try:
+        assert len(load_run(moved).data().train) > 0
+    finally:
+        moved.rename(run_folder)
+        (tmp_path / "data" / data.name).rename(data)
+
+
+def test_an_unfinished_run_says_how_to_finish_it(tmp_path, corpus):
+    config = parse([*SMALL, "--corpus", str(corpus), "--out", str(tmp_path / "run"), "--log-every", "1"])
+    run = train(config, progress=False, on_step=lambda record: record["step"] == 3)
+    assert run.result is not None
+    assert (run.result.steps, run.result.stopped_early) == (3, "on_step")
+    with pytest.raises(FileNotFoundError, match=r"not finished \(3 of 30 steps\)"):
+        load_run(run.folder).model()
+    assert train(config, progress=False).result.steps == 30
+    assert load_run(run.folder).trained
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, corpus):
+    (tmp_path / "precious").write_text("mine")
+    with pytest.raises(ValueError, match="exists and is no run"):
+        train(parse([*SMALL, "--corpus", str(corpus), "--out", str(tmp_path)]), progress=False)
+    with pytest.raises(FileNotFoundError, match="is not a run"):
+        load_run(tmp_path)
+
+
+def test_a_text_shorter_than_a_window_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("too short")
+    arguments = [*SMALL, "--corpus", str(tmp_path / "short.txt"), "--validation", "0"]
+    with pytest.raises(
+        ValueError, match="the training split has 9 tokens, train_length=16 needs at least 17"
+    ):
+        train(parse([*arguments, "--out", str(tmp_path / "run")]), progress=False)
+
+
+def test_options_win_over_the_file_and_the_file_over_the_recipe(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: 125m\nbatch_size: 8\nsteps: 200\n")
+    config = parse(["--config", str(file), "--steps", "100", "--tokenizer", "bytes"])
+    assert (config.preset, config.batch_size, config.steps, config.warmup_steps) == ("125m", 8, 100, 1)
+    assert config.learning_rate == 6e-4
+    assert type(config) is TrainConfig
+
+
+def test_the_help_shows_the_presets_own_defaults(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["train", "--preset", "350m", "--help"])
+    assert "(default: 0.0003)" in capsys.readouterr().out
+
+
+def test_batches_depend_on_seed_and_step_alone(corpus):
+    import numpy as np
+
+    ids = np.arange(1000, dtype=np.uint16)
+    models = [
+        build_model(TrainConfig(method=method, hidden_size=32), 256) for method in ("rope", "dape1x3-kerple")
+    ]
+    tasks = [LanguageModelling(model, ids, train_length=16, batch_size=8, seed=3) for model in models]
+    for step in (0, 1, 17):
+        one, two = (task.batch(step) for task in tasks)
+        assert torch.equal(one, two)
+        assert torch.equal(one[:, 1:], one[:, :-1] + 1)
+    assert not torch.equal(tasks[0].batch(0), tasks[0].batch(1))
+    parts = [tasks[0].shard(tasks[0].batch(0), rank, 3) for rank in range(3)]
+    assert torch.equal(torch.cat(parts), tasks[0].batch(0))
+
+
+def test_generate_streams_past_the_training_length(run_folder, capsys):
+    assert cli.main(["generate", str(run_folder), "--prompt", "the cat", "--tokens", "40"]) == 0
+    first = capsys.readouterr()
+    assert first.out.startswith("the cat")
+    assert "[47 tokens in all, trained on windows of 16;" in first.err
+    assert cli.main(["generate", str(run_folder), "--prompt", "the cat", "--tokens", "40"]) == 0
+    assert capsys.readouterr().out == first.out
+    assert (
+        cli.main(["generate", str(run_folder), "--prompt", "the cat", "--tokens", "40", "--seed", "1"]) == 0
+    )
+    assert capsys.readouterr().out != first.out
+
+
+def test_greedy_text_is_what_the_whole_forward_says(run_folder):
+    run = load_run(run_folder)
+    model, tokenizer = run.model(), run.data().tokenizer
+    pieces: list[str] = []
+    text = generate_text(model, tokenizer, "the cat ", tokens=24, temperature=0, write=pieces.append)
+    assert "".join(pieces) == text
+    ids = torch.tensor([tokenizer.encode("the cat ")])
+    for _ in range(24):
+        with torch.no_grad():
+            ids = torch.cat((ids, model(ids).logits[:, -1:].argmax(-1)), dim=1)
+    assert tokenizer.decode(ids[0, 8:].tolist()) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"tokens": 0}, "tokens=0"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
+    ],
+)
+def test_generating_nothing_is_refused(run_folder, changes, message):
+    run = load_run(run_folder)
+    options = {"prompt": "x", **changes}
+    with pytest.raises(ValueError, match=message):
+        generate_text(run.model(), ByteTokenizer(), options.pop("prompt"), **options)
+
+
+TEXT = "naïve café — 東京 🗼 and plain words, then    spaces\n"
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe([TEXT * 3], 300)], ids=["bytes", "bpe"])
+def test_a_streamer_writes_whole_characters_and_all_of_them(tokenizer):
+    pieces: list[str] = []
+    streamer = TextStreamer(tokenizer, pieces.append)
+    ids = tokenizer.encode(TEXT)
+    streamer.put(torch.tensor([ids[:2]]))
+    for token in ids[2:]:
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert tokenizer.decode(ids[:2]) + "".join(pieces) == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)

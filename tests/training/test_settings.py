@@ -1,0 +1,215 @@
+"""Optimizer groups, schedule, precision, initial weights, options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dape.models import DapeConfig, DapeForCausalLM
+from dape.training import LoopSettings, TrainConfig, derive_seed, initialise, recipe
+from dape.training import precision as precision_module
+from dape.training.configfile import checked, read_config
+from dape.training.optimizer import build_optimizer, learning_rate_at
+from dape.training.precision import check_precision
+
+sys.path.insert(0, str(Path(__file__).parent))
+import toy
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+CPU = torch.device("cpu")
+
+
+def build(method: str, seed: int = 0) -> DapeForCausalLM:
+    model = DapeForCausalLM(DapeConfig(method=method, **SIZES))
+    initialise(model, seed)
+    return model
+
+
+@pytest.mark.parametrize(
+    "method", ["kerple", "dape1x3-kerple", "dape-t5", "dape1x3-fire", "transformer-xl", "cope"]
+)
+def test_only_weight_matrices_decay(method):
+    model = build(method)
+    decayed, undecayed = build_optimizer(model, LoopSettings(weight_decay=0.3), CPU).param_groups
+    assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.3, 0.0)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    spared = {names[parameter] for parameter in undecayed["params"]}
+    expected = {
+        n for n, p in model.named_parameters() if p.dim() == 1 or ".encodings." in n or ".scores." in n
+    }
+    assert spared == expected
+    assert {names[p] for p in decayed["params"]} == set(names.values()) - expected
+
+
+def test_the_learning_rate_rises_then_follows_a_cosine():
+    settings = LoopSettings(steps=110, warmup_steps=10, learning_rate=1.0, final_learning_rate=0.2)
+    rates = [learning_rate_at(step, settings) for step in range(1, 111)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == 1.0
+    assert rates[59] == pytest.approx(0.6)  # halfway down
+    assert rates[-1] == pytest.approx(0.2)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+def test_methods_start_from_the_same_shared_weights():
+    models = [build(method) for method in ("nope", "kerple", "dape1x3-kerple", "dape1x5-kerple", "dape-t5")]
+    first = models[0].state_dict()
+    assert all(".encodings." not in name and ".scores." not in name for name in first)
+    for model in models:
+        state = model.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in first.items())
+    kerple, convolved = models[1].state_dict(), models[2].state_dict()
+    assert all(torch.equal(convolved[name], value) for name, value in kerple.items())
+
+
+def test_initial_weights_follow_the_seed_and_the_models_own_distribution():
+    one, same, other = build("kerple", 1), build("kerple", 1), build("kerple", 2)
+    weights = [model.model.layers[0].mlp.up.weight for model in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert weights[0].std().item() == pytest.approx(one.config.initializer_range, rel=0.1)
+    layers = [layer.mlp.up.weight for layer in one.model.layers]
+    assert not torch.equal(*layers)
+
+
+def test_seeds_differ_by_every_part():
+    seeds = {derive_seed(*parts) for parts in [("a", 1), ("a", 2), ("b", 1), ("a", 1, 0)]}
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_fp16_trains_close_to_fp32(tmp_path):
+    full, half = (toy.train(tmp_path / name, precision=name) for name in ("fp32", "fp16"))
+    assert half.final_loss == pytest.approx(full.final_loss, rel=1e-2)
+    assert half.final_loss != full.final_loss
+
+
+def test_fp16_resumes_with_its_scale(tmp_path):
+    from dape.training import fit
+
+    whole = toy.train(tmp_path / "whole", precision="fp16")
+    stop = lambda record: record["step"] == 6  # noqa: E731
+    fit(toy.task(), toy.settings(precision="fp16"), tmp_path / "cut", on_step=stop, progress=False)
+    assert toy.train(tmp_path / "cut", precision="fp16").final_loss == whole.final_loss
+
+
+def test_a_precision_that_kills_the_process_is_refused(monkeypatch):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(precision_module, "PROBE", "import os; os.abort()")
+    precision_module._cpu_can.cache_clear()
+    with pytest.raises(
+        ValueError, match=r"bf16 matrix product ends the process on this CPU .* ONEDNN_MAX_CPU_ISA"
+    ):
+        check_precision("bf16", CPU)
+    precision_module._cpu_can.cache_clear()
+
+
+def test_the_probe_of_a_precision_is_a_program_that_runs():
+    program = precision_module.PROBE.format(dtype="float16")
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="--tensorboard needs tensorboard: pip install tensorboard"):
+        toy.train(tmp_path, tensorboard=True)
+
+
+def test_wandb_is_asked_for_by_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="--wandb needs wandb: pip install wandb"):
+        toy.train(tmp_path, wandb="project")
+
+
+def test_trackers_get_every_step(tmp_path, monkeypatch):
+    logged = []
+
+    class Recorder:
+        log = staticmethod(logged.append)
+        close = staticmethod(lambda: logged.append("closed"))
+
+    monkeypatch.setattr("dape.training.loop.open_trackers", lambda *_: [Recorder()])
+    toy.train(tmp_path, log_every=5)
+    assert [entry["step"] for entry in logged[:-1]] == list(range(1, toy.STEPS + 1))
+    assert logged[-1] == "closed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0 must be greater than 0"),
+        ({"precision": "int4"}, 'precision="int4": choose one of fp32, bf16, fp16'),
+        ({"distributed": "magic"}, 'distributed="magic": choose one of none, ddp, fsdp'),
+        ({"preset": "huge"}, 'unknown preset "huge"'),
+        ({"method": "kerpel"}, 'unknown method "kerpel"; did you mean'),
+        ({"num_heads": 3}, "num_attention_heads=3 does not divide hidden_size=128"),
+        ({"train_length": 0}, "train_length=0 must be at least 1"),
+    ],
+)
+def test_mistakes_are_sentences(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**changes)
+
+
+def test_the_papers_recipe_goes_with_its_presets():
+    paper = recipe("125m")
+    assert (paper.steps, paper.batch_size, paper.train_length) == (50_000, 256, 512)
+    assert (paper.learning_rate, paper.final_learning_rate, paper.warmup_steps) == (
+        6e-4,
+        pytest.approx(6e-5),
+        500,
+    )
+    assert recipe("350m").learning_rate == 3e-4
+    assert recipe("125m", steps=1000).warmup_steps == 10
+    assert recipe("tiny") == TrainConfig()
+
+
+FILES = {
+    "options.toml": 'method = "rope"\nlearning-rate = 1e-3\nbetas = [0.8, 0.9]\nvalidation = 0.2\n',
+    "options.yaml": "method: rope\nlearning_rate: 1e-3\nbetas: [0.8, 0.9]\nvalidation: 0.2\n",
+    "options.json": '{"method": "rope", "learning_rate": 0.001, "betas": [0.8, 0.9], "validation": "0.2"}',
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_options_are_read_from_files(tmp_path, name):
+    if name.endswith("toml") and sys.version_info < (3, 11):
+        pytest.skip("TOML needs Python 3.11")
+    file = tmp_path / name
+    file.write_text(FILES[name])
+    assert read_config(file) == {
+        "method": "rope",
+        "learning_rate": 1e-3,
+        "betas": (0.8, 0.9),
+        "validation": "0.2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rat": 1}, 'there is no option "learning_rat"; did you mean "learning_rate"?'),
+        ({"steps": "many"}, "steps='many': expected int"),
+        ({"steps": True}, "steps=True: expected int"),
+        ({"learning_rate": "fast"}, "learning_rate='fast': expected float"),
+        ({"betas": 0.9}, "betas=0.9: expected 2 numbers"),
+        ({"compile": "yes"}, "compile='yes': expected bool"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        checked(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", "x = "), ("a.yaml", "a: [1"), ("a.ini", "x"), ("a.yaml", "- 1")]
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=name):
+        read_config(tmp_path / name)
