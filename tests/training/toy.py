@@ -85,7 +85,7 @@ def main() -> None:
     folder, kind, kill_at, say = (options.pop(name) for name in ("folder", "model", "kill_at", "say_steps"))
 
     def on_step(record: dict[str, float]) -> None:
-        if say:
+        if say and os.environ.get("RANK", "0") == "0":  # two processes would write into each other's lines
             print(f"step {record['step']}", flush=True)
         if record["step"] == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
