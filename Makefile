@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo browser test test-slow check format bench sanitize clean
+.PHONY: help setup demo docs browser test test-slow check format bench sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -20,6 +20,9 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*)
 
 demo: $(READY)  ## recall with and without the convolution (seconds), then a comparison by length (minutes)
 	$(BIN)/dape demo
+
+docs: $(READY)  ## the pages of docs/ as a static site, in site/
+	$(BIN)/python docs/build.py site
 
 browser:  ## install Chromium, in which the report's page is tested (Debian, as root)
 	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 \
@@ -54,4 +57,4 @@ sanitize: $(READY)  ## the C++ kernel under AddressSanitizer and UBSan, over the
 	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/ops/sanitize.py $(SANITIZED)/dape/ops/score_conv_attention/_kernel*.so
 
 clean:  ## remove the virtual environment and the tools' caches
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -94,6 +94,60 @@ def test_sampling_repeats_under_its_seed_and_beams_and_assistants_decode():
     assert model.generate(ids, max_new_tokens=4, num_beams=3, do_sample=False).shape == (1, 10)
 
 
+def test_drafts_by_the_first_layers_change_nothing():
+    model, ids = tiny(), torch.randint(0, 40, (1, 6))
+    greedy = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False, assistant_early_exit=1), greedy)
+    assert model.config.num_hidden_layers == 2
+
+
+def test_beams_are_the_same_with_any_cache():
+    model, ids = tiny(), torch.randint(0, 40, (2, 6))
+    options = {"max_new_tokens": 5, "num_beams": 3, "num_return_sequences": 2, "do_sample": False}
+    told = model.generate(ids, use_cache=False, **options)
+    assert told.shape == (4, 11)
+    assert torch.equal(model.generate(ids, **options), told)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), told)
+    torch.manual_seed(0)
+    drawn = model.generate(ids, **{**options, "do_sample": True})
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(ids, **{**options, "do_sample": True}), drawn)
+
+
+def contrastive(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
+    """Contrastive search (Su et al. 2022) with a cache: what its code on the hub asks of a model, in short."""
+    width, alpha = generation_config.top_k, 0.6
+    out = model(input_ids, use_cache=True, output_hidden_states=True)
+    cache, history = out.past_key_values, out.hidden_states[-1]
+    while not stopping_criteria(input_ids, None).all():
+        chance, candidates = out.logits[:, -1].softmax(-1).topk(width)
+        cache.batch_repeat_interleave(width)
+        out = model(candidates.view(-1, 1), past_key_values=cache, use_cache=True, output_hidden_states=True)
+        state = out.hidden_states[-1]
+        alike = torch.cosine_similarity(state, history.repeat_interleave(width, 0), dim=-1).amax(-1)
+        best = ((1 - alpha) * chance - alpha * alike.view(-1, width)).argmax(-1)
+        rows = torch.arange(len(best)) * width + best
+        cache.batch_select_indices(rows)
+        out.logits, history = out.logits[rows], torch.cat([history, state[rows]], 1)
+        input_ids = torch.cat([input_ids, candidates.gather(1, best[:, None])], 1)
+    return input_ids
+
+
+def test_contrastive_search_runs_as_a_custom_way_to_generate():
+    model, ids = tiny().double(), torch.randint(0, 40, (2, 6))
+    told = model.generate(ids, max_new_tokens=6, top_k=4, do_sample=False, custom_generate=contrastive)
+    # The same search without a cache, a row at a time.
+    for row in range(2):
+        line = ids[row : row + 1]
+        for _ in range(6):
+            chance, candidates = model(line).logits[0, -1].softmax(-1).topk(4)
+            tried = torch.cat([line.expand(4, -1), candidates[:, None]], 1)
+            states = model(tried, output_hidden_states=True).hidden_states[-1]
+            alike = torch.cosine_similarity(states[:, -1:], states[:, :-1], dim=-1).amax(-1)
+            line = tried[(0.4 * chance - 0.6 * alike).argmax()][None]
+        assert torch.equal(told[row], line[0])
+
+
 def test_generation_begins_from_embeddings():
     model, ids = tiny(), torch.randint(0, 40, (2, 6))
     told = model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=4, do_sample=False)

@@ -81,6 +81,20 @@ def test_the_harness_knows_the_name():
     assert get_model("dape") is DapeLM
 
 
+def test_an_entry_point_names_the_model():
+    """Versions after 0.4.13 read these; a registry of 0.4.13 resolves one that it is handed."""
+    from importlib.metadata import entry_points
+
+    from lm_eval.api.registry import Registry
+
+    from dape.harness import DapeLM
+
+    (ours,) = [point for point in entry_points(group="lm_eval.models") if point.name == "dape"]
+    registry: Registry = Registry("model")
+    registry.register("dape", target=ours)
+    assert registry.get("dape") is DapeLM
+
+
 REFUSALS = {
     "no model": (lambda run: ["lm-eval", str(run / "tasks"), "--tasks", str(run / "tasks")], "holds no model"),
     "no task file": (lambda run: ["lm-eval", str(run), "--tasks", "missing.yaml"], "there is no task file missing.yaml"),

@@ -191,10 +191,12 @@ class DapeModel(DapePreTrainedModel):
         weights: list[Tensor] = []
         first = cast(PositionEncoding, self.encodings[0])
         x = self.dropout(first.embed(x, places.queries))
-        for index, layer in enumerate(self.layers):
+        # Decoding that drafts with the first layers alone lowers the configuration's number while it does.
+        layers = self.layers[: self.config.num_hidden_layers]
+        for index, layer in enumerate(layers):
             encoding = cast(PositionEncoding, self.encodings[index % len(self.encodings)])
             states.append(x)
-            rows = last_rows if index + 1 == len(self.layers) else None
+            rows = last_rows if index + 1 == len(layers) else None
             x = layer(x, encoding, places, cache, rows, weights if keep_weights else None)
         x = self.norm(x)
         states.append(x)
