@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import dape
+from dape.inspection import memory
 from dape.inspection.figure import draw
 from dape.inspection.page import png
 from dape.models import DapeForCausalLM, preset
@@ -54,6 +55,32 @@ def test_pixels_are_means_over_visible_pairs():
             block = fine.map(0, 1, "processed")[edges[r] : edges[r + 1], edges[c] : edges[c + 1]]
             assert coarse.map(0, 1, "processed")[r, c] == pytest.approx(np.nanmean(block), rel=1e-4, abs=1e-6)
         assert np.isnan(coarse.map(0, 1, "processed")[r, r + 1 :]).all()
+
+
+@pytest.mark.parametrize(("rows", "resolution"), [(1, 8), (5, 37), (7, 9), (37, 36)])
+def test_tiles_change_no_pixel(rows, resolution):
+    model, ids = tiny("dape1x3-kerple"), torch.randint(0, 256, (37,))
+    whole = dape.inspect(model, ids, resolution=resolution)
+    tiled = dape.inspect(model, ids, resolution=resolution, rows_per_tile=rows)
+    for name in ("scores", "bias", "processed", "weights"):
+        np.testing.assert_allclose(tiled.map(1, 2, name), whole.map(1, 2, name), rtol=1e-4, atol=1e-5)
+
+
+def test_more_than_the_memory_holds_is_refused_before_anything_is_computed(monkeypatch):
+    assert (memory.free_memory(torch.device("cpu")) or 10**8) > 10**7
+    monkeypatch.setattr(memory, "free_memory", lambda device: 5 * 10**6)
+    sentence = (
+        r"looking at 300 tokens needs about 0\.\d GB of memory and 0\.0 GB are free: look at fewer tokens"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        dape.inspect(tiny("dape1x3-kerple"), [1] * 300)
+
+
+def test_longer_texts_take_smaller_tiles():
+    config = preset("125m")
+    for length in (512, 8192, 100_000):
+        rows = memory.affordable_rows(config, length)
+        assert rows == 1 or rows * length * memory.bytes_per_pair(config) <= memory.TILE_BYTES
 
 
 def test_pictures_are_written(tmp_path):

@@ -49,11 +49,12 @@ def chromium() -> str:
 def visit(
     page: Path, folder: Path, probe: str, *, size: tuple[int, int] = (1200, 900), dark: bool = False
 ) -> Visit:
-    """Open a copy of the page that ends with a probe: a JavaScript function body whose value comes back."""
+    """Open a copy of the page that ends with a probe: JavaScript whose value, or what it promises, comes back."""
     script = (
         "<script>addEventListener('load', () => setTimeout(() => {"
         "const note = document.createElement('pre'); note.id = 'probe';"
-        f"note.textContent = JSON.stringify((() => {{ {probe} }})()); document.body.append(note); }}, 300));</script>"
+        f"Promise.resolve((() => {{ {probe} }})()).then(value => {{ note.textContent = JSON.stringify(value);"
+        "document.body.append(note); }); }, 300));</script>"
     )
     copy = folder / f"probed-{size[0]}-{'dark' if dark else 'light'}.html"
     text = page.read_text("utf-8")

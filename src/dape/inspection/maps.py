@@ -6,7 +6,7 @@ heads ever exists; a map of T tokens has at most `resolution` rows and columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dape.inspection.memory import affordable_rows, check_memory
 from dape.models.attention import Attention
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
 from dape.ops.score_conv_attention import DistanceBias, TileBias, Visible
@@ -77,9 +78,12 @@ def inspect(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     resolution: int = 512,
-    rows_per_tile: int = 64,
+    rows_per_tile: int | None = None,
 ) -> Inspection:
-    """The maps of a model reading `ids` [T]: chosen layers and heads (all by default)."""
+    """The maps of a model reading `ids` [T]: chosen layers and heads (all by default).
+
+    rows_per_tile: queries at a time; by default as many as keep a tile small.
+    """
     if not isinstance(model, DapeForCausalLM):
         raise TypeError(f"can only look inside a DapeForCausalLM, got a {type(model).__name__}")
     tokens = torch.as_tensor(ids, dtype=torch.long).flatten()
@@ -88,6 +92,15 @@ def inspect(
     config = model.config
     layers = _chosen("layer", layers, config.num_hidden_layers)
     heads = _chosen("head", heads, config.num_attention_heads)
+    rows_per_tile = rows_per_tile or affordable_rows(config, len(tokens))
+    check_memory(
+        config,
+        len(tokens),
+        model.device,
+        num_maps=len(layers) * len(heads) * len(MAPS),
+        resolution=resolution,
+        rows=rows_per_tile,
+    )
     states = model.model(
         tokens[None].to(model.device), use_cache=False, output_hidden_states=True
     ).hidden_states
@@ -125,7 +138,7 @@ def _layer_maps(
     q, k, _, bias = attention.inputs(x, encoding, places)
     q, k = q.float(), repeat_heads(k, q.shape[1]).float()
     num_tokens, chosen = q.shape[2], list(heads)
-    pool = _Pool(edges, q.device)
+    pool = _Pool(edges)
     sink, entropy = torch.zeros(len(heads)), torch.zeros(len(heads))
     for start in range(0, num_tokens, rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, num_tokens))
@@ -140,7 +153,8 @@ def _layer_maps(
         if attention.scores.weights() is not None:
             parts["processed"] = logits - scores - (0 if tile is None else tile)
         shown = logits[0, 0] > -torch.inf
-        pool.add(rows, shown, {name: part[0, chosen] for name, part in parts.items()})
+        # A map at a time, so that only one has a copy.
+        pool.add(rows, shown, ((name, part[0, chosen]) for name, part in parts.items()))
         sink += weights[0, chosen, :, 0].sum(-1).cpu()
         entropy += torch.special.entr(weights[0, chosen]).sum((-1, -2)).cpu()
     return LayerMaps(layer, heads, pool.means(), (sink / num_tokens).numpy(), (entropy / num_tokens).numpy())
@@ -157,41 +171,30 @@ def _bias_tile(bias: Bias, places: Places, rows: slice) -> Tensor | None:
 class _Pool:
     """Sums over the pixels of maps, fed with tiles of rows."""
 
-    def __init__(self, edges: np.ndarray, device: torch.device) -> None:
-        self.edges = torch.as_tensor(edges, device=device)
-        size = len(edges) - 1
-        self.sums: dict[str, Tensor] = {}
-        self.count = torch.zeros(size, size, dtype=torch.float64, device=device)
+    def __init__(self, edges: np.ndarray) -> None:
+        self.edges, self.size = edges, len(edges) - 1
+        self.sums: dict[str, np.ndarray] = {}
+        self.count = np.zeros((self.size, self.size))
 
-    def add(self, rows: slice, shown: Tensor, parts: dict[str, Tensor]) -> None:
-        """shown: [rows, n]; parts: name → [heads, rows, n]."""
-        down = (self.edges - rows.start).clamp(0, rows.stop - rows.start)
-        across = self.edges.clamp(max=shown.shape[1])
-        first, last = int((down == 0).sum()) - 1, int((down < rows.stop - rows.start).sum())
+    def add(self, rows: slice, shown: Tensor, parts: Iterable[tuple[str, Tensor]]) -> None:
+        """shown: [rows, n]; parts: names and maps [heads, rows, n]."""
+        first, last = np.searchsorted(self.edges, (rows.start, rows.stop), side="right") - 1
+        last = last + (self.edges[last] < rows.stop)
+        down = np.maximum(self.edges[first:last] - rows.start, 0)
+        across = self.edges[:-1][self.edges[:-1] < shown.shape[1]]
+        place = (..., slice(first, last), slice(0, len(across)))
 
-        def pooled(x: Tensor) -> Tensor:
-            """Sums over runs of rows and columns, as differences of running sums."""
-            columns = _running(x.double(), -1).index_select(-1, across).diff(dim=-1)
-            return _running(columns, -2).index_select(-2, down[first : last + 1]).diff(dim=-2)
+        def pooled(x: Tensor) -> np.ndarray:
+            """Sums over the tile's share of each pixel, in float64."""
+            columns = np.add.reduceat(x.cpu().numpy(), across, axis=-1, dtype=np.float64)
+            return np.add.reduceat(columns, down, axis=-2)
 
-        self.count[first:last] += pooled(shown)
-        for name, part in parts.items():
-            total = self.sums.setdefault(
-                name, torch.zeros(part.shape[0], *self.count.shape, dtype=torch.float64)
-            )
-            total[:, first:last] += pooled(part.masked_fill(~shown, 0.0))
+        self.count[place] += pooled(shown)
+        for name, part in parts:
+            total = self.sums.setdefault(name, np.zeros((part.shape[0], self.size, self.size)))
+            total[place] += pooled(part.masked_fill(~shown, 0.0))
 
     def means(self) -> dict[str, np.ndarray]:
         """Maps [heads, P, P] in the paper's order, NaN where nothing is visible."""
-        empty = self.count == 0
-        return {
-            name: (self.sums[name] / self.count).masked_fill(empty, torch.nan).float().cpu().numpy()
-            for name in MAPS
-            if name in self.sums
-        }
-
-
-def _running(x: Tensor, dim: int) -> Tensor:
-    """Running sums along `dim`, beginning with 0."""
-    zero = torch.zeros_like(x.narrow(dim, 0, 1))
-    return torch.cat([zero, x.cumsum(dim)], dim)
+        count = np.where(self.count == 0, np.nan, self.count)
+        return {name: (self.sums[name] / count).astype(np.float32) for name in MAPS if name in self.sums}
