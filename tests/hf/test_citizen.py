@@ -206,6 +206,16 @@ def test_tied_embeddings_stay_tied_through_the_disk(tmp_path):
     assert again.lm_head.weight is again.model.embed.weight
 
 
+def test_a_model_of_another_format_is_refused(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"dape_format": 1', '"dape_format": 7'))
+    with pytest.raises(
+        ValueError, match="has format 7, this version of dape reads format 1: load it with the"
+    ):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_dtype_and_device_map(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16, device_map="cpu")
     assert {p.dtype for p in model.parameters()} == {torch.float16}

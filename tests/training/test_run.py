@@ -104,6 +104,15 @@ def test_an_unfinished_run_says_how_to_finish_it(tmp_path, corpus):
     assert load_run(run.folder).trained
 
 
+def test_a_run_of_another_version_that_is_not_understood_says_so(tmp_path):
+    record = {"dape_version": "9.0", "method": "rope", "train_length": 64, "colour": "red"}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(
+        ValueError, match=r'written by dape 9\.0, this is .*no option "colour".*install that version'
+    ):
+        load_run(tmp_path)
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path, corpus):
     (tmp_path / "precious").write_text("mine")
     with pytest.raises(ValueError, match="exists and is no run"):

@@ -46,6 +46,8 @@ class Options:
     """Most rows and columns of a map; longer texts are averaged into as many."""
     formats: str = "png"
     """Of the pictures: png, svg, pdf, several by commas."""
+    tokenizer: str | None = None
+    """bytes, a tokenizer.json or a folder, for models that come without; by default the one beside the weights."""
     out: Path = Path("inspection")
     """Where to write index.html, heads.json and the pictures."""
 
@@ -63,7 +65,7 @@ def main(arguments: list[str]) -> int:
     console = Console()
     options.out.mkdir(parents=True, exist_ok=True)
     named = []
-    for name, model, tokenizer in opened(options.runs):
+    for name, model, tokenizer in opened(options.runs, options.tokenizer):
         ids = tokenizer.encode(read(options.text))
         for length in lengths:
             if len(ids) < length:
@@ -92,18 +94,23 @@ def numbers(option: str, text: str) -> list[int]:
 def read(text: str) -> str:
     """The contents of the file of that name, or the text itself."""
     path = Path(text)
-    if len(text) < 4096 and path.is_file():
-        return path.read_text("utf-8", errors="replace")
+    try:
+        if path.is_file():
+            return path.read_text("utf-8", errors="replace")
+    except (OSError, ValueError):  # no file can have such a name
+        return text
     if "\n" not in text and path.suffix in {".txt", ".md", ".tex", ".py"} and " " not in text:
         raise FileNotFoundError(f"there is no file {text}")
     return text
 
 
-def opened(folders: tuple[Path, ...]) -> Iterator[tuple[str, DapeForCausalLM, Tokenizer]]:
+def opened(
+    folders: tuple[Path, ...], tokenizer: str | None = None
+) -> Iterator[tuple[str, DapeForCausalLM, Tokenizer]]:
     """Name, model and tokenizer of each folder."""
     for folder in folders:
         if (folder / "model").is_dir() or (folder / "metrics.jsonl").exists():
-            yield folder.name, load_run(folder).model(), load_tokenizer(folder / "model")
+            yield folder.name, load_run(folder).model(), find_tokenizer(folder / "model", tokenizer)
         elif (folder / "config.json").exists():
             if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":
                 raise ValueError(
@@ -111,9 +118,19 @@ def opened(folders: tuple[Path, ...]) -> Iterator[tuple[str, DapeForCausalLM, To
                 )
             with no_bars():
                 model = DapeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-            yield folder.name, model, load_tokenizer(folder)
+            yield folder.name, model, find_tokenizer(folder, tokenizer)
         else:
             raise FileNotFoundError(f"{folder} is neither a run nor a model: it has no config.json")
+
+
+def find_tokenizer(folder: Path, named: str | None) -> Tokenizer:
+    """The one that is named, or the folder's own."""
+    if named is None and not (folder / "tokenizer.json").exists():
+        raise FileNotFoundError(
+            f'there is no tokenizer in {folder}: pass --tokenizer with a folder that has one, or "bytes" for a model '
+            f"of bytes"
+        )
+    return load_tokenizer(folder if named is None else named)
 
 
 def draw_all(named: Named, out: Path, formats: list[str], console: Console) -> None:

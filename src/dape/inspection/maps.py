@@ -31,6 +31,10 @@ MAPS = {
 }
 
 
+# Tiles reach over the keys in steps of this many.
+KEYS_PER_STEP = 512
+
+
 @dataclass(frozen=True)
 class LayerMaps:
     """Maps of one layer, each [heads, P, P] with NaN where nothing is visible, and numbers by head.
@@ -142,10 +146,13 @@ def _layer_maps(
     sink, entropy = torch.zeros(len(heads)), torch.zeros(len(heads))
     for start in range(0, num_tokens, rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, num_tokens))
-        # A causal row needs the keys up to itself alone.
-        scores = q[:, :, rows] @ k[:, :, : rows.stop].transpose(-1, -2) * attention.scale
-        tile = _bias_tile(bias, places, rows)
-        logits = process_scores(scores, tile, attention.scores.weights(), Visible(), causal=True)
+        # A causal row needs the keys up to itself alone. But a width for every tile would have the convolutions
+        # prepared, and memory set aside, for each of them.
+        num_keys = min(num_tokens, -(-rows.stop // KEYS_PER_STEP) * KEYS_PER_STEP)
+        scores = q[:, :, rows] @ k[:, :, :num_keys].transpose(-1, -2) * attention.scale
+        tile = _bias_tile(bias, places, rows, num_keys)
+        visible = Visible(last=torch.arange(rows.start, rows.stop, device=q.device)[None])
+        logits = process_scores(scores, tile, attention.scores.weights(), visible, causal=True)
         weights = torch.softmax(logits, -1)
         parts = {"scores": scores, "weights": weights}
         if tile is not None:
@@ -160,12 +167,12 @@ def _layer_maps(
     return LayerMaps(layer, heads, pool.means(), (sink / num_tokens).numpy(), (entropy / num_tokens).numpy())
 
 
-def _bias_tile(bias: Bias, places: Places, rows: slice) -> Tensor | None:
+def _bias_tile(bias: Bias, places: Places, rows: slice, num_keys: int) -> Tensor | None:
     if isinstance(bias, DistanceBias):
-        return bias.dense(places.num_queries, places.num_keys, rows)[..., : rows.stop].float()
+        return bias.dense(places.num_queries, places.num_keys, rows)[..., :num_keys].float()
     if isinstance(bias, TileBias):
-        return bias.tile(rows, rows.stop).float()
-    return None if bias is None else bias[:, :, rows, : rows.stop].float()
+        return bias.tile(rows, num_keys).float()
+    return None if bias is None else bias[:, :, rows, :num_keys].float()
 
 
 class _Pool:
@@ -191,8 +198,9 @@ class _Pool:
 
         self.count[place] += pooled(shown)
         for name, part in parts:
-            total = self.sums.setdefault(name, np.zeros((part.shape[0], self.size, self.size)))
-            total[place] += pooled(part.masked_fill(~shown, 0.0))
+            if name not in self.sums:
+                self.sums[name] = np.zeros((part.shape[0], self.size, self.size))
+            self.sums[name][place] += pooled(part.masked_fill(~shown, 0.0))
 
     def means(self) -> dict[str, np.ndarray]:
         """Maps [heads, P, P] in the paper's order, NaN where nothing is visible."""

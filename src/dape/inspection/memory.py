@@ -31,7 +31,8 @@ def memory_needed(config: DapeConfig, num_tokens: int, *, num_maps: int, resolut
     pixels = min(resolution, num_tokens) ** 2
     # Sums in float64 while they are made; afterwards float32 and the page's picture.
     maps = pixels * (8 * config.num_attention_heads * 5 + 8 * num_maps)
-    return states + working + tile + maps
+    # A quarter more for what allocators keep.
+    return (states + working + tile + maps) * 5 // 4
 
 
 def check_memory(

@@ -12,6 +12,9 @@ from transformers import PretrainedConfig
 from dape.methods import Method, parse_method
 from dape.positions import POSITIONS
 
+# Of saved models: raised when older versions of this package could no longer read them rightly.
+FORMAT = 1
+
 
 class DapeConfig(PretrainedConfig):
     """A decoder-only language model: pre-LayerNorm, GELU, biases, untied embeddings, any method.
@@ -52,9 +55,15 @@ class DapeConfig(PretrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     tie_word_embeddings: bool = False
+    dape_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
         type(self).before_use()
+        if self.dape_format != FORMAT:
+            raise ValueError(
+                f"the model has format {self.dape_format}, this version of dape reads format {FORMAT}: load it with "
+                f"the version that wrote it"
+            )
         for unknown in kwargs:
             # transformers keeps whatever it is given; a near miss of a name of ours is a mistake.
             if near := difflib.get_close_matches(unknown, self.__annotations__, n=1, cutoff=0.8):

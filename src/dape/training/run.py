@@ -93,8 +93,16 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     saved = json.loads(file.read_text("utf-8"))
     if "method" not in saved or "train_length" not in saved:
         raise ValueError(f"{folder} is not a run: its config.json is something else")
-    saved.pop("dape_version", None)
-    return Run(folder, TrainConfig(**checked(saved)))
+    version = saved.pop("dape_version", __version__)
+    try:
+        return Run(folder, TrainConfig(**checked(saved)))
+    except ValueError as error:
+        if version == __version__:
+            raise
+        raise ValueError(
+            f"{folder} was written by dape {version}, this is {__version__}, which does not take it ({error}): "
+            f"install that version"
+        ) from error
 
 
 def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None = None) -> Run:

@@ -1,0 +1,88 @@
+"""`dape inspect`: what it writes, and a sentence for what it cannot look at."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dape.cli import main
+from dape.inspection import memory
+from dape.models import DapeForCausalLM, preset
+from dape.models.byte_tokenizer import byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "small"
+    DapeForCausalLM(preset("tiny", "dape1x3-kerple", hidden_size=32, num_hidden_layers=1)).save_pretrained(
+        folder
+    )
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_it_writes_page_pictures_and_numbers(model, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--text", "the cat sat", "--lengths", "4,11", "--heads", "1,3", "--out", str(out)]
+    assert main(["inspect", str(model), *options]) == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        "heads.json",
+        "index.html",
+        "small-11-layer0.png",
+        "small-4-layer0.png",
+    ]
+    records = json.loads((out / "heads.json").read_text())
+    assert [(record["length"], record["head"]) for record in records] == [(4, 1), (4, 3), (11, 1), (11, 3)]
+    assert all(0 < record["sink_share"] <= 1 for record in records)
+    assert "entropy in nats" in capsys.readouterr().out
+
+
+def bare(model, tmp_path):
+    """The same model without a tokenizer."""
+    folder = tmp_path / "bare"
+    DapeForCausalLM.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
+def other(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    return tmp_path
+
+
+REFUSALS = {
+    "no tokenizer": (lambda model, path: [bare(model, path), "--text", "a b"], "pass --tokenizer with a folder that has one"),
+    "short text": (lambda model, path: [model, "--text", "a b"], "has 3 tokens for small, too few for a length of 512"),
+    "no file": (lambda model, path: [model, "--text", "book.txt"], "there is no file book.txt"),
+    "no model": (lambda model, path: [path / "nothing", "--text", "a"], "is neither a run nor a model"),
+    "other model": (lambda model, path: [other(path), "--text", "a"], "is not a model of ours"),
+    "format": (lambda model, path: [model, "--text", "a", "--formats", "bmp"], "choose among png, svg, pdf"),
+    "lengths": (lambda model, path: [model, "--text", "a", "--lengths", "x"], "takes whole numbers separated by commas"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_mistakes_are_one_sentence(case, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make, sentence = REFUSALS[case]
+    arguments = [*map(str, make(model, tmp_path))]
+    capsys.readouterr()
+    assert main(["inspect", *arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert sentence in said
+    assert "\n" not in said
+
+
+def test_a_tokenizer_that_is_named_does_for_a_missing_one(model, tmp_path):
+    folder = bare(model, tmp_path)
+    options = ["--text", "the cat", "--tokenizer", "bytes", "--lengths", "7", "--out", str(tmp_path / "out")]
+    assert main(["inspect", str(folder), *options]) == 0
+
+
+def test_a_text_too_long_for_the_memory_is_one_sentence(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 10**6)
+    options = ["--text", "word " * 100, "--lengths", "400", "--out", str(tmp_path / "out")]
+    assert main(["inspect", str(model), *options]) == 2
+    assert "free: look at fewer tokens, or at fewer layers and heads" in capsys.readouterr().err
