@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dape.inspection.memory import affordable_rows, check_memory
 from dape.models.attention import Attention
+from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
 from dape.ops.score_conv_attention import DistanceBias, TileBias, Visible
 from dape.ops.score_conv_attention.reference import process_scores, repeat_heads
@@ -93,7 +94,7 @@ def inspect(
     tokens = torch.as_tensor(ids, dtype=torch.long).flatten()
     if len(tokens) == 0:
         raise ValueError("there is no token to look at")
-    config = model.config
+    config = cast(DapeConfig, model.config)
     layers = _chosen("layer", layers, config.num_hidden_layers)
     heads = _chosen("head", heads, config.num_attention_heads)
     rows_per_tile = rows_per_tile or affordable_rows(config, len(tokens))
