@@ -102,6 +102,23 @@ REFUSALS = {
 }  # fmt: skip
 
 
+FILES = {
+    "not YAML": ("task: [", "is not a task of the harness"),
+    "nameless": ("output_type: multiple_choice", 'it has no line "task: NAME"'),
+    "a list": ("- task", "is not a task of the harness"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_is_no_task_is_one_sentence(case, run, tmp_path, capsys):
+    text, message = FILES[case]
+    (tmp_path / "task.yaml").write_text(text)
+    assert main(["lm-eval", str(run), "--tasks", str(tmp_path / "task.yaml")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert "\n" not in said
+
+
 @pytest.mark.parametrize("case", REFUSALS)
 def test_mistakes_are_one_sentence(case, run, capsys):
     call, message = REFUSALS[case]

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import make_table
 
 from dape.harness import DapeLM
@@ -63,35 +65,49 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def find_tasks(tasks: list[str]) -> tuple[list[Any], TaskManager]:
-    """Names for the harness, and a manager that knows the local ones among them."""
-    folders, names = [], []
-    for task in tasks:
-        path = Path(task)
-        if path.is_dir():
-            files = sorted(path.glob("*.yaml"))
-            if not files:
-                raise FileNotFoundError(f"{path} holds no task: expected a .yaml file in it")
-        elif path.suffix in (".yaml", ".yml"):
-            if not path.exists():
-                raise FileNotFoundError(f"there is no task file {path}")
-            files = [path]
-        else:
-            names.append(task)
-            continue
-        folders.append(str(files[0].parent))
-        names += [_name(file) for file in files]
-    manager = TaskManager(include_path=folders or None)
+    """Tasks for the harness, local ones as their configuration, and a manager that knows what they refer to."""
+    files = [file for task in tasks for file in task_files(task)]
+    configurations = [read_task(file) for file in files]
+    names = [task for task in tasks if not is_local(task)]
+    # The harness reads thousands of files to know its own tasks, and every file below a folder that it is told of.
+    groups = any("group" in configuration for configuration in configurations)
+    manager = TaskManager(
+        include_path=sorted({str(file.parent) for file in files}) if groups else None,
+        include_defaults=bool(names) or groups,
+    )
     if unknown := [name for name in names if name not in manager.all_tasks]:
         raise ValueError(
             f"the harness knows no task {', '.join(unknown)}: pass a YAML file, a folder of them, or a name that "
             f"`lm_eval ls tasks` lists"
         )
-    return names, manager
+    return [*names, *configurations], manager
 
 
-def _name(file: Path) -> str:
-    """The task's own name in its file; read by lines, because harness files have tags that YAML does not know."""
-    for line in file.read_text().splitlines():
-        if line.startswith("task:"):
-            return line.removeprefix("task:").strip().strip("\"'")
-    raise ValueError(f'{file} has no line "task: NAME"')
+def read_task(file: Path) -> dict[str, Any]:
+    """The configuration in a task's file, with whatever it includes."""
+    try:
+        configuration = load_yaml(file, resolve_func=True)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{file} is not a task of the harness: {' '.join(str(error).split())}") from error
+    if not configuration.keys() & {"task", "group"}:
+        raise ValueError(f'{file} is not a task of the harness: it has no line "task: NAME"')
+    return configuration
+
+
+def is_local(task: str) -> bool:
+    return Path(task).is_dir() or Path(task).suffix in (".yaml", ".yml")
+
+
+def task_files(task: str) -> list[Path]:
+    """The YAML files of a folder or path; none for the name of a task."""
+    path = Path(task)
+    if not is_local(task):
+        return []
+    if not path.is_dir():
+        if not path.exists():
+            raise FileNotFoundError(f"there is no task file {path}")
+        return [path]
+    files = sorted(path.glob("*.yaml"))
+    if not files:
+        raise FileNotFoundError(f"{path} holds no task: expected a .yaml file in it")
+    return files
