@@ -30,8 +30,8 @@ SCALE_KEYS = {
         "samples",
         "pictures",
     },
-    "tasks": {"tasks", "methods", "layers", "seeds", "steps", "options", "results", "construction", "note"},
-    "timing": {"methods", "sizes", "length", "batch", "rounds", "base", "note", "model"},
+    "tasks": {"tasks", "methods", "layers", "seeds", "protocol", "results", "construction", "note"},
+    "timing": {"methods", "sizes", "length", "batch", "rounds", "base", "note"},
 }
 GRID_KEYS = {"methods", "variant", "train", "train_lengths", "corpora", "seeds", "lengths", "multiples"}
 GRID_KEYS |= {"tokens_per_step"}
