@@ -57,6 +57,11 @@ class Experiment:
     grid: list[dict[str, Any]]
     scales: dict[str, dict[str, Any]]
 
+    @property
+    def trains_cells(self) -> bool:
+        """Whether it has a grid of language models to train."""
+        return self.kind in ("language", "maps")
+
     def at(self, scale: str) -> dict[str, Any]:
         """The settings at a scale."""
         if scale not in self.scales:

@@ -18,7 +18,7 @@ from dape.training.run import FREE_WITHIN_A_RUN
 # Where the text is and which of it is held out: said by the corpus, not by the training.
 PLACES = {"corpus", "validation", "field", "data", "out"}
 # Options that a cell's name tells in words.
-TOLD = ("num_layers", "hidden_size", "score_width", "score_options", "position_options")
+TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
 STEP, TIME = "equal-step", "equal-time"
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from dape.benchmarks.model import Options, training_step
 from dape.benchmarks.timing import interleave
@@ -21,6 +24,7 @@ def body(plan: Plan, place: Place) -> dict[str, Any]:
     before = load_results(path) or {"records": [], "seconds": 0.0}
     records = [row for row in before["records"] if row["rounds"] == settings["rounds"]]
     seconds = before["seconds"] if records else 0.0
+    failures: list[dict[str, Any]] = []
     wanted = [(size, method) for size in settings["sizes"] for method in settings["methods"]]
 
     def gather() -> dict[str, Any]:
@@ -30,7 +34,7 @@ def body(plan: Plan, place: Place) -> dict[str, Any]:
             "seconds": round(seconds, 1),
             "complete": not missing,
             "missing": missing,
-            "failures": [],
+            "failures": failures,
             "records": [row for row in records if (row["size"], row["method"]) in set(wanted)],
         }
 
@@ -38,7 +42,10 @@ def body(plan: Plan, place: Place) -> dict[str, Any]:
         if {(size, method) for method in settings["methods"]} <= {(r["size"], r["method"]) for r in records}:
             continue
         start = time.perf_counter()
-        records = [row for row in records if row["size"] != size] + timed(size, settings)
+        try:
+            records = [row for row in records if row["size"] != size] + timed(size, settings)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            failures.append({"cell": size, "error": f"not enough memory: {error}"})
         seconds += time.perf_counter() - start
         write_results(plan.experiment, place.scale, path, gather(), jobs=place.jobs)
     return gather()
@@ -48,12 +55,12 @@ def timed(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Two models are in memory at a time, the method's and the one's that all are compared with."""
     base = settings["base"]
     options = Options(preset=size, length=settings["length"], batch=settings["batch"])
-    reference = training_step(base, options)
+    reference = step_on_device(base, options)
     records = []
     for method in settings["methods"]:
         candidates = {base: reference}
         if method != base:
-            candidates[method] = training_step(method, options)
+            candidates[method] = step_on_device(method, options)
         timings = interleave(candidates, settings["rounds"])
         own, other = timings[method], timings[base]
         records.append(
@@ -72,6 +79,20 @@ def timed(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
         del candidates
         gc.collect()
     return at_one_pace(records, base)
+
+
+def step_on_device(method: str, options: Options) -> Callable[[], None]:
+    """A step on the GPU if there is one, waited for."""
+    if not torch.cuda.is_available():
+        return training_step(method, options)
+    with torch.device("cuda"):
+        step = training_step(method, options)
+
+    def waited() -> None:
+        step()
+        torch.cuda.synchronize()
+
+    return waited
 
 
 def at_one_pace(records: list[dict[str, Any]], base: str) -> list[dict[str, Any]]:
