@@ -18,7 +18,7 @@ from dape.tasks import build_task
 
 
 def test_two_taps_of_minus_one_and_one_take_differences() -> None:
-    conv = difference_conv().double()
+    conv = difference_conv()
     scores = torch.randn(2, 1, 9, 9, dtype=torch.float64)
     found = conv(scores)
     before = torch.cat([torch.zeros(2, 1, 9, 1, dtype=torch.float64), scores[..., :-1]], -1)

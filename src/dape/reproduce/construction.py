@@ -24,20 +24,20 @@ def difference_conv() -> ScoreConv:
 
     LeakyReLU(x) − LeakyReLU(−x) = (1 + slope)·x, so that two channels pass through what one would bend.
     """
-    conv = ScoreConv(1, 2, kernel_size=2, bias_channels=False)
+    conv = ScoreConv(1, 2, kernel_size=2, bias_channels=False).double()
     with torch.no_grad():
         for parameter in conv.parameters():
             parameter.zero_()
         # Taps: the key before, the key itself.
-        conv.expand.weight[:, 0, 0, 0] = torch.tensor([-1.0, 1.0])
-        conv.project.weight[0, :, 0, 1] = torch.tensor([1.0, -1.0]) / (1 + conv.negative_slope)
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        conv.expand.weight[:, 0, 0, 0] = -signs
+        conv.project.weight[0, :, 0, 1] = signs / (1 + conv.negative_slope)
     return conv.requires_grad_(False)
 
 
 def answers(ids: Tensor, vocab_size: int, scores: ScoreProcessor, sharpness: float) -> Tensor:
     """The token that comes out at every place [B, T], from one-hot embeddings read back by the largest entry."""
     x = torch.nn.functional.one_hot(ids, vocab_size).to(torch.float64)[:, None]
-    scores = scores.double()
     return scores.attend(x, -x, x, scale=sharpness, backend="reference")[:, 0].argmax(-1)
 
 
