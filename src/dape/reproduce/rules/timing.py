@@ -1,0 +1,82 @@
+"""Rules on time: milliseconds with their spread, and ratios of them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+from dape.report.results import Estimate
+from dape.reproduce.evidence import Evidence, Finding
+from dape.reproduce.folders import Folder, Results
+from dape.reproduce.paper import Paper
+from dape.reproduce.rules.choosing import Chosen, listed
+
+
+class Timing:
+    """The records of an experiment of kind "timing": (size, length) → method → milliseconds."""
+
+    def __init__(self, results: Results) -> None:
+        self.times: dict[tuple[str, int], dict[str, Estimate]] = {}
+        for row in results.get("records", ()):
+            found = self.times.setdefault((row["size"], row.get("length") or 0), {})
+            spread = row.get("spread")
+            found[row["method"]] = Estimate(row["milliseconds"], math.nan if spread is None else spread)
+
+    @staticmethod
+    def of(folder: Folder) -> Timing:
+        return Timing(folder.best or {})
+
+    def ratio(self, place: tuple[str, int], a: str, b: str) -> Estimate:
+        """Time of a over time of b; the error treats the two as independent."""
+        one, other = self.times[place][a], self.times[place][b]
+        value = one.value / other.value
+        return Estimate(value, value * math.hypot(one.error / one.value, other.error / other.value))
+
+
+def slower(folder: Folder, _: Paper, *, a: str, b: Any, sizes: Any = None, factor: float = 1.0) -> Evidence:
+    """a takes longer than b, by a factor at least, at every size."""
+    data, chosen, findings = Timing.of(folder), Chosen(), []
+    for method in listed(b):
+        for place in _places(data, a, method, sizes, chosen):
+            ratio = data.ratio(place, a, method)
+            one, other = data.times[place][a], data.times[place][method]
+            text = (
+                f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {place[0]} "
+                f"({ratio.value:.3f} ± {ratio.error:.3f} times)"
+            )
+            findings.append(Finding(ratio.value - factor, ratio.error, text))
+    return Evidence(findings, chosen.missing)
+
+
+def overhead_falls(folder: Folder, _: Paper, *, a: str, b: str, sizes: Any = None) -> Evidence:
+    """The time of a over the time of b is less for each larger size; sizes in the order of b's times."""
+    data, chosen, findings = Timing.of(folder), Chosen(), []
+    places = _places(data, a, b, sizes, chosen)
+    places.sort(key=lambda place: data.times[place][b].value)
+    for length in dict.fromkeys(length for _, length in places):
+        row = [place for place in places if place[1] == length]
+        for small, large in pairwise(row):
+            before, after = data.ratio(small, a, b), data.ratio(large, a, b)
+            text = (
+                f"{a} takes {before.value:.3f} ± {before.error:.3f} times as long as {b} at {small[0]}, "
+                f"{after.value:.3f} ± {after.error:.3f} times at {large[0]}"
+            )
+            error = math.hypot(before.error, after.error)
+            findings.append(Finding(before.value - after.value, error, text))
+    if places and not findings:
+        chosen.lack("a second size")
+    return Evidence(findings, chosen.missing)
+
+
+def _places(data: Timing, a: str, b: str, sizes: Any, chosen: Chosen) -> list[tuple[str, int]]:
+    """Sizes and lengths where both were timed."""
+    wanted = None if sizes is None else listed(sizes)
+    for size in wanted or ():
+        if all(name != size for name, _ in data.times):
+            chosen.lack(f"size {size}")
+    found = [place for place in data.times if wanted is None or place[0] in wanted]
+    for name in (a, b):
+        if not any(name in data.times[place] for place in found):
+            chosen.lack(name)
+    return [place for place in found if {a, b} <= set(data.times[place])]
