@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ STANDS_FOR = {"latex": "arxiv", "books": "books3"}
 class Folder:
     """One experiment: what it is about, and its results by scale.
 
-    stands_for: the paper's corpora by our names.
+    stands_for: the paper's corpora by our names; texts: what our corpora are.
     """
 
     path: Path
@@ -33,6 +33,7 @@ class Folder:
     rank: int
     results: dict[str, Results]
     stands_for: dict[str, str]
+    texts: dict[str, str]
 
     @property
     def name(self) -> str:
@@ -56,16 +57,16 @@ def with_claims(papers: Path) -> list[Path]:
 
 def load_folders(paper: Path, named: Iterable[str] = ()) -> list[Folder]:
     """The experiments of a paper by rank, then those that are only named, by claims made of them."""
-    stands_for = load_stands_for(paper.parent)
+    named_texts = load_corpora(paper.parent)
     present = [file.parent for file in sorted(paper.glob(f"*/{EXPERIMENT}"))]
-    folders = [load_folder(path, stands_for) for path in present]
+    folders = [load_folder(path, named_texts) for path in present]
     folders.sort(key=lambda folder: (folder.rank, folder.name))
     known = {folder.name for folder in folders}
     absent = [name for name in dict.fromkeys(named) if name not in known]
-    return folders + [load_folder(paper / name, stands_for) for name in absent]
+    return folders + [load_folder(paper / name, named_texts) for name in absent]
 
 
-def load_folder(path: Path, stands_for: dict[str, str]) -> Folder:
+def load_folder(path: Path, corpora: dict[str, dict[str, Any]]) -> Folder:
     file = path / EXPERIMENT
     about = read_toml(file) if file.exists() else {}
     results = {scale: load(path / name) for scale, name in RESULTS.items() if (path / name).exists()}
@@ -77,7 +78,8 @@ def load_folder(path: Path, stands_for: dict[str, str]) -> Folder:
         about.get("kind", ""),
         about.get("rank", 100),
         results,
-        stands_for,
+        {**STANDS_FOR, **_said(corpora, "stands_for", str.lower)},
+        _said(corpora, "title", str),
     )
 
 
@@ -88,12 +90,14 @@ def load(path: Path) -> Results:
         raise ValueError(f"{path} is not JSON: {error}") from error
 
 
-def load_stands_for(papers: Path) -> dict[str, str]:
-    """The paper's name of a corpus by ours."""
+def load_corpora(papers: Path) -> dict[str, dict[str, Any]]:
+    """papers/corpora.toml, if it is there."""
     file = papers / "corpora.toml"
-    tables = read_toml(file) if file.exists() else {}
-    said = {name: table["stands_for"].lower() for name, table in tables.items() if table.get("stands_for")}
-    return {**STANDS_FOR, **said}
+    return read_toml(file) if file.exists() else {}
+
+
+def _said(corpora: dict[str, dict[str, Any]], key: str, form: Callable[[str], str]) -> dict[str, str]:
+    return {name: form(table[key]) for name, table in corpora.items() if table.get(key)}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

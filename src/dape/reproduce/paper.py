@@ -17,14 +17,15 @@ USUAL_SIZE = "125m"
 class Printed:
     """One number of the paper.
 
-    quantity: perplexity, accuracy (percent), milliseconds or ratio; where: the section, and the table if it is
-    in one; about: what it belongs to, such as corpus, train_length, method, variant, eval_length, task or size.
+    quantity: perplexity, accuracy (percent), milliseconds or ratio; section: where it stands; experiments: those
+    that show it beside theirs; about: what it belongs to, such as corpus, train_length, method, variant,
+    eval_length, task or size.
     """
 
     quantity: str
     value: float
     section: str
-    experiment: str
+    experiments: tuple[str, ...]
     about: dict[str, Any]
 
     def get(self, name: str) -> Any:
@@ -52,6 +53,10 @@ class Paper:
         found = self.find(quantity, **about)
         return found[0].value if found else None
 
+    def shown_with(self, experiment: str, quantity: str) -> list[Printed]:
+        """The numbers that an experiment shows beside its own."""
+        return [n for n in self.numbers if n.quantity == quantity and experiment in n.experiments]
+
     def notes_on(self, experiment: str) -> list[str]:
         return [text for name, text in self.notes if name == experiment]
 
@@ -64,7 +69,7 @@ def load_paper(folder: Path) -> Paper:
     content = json.loads(path.read_text("utf-8"))
     numbers = [number for table in content["tables"] for number in of_table(table)]
     numbers += [of_sentence(dict(entry)) for entry in content["sentences"]]
-    notes = tuple((table["experiment"], table["note"]) for table in content["tables"] if "note" in table)
+    notes = tuple((table["experiments"][0], table["note"]) for table in content["tables"] if "note" in table)
     return Paper(content["title"], tuple(numbers), notes)
 
 
@@ -80,7 +85,8 @@ def of_table(table: dict[str, Any]) -> Iterator[Printed]:
         own = {name: value for name, value in row.items() if name != "values"}
         for column, value in zip(table["columns"], row["values"], strict=True):
             quantity, about = of_column(table["quantity"], column)
-            yield Printed(quantity, value, table["section"], table["experiment"], {**shared, **own, **about})
+            about = {**shared, **own, **about}
+            yield Printed(quantity, value, table["section"], tuple(table["experiments"]), about)
 
 
 def of_column(quantity: str, column: Any) -> tuple[str, dict[str, Any]]:
@@ -100,7 +106,7 @@ def of_sentence(entry: dict[str, Any]) -> Printed:
     )
     if quantity == "perplexity":
         entry |= {"variant": entry.get("variant", ""), **as_variant(entry.pop("size", None))}
-    return Printed(quantity, value, section, experiment, entry)
+    return Printed(quantity, value, section, (experiment,), entry)
 
 
 def as_variant(size: str | None) -> dict[str, str]:

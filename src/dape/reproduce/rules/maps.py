@@ -14,13 +14,13 @@ from dape.reproduce.paper import Paper
 from dape.reproduce.rules.choosing import Chosen
 
 
-def shares(results: Results) -> dict[tuple[str, int], Estimate]:
-    """(method, length) → mean share of the weight on the first token, with its error over layers and heads."""
+def measured(results: Results, name: str) -> dict[tuple[str, int], Estimate]:
+    """(method, length) → mean of what is called `name` in the records, with its error over layers and heads."""
     heads: dict[tuple[str, int], dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in results.get("records", ()):
-        if row.get("sink_share") is not None:
+        if row.get(name) is not None:
             # Seeds and texts of one head are not further heads.
-            heads[row["method"], row["length"]][row["layer"], row["head"]].append(row["sink_share"])
+            heads[row["method"], row["length"]][row["layer"], row["head"]].append(row[name])
     found = {}
     for key, by_head in heads.items():
         values = [fmean(head) for head in by_head.values()]
@@ -31,7 +31,7 @@ def shares(results: Results) -> dict[tuple[str, int], Estimate]:
 
 def sink_higher(folder: Folder, _: Paper, *, a: str, b: str, lengths: Any = None) -> Evidence:
     """More of the weight goes to the first token in a than in b, at every length."""
-    found, chosen, findings = shares(folder.best or {}), Chosen(), []
+    found, chosen, findings = measured(folder.best or {}, "sink_share"), Chosen(), []
     for method in (a, b):
         if all(name != method for name, _ in found):
             chosen.lack(method)
