@@ -14,7 +14,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, VERDICTS
-from dape.reproduce.folders import CLAIMS, Folder, load_folders, read_toml, with_claims
+from dape.reproduce.experiment import read_toml
+from dape.reproduce.folders import CLAIMS, Folder, load_folders, with_claims
 from dape.reproduce.paper import Paper, load_paper
 from dape.reproduce.rules import RULES, decide
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dape.reproduce.experiment import FILE as EXPERIMENT
+from dape.reproduce.experiment import read_toml
+from dape.reproduce.results import NAMES
+
 Results = dict[str, Any]
 
 CLAIMS = "claims.toml"
-EXPERIMENT = "experiment.toml"
 # The results that decide, the best first.
-RESULTS = {"paper": "results-paper.json", "laptop": "results.json"}
+RESULTS = {scale: NAMES[scale] for scale in ("paper", "laptop")}
 # What a text of ours stands in for, where papers/corpora.toml does not say.
 STANDS_FOR = {"latex": "arxiv", "books": "books3"}
 
@@ -73,8 +76,8 @@ def load_folder(path: Path, corpora: dict[str, dict[str, Any]]) -> Folder:
     return Folder(
         path,
         about.get("title", path.name.replace("_", " ")),
-        " ".join(about.get("summary", about.get("shows", "")).split()),
-        about.get("source", about.get("section", "")),
+        " ".join(about.get("summary", "").split()),
+        about.get("source", ""),
         about.get("kind", ""),
         about.get("rank", 100),
         results,
@@ -98,14 +101,3 @@ def load_corpora(papers: Path) -> dict[str, dict[str, Any]]:
 
 def _said(corpora: dict[str, dict[str, Any]], key: str, form: Callable[[str], str]) -> dict[str, str]:
     return {name: form(table[key]) for name, table in corpora.items() if table.get(key)}
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        import tomllib
-    except ModuleNotFoundError:
-        raise ValueError("the experiments are TOML files, for which Python 3.11 or newer is needed") from None
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
