@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from dape.report.style import times
 from dape.reproduce.folders import Folder
+from dape.reproduce.language import Language
 from dape.reproduce.panels import Line, Panel, our_panels, paper_panels, partner
 from dape.reproduce.paper import Paper
 from dape.reproduce.rules.maps import measured
@@ -29,45 +30,35 @@ def language(folder: Folder, paper: Paper) -> list[Table]:
     ours, theirs = our_panels(folder), paper_panels(folder, paper)
     found = [_panel_table(panel, partner(panel, theirs)) for panel in ours]
     keys = {panel.key for panel in ours}
-    return found + [_panel_table(panel, None, whose=PAPER) for panel in theirs if panel.key not in keys]
+    found += [_panel_table(panel, None, whose=PAPER) for panel in theirs if panel.key not in keys]
+    return found + _step_table(folder, paper)
 
 
 def _panel_table(panel: Panel, other: Panel | None, whose: str = OURS) -> Table:
     columns = sorted({*panel.columns(), *(other.columns() if other else ())})
     best = {column: _best(panel, column) for column in columns}
-    rows = []
-    lines = {line.label: line for line in other.lines} if other else {}
-    several = len({line.method for line in panel.lines}) == 1 and len(panel.lines) > 1
     changes = whose == OURS and any(math.isfinite(line.change.value) for line in panel.lines)
-    for place, line in enumerate(panel.lines):
+    theirs = {line.label: line for line in other.lines} if other else {}
+    rows = []
+    for line in panel.lines:
         cells = [
             perplexity(line.losses.get(round(column * panel.unit)), best=line is best[column])
             for column in columns
         ]
         rows.append(Row(line.label, whose, (*cells, *([signed(line.change)] if changes else []))))
-        # Curves by training length correspond by their order, others by their name.
-        same = (
-            other.lines[place]
-            if other and several and place < len(other.lines)
-            else lines.pop(line.label, None)
-        )
-        if same is not None and other is not None:
-            rows.append(_paper_row(same, other, columns, line.label, changes))
-    if other and not several:
-        rows += [_paper_row(line, other, columns, line.label, changes) for line in lines.values()]
-    heads = (
-        "",
-        "",
-        *(times(round(c * panel.unit), panel.unit) for c in columns),
-        *(["change"] if changes else []),
-    )
+        if other and line.label in theirs:
+            rows.append(_paper_row(theirs.pop(line.label), other, columns, changes))
+    if other:
+        rows += [_paper_row(line, other, columns, changes) for line in theirs.values()]
+    lengths = (times(round(column * panel.unit), panel.unit) for column in columns)
     title = f"Perplexity: {panel.title}" + (f"; {other.title}" if other else "")
-    return Table(title, heads, joined(rows), _note(panel, other))
+    heads = ("", "", *lengths, *(["change"] if changes else []))
+    return Table(title, heads, joined(rows), _note(panel, other, changes))
 
 
-def _paper_row(line: Line, panel: Panel, columns: Sequence[float], label: str, changes: bool) -> Row:
+def _paper_row(line: Line, panel: Panel, columns: Sequence[float], changes: bool) -> Row:
     cells = [perplexity(line.losses.get(round(column * panel.unit))) for column in columns]
-    return Row(label, PAPER, (*cells, *([Cell()] if changes else [])))
+    return Row(line.label, PAPER, (*cells, *([Cell()] if changes else [])))
 
 
 def _best(panel: Panel, column: float) -> Line | None:
@@ -78,9 +69,38 @@ def _best(panel: Panel, column: float) -> Line | None:
     return panel.lines[min(scored)[1]] if len(scored) > 1 else None
 
 
-def _note(panel: Panel, other: Panel | None) -> str:
-    text = f"1× is {panel.unit} tokens"
-    return f"{text} for us, {other.unit} in the paper." if other else f"{text}."
+def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
+    unit = f"1× is {panel.unit} tokens" + (f" for us, {other.unit} in the paper." if other else ".")
+    told = " Change: of the loss, in nats, from the training length to the longest." if changes else ""
+    return unit + told
+
+
+def _step_table(folder: Folder, paper: Paper) -> list[Table]:
+    """Milliseconds of a training step by training length, where the paper prints such."""
+    printed = [n for n in paper.shown_with(folder.name, "milliseconds") if n.get("train_length")]
+    data = Language.of(folder)
+    if not printed:
+        return []
+    trained = [one for one in data.scores if one.view == "equal-step" and one.corpus == data.corpora()[0]]
+    ours = {(one.method, one.train_length): data.step_seconds(one).value * 1e3 for one in trained}
+    theirs = {(n.get("method"), n.get("train_length")): n.value for n in printed}
+    rows: list[Row] = []
+    columns: set[float] = set()
+    for found in (ours, theirs):
+        shortest = min((length for _, length in found), default=1)
+        columns |= {length / shortest for _, length in found}
+    shown = sorted(columns)
+    for method in dict.fromkeys(name for name, _ in [*ours, *theirs]):
+        for whose, found in ((OURS, ours), (PAPER, theirs)):
+            if any(name == method for name, _ in found):
+                shortest = min(length for _, length in found)
+                cells = [plain(found.get((method, round(c * shortest))), 1) for c in shown]
+                rows.append(Row(method, whose, tuple(cells)))
+    heads = ("", "", *(f"{column:g}×" for column in shown))
+    title = "Milliseconds of a training step with the same number of tokens, by training length"
+    note = "1× is the shortest training length, "
+    note += f"{min(n for _, n in ours)} for us, " if ours else ""
+    return [Table(title, heads, joined(rows), f"{note}{min(n for _, n in theirs)} in the paper.")]
 
 
 def tasks(folder: Folder, paper: Paper) -> list[Table]:

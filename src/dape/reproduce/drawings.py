@@ -14,7 +14,7 @@ from dape.report.figures import draw_curves
 from dape.report.style import MARKERS, Style, style_of
 from dape.reproduce.content import FEW_TASKS
 from dape.reproduce.folders import Folder
-from dape.reproduce.panels import Panel, our_panels, paper_panels
+from dape.reproduce.panels import Panel, our_panels, paper_panels, side_by_side
 from dape.reproduce.paper import Paper
 from dape.reproduce.rules.maps import measured
 from dape.reproduce.rules.tasks import Tasks
@@ -54,9 +54,9 @@ def styles(labels: Sequence[str], methods: Sequence[str]) -> dict[str, Style]:
 
 
 def language(folder: Folder, paper: Paper) -> Figure | None:
-    """Perplexity by length: our panels, then the paper's where it prints more than one length."""
+    """Perplexity by length, ours beside the paper's where it prints more than one length."""
     theirs = [panel for panel in paper_panels(folder, paper) if len(panel.columns()) > 1]
-    return panels_figure([*our_panels(folder), *theirs], looks_of(folder, paper))
+    return panels_figure(side_by_side(our_panels(folder), theirs), looks_of(folder, paper))
 
 
 def looks_of(folder: Folder, paper: Paper) -> dict[str, Style]:

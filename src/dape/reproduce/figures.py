@@ -35,6 +35,7 @@ LOOK = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "grid.color": GRID,
+    "axes.facecolor": "none",
 }
 
 
@@ -51,26 +52,33 @@ def svg(folder: Folder, paper: Paper) -> str | None:
     """The figure as SVG on white; None if there is nothing to draw."""
     with context(["default", LOOK]):
         drawn = draw(folder, paper)
-        return None if drawn is None else rendered(drawn, ground="white")
+        return None if drawn is None else rendered(drawn)
 
 
 def inline_svg(folder: Folder, paper: Paper) -> str | None:
-    """The figure as SVG for a page: without ground, in the page's colours."""
-    with context(["default", LOOK]):
-        drawn = draw(folder, paper)
-        return None if drawn is None else on_page(rendered(drawn, ground="none"))
+    """The figure as SVG for a page: without ground, in the page's colours. Drawn anew if the file is older."""
+    made = folder.path / NAME
+    sources = [
+        *folder.path.glob("*.json"),
+        *folder.path.glob("*.toml"),
+        *folder.path.parent.glob("paper.json"),
+    ]
+    fresh = made.exists() and all(made.stat().st_mtime >= source.stat().st_mtime for source in sources)
+    text = made.read_text("utf-8") if fresh else svg(folder, paper)
+    return None if text is None else on_page(text)
 
 
-def rendered(drawn: Figure, *, ground: str) -> str:
+def rendered(drawn: Figure) -> str:
     content = io.StringIO()
-    drawn.savefig(content, format="svg", metadata={"Date": None}, facecolor=ground)
+    drawn.savefig(content, format="svg", metadata={"Date": None}, facecolor="white")
     return content.getvalue()
 
 
 def on_page(text: str) -> str:
-    """An SVG that stands in a page: no prologue, ids that no other figure needs, the page's colours and width."""
+    """An SVG that stands in a page: no prologue, no ground, the page's colours and width, no ids of parts."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="patch_1">.*?</g>', "", text, count=1, flags=re.DOTALL)
     text = re.sub(r' id="[a-zA-Z0-9]+_\d+"', "", text)
     for colour, name in ON_PAGE.items():
         text = text.replace(colour, name)
@@ -94,7 +102,7 @@ def write_headline(folder: Folder, papers: Path) -> Path | None:
         drawn = headline(folder)
         if drawn is None:
             return None
-        write_atomically(papers / HEADLINE, rendered(drawn, ground="white"))
+        write_atomically(papers / HEADLINE, rendered(drawn))
     return papers / HEADLINE
 
 

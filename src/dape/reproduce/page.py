@@ -17,7 +17,7 @@ from dape.reproduce.claims import Verdict, count, place, verdicts_of
 from dape.reproduce.content import tables
 from dape.reproduce.drawings import looks_of
 from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED
-from dape.reproduce.figures import NAME, inline_svg
+from dape.reproduce.figures import HEADLINE, NAME, inline_svg, on_page
 from dape.reproduce.folders import Folder, load_folders, with_claims
 from dape.reproduce.paper import Paper, load_paper
 from dape.reproduce.readme import another_scale, explained, machine, ran, settings
@@ -36,7 +36,9 @@ READING = (
     "Perplexity says how many tokens a model hesitates between: lower is better. Lengths are given in tokens and as "
     "multiples of the training length: at 16× a model reads sixteen times as much as in training. Each score is of "
     "the same last tokens of the same passages, with more text before them as the length grows; bars are one standard "
-    "error."
+    "error over documents, most of which is that some documents are harder than others, for all methods alike. "
+    "Differences between methods are taken passage by passage and are far surer than the bars look. Texts that anyone can obtain stand in for the paper's corpora: where a claim names one of those, it is "
+    "judged on the text that stands for it."
 )
 # Pictures beside an experiment's figure that are taken into the page, and the most bytes of one.
 PICTURES, LARGEST = ("*.png", "*.svg"), 3_000_000
@@ -92,7 +94,10 @@ def head(title: str, parts: Sequence[Part]) -> list[str]:
         f"<h1>{escape(title)}</h1>",
         '<p class="faint">The paper’s results, table by table, run again.</p>',
     ]
-    lines += [f"<p>{escape(INTRODUCTION)}</p>", f'<div class="cards">{cards}</div>', methods(parts)]
+    lines += [f"<p>{escape(INTRODUCTION)}</p>", f'<div class="cards">{cards}</div>']
+    if parts and (drawn := headline(parts[0].path.parent)):
+        lines.append(f'<div class="drawing" role="img" aria-label="Perplexity by length">{drawn}</div>')
+    lines.append(methods(parts))
     lines += [f"<details><summary>How to read the numbers</summary><p>{escape(READING)}</p>"]
     lines += [f"<p>{_emphasised(explained())}</p></details>"]
     lines += [f"<h2>{len(verdicts)} claims</h2>", '<div class="ledger">']
@@ -104,6 +109,12 @@ def head(title: str, parts: Sequence[Part]) -> list[str]:
                 lines.append(f"<section><h3>{where}</h3>{rows}</section>")
     lines += ["</div>", contents(parts)]
     return lines
+
+
+def headline(papers: Path) -> str:
+    """The headline figure, if it has been made."""
+    made = papers / HEADLINE
+    return on_page(made.read_text("utf-8")) if made.exists() else ""
 
 
 def contents(parts: Sequence[Part]) -> str:

@@ -11,7 +11,7 @@ from dape.reproduce.folders import Folder
 from dape.reproduce.language import Language, Trained
 from dape.reproduce.paper import Paper, Printed
 
-# With more training lengths than this they are the curves of a panel, and methods have panels of their own.
+# With more training lengths than this they are the curves of a method's panel.
 FEW = 2
 UNKNOWN = Estimate(math.nan, math.nan)
 
@@ -55,57 +55,65 @@ def our_panels(folder: Folder) -> list[Panel]:
         for corpus in data.corpora():
             trained = [t for t in data.scores if (t.view, t.corpus) == (view, corpus)]
             note = "" if view == "equal-step" else f", {VIEWS[view]}"
-            for key, title, group in split(trained):
-                lines = tuple(our_line(data, one, group) for one in group)
-                panels.append(
-                    Panel(
-                        f"{corpus}, {title}{note}",
-                        (view, data.paper_corpus(corpus), *key),
-                        min(one.train_length for one in group),
-                        lines,
-                    )
-                )
+            for group in split(trained, by_method=by_method(data)):
+                lines = tuple(our_line(data, one, label(one, group)) for one in group.members)
+                key = (view, data.paper_corpus(corpus), *group.key)
+                panels.append(Panel(f"{corpus}, {group.title}{note}", key, group.unit, lines))
     return panels
 
 
-def split(trained: Sequence[Trained]) -> list[tuple[tuple[object, ...], str, list[Trained]]]:
-    """Key, title and members of each panel of a corpus."""
+def by_method(data: Language) -> bool:
+    """Whether methods have panels of their own, with a curve for each of many training lengths."""
+    return len({one.train_length for one in data.scores}) > FEW
+
+
+@dataclass(frozen=True)
+class Group:
+    """What makes up a panel."""
+
+    key: tuple[object, ...]
+    title: str
+    unit: int
+    members: list[Trained]
+
+
+def split(trained: Sequence[Trained], *, by_method: bool) -> list[Group]:
+    """The panels of a corpus."""
     lengths = sorted({one.train_length for one in trained})
     variants = list(dict.fromkeys(one.variant for one in trained))
     shared = [v for v in variants if sum(one.variant == v for one in trained) > len(lengths)]
     # Variants that several methods have are panels; a method's own are curves.
     apart = variants if len(shared) > 1 else [None]
-    found: list[tuple[tuple[object, ...], str, list[Trained]]] = []
+    found = []
     for variant in apart:
         mine = [one for one in trained if variant is None or one.variant == variant]
         tail = f", {variant}" if variant else ""
-        if len(lengths) > FEW:
+        if by_method:
             for method in dict.fromkeys(one.method for one in mine):
                 group = sorted((o for o in mine if o.method == method), key=lambda one: one.train_length)
-                found.append((("method", method, variant), f"{method}{tail}", group))
+                found.append(Group(("method", method, variant), f"{method}{tail}", lengths[0], group))
         else:
             for rank, length in enumerate(lengths):
                 group = [one for one in mine if one.train_length == length]
                 if group:
-                    found.append(((rank, variant), f"trained at {length}{tail}", group))
+                    found.append(Group((rank, variant), f"trained at {length}{tail}", length, group))
     return found
 
 
-def our_line(data: Language, one: Trained, group: Sequence[Trained]) -> Line:
+def label(one: Trained, group: Group) -> str:
+    """What tells the curve from the others of its panel."""
+    if group.key[0] == "method":
+        return f"trained at {one.train_length}"
+    return one.method if len({other.variant for other in group.members}) == 1 else one.label
+
+
+def our_line(data: Language, one: Trained, name: str) -> Line:
     lengths = data.lengths(one)
     longest, start = lengths[-1], one.train_length
     change = UNKNOWN
     if start in lengths and longest > start:
         change = data.difference((1, one, longest), (-1, one, start))
-    losses = {length: data.loss(one, length) for length in lengths}
-    return Line(label(one, group), one.method, losses, change)
-
-
-def label(one: Trained, group: Sequence[Trained]) -> str:
-    """What tells the curve from the others of its panel."""
-    if len({other.train_length for other in group}) > 1:
-        return f"trained at {one.train_length}"
-    return one.method if len({other.variant for other in group}) == 1 else one.label
+    return Line(name, one.method, {length: data.loss(one, length) for length in lengths}, change)
 
 
 def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
@@ -122,18 +130,25 @@ def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
         for n in (n for n in printed if n.get("corpus") == corpus):
             one = Trained("equal-step", corpus, n.get("train_length"), n.get("method"), n.get("variant"))
             numbers.setdefault(one, {})[n.get("eval_length")] = n
-        for key, title, group in split(list(numbers)):
-            lines = tuple(paper_line(one, group, numbers[one]) for one in group)
-            unit = min(one.train_length for one in group)
-            panels.append(Panel(f"the paper: {corpus}, {title}", ("equal-step", corpus, *key), unit, lines))
+        for group in split(list(numbers), by_method=by_method(data)):
+            lines = tuple(paper_line(numbers[one], one.method, label(one, group)) for one in group.members)
+            key = ("equal-step", corpus, *group.key)
+            panels.append(Panel(f"the paper: {corpus}, {group.title}", key, group.unit, lines))
     return panels
 
 
-def paper_line(one: Trained, group: Sequence[Trained], numbers: dict[int, Printed]) -> Line:
+def paper_line(numbers: dict[int, Printed], method: str, name: str) -> Line:
     losses = {length: Estimate(math.log(n.value), math.nan) for length, n in sorted(numbers.items())}
-    return Line(label(one, group), one.method, losses)
+    return Line(name, method, losses)
 
 
 def partner(panel: Panel, others: Sequence[Panel]) -> Panel | None:
     """The panel of the same thing among the paper's."""
     return next((other for other in others if other.key == panel.key), None)
+
+
+def side_by_side(ours: Sequence[Panel], theirs: Sequence[Panel]) -> list[Panel]:
+    """Each of ours followed by the paper's of the same thing; then ours, and theirs, that have no partner."""
+    pairs = [(panel, other) for panel in ours if (other := partner(panel, theirs))]
+    paired = [panel for pair in pairs for panel in pair]
+    return [*paired, *(panel for panel in [*ours, *theirs] if panel not in paired)]

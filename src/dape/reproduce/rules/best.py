@@ -112,8 +112,8 @@ def best_train_length(
                 if length in data.lengths(one, other):
                     gap = data.difference((1, one, length), (-1, other, length))
                     text = (
-                        f"read at {length}, {one.label} trained at {length} has perplexity {ppl(data, one, length)} "
-                        f"and trained at {other.train_length} {ppl(data, other, length)} ({one.corpus}; loss {signed(gap)})"
+                        f"{one.label} read at {length} has perplexity {ppl(data, one, length)} if trained at {length}, "
+                        f"{ppl(data, other, length)} if trained at {other.train_length} ({one.corpus}; loss {signed(gap)})"
                     )
                     findings.append(Finding(-gap.value, gap.error, text))
         if len(found) == 1:

@@ -182,8 +182,8 @@ def faster_steps(
         fast, slow = data.step_seconds(one), data.step_seconds(other)
         error = math.hypot(fast.error / fast.value, slow.error / slow.value)
         text = (
-            f"a step takes {1e3 * fast.value:.0f} ms at length {one.train_length} and {1e3 * slow.value:.0f} ms at "
-            f"length {other.train_length} ({one.corpus}, {one.label} and {other.label})"
+            f"{one.label} takes {1e3 * fast.value:.0f} ms for a step at length {one.train_length}, {other.label} "
+            f"{1e3 * slow.value:.0f} ms at length {other.train_length} ({one.corpus})"
         )
         findings.append(Finding(math.log(slow.value / fast.value) - math.log(factor), error, text))
     return Evidence(findings, chosen.missing)

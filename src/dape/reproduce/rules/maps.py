@@ -39,8 +39,8 @@ def sink_higher(folder: Folder, _: Paper, *, a: str, b: str, lengths: Any = None
         if (a, length) in found and (b, length) in found:
             one, other = found[a, length], found[b, length]
             text = (
-                f"at {length} tokens the first one gets {100 * one.value:.1f} ± {100 * one.error:.1f} % of the weight "
-                f"in {a}, {100 * other.value:.1f} ± {100 * other.error:.1f} % in {b}"
+                f"{a} gives the first of {length} tokens {100 * one.value:.1f} ± {100 * one.error:.1f} % of the weight, "
+                f"{b} {100 * other.value:.1f} ± {100 * other.error:.1f} %"
             )
             findings.append(Finding(one.value - other.value, math.hypot(one.error, other.error), text))
     return Evidence(findings, chosen.missing)
