@@ -15,8 +15,8 @@ from dape.reproduce.rules.tasks import Solver, Tasks
 from dape.reproduce.rules.timing import Timing
 from dape.reproduce.tables import OURS, PAPER, Cell, Row, Table, joined, perplexity, plain, signed
 
-# With more tasks than this, tasks are rows and methods columns.
-FEW_TASKS = 3
+# With more tasks than this, tasks are rows and methods columns; with more columns than that, errors are left out.
+FEW_TASKS, FEW_COLUMNS = 3, 6
 
 
 def tables(folder: Folder, paper: Paper) -> list[Table]:
@@ -132,8 +132,11 @@ def _task_rows(
     for task in names:
         found = [data.accuracy(solvers[task, m]) if (task, m) in solvers else None for m in methods]
         best = max((e.value for e in found if e is not None), default=math.nan)
+        wide = len(methods) > FEW_COLUMNS
         cells = [
-            Cell("–") if e is None else plain(100 * e.value, 1, 100 * e.error, best=e.value == best)
+            Cell("–")
+            if e is None
+            else plain(100 * e.value, 1, math.nan if wide else 100 * e.error, best=e.value == best)
             for e in found
         ]
         printed = [paper.value("accuracy", task=task, method=method) for method in methods]

@@ -10,97 +10,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from dape.report.figures import draw_curves
-from dape.report.style import MARKERS, Style, style_of
+from dape.report.style import Style, style_of
 from dape.reproduce.content import FEW_TASKS
+from dape.reproduce.curves import FAINT, LEGEND, PANEL, legend, looks_of, panels_figure, styles
 from dape.reproduce.folders import Folder
-from dape.reproduce.panels import Panel, our_panels, paper_panels, side_by_side
+from dape.reproduce.panels import our_panels, paper_panels, side_by_side
 from dape.reproduce.paper import Paper
 from dape.reproduce.rules.maps import measured
 from dape.reproduce.rules.tasks import Tasks
 from dape.reproduce.rules.timing import Timing
-
-# Places in the order of colours that main methods keep in every figure; others take what is left.
-PLACES = {
-    "dape1x3-kerple": 0,
-    "kerple": 1,
-    "dape-kerple": 2,
-    "alibi": 3,
-    "rope": 4,
-    "t5": 5,
-    "fire": 6,
-    "nope": 7,
-    "cope": 15,
-}
-INK, FAINT, GRID = "#1a1d21", "#8f99a3", "#e3e7eb"
-# Inches of a panel, and of the legend beside panels.
-PANEL, LEGEND = (3.6, 2.75), 1.6
-
-
-def styles(labels: Sequence[str], methods: Sequence[str]) -> dict[str, Style]:
-    """A style for every label; a main method keeps its own, and the same label looks the same in every panel."""
-    fixed = {label: PLACES[label] for label in labels if label in PLACES}
-    free = (place for place in range(8, 64) if place not in fixed.values())
-    left = [place for place in range(8) if place not in fixed.values()]
-    found = {}
-    for label, method in zip(labels, methods, strict=True):
-        if label in found:
-            continue
-        place = fixed[label] if label in fixed else left.pop(0) if left else next(free)
-        style = style_of(place, method)
-        # A colour that is used a second time comes with another marker.
-        found[label] = style._replace(marker=MARKERS[(place + 3) % 8][0]) if place >= 8 else style
-    return found
 
 
 def language(folder: Folder, paper: Paper) -> Figure | None:
     """Perplexity by length, ours beside the paper's where it prints more than one length."""
     theirs = [panel for panel in paper_panels(folder, paper) if len(panel.columns()) > 1]
     return panels_figure(side_by_side(our_panels(folder), theirs), looks_of(folder, paper))
-
-
-def looks_of(folder: Folder, paper: Paper) -> dict[str, Style]:
-    """The style of every curve of an experiment's figure, by its label; none for figures without curves."""
-    if (folder.best or {}).get("kind", folder.kind) != "language":
-        return {}
-    lines = [line for panel in [*our_panels(folder), *paper_panels(folder, paper)] for line in panel.lines]
-    return styles([line.label for line in lines], [line.method for line in lines])
-
-
-def panels_figure(
-    panels: Sequence[Panel], looks: dict[str, Style], *, columns: int = 2, size: tuple[float, float] = PANEL
-) -> Figure | None:
-    if not panels:
-        return None
-    columns = min(columns, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    drawn = Figure(figsize=(columns * size[0] + LEGEND, rows * size[1]), layout="constrained")
-    FigureCanvasAgg(drawn)
-    axes = drawn.subplots(rows, columns, squeeze=False)
-    for place, axis in enumerate(axes.flat):
-        if place >= len(panels):
-            axis.set_axis_off()
-            continue
-        panel = panels[place]
-        shown = [line.curve() for line in panel.lines]
-        draw_curves(axis, shown, [looks[curve.method] for curve in shown], panel.unit, title=panel.title)
-        if place % columns:
-            axis.set_ylabel("")
-        if place >= len(panels) - columns:
-            axis.set_xlabel("length read")
-    legend(drawn, axes.flat)
-    return drawn
-
-
-def legend(drawn: Figure, axes: Any) -> None:
-    """One entry a label, in the order of the first panel that has it."""
-    entries: dict[str, Any] = {}
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    drawn.legend(
-        list(entries.values()), list(entries), loc="outside right upper", frameon=False, handlelength=2.6
-    )
 
 
 def tasks(folder: Folder, paper: Paper) -> Figure | None:
@@ -184,7 +108,8 @@ def timing(folder: Folder, paper: Paper) -> Figure | None:
             for method in times_
             if base in times_
         }
-        fields.append((f"ours, relative to {base}", {k: (v.value, v.error) for k, v in ours.items()}))
+        known = {k: (v.value, math.nan if k[1] == base else v.error) for k, v in ours.items()}
+        fields.append((f"ours, relative to {base}", known))
     printed = paper.shown_with(folder.name, "ratio")
     if printed:
         theirs = {(n.get("size"), n.get("method")): (n.value, math.nan) for n in printed}

@@ -15,7 +15,8 @@ from matplotlib.style import context
 
 from dape.files import write_atomically
 from dape.report import figures as report
-from dape.reproduce.drawings import FAINT, GRID, INK, KINDS, panels_figure, styles
+from dape.reproduce.curves import FAINT, GRID, INK, single_figure, styles
+from dape.reproduce.drawings import KINDS
 from dape.reproduce.folders import Folder
 from dape.reproduce.panels import our_panels
 from dape.reproduce.paper import Paper
@@ -117,4 +118,4 @@ def headline(folder: Folder) -> Figure | None:
     lines = sorted((line for line in panel.lines if line.label in order), key=lambda line: order[line.label])
     title = f"Perplexity by input length: {panel.title}"
     looks = styles([line.label for line in lines], [line.method for line in lines])
-    return panels_figure([replace(panel, title=title, lines=tuple(lines))], looks, size=(5.2, 3.2))
+    return single_figure(replace(panel, title=title, lines=tuple(lines)), looks, (6.0, 3.9))

@@ -15,7 +15,7 @@ from dape.report.markup import definitions
 from dape.report.page import document
 from dape.reproduce.claims import Verdict, count, place, verdicts_of
 from dape.reproduce.content import tables
-from dape.reproduce.drawings import looks_of
+from dape.reproduce.curves import looks_of
 from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from dape.reproduce.figures import HEADLINE, NAME, inline_svg, on_page
 from dape.reproduce.folders import Folder, load_folders, with_claims
@@ -96,7 +96,9 @@ def head(title: str, parts: Sequence[Part]) -> list[str]:
     ]
     lines += [f"<p>{escape(INTRODUCTION)}</p>", f'<div class="cards">{cards}</div>']
     if parts and (drawn := headline(parts[0].path.parent)):
-        lines.append(f'<div class="drawing" role="img" aria-label="Perplexity by length">{drawn}</div>')
+        lines.append(
+            f'<div class="drawing headline" role="img" aria-label="Perplexity by length">{drawn}</div>'
+        )
     lines.append(methods(parts))
     lines += [f"<details><summary>How to read the numbers</summary><p>{escape(READING)}</p>"]
     lines += [f"<p>{_emphasised(explained())}</p></details>"]

@@ -83,7 +83,7 @@ def split(trained: Sequence[Trained], *, by_method: bool) -> list[Group]:
     variants = list(dict.fromkeys(one.variant for one in trained))
     shared = [v for v in variants if sum(one.variant == v for one in trained) > len(lengths)]
     # Variants that several methods have are panels; a method's own are curves.
-    apart = variants if len(shared) > 1 else [None]
+    apart = variants if len(shared) > 1 or len(variants) == 1 else [None]
     found = []
     for variant in apart:
         mine = [one for one in trained if variant is None or one.variant == variant]
@@ -91,12 +91,12 @@ def split(trained: Sequence[Trained], *, by_method: bool) -> list[Group]:
         if by_method:
             for method in dict.fromkeys(one.method for one in mine):
                 group = sorted((o for o in mine if o.method == method), key=lambda one: one.train_length)
-                found.append(Group(("method", method, variant), f"{method}{tail}", lengths[0], group))
+                found.append(Group(("method", method, variant or ""), f"{method}{tail}", lengths[0], group))
         else:
             for rank, length in enumerate(lengths):
                 group = [one for one in mine if one.train_length == length]
                 if group:
-                    found.append(Group((rank, variant), f"trained at {length}{tail}", length, group))
+                    found.append(Group((rank, variant or ""), f"trained at {length}{tail}", length, group))
     return found
 
 

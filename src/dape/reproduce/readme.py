@@ -97,17 +97,22 @@ def shows(folder: Folder, paper: Paper) -> str:
 
 
 def another_scale(folder: Folder, paper: Paper) -> str:
-    """That the two columns of numbers are not to be compared digit by digit."""
+    """That ours and the paper's numbers are not to be compared digit by digit."""
     results = folder.best
     if results is None:
         return "The paper's alone; ours are not run yet."
     if not paper.title or results.get("scale") == "paper":
         return ""
+    scale = f"the {results.get('scale')} scale"
+    if results.get("kind") == "tasks":
+        return f"Ours are trained for far fewer steps ({scale}): compare which methods lead, not the values."
+    if results.get("kind") == "timing":
+        return f"Ours are of small models on the processor named below ({scale}), the paper's on GPUs: compare ratios."
     steps = paper.value("configuration", setting="thousand steps", size="125m")
     budget = f", and {steps:g} thousand steps" if steps else ""
     return (
-        f"Ours are small models on other text (the {results.get('scale')} scale), the paper's have {size_of(paper)} "
-        f"parameters or more{budget}: compare the order of methods and the shape of curves, not the values."
+        f"Ours are small models on other text ({scale}), the paper's have {size_of(paper)} parameters or "
+        f"more{budget}: compare the order of methods and the shape of curves, not the values."
     )
 
 
