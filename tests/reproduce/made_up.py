@@ -91,9 +91,13 @@ def tasks(
 
 
 def timing(
-    times: dict[tuple[str, str], float], *, spread: float = 0.01, base: str = "dape1x3-kerple"
+    times: dict[tuple[str, str], float],
+    *,
+    spread: float | None = 0.01,
+    rounds: int = 4,
+    base: str = "dape1x3-kerple",
 ) -> dict[str, Any]:
-    """(size, method) → milliseconds; spread as a share of them."""
+    """(size, method) → milliseconds; spread (an interquartile range) as a share of them."""
     records = [
         {
             "method": method,
@@ -103,6 +107,7 @@ def timing(
             "milliseconds": value,
             "spread": None if spread is None else spread * value,
             "ratio_to": base,
+            "rounds": rounds,
         }
         for (size, method), value in times.items()
     ]
@@ -116,6 +121,7 @@ def maps(shares: dict[tuple[str, int], Iterable[float]]) -> dict[str, Any]:
             "method": method,
             "layer": 0,
             "head": head,
+            "seed": 0,
             "length": length,
             "map": "weights",
             "sink_share": share,

@@ -269,7 +269,7 @@ SIZES = {("small", A): 1.5, ("small", B): 1.0, ("big", A): 11.0, ("big", B): 10.
     [
         ("slower", SIZES, 0.01, {"a": A, "b": B}, HOLDS),
         ("slower", SIZES, 0.01, {"a": B, "b": A}, FAILS),
-        ("slower", SIZES, 0.1, {"a": A, "b": B}, UNDECIDED),
+        ("slower", SIZES, 0.2, {"a": A, "b": B}, UNDECIDED),
         ("slower", SIZES, None, {"a": A, "b": B}, UNDECIDED),
         ("slower", SIZES, 0.01, {"a": A, "b": C}, NOT_RUN),
         ("slower", SIZES, 0.01, {"a": A, "b": B, "sizes": ["small", "huge"]}, NOT_RUN),
@@ -300,6 +300,32 @@ def test_rules_on_times(
 def test_rules_on_maps(tmp_path: Path, shares: dict, verdict: str) -> None:
     found = judged(tmp_path, made_up.maps(shares), "sink_higher", a=A, b=B)
     assert found.verdict == verdict, found.sentence
+
+
+def test_layers_that_differ_are_no_error_of_the_mean_but_seeds_that_do_are(tmp_path: Path) -> None:
+    shares = {(A, 64): (0.10, 0.12), (B, 64): (0.06, 0.08)}
+    results = made_up.maps(shares)
+    upper = [{**row, "layer": 1, "sink_share": row["sink_share"] + 0.6} for row in results["records"]]
+    results["records"] += upper
+    assert judged(tmp_path, results, "sink_higher", a=A, b=B).verdict == HOLDS
+    other = [
+        {**row, "seed": 1, "sink_share": row["sink_share"] + (0.3 if row["method"] == A else -0.05)}
+        for row in results["records"]
+    ]
+    results["records"] += other
+    assert judged(tmp_path, results, "sink_higher", a=A, b=B).verdict == UNDECIDED
+
+
+def test_a_time_measured_once_decides_nothing(tmp_path: Path) -> None:
+    results = made_up.timing(SIZES, spread=0.0, rounds=1)
+    assert judged(tmp_path, results, "slower", a=A, b=B).verdict == UNDECIDED
+
+
+def test_most() -> None:
+    findings = [Finding(value, 1.0, "") for value in (9.0, 9.0, -9.0)]
+    assert Evidence(findings, need="most").verdict()[0] == HOLDS
+    assert Evidence(findings, ["one"], need="most").verdict()[0] == NOT_RUN
+    assert Evidence(findings[1:], need="most").verdict()[0] == FAILS
 
 
 def test_no_results_yet(tmp_path: Path) -> None:
@@ -422,6 +448,7 @@ ON_ITS_OWN_NUMBERS = {
     "che-kerple-8-of-11": HOLDS,
     "che-fire-6-of-11": HOLDS,
     "che-processing-usually-best": HOLDS,
+    "che-kerple-usually-best": HOLDS,
     "cost-order": HOLDS,
     "cost-falls-kerple": HOLDS,
     "cost-falls-dape": HOLDS,

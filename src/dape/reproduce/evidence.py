@@ -43,7 +43,7 @@ class Finding:
 class Evidence:
     """All comparisons that a claim rests on.
 
-    need:    "every" of them must speak for the claim, "some", or a number of them at least.
+    need:    "every" of them must speak for the claim, "some", "most", or a number of them at least.
     missing: what the claim names and the results do not have.
     """
 
@@ -74,11 +74,12 @@ class Evidence:
             if sure:
                 return HOLDS
             return FAILS if all(f.speaks_against for f in self.findings) and not self.missing else open_
+        wanted = total // 2 + 1 if self.need == "most" else int(self.need)
         wins = sum(finding.speaks_for for finding in self.findings)
         losses = sum(finding.speaks_against for finding in self.findings)
-        if wins >= int(self.need):
+        if wins >= wanted:
             return HOLDS
-        return FAILS if total - losses < int(self.need) else open_
+        return FAILS if total - losses < wanted else open_
 
     def _summary(self, verdict: str) -> str:
         shown = self._telling(verdict)

@@ -17,7 +17,7 @@ from dape.reproduce.claims import Verdict, count, place, verdicts_of
 from dape.reproduce.content import tables
 from dape.reproduce.curves import looks_of
 from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED
-from dape.reproduce.figures import HEADLINE, NAME, inline_svg, on_page
+from dape.reproduce.figures import HEADLINE, inline_svg, on_page
 from dape.reproduce.folders import Folder, load_folders, with_claims
 from dape.reproduce.paper import Paper, load_paper
 from dape.reproduce.readme import another_scale, explained, machine, ran, settings
@@ -40,8 +40,7 @@ READING = (
     "Differences between methods are taken passage by passage and are far surer than the bars look. Texts that anyone can obtain stand in for the paper's corpora: where a claim names one of those, it is "
     "judged on the text that stands for it."
 )
-# Pictures beside an experiment's figure that are taken into the page, and the most bytes of one.
-PICTURES, LARGEST = ("*.png", "*.svg"), 3_000_000
+# Pictures beside an experiment's figure that are taken into the page.
 KINDS_OF_PICTURE = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
@@ -155,7 +154,9 @@ def section(part: Part, folder: Folder) -> str:
     lines += [claim(verdict, sentence=True) for verdict in part.of(folder.name)]
     if drawn := inline_svg(folder, part.paper):
         lines.append(f'<div class="drawing" role="img" aria-label="{escape(folder.title)}">{drawn}</div>')
-    lines += [picture(path) for path in pictures(folder)]
+    if shown_maps := [picture(path) for path in pictures(folder)]:
+        many = f"{len(shown_maps)} picture{'s' if len(shown_maps) > 1 else ''}"
+        lines.append(f"<details><summary>{many}</summary>{''.join(shown_maps)}</details>")
     if shown := tables(folder, part.paper):
         colours = {label: style.colour for label, style in looks_of(folder, part.paper).items()}
         lines.append(f'<p class="faint">{escape(another_scale(folder, part.paper))}</p>')
@@ -195,9 +196,9 @@ def claim(verdict: Verdict, *, sentence: bool = False) -> str:
 
 
 def pictures(folder: Folder) -> list[Path]:
-    """Pictures that lie in the experiment's folder, but for its figure."""
-    found = sorted(path for pattern in PICTURES for path in folder.path.glob(pattern))
-    return [path for path in found if path.name != NAME and path.stat().st_size <= LARGEST]
+    """The pictures that the results name."""
+    found = [folder.path / name for name in (folder.best or {}).get("pictures", ())]
+    return [path for path in found if path.suffix in KINDS_OF_PICTURE and path.exists()]
 
 
 def picture(path: Path) -> str:

@@ -53,6 +53,7 @@ def experiment_readme(folder: Folder, paper: Paper, verdicts: Sequence[Verdict],
             parts += [f"**{table.title}**", markdown(table), *([table.note] if table.note else [])]
     parts += [f"{note}" for note in paper.notes_on(folder.name)]
     results = folder.best
+    parts += [f"[{name}]({name})" for name in (results or {}).get("pictures", ())]
     if results is None:
         parts += ["## Run it", f"Not run yet. `dape reproduce {folder.name}` runs it."]
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -134,6 +135,8 @@ def ran(folder: Folder, results: Results) -> str:
     lines = [f"Seeds: {', '.join(map(str, seeds))}." if seeds else ""]
     lines.append(f"Time taken: {duration(results['seconds'])} of training." if results.get("seconds") else "")
     lines.append(f"Texts: {'; '.join(texts)}." if texts else "")
+    if adopted := results.get("adopted"):
+        lines.append(f"{adopted['runs']} of its runs are taken over from {adopted['from']}.")
     if missing := results.get("missing"):
         lines.append(f"Not finished: {len(missing)} of its trainings are still to do.")
     for failure in results.get("failures", ()):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from statistics import fmean, stdev
+from statistics import fmean, variance
 from typing import Any
 
-from dape.report.results import Estimate
+from dape.report.results import Estimate, over_seeds
 from dape.reproduce.evidence import Evidence, Finding
 from dape.reproduce.folders import Folder, Results
 from dape.reproduce.paper import Paper
@@ -15,18 +14,27 @@ from dape.reproduce.rules.choosing import Chosen
 
 
 def measured(results: Results, name: str) -> dict[tuple[str, int], Estimate]:
-    """(method, length) → mean of what is called `name` in the records, with its error over layers and heads."""
-    heads: dict[tuple[str, int], dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """(method, length) → mean of what is called `name` in the records, over layers and heads, and over seeds.
+
+    Its error is over the heads of a layer, as layers differ by more than chance; joined with the seeds' spread.
+    """
+    models: dict[tuple[str, int], dict[int, dict[int, list[float]]]] = {}
     for row in results.get("records", ()):
         if row.get(name) is not None:
-            # Seeds and texts of one head are not further heads.
-            heads[row["method"], row["length"]][row["layer"], row["head"]].append(row[name])
+            layers = models.setdefault((row["method"], row["length"]), {}).setdefault(row.get("seed", 0), {})
+            layers.setdefault(row["layer"], []).append(row[name])
     found = {}
-    for key, by_head in heads.items():
-        values = [fmean(head) for head in by_head.values()]
-        error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-        found[key] = Estimate(fmean(values), error)
+    for key, seeds in models.items():
+        means = [fmean(fmean(heads) for heads in layers.values()) for layers in seeds.values()]
+        found[key] = over_seeds(means, [_head_error(list(layers.values())) for layers in seeds.values()])
     return found
+
+
+def _head_error(layers: list[list[float]]) -> float:
+    """Of the mean of the layers' means; NaN where a layer has one head."""
+    if min(map(len, layers)) < 2:
+        return math.nan
+    return math.sqrt(sum(variance(heads) / len(heads) for heads in layers)) / len(layers)
 
 
 def sink_higher(folder: Folder, _: Paper, *, a: str, b: str, lengths: Any = None) -> Evidence:
