@@ -80,7 +80,7 @@ def on_page(text: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="patch_1">.*?</g>', "", text, count=1, flags=re.DOTALL)
-    text = re.sub(r' id="[a-zA-Z0-9]+_\d+"', "", text)
+    text = re.sub(r' id="[\w.]+_\d+"', "", text)
     for colour, name in ON_PAGE.items():
         text = text.replace(colour, name)
     return re.sub(r'<svg [^>]*?width="([\d.]+)pt"', _sized, text, count=1, flags=re.DOTALL)

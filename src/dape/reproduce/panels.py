@@ -117,13 +117,20 @@ def our_line(data: Language, one: Trained, name: str) -> Line:
 
 
 def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
-    """The panels of the numbers that the paper prints for this experiment, of the methods and corpora that we ran."""
+    """The panels of the numbers that the paper prints for this experiment.
+
+    Of those that it prints for another one, which also belong here, only the methods and corpora that we ran.
+    """
     printed = paper.shown_with(folder.name, "perplexity")
     data = Language.of(folder)
     if data.scores:
         methods = {one.method for one in data.scores}
         corpora = {data.paper_corpus(name) for name in data.corpora()}
-        printed = [n for n in printed if n.get("method") in methods and n.get("corpus") in corpora]
+        printed = [
+            n
+            for n in printed
+            if n.experiments[0] == folder.name or (n.get("method") in methods and n.get("corpus") in corpora)
+        ]
     panels = []
     for corpus in dict.fromkeys(n.get("corpus") for n in printed):
         numbers: dict[Trained, dict[int, Printed]] = {}

@@ -44,7 +44,8 @@ def write_readmes(papers: Path) -> list[Path]:
 
 def experiment_readme(folder: Folder, paper: Paper, verdicts: Sequence[Verdict], figure: Path | None) -> str:
     parts = [f"# {folder.title}", MADE, shows(folder, paper)]
-    parts += [f"![{folder.title}: ours and the paper's]({figure.name})"] if figure else []
+    whose = "the paper's" if folder.best is None else "ours and the paper's" if paper.title else "ours"
+    parts += [f"![{folder.title}: {whose}]({figure.name})"] if figure else []
     if verdicts:
         parts += ["## Claims", "\n".join(map(bullet, verdicts))]
     if shown := tables(folder, paper):

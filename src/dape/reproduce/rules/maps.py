@@ -11,6 +11,7 @@ from dape.reproduce.evidence import Evidence, Finding
 from dape.reproduce.folders import Folder, Results
 from dape.reproduce.paper import Paper
 from dape.reproduce.rules.choosing import Chosen
+from dape.reproduce.rules.tasks import percent
 
 
 def measured(results: Results, name: str) -> dict[tuple[str, int], Estimate]:
@@ -47,8 +48,7 @@ def sink_higher(folder: Folder, _: Paper, *, a: str, b: str, lengths: Any = None
         if (a, length) in found and (b, length) in found:
             one, other = found[a, length], found[b, length]
             text = (
-                f"{a} gives the first of {length} tokens {100 * one.value:.1f} ± {100 * one.error:.1f} % of the weight, "
-                f"{b} {100 * other.value:.1f} ± {100 * other.error:.1f} %"
+                f"{a} gives the first of {length} tokens {percent(one)} of the weight, {b} {percent(other)}"
             )
             findings.append(Finding(one.value - other.value, math.hypot(one.error, other.error), text))
     return Evidence(findings, chosen.missing)

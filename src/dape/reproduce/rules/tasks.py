@@ -147,7 +147,7 @@ def _bounded(folder: Folder, a: Any, bound: float, sign: int, tasks: Any, layers
                 if math.isnan(found.value):
                     chosen.lack(f"{one.label} on {one.task} at length {length}")
                     continue
-                text = f"{one.label} is right in {percent(found)} of {one.task} at length {length}"
+                text = f"{one.label} gives {percent(found)} right answers at length {length} ({one.task})"
                 findings.append(Finding(sign * (found.value - bound), found.error, text))
     return Evidence(findings, chosen.missing)
 
@@ -218,9 +218,10 @@ def _chosen(data: Tasks, method: str, tasks: Any, layers: Any, chosen: Chosen) -
 
 def _compare(data: Tasks, one: Solver, other: Solver) -> Finding:
     first, second = data.accuracy(one), data.accuracy(other)
-    text = f"{one.task}: {one.label} {percent(first)}, {other.label} {percent(second)}"
+    text = f"{one.label} {percent(first)}, {other.label} {percent(second)} ({one.task})"
     return Finding(first.value - second.value, math.hypot(first.error, second.error), text)
 
 
 def percent(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:.1f} ± {100 * estimate.error:.1f} %"
+    error = f" ± {100 * estimate.error:.1f}" if math.isfinite(estimate.error) else ""
+    return f"{100 * estimate.value:.1f}{error} %"

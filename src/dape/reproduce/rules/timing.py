@@ -54,7 +54,7 @@ def slower(folder: Folder, _: Paper, *, a: str, b: Any, sizes: Any = None, facto
             one, other = data.times[place][a], data.times[place][method]
             text = (
                 f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {place[0]} "
-                f"({ratio.value:.3f} ± {ratio.error:.3f} times)"
+                f"({ratio_text(ratio)} times)"
             )
             findings.append(Finding(ratio.value - factor, ratio.error, text))
     return Evidence(findings, chosen.missing)
@@ -70,8 +70,8 @@ def overhead_falls(folder: Folder, _: Paper, *, a: str, b: str, sizes: Any = Non
         for small, large in pairwise(row):
             before, after = data.ratio(small, a, b), data.ratio(large, a, b)
             text = (
-                f"{a} takes {before.value:.3f} ± {before.error:.3f} times as long as {b} at {small[0]}, "
-                f"{after.value:.3f} ± {after.error:.3f} times at {large[0]}"
+                f"{a} takes {ratio_text(before)} times as long as {b} at {small[0]}, "
+                f"{ratio_text(after)} times at {large[0]}"
             )
             error = math.hypot(before.error, after.error)
             findings.append(Finding(before.value - after.value, error, text))
@@ -91,3 +91,7 @@ def _places(data: Timing, a: str, b: str, sizes: Any, chosen: Chosen) -> list[tu
         if not any(name in data.times[place] for place in found):
             chosen.lack(name)
     return [place for place in found if {a, b} <= set(data.times[place])]
+
+
+def ratio_text(ratio: Estimate) -> str:
+    return f"{ratio.value:.3f}" + (f" ± {ratio.error:.3f}" if math.isfinite(ratio.error) else "")
