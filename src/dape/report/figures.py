@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from dape.files import write_atomically
 from dape.report.results import VIEWS, Curve, Results, curves, views
 from dape.report.series import QUANTITIES, bars
-from dape.report.style import style_of, times
+from dape.report.style import Style, style_of, times
 
 FORMATS = ("svg", "pdf", "png")
 # A column and a half of a two-column paper, in inches.
@@ -31,6 +31,8 @@ LOOK: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.7,
+    "grid.color": "0.92",
+    "grid.linewidth": 0.6,
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
@@ -61,30 +63,43 @@ def figure(shown: Sequence[Curve], train_length: int, *, title: str, quantity: s
     drawn = Figure(figsize=SIZE, layout="constrained")
     FigureCanvasAgg(drawn)
     axes = drawn.add_subplot()
+    styles = [style_of(index, curve.method) for index, curve in enumerate(shown)]
+    draw_curves(axes, shown, styles, train_length, title=title, quantity=quantity)
+    axes.set_xlabel(f"evaluation length (training length {train_length} dotted)")
+    drawn.legend(loc="outside right upper", frameon=False, handlelength=2.6)
+    return drawn
+
+
+def draw_curves(
+    axes: Any,
+    shown: Sequence[Curve],
+    styles: Sequence[Style],
+    train_length: int,
+    *,
+    title: str,
+    quantity: str = "ppl",
+) -> None:
+    """The curves of one panel, each in its style, with its axes."""
     axes.axvline(train_length, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
-    for index, curve in enumerate(shown):
+    for curve, style in zip(shown, styles, strict=True):
         if curve.points:
-            _draw(axes, index, curve, quantity)
+            _draw(axes, style, curve, quantity)
     lengths = sorted({point.eval_length for curve in shown for point in curve.points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length}\n{times(length, train_length)}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(f"evaluation length (training length {train_length} dotted)")
     axes.set_ylabel(QUANTITIES[quantity].label)
     axes.set_title(title, loc="left")
-    axes.grid(axis="y", color="0.92", linewidth=0.6)
+    axes.grid(axis="y")
     axes.set_axisbelow(True)
     if QUANTITIES[quantity].logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=_subs(axes.get_ylim())))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    drawn.legend(loc="outside right upper", frameon=False, handlelength=2.6)
-    return drawn
 
 
-def _draw(axes: Any, index: int, curve: Curve, quantity: str) -> None:
-    style = style_of(index, curve.method)
+def _draw(axes: Any, style: Style, curve: Curve, quantity: str) -> None:
     shown = [
         (point.eval_length, bar)
         for point, bar in zip(curve.points, bars(curve, quantity), strict=True)

@@ -35,11 +35,23 @@ def write_page(results: Results, path: Path) -> None:
 
 def page(results: Results) -> str:
     """The page as HTML; the numbers it shows are also in it as JSON, under the ids results and curves."""
-    assets = files("dape.report")
-    style, script = ((assets / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    script = (files("dape.report") / "page.js").read_text("utf-8")
     shown = {view: curves(results, view) for view in views(results)}
     body = "\n".join(_sections(results, shown))
     plotly = get_plotlyjs().replace("</script", r"<\/script")
+    return document(
+        _title(results),
+        f"""{body}
+<script type="application/json" id="results">{_embedded(results)}</script>
+<script type="application/json" id="curves">{_embedded(plotted(results, shown))}</script>
+<script>{plotly}</script>
+<script>{script}</script>""",
+    )
+
+
+def document(title: str, body: str, *, style: str = "") -> str:
+    """A whole page around a body: our looks, with more of them if given, and nothing from elsewhere."""
+    shared = (files("dape.report") / "page.css").read_text("utf-8")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -47,16 +59,12 @@ def page(results: Results) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="generator" content="dape">
-<title>{escape(_title(results))}</title>
+<title>{escape(title)}</title>
 <link rel="icon" href="data:,">
-<style>{style}</style>
+<style>{shared}{style}</style>
 </head>
 <body>
 {body}
-<script type="application/json" id="results">{_embedded(results)}</script>
-<script type="application/json" id="curves">{_embedded(plotted(results, shown))}</script>
-<script>{plotly}</script>
-<script>{script}</script>
 </body>
 </html>
 """
