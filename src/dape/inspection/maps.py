@@ -129,10 +129,13 @@ def _layer_maps(
     sink, entropy = torch.zeros(len(heads)), torch.zeros(len(heads))
     for start in range(0, num_tokens, rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, num_tokens))
-        # A causal row needs the keys up to itself alone.
-        scores = q[:, :, rows] @ k[:, :, : rows.stop].transpose(-1, -2) * attention.scale
-        tile = _bias_tile(bias, places, rows)
+        # A causal row needs the keys up to itself alone, and what its kernel reads of rows before it.
+        reading = slice(max(0, start - attention.scores.earlier_rows), rows.stop)
+        scores = q[:, :, reading] @ k[:, :, : rows.stop].transpose(-1, -2) * attention.scale
+        tile = _bias_tile(bias, places, reading)
         logits = process_scores(scores, tile, attention.scores.weights(), Visible(), causal=True)
+        own = slice(start - reading.start, None)
+        scores, logits, tile = scores[:, :, own], logits[:, :, own], None if tile is None else tile[:, :, own]
         weights = torch.softmax(logits, -1)
         parts = {"scores": scores, "weights": weights}
         if tile is not None:
