@@ -31,6 +31,7 @@ COMMANDS = {
     ),
     "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
     "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
+    "reproduce": Command("dape.commands.reproduce:main", "lab", "run a paper's tables, and judge its claims"),
     "lm-eval": Command(
         "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
     ),

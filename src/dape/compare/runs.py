@@ -53,6 +53,21 @@ class Job:
         own = {"method": self.method, "seed": self.seed, "steps": self.steps, "out": str(self.run)}
         return {**self.train, **own}
 
+    @property
+    def launcher(self) -> list[str]:
+        """The command that carries out an order, which is its last argument."""
+        return [sys.executable, "-m", "dape.compare.worker"]
+
+    def order(self, threads: int) -> dict[str, Any]:
+        """What the process is told."""
+        return {
+            "train": self.config,
+            "evaluation": self.evaluation,
+            "threads": threads,
+            "scores": str(self.scores),
+            "failure": str(self.note("failure")),
+        }
+
     def note(self, suffix: str) -> Path:
         return self.folder / "jobs" / f"{self.name}.{suffix}"
 
@@ -97,18 +112,11 @@ def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
     for path in (job.note("json"), job.scores):
         path.parent.mkdir(parents=True, exist_ok=True)
     job.note("failure").unlink(missing_ok=True)
-    order = {
-        "train": job.config,
-        "evaluation": job.evaluation,
-        "threads": threads,
-        "scores": str(job.scores),
-        "failure": str(job.note("failure")),
-    }
-    write_atomically(job.note("json"), json.dumps(order, indent=1))
+    write_atomically(job.note("json"), json.dumps(job.order(threads), indent=1))
     # MKL and OpenMP read this when they are loaded, before the worker can ask for anything.
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with open(job.note("log"), "ab") as log:
-        command = [sys.executable, "-m", "dape.compare.worker", str(job.note("json"))]
+        command = [*job.launcher, str(job.note("json"))]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
         )

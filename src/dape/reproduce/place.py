@@ -1,0 +1,35 @@
+"""Where a reproduction happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dape.compare.environment import num_cores
+from dape.reproduce.corpora import NamedCorpus
+from dape.reproduce.experiment import Experiment
+from dape.reproduce.results import results_path
+
+
+@dataclass(frozen=True)
+class Place:
+    """The papers' folder, the scale, the folder of runs at that scale, that of texts, and how much at a time."""
+
+    papers: Path
+    scale: str
+    work: Path
+    corpora: dict[str, NamedCorpus]
+    texts: Path | None = None
+    jobs: int = 1
+
+    @property
+    def scores(self) -> Path:
+        return self.work / "scores"
+
+    @property
+    def threads(self) -> int:
+        """Of each job."""
+        return max(1, num_cores() // self.jobs)
+
+    def results(self, experiment: Experiment) -> Path:
+        return results_path(experiment, self.scale, self.work)

@@ -1,0 +1,200 @@
+"""The runner: all cells of the experiments asked for, each trained once, results written whenever one is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dape.compare.runs import Job, Watcher, run_jobs
+from dape.compare.worker import sentence
+from dape.reproduce.experiment import Experiment
+from dape.reproduce.grid import STEP, TIME, Cell, cells_of, equal_time_cells
+from dape.reproduce.kinds import KINDS
+from dape.reproduce.pace import equal_time_steps
+from dape.reproduce.place import Place
+from dape.reproduce.results import has_lengths, load_results, write_results
+from dape.reproduce.worker import work
+from dape.training import TrainConfig
+
+# Told a view, how many trainings it takes and which are left; returns who watches them.
+Announce = Callable[[str, int, list[Job]], Watcher]
+
+
+@dataclass(frozen=True, eq=False)
+class CellJob(Job):
+    """A cell as a job of `run_jobs`."""
+
+    cell: Cell
+
+    @property
+    def name(self) -> str:
+        return self.cell.id
+
+    @property
+    def launcher(self) -> list[str]:
+        return [*super().launcher[:-1], "dape.reproduce.worker"]
+
+
+@dataclass
+class Plan:
+    """An experiment and the cells it wants; those of the equal-time view come when their steps are known."""
+
+    experiment: Experiment
+    cells: list[Cell]
+    timed: list[list[Cell]]
+    failures: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> list[str]:
+        """Cells of the equal-time view whose number of steps is not known yet."""
+        return [replace(cell, view=TIME).label for group in self.timed for cell in group]
+
+
+def reproduce(experiments: list[Experiment], place: Place, announce: Announce) -> list[dict[str, Any]]:
+    """Run the experiments, or what is left of them; returns their results."""
+    plans = [make_plan(experiment, place) for experiment in experiments]
+    check_texts(plans, place)
+    for plan in plans:
+        write(plan, place)
+    train_cells(plans, place, announce, STEP)
+    for plan in plans:
+        while plan.timed:
+            group = plan.timed[0]
+            steps = equal_time_steps(group, place)
+            plan.cells += [cell.for_steps(steps[cell.method]) for cell in group]
+            plan.timed.pop(0)
+    train_cells(plans, place, announce, TIME)
+    return [finish(plan, place) for plan in plans]
+
+
+def make_plan(experiment: Experiment, place: Place) -> Plan:
+    if not KINDS[experiment.kind].trains:
+        return Plan(experiment, [], [])
+    cells = cells_of(experiment, place.scale, place.corpora)
+    return Plan(experiment, cells, equal_time_cells(experiment, place.scale, cells))
+
+
+def check_texts(plans: Iterable[Plan], place: Place) -> None:
+    """Raise before anything is trained if a text is not there."""
+    for name in dict.fromkeys(cell.corpus.name for plan in plans for cell in plan.cells):
+        place.corpora[name].locate(place.texts, place.work / "corpora")
+
+
+def train_cells(plans: list[Plan], place: Place, announce: Announce, view: str) -> None:
+    """Train and evaluate what is not yet; every experiment that has a cell is written when it is done."""
+    wanted = unite(cell for plan in plans for cell in plan.cells if cell.view == view)
+    ordered = sorted(wanted.values(), key=lambda cell: cell.wave)
+    left: list[Job] = [make_job(cell, place) for cell in ordered if not is_done(cell, place)]
+    watch = announce(view, len(ordered), left)
+
+    def heed(job: Job, outcome: str | None) -> None:
+        watch(job, outcome)
+        if outcome is not None:
+            for plan in plans:
+                note(plan, job, outcome, place)
+
+    if place.scale == "smoke":
+        run_here(left, heed)
+    else:
+        run_jobs(left, at_once=place.jobs, watch=heed)
+
+
+def run_here(jobs: Iterable[Job], watch: Watcher) -> None:
+    """Jobs of a moment, in this process and on one thread: starting another takes longer than they do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for job in jobs:
+            watch(job, None)
+            job.scores.parent.mkdir(parents=True, exist_ok=True)
+            outcome = ""
+            try:
+                work(TrainConfig(**job.config), job.evaluation, job.scores)
+            except (ValueError, OSError) as error:
+                outcome = sentence(error)
+            watch(job, outcome)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def unite(cells: Iterable[Cell]) -> dict[str, Cell]:
+    """By id, with all the lengths that anybody asks for."""
+    wanted: dict[str, Cell] = {}
+    for cell in cells:
+        before = wanted.get(cell.id)
+        if before is None:
+            wanted[cell.id] = cell
+            continue
+        if before.evaluation and cell.evaluation and before.evaluation != cell.evaluation:
+            raise ValueError(f"{cell.label} is evaluated on other windows in another experiment")
+        wanted[cell.id] = replace(
+            before,
+            lengths=tuple(sorted({*before.lengths, *cell.lengths})),
+            evaluation=before.evaluation or cell.evaluation,
+            wave=min(before.wave, cell.wave),
+        )
+    return wanted
+
+
+def is_done(cell: Cell, place: Place) -> bool:
+    content = load_results(place.scores / f"{cell.id}.json")
+    if content is None or not (place.work / "runs" / cell.id / "model").is_dir():
+        return False
+    return not cell.lengths or has_lengths(content, cell)
+
+
+def make_job(cell: Cell, place: Place) -> CellJob:
+    where = cell.corpus.locate(place.texts, place.work / "corpora")
+    train = {**cell.train, **where, "data": str(data_folder(cell, place))}
+    return CellJob(
+        method=cell.method,
+        seed=cell.seed,
+        steps=cell.steps,
+        folder=place.work,
+        train=train,
+        evaluation={**cell.evaluation, "lengths": list(cell.lengths)},
+        cell=cell,
+    )
+
+
+def data_folder(cell: Cell, place: Place) -> Path:
+    tokenizer = str(cell.train.get("tokenizer", "bytes")).replace(":", "-").replace("/", "-")
+    return place.work / "data" / f"{cell.corpus.name}-{tokenizer}"
+
+
+def note(plan: Plan, job: Job, outcome: str, place: Place) -> None:
+    """Put a finished cell into the results of an experiment that has it."""
+    cells = [cell for cell in plan.cells if cell.id == job.name]
+    for cell in cells:
+        plan.failures.pop(cell.label, None)
+        if outcome:
+            plan.failures[cell.label] = {"cell": cell.label, "method": cell.method, "error": outcome}
+    if cells:
+        write(plan, place)
+
+
+def write(plan: Plan, place: Place) -> None:
+    """The results so far, if the kind's results come from the cells alone; a better file is never replaced."""
+    kind = KINDS[plan.experiment.kind]
+    if kind.partial is None:
+        return
+    body = kind.partial(plan, place)
+    if body["records"] or body["failures"]:
+        write_results(plan.experiment, place.scale, place.results(plan.experiment), body, jobs=place.jobs)
+
+
+def finish(plan: Plan, place: Place) -> dict[str, Any]:
+    """The final results of an experiment."""
+    body = KINDS[plan.experiment.kind].finish(plan, place)
+    return write_results(plan.experiment, place.scale, place.results(plan.experiment), body, jobs=place.jobs)
+
+
+def counted(experiment: Experiment, place: Place) -> tuple[int, int]:
+    """Cells done and cells in all, for `--list`."""
+    plan = make_plan(experiment, place)
+    wanted = unite(plan.cells)
+    return sum(is_done(cell, place) for cell in wanted.values()), len(wanted)
