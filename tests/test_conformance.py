@@ -228,6 +228,7 @@ def test_tiles_of_queries_equal_the_whole(method, causal, monkeypatch):
     whole_grads = torch.autograd.grad(whole.square().sum(), [x, *model.parameters()], allow_unused=True)
     monkeypatch.setattr("dape.ops.score_conv_attention.api.TILE_NUMBERS", 3 * 2 * HEADS * TOKENS)
     monkeypatch.setattr("dape.ops.score_conv_attention.tiled_stack.MOST_ROWS", 3)
+    monkeypatch.setattr("dape.ops.score_conv_attention.tiled_stack.FEWEST_COLUMNS", 2)
     tiled = model(x, places)
     tiled_grads = torch.autograd.grad(tiled.square().sum(), [x, *model.parameters()], allow_unused=True)
     torch.testing.assert_close(tiled, whole, rtol=1e-10, atol=1e-10)

@@ -105,6 +105,7 @@ def test_tiles_equal_the_definition(case, rows, monkeypatch):
     monkeypatch.setattr(tiled_stack, "MOST_ROWS", rows)
     if rows == 2:
         monkeypatch.setattr(tiled_stack, "PIXELS", 1)
+        monkeypatch.setattr(tiled_stack, "FEWEST_COLUMNS", 3)
     call = build(case)
     assert_equal(call.results("tiled"), call.results("reference"))
 

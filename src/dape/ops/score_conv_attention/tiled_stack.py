@@ -20,6 +20,8 @@ from dape.ops.score_conv_attention.types import ConvWeights, DistanceBias, Probl
 PIXELS = 32 * 1024
 # Rows of one batch entry in a tile, those it reads beside its own apart: more compute too much of a triangle.
 FEWEST_ROWS, MOST_ROWS = 8, 64
+# Columns that tiles differ by, at least, and how many different numbers of columns there are about.
+FEWEST_COLUMNS, MOST_WIDTHS = 64, 16
 
 
 def attend(problem: Problem) -> Tensor:
@@ -65,8 +67,13 @@ class Stack:
             start += rows
 
     def columns(self, stop: int) -> int:
-        """How many keys the rows before `stop` read."""
-        return self.num_keys if self.reads_ahead else stop + self.num_keys - self.num_queries
+        """How many keys tiles that end before row `stop` take: those they read, and some more, all hidden.
+
+        Convolutions of every new shape are prepared by libraries that keep what they prepared, so there are few.
+        """
+        needed = self.num_keys if self.reads_ahead else stop + self.num_keys - self.num_queries
+        step = max(FEWEST_COLUMNS, self.num_keys // MOST_WIDTHS)
+        return min(self.num_keys, -(-needed // step) * step)
 
 
 @dataclass(frozen=True)
