@@ -53,7 +53,7 @@ def refine(
     sizes, device = (num_queries, num_keys), scores.device
     first, last = visible.bounds(*sizes, causal=causal, device=device)
     shown = visible.mask(*sizes, causal=causal and not conv.leak_future, device=device)
-    earlier = visible.earlier_rows(*sizes, device=device)
+    earlier = visible.readable_rows(*sizes, device=device)
     channels = scores if bias is None else torch.cat([scores, bias.expand_as(scores)], dim=1)
 
     # As many columns past the last key as the later convolutions reach.

@@ -53,7 +53,7 @@ class Stack:
         self.reads_ahead = not problem.causal or self.conv.leak_future
         self.first, self.last = visible.bounds(*sizes, causal=problem.causal, device=device)
         self.last_read = visible.bounds(*sizes, causal=not self.reads_ahead, device=device)[1]
-        self.earlier = visible.earlier_rows(*sizes, device=device)
+        self.earlier = visible.readable_rows(*sizes, device=device)
 
     def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
         """Tiles of rows from the first, each with the batch entries that it is cut into."""

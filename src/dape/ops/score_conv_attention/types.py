@@ -65,7 +65,7 @@ class Visible:
         key = torch.arange(num_keys, device=device)
         return ((key >= first[..., None]) & (key <= last[..., None]))[:, None]
 
-    def earlier_rows(self, num_queries: int, num_keys: int, *, device: torch.device) -> Tensor:
+    def readable_rows(self, num_queries: int, num_keys: int, *, device: torch.device) -> Tensor:
         """How many queries right before each query have a key of their own that it sees, [B or 1, Tq].
 
         The key of query i is i + Tk − Tq, the last query's the last. What a kernel over several queries may read:
