@@ -74,11 +74,11 @@ class Run:
                 f"the run in {self.folder} is not finished ({done} of {self.config.steps} steps): "
                 f"`dape train` with the same options continues it"
             )
-        options = {"position_options": {**self.config.position_options, **position_options}}
+        changes: dict[str, Any] = {}
+        if position_options:
+            changes["position_options"] = {**self.config.position_options, **position_options}
         with no_bars():
-            return DapeForCausalLM.from_pretrained(
-                self.folder / "model", **(options if position_options else {})
-            ).eval()
+            return DapeForCausalLM.from_pretrained(self.folder / "model", **changes).eval()
 
     def data(self) -> TokenData:
         """The token data that it was trained on; if that has moved, along with the run."""

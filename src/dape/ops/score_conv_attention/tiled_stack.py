@@ -53,7 +53,8 @@ class Stack:
         self.reads_ahead = not problem.causal or self.conv.leak_future
         self.first, self.last = visible.bounds(*sizes, causal=problem.causal, device=device)
         self.last_read = visible.bounds(*sizes, causal=not self.reads_ahead, device=device)[1]
-        self.earlier = visible.readable_rows(*sizes, device=device)
+        # Where every query sees the first key, it may read all rows that there are.
+        self.earlier = None if visible.first is None else visible.readable_rows(*sizes, device=device)
 
     def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
         """Tiles of rows from the first, each with the batch entries that it is cut into."""
@@ -119,19 +120,20 @@ class Tile:
     def _logits(self, scores: Tensor, bias: Tensor | None, reading: slice) -> Tensor:
         """Logits of the tile's own rows, [entries, H, rows, columns], from all the rows that it reads."""
         conv, own = self.stack.conv, slice(self.rows.start - reading.start, None)
-        bounds = (self.stack.first, self.stack.last, self.stack.last_read, self.stack.earlier)
-        first, last, last_read, earlier = (self._entries(x)[:, reading] for x in bounds)
+        bounds = (self.stack.first, self.stack.last, self.stack.last_read)
+        first, last, last_read = (self._entries(x)[:, reading] for x in bounds)
         key = torch.arange(scores.shape[3], device=scores.device)
         from_first = key >= first[..., None]
         seen = from_first & (key <= last_read[..., None])
         image = scores if bias is None else torch.cat([scores, bias.expand_as(scores)], dim=1)
         image = image.masked_fill(~seen[:, None], 0.0)
+        earlier = None if self.stack.earlier is None else self._entries(self.stack.earlier)[:, reading]
         refined = self._convolved(image, first, last, earlier)[:, :, own]
         residual = scores if bias is None or conv.residual == "scores" else scores + bias
         shown = from_first & (key <= last[..., None])
         return (residual[:, :, own] + refined).masked_fill(~shown[:, None, own], -torch.inf)
 
-    def _convolved(self, image: Tensor, first: Tensor, last: Tensor, earlier: Tensor) -> Tensor:
+    def _convolved(self, image: Tensor, first: Tensor, last: Tensor, earlier: Tensor | None) -> Tensor:
         """The stack's result [entries, H, rows, columns] for image [entries, C, rows, columns]."""
         conv, dtype, columns = self.stack.conv, self.stack.dtype, image.shape[3]
         margin = (conv.depth - 1) * conv.right
@@ -148,8 +150,10 @@ class Tile:
         return convolve(image, weight.to(dtype), offset.to(dtype), conv.left, earlier)[..., :columns]
 
 
-def convolve(image: Tensor, weight: Tensor, offset: Tensor, left: int, earlier: Tensor) -> Tensor:
-    """A kq×k convolution [B, C, R, n] → [B, O, R, n] that reads at most `earlier` [B or 1, R] rows before its own.
+def convolve(image: Tensor, weight: Tensor, offset: Tensor, left: int, earlier: Tensor | None) -> Tensor:
+    """A kq×k convolution [B, C, R, n] → [B, O, R, n].
+
+    earlier: [B or 1, R], how many rows before its own each row reads at most; None for all that there are.
 
     It is one of 1×k with the rows before as further channels: of its input or its output, whichever is narrower.
     """
@@ -160,6 +164,8 @@ def convolve(image: Tensor, weight: Tensor, offset: Tensor, left: int, earlier: 
 
     def row_before(x: Tensor, distance: int) -> Tensor:
         moved = F.pad(x, (0, 0, distance, 0))[:, :, : x.shape[2]]
+        if earlier is None:
+            return moved
         return moved.masked_fill((earlier < distance)[:, None, :, None], 0.0)
 
     if query_kernel_size == 1:
