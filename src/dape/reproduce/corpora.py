@@ -13,7 +13,7 @@ from dape.files import write_atomically
 from dape.reproduce.experiment import check_keys, read_toml
 
 ENVIRONMENT = "DAPE_CORPORA"
-KEYS = {"title", "stands_for", "obtain", "hold_out", "part", "every", "library", "fraction", "hub"}
+KEYS = {"title", "stands_for", "obtain", "hold_out", "part", "every", "library", "fraction"}
 
 
 @dataclass(frozen=True)
@@ -34,33 +34,33 @@ class NamedCorpus:
     every: int = 0
     fraction: float = 0.0
     library: str = ""
-    hub: str = ""
 
     @property
     def identity(self) -> dict[str, Any]:
         """What decides which text is trained on and which is held out, wherever the files are."""
         return {
             key: value
-            for key in ("name", "hold_out", "part", "every", "fraction", "library", "hub")
+            for key in ("name", "hold_out", "part", "every", "fraction", "library")
             if (value := getattr(self, key))
         }
 
-    def locate(self, folder: Path | None, work: Path) -> dict[str, str]:
+    def found(self, folder: Path | None) -> bool:
+        return bool(self.library) or (folder is not None and (folder / self.name).is_dir())
+
+    def locate(self, folder: Path | None, work: Path, *, must_exist: bool = True) -> dict[str, str]:
         """The fields corpus and validation of TrainConfig; files are linked, or cut, under `work`."""
         if self.library:
             corpus = str(Path(sysconfig.get_path("stdlib")) / self.library / "*.py")
             return {"corpus": corpus, "validation": self.validation(work)}
-        source = folder / self.name if folder is not None else None
-        if source is None or not source.is_dir():
-            if self.hub:
-                return {"corpus": self.hub, "validation": self.validation(work)}
-            raise FileNotFoundError(self.missing(folder))
-        work.mkdir(parents=True, exist_ok=True)
         place = work / self.name
-        if self.part:
-            cut_files(source, place, self.part)
-        else:
-            link(source, place)
+        if folder is not None and self.found(folder):
+            work.mkdir(parents=True, exist_ok=True)
+            if self.part:
+                cut_files(folder / self.name, place, self.part)
+            else:
+                link(folder / self.name, place)
+        elif must_exist:
+            raise FileNotFoundError(self.missing(folder))
         return {"corpus": str(place), "validation": self.validation(place)}
 
     def validation(self, place: Path) -> str:

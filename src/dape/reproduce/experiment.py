@@ -30,8 +30,8 @@ SCALE_KEYS = {
         "samples",
         "pictures",
     },
-    "tasks": {"tasks", "methods", "layers", "seeds", "steps", "options", "results", "construction", "note"},
-    "timing": {"methods", "sizes", "length", "batch", "rounds", "base", "note", "model"},
+    "tasks": {"tasks", "methods", "layers", "seeds", "protocol", "results", "construction", "note"},
+    "timing": {"methods", "sizes", "length", "batch", "rounds", "base", "note"},
 }
 GRID_KEYS = {"methods", "variant", "train", "train_lengths", "corpora", "seeds", "lengths", "multiples"}
 GRID_KEYS |= {"tokens_per_step", "at_evaluation"}
@@ -56,6 +56,11 @@ class Experiment:
     rank: int
     grid: list[dict[str, Any]]
     scales: dict[str, dict[str, Any]]
+
+    @property
+    def trains_cells(self) -> bool:
+        """Whether it has a grid of language models to train."""
+        return self.kind in ("language", "maps")
 
     def at(self, scale: str) -> dict[str, Any]:
         """The settings at a scale."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from dape.methods import parse_method
@@ -19,7 +20,8 @@ from dape.training.run import FREE_WITHIN_A_RUN
 # Where the text is and which of it is held out: said by the corpus, not by the training.
 PLACES = {"corpus", "validation", "field", "data", "out"}
 # Options that a cell's name tells in words.
-TOLD = ("num_layers", "hidden_size", "score_width", "score_options", "position_options")
+TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
+USUAL = asdict(TrainConfig())
 STEP, TIME = "equal-step", "equal-time"
 
 
@@ -68,17 +70,16 @@ class Cell:
     def steps(self) -> int:
         return self.train["steps"]
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Readable, and the same for the same training, in whichever experiment and wherever its text is.
 
         Of the training's options those count that are not the default: an option added later changes no name.
         """
-        usual = asdict(TrainConfig())
         own = {
             name: value
             for name, value in asdict(TrainConfig(**self.train)).items()
-            if name not in FREE_WITHIN_A_RUN | PLACES and value != usual[name]
+            if name not in FREE_WITHIN_A_RUN | PLACES and value != USUAL[name]
         }
         text = json.dumps([self.corpus.identity, own], sort_keys=True, default=list)
         words = [self.corpus.name, self.method, *(f"{name}-{own[name]}" for name in TOLD if name in own)]

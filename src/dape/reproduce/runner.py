@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,11 @@ class CellJob(Job):
 
     @property
     def launcher(self) -> list[str]:
-        return [*super().launcher[:-1], "dape.reproduce.worker"]
+        worker = ["-m", "dape.reproduce.worker"]
+        if self.cell.train.get("distributed", "none") == "none":
+            return [sys.executable, *worker]
+        processes = f"--nproc-per-node={max(1, torch.cuda.device_count())}"
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", processes, *worker]
 
 
 @dataclass
@@ -56,10 +62,26 @@ class Plan:
 
 def reproduce(experiments: list[Experiment], place: Place, announce: Announce) -> list[dict[str, Any]]:
     """Run the experiments, or what is left of them; returns their results."""
+    with few_threads(place):
+        return carry_out(experiments, place, announce)
+
+
+@contextlib.contextmanager
+def few_threads(place: Place) -> Iterator[None]:
+    """One thread for what takes a moment: more would only get in each other's way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if place.scale == "smoke" else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def carry_out(experiments: list[Experiment], place: Place, announce: Announce) -> list[dict[str, Any]]:
     plans = [make_plan(experiment, place) for experiment in experiments]
-    check_texts(plans, place)
     for plan in plans:
         write(plan, place)
+    check_place(plans, place)
     train_cells(plans, place, announce, STEP)
     for plan in plans:
         while plan.timed:
@@ -72,22 +94,28 @@ def reproduce(experiments: list[Experiment], place: Place, announce: Announce) -
 
 
 def make_plan(experiment: Experiment, place: Place) -> Plan:
-    if not KINDS[experiment.kind].trains:
+    if not experiment.trains_cells:
         return Plan(experiment, [], [])
     cells = cells_of(experiment, place.scale, place.corpora)
     return Plan(experiment, cells, equal_time_cells(experiment, place.scale, cells))
 
 
-def check_texts(plans: Iterable[Plan], place: Place) -> None:
-    """Raise before anything is trained if a text is not there."""
-    for name in dict.fromkeys(cell.corpus.name for plan in plans for cell in plan.cells):
+def check_place(plans: Iterable[Plan], place: Place) -> None:
+    """Raise before anything is trained if a text or the hardware is not there."""
+    left = [cell for plan in plans for cell in plan.cells if not is_done(cell, place)]
+    if left and place.scale == "paper" and not torch.cuda.is_available():
+        raise ValueError(
+            f"{len(left)} trainings of the paper's scale need GPUs, and there is none here: --dry-run prints the "
+            f"commands for torchrun, --slurm FILE writes a script for a cluster"
+        )
+    for name in dict.fromkeys(cell.corpus.name for cell in left):
         place.corpora[name].locate(place.texts, place.work / "corpora")
 
 
 def train_cells(plans: list[Plan], place: Place, announce: Announce, view: str) -> None:
     """Train and evaluate what is not yet; every experiment that has a cell is written when it is done."""
     wanted = unite(cell for plan in plans for cell in plan.cells if cell.view == view)
-    ordered = sorted(wanted.values(), key=lambda cell: cell.wave)
+    ordered = in_order(wanted)
     left: list[Job] = [make_job(cell, place) for cell in ordered if not is_done(cell, place)]
     watch = announce(view, len(ordered), left)
 
@@ -104,21 +132,16 @@ def train_cells(plans: list[Plan], place: Place, announce: Announce, view: str) 
 
 
 def run_here(jobs: Iterable[Job], watch: Watcher) -> None:
-    """Jobs of a moment, in this process and on one thread: starting another takes longer than they do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for job in jobs:
-            watch(job, None)
-            job.scores.parent.mkdir(parents=True, exist_ok=True)
-            outcome = ""
-            try:
-                work(TrainConfig(**job.config), job.evaluation, job.scores)
-            except (ValueError, OSError) as error:
-                outcome = sentence(error)
-            watch(job, outcome)
-    finally:
-        torch.set_num_threads(threads)
+    """Jobs of a moment, in this process: starting another takes longer than they do."""
+    for job in jobs:
+        watch(job, None)
+        job.scores.parent.mkdir(parents=True, exist_ok=True)
+        outcome = ""
+        try:
+            work(TrainConfig(**job.config), job.evaluation, job.scores)
+        except (ValueError, OSError) as error:
+            outcome = sentence(error)
+        watch(job, outcome)
 
 
 def unite(cells: Iterable[Cell]) -> dict[str, Cell]:
@@ -145,6 +168,16 @@ def unite(cells: Iterable[Cell]) -> dict[str, Cell]:
     return wanted
 
 
+def cells_left(experiments: list[Experiment], place: Place) -> list[Cell]:
+    """What is still to train at equal steps, in the order in which it would be."""
+    wanted = unite(cell for experiment in experiments for cell in make_plan(experiment, place).cells)
+    return [cell for cell in in_order(wanted) if not is_done(cell, place)]
+
+
+def in_order(wanted: dict[str, Cell]) -> list[Cell]:
+    return sorted(wanted.values(), key=lambda cell: cell.wave)
+
+
 def is_done(cell: Cell, place: Place) -> bool:
     content = load_results(place.scores / f"{cell.id}.json")
     if content is None or not (place.work / "runs" / cell.id / "model").is_dir():
@@ -152,8 +185,8 @@ def is_done(cell: Cell, place: Place) -> bool:
     return not cell.lengths or has_lengths(content, cell)
 
 
-def make_job(cell: Cell, place: Place) -> CellJob:
-    where = cell.corpus.locate(place.texts, place.work / "corpora")
+def make_job(cell: Cell, place: Place, *, must_exist: bool = True) -> CellJob:
+    where = cell.corpus.locate(place.texts, place.work / "corpora", must_exist=must_exist)
     train = {**cell.train, **where, "data": str(data_folder(cell, place))}
     return CellJob(
         method=cell.method,
@@ -183,13 +216,14 @@ def note(plan: Plan, job: Job, outcome: str, place: Place) -> None:
 
 
 def write(plan: Plan, place: Place) -> None:
-    """The results so far, if the kind's results come from the cells alone; a better file is never replaced."""
-    kind = KINDS[plan.experiment.kind]
+    """The results so far, for kinds whose results come from the cells alone, unless those there say more."""
+    kind, path = KINDS[plan.experiment.kind], place.results(plan.experiment)
     if kind.partial is None:
         return
     body = kind.partial(plan, place)
-    if body["records"] or body["failures"]:
-        write_results(plan.experiment, place.scale, place.results(plan.experiment), body, jobs=place.jobs)
+    before = load_results(path)
+    if len(body["records"]) >= (len(before["records"]) if before else 1):
+        write_results(plan.experiment, place.scale, path, body, jobs=place.jobs)
 
 
 def finish(plan: Plan, place: Place) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import threading
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 def work(config: TrainConfig, evaluation: dict[str, Any], scores: Path) -> None:
     run = trained(config)
-    if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+    if int(os.environ.get("RANK", "0")):
         return
     # Checkpoints are three times the model, of which there are many.
     shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)

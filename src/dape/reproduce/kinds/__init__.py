@@ -16,10 +16,9 @@ Body = Callable[["Plan", "Place"], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Kind:
-    """trains: whether it has a grid of cells; partial: results from the cells that are done, where that is possible."""
+    """partial: results from the cells that are done, for kinds whose results come from the cells alone."""
 
     module: str
-    trains: bool
     has_partial: bool = False
 
     @property
@@ -31,8 +30,8 @@ class Kind:
 
 
 KINDS = {
-    "language": Kind("language", trains=True, has_partial=True),
-    "maps": Kind("maps", trains=True),
-    "tasks": Kind("tasks", trains=False),
-    "timing": Kind("timing", trains=False),
+    "language": Kind("language", has_partial=True),
+    "maps": Kind("maps"),
+    "tasks": Kind("tasks"),
+    "timing": Kind("timing"),
 }

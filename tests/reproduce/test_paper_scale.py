@@ -1,0 +1,120 @@
+"""The published settings: configurations that build, parameters that count, orders that run at reduced width."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dape.cli import main
+from dape.models import DapeForCausalLM
+from dape.reproduce import find_papers, load_experiments
+from dape.reproduce.corpora import load_corpora
+from dape.reproduce.grid import cells_of
+from dape.reproduce.worker import work
+from dape.training import TrainConfig
+
+PAPERS = find_papers(Path(__file__).parents[2] / "papers")
+CORPORA = load_corpora(PAPERS)
+CELLS = {
+    cell.id: cell
+    for experiment in load_experiments(PAPERS)
+    if experiment.trains_cells and experiment.paper == "dape_v2"
+    for cell in cells_of(experiment, "paper", CORPORA)
+}
+# Appendix F, and GPT-3's table for the larger ones: layers, width, heads, learning rate.
+SIZES = {"125m": (12, 768, 12, 6e-4), "350m": (24, 1024, 16, 3e-4), "2.7b": (32, 2560, 32, 1.6e-4)}
+GPT2_VOCABULARY = 50257
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_settings_are_the_published_ones(size: str) -> None:
+    cells = [cell for cell in CELLS.values() if cell.train["preset"] == size]
+    assert cells
+    layers, width, heads, rate = SIZES[size]
+    for cell in cells:
+        config = TrainConfig(**cell.train)
+        assert (config.steps, config.betas, config.precision) == (50_000, (0.9, 0.95), "fp16")
+        assert (config.learning_rate, config.final_learning_rate) == (rate, pytest.approx(rate / 10))
+        assert config.warmup_steps == config.steps // 100
+        assert config.distributed != "none"
+        assert config.score_width in (10, 21, 32, 64)
+        model = config.model_config(GPT2_VOCABULARY)
+        assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads) == (
+            layers,
+            width,
+            heads,
+        )
+        # 32 windows on each of 8 GPUs, or as many tokens.
+        tokens = config.batch_size * config.train_length
+        assert config.batch_size == 256 or tokens == 128 * 256
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_models_of_the_published_sizes_build_on_the_meta_device(size: str) -> None:
+    layers, width, _, _ = SIZES[size]
+    methods = {cell.method: cell for cell in CELLS.values() if cell.train["preset"] == size}
+    for cell in methods.values():
+        with torch.device("meta"):
+            model = DapeForCausalLM(TrainConfig(**cell.train).model_config(GPT2_VOCABULARY))
+        counted = sum(parameter.numel() for parameter in model.parameters())
+        body = counted - 2 * GPT2_VOCABULARY * width
+        # Attention 4 width², MLP 8 width², Transformer-XL's projection of places 1 width² in each layer; biases,
+        # norms, other encodings and convolutions are the rest.
+        squares = 13 if cell.method == "transformer-xl" else 12
+        assert body == pytest.approx(squares * layers * width**2, rel=0.02), cell.method
+
+
+@pytest.mark.parametrize("method", sorted({cell.method for cell in CELLS.values()}))
+def test_two_steps_at_reduced_width(method: str, tmp_path) -> None:
+    cell = next(cell for cell in CELLS.values() if cell.method == method)
+    text = tmp_path / "texts" / cell.corpus.name
+    text.mkdir(parents=True)
+    for number in range(12):
+        (text / f"{number}.txt").write_text(
+            " ".join(f"{number * word % 31} and {word}" for word in range(90))
+        )
+    reduced = {"hidden_size": 48, "num_layers": 1, "num_heads": 12, "preset": "tiny", "tokenizer": "bytes"}
+    reduced |= {"steps": 2, "warmup_steps": 1, "batch_size": 2, "precision": "fp32", "distributed": "none"}
+    cell = replace(cell, train={**cell.train, **reduced})
+    where = cell.corpus.locate(tmp_path / "texts", tmp_path / "corpora") | {"validation": "0,1"}
+    config = TrainConfig(**cell.train, **where, data=str(tmp_path / "data"), out=str(tmp_path / "run"))
+    evaluation = {"last": 128, "windows": 2, "room": cell.train_length, "lengths": [cell.train_length]}
+    work(config, evaluation, tmp_path / "scores.json")
+    content = json.loads((tmp_path / "scores.json").read_text())
+    assert content["training"]["steps"] == 2
+    assert len(content["windows"][str(cell.train_length)]) == 2
+
+
+def test_commands_and_slurm_script(tmp_path, capsys) -> None:
+    options = ["--scale", "paper", "--papers", str(PAPERS), "--work", str(tmp_path / "work")]
+    assert main(["reproduce", "baselines", *options, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    commands = [line for line in shown.splitlines() if line.startswith("torchrun")]
+    assert len(commands) == 36
+    assert "--nproc-per-node=8" in commands[0]
+    assert 'the corpus "books3"' in shown
+    assert "withdrawn" in shown
+    script = tmp_path / "all.sh"
+    assert main(["reproduce", "--all", *options, "--slurm", str(script)]) == 0
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    listing = f'source <(sed "s/^exec .*//" {script}); printf "%s\\n" "${{ORDERS[@]}}"'
+    orders = subprocess.run(
+        ["bash", "-c", listing], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert f"--array=0-{len(orders) - 1}" in script.read_text()
+    assert {Path(order).stem for order in orders} >= set(CELLS)
+    for order in orders:
+        TrainConfig(**json.loads(Path(order).read_text())["train"])
+
+
+def test_without_a_gpu_it_says_so(tmp_path, capsys) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    options = ["--scale", "paper", "--papers", str(PAPERS), "--work", str(tmp_path)]
+    assert main(["reproduce", "leakage", *options]) == 2
+    assert "3 trainings of the paper's scale need GPUs" in capsys.readouterr().err
