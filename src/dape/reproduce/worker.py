@@ -59,7 +59,7 @@ def work(config: TrainConfig, evaluation: dict[str, Any], scores: Path) -> None:
     # Checkpoints are three times the model, of which there are many.
     shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
     content = begin(scores, evaluation, run)
-    left = [key for key in evaluation["lengths"] if key not in content["windows"]]
+    left = [key for key in map(str, evaluation["lengths"]) if key not in content["windows"]]
     if left or not scores.exists():
         evaluate(run, evaluation, left, content, scores)
 
