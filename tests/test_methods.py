@@ -11,20 +11,23 @@ from dape.cli import COMMANDS, main
 
 
 @pytest.mark.parametrize(
-    ("name", "position", "kernel_size"),
+    ("name", "method"),
     [
-        ("kerple", "kerple", None),
-        ("dape-kerple", "kerple", 1),
-        ("dape1x1-kerple", "kerple", 1),
-        ("dape1x3-kerple", "kerple", 3),
-        ("dape1x7-fire", "fire", 7),
-        ("dape1x12-rope", "rope", 12),
-        ("dape1x2-kerple-power", "kerple-power", 2),
-        ("dape1x3-nope", "nope", 3),
+        ("kerple", Method("kerple")),
+        ("dape-kerple", Method("kerple", 1)),
+        ("dape1x1-kerple", Method("kerple", 1)),
+        ("dape1x3-kerple", Method("kerple", 3)),
+        ("dape1x7-fire", Method("fire", 7)),
+        ("dape1x12-rope", Method("rope", 12)),
+        ("dape1x2-kerple-power", Method("kerple-power", 2)),
+        ("dape1x3-nope", Method("nope", 3)),
+        ("dape3x3-kerple", Method("kerple", 3, 3)),
+        ("dape2x1-fire", Method("fire", 1, 2)),
     ],
 )
-def test_names_parse(name, position, kernel_size):
-    assert parse_method(name) == Method(position, kernel_size)
+def test_names_parse(name, method):
+    assert parse_method(name) == method
+    assert parse_method(method.name) == method
 
 
 def test_every_listed_name_parses_to_itself_and_builds():

@@ -84,7 +84,7 @@ def generate_text(
             inputs,
             attention_mask=torch.ones_like(inputs),
             max_new_tokens=tokens,
-            use_cache=True,
+            use_cache=model.config.use_cache,
             streamer=TextStreamer(tokenizer, write) if write else None,
             **sampling,
         )

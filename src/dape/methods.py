@@ -3,6 +3,7 @@
 kerple            plain scores
 dape-kerple       score convolution with kernel 1 (DAPE)
 dape1x3-kerple    score convolution with kernel 3 (DAPE V2); any kernel size
+dape3x3-kerple    the same over 3 queries × 3 keys, a query's own row and those before it
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ LISTED_KERNELS = (None, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Method:
-    """A pair: `position` names an encoding, `kernel_size` is the convolution's, None for plain scores."""
+    """A pair: `position` names an encoding, `kernel_size` is the convolution's, None for plain scores.
+
+    query_kernel_size: how many queries the convolution reads, 1 in the paper.
+    """
 
     position: str
     kernel_size: int | None = None
+    query_kernel_size: int = 1
 
     @property
     def name(self) -> str:
-        prefix = {None: "", 1: "dape-"}.get(self.kernel_size, f"dape1x{self.kernel_size}-")
-        return prefix + self.position
+        if self.kernel_size is None:
+            return self.position
+        kernel = f"{self.query_kernel_size}x{self.kernel_size}"
+        return f"dape{'' if kernel == '1x1' else kernel}-{self.position}"
 
     @property
     def summary(self) -> str:
@@ -36,7 +43,9 @@ class Method:
         encoding = POSITIONS[self.position].summary
         if self.kernel_size is None:
             return encoding
-        return f"1×{self.kernel_size} convolution of the scores over heads and keys; {encoding}"
+        over = "heads and keys" if self.query_kernel_size == 1 else "heads, queries and keys"
+        kernel = f"{self.query_kernel_size}×{self.kernel_size}"
+        return f"{kernel} convolution of the scores over {over}; {encoding}"
 
     def build_position(
         self, *, num_heads: int, head_width: int, hidden_size: int, **options: object
@@ -54,15 +63,16 @@ class Method:
                 )
             return SCORES["plain"]()
         additive = POSITIONS[self.position].additive
-        return SCORES["conv"](num_heads, kernel_size=self.kernel_size, bias_channels=additive, **options)
+        kernel = {"kernel_size": self.kernel_size, "query_kernel_size": self.query_kernel_size}
+        return SCORES["conv"](num_heads, bias_channels=additive, **kernel, **options)
 
 
 def parse_method(name: str) -> Method:
     """The method of that name; an unknown one raises with the nearest names."""
-    match = re.fullmatch(r"(?:dape(?:1x(?P<kernel>[1-9]\d*))?-)?(?P<position>.+)", name)
+    match = re.fullmatch(r"(?:dape(?:(?P<rows>[1-9]\d*)x(?P<kernel>[1-9]\d*))?-)?(?P<position>.+)", name)
     if match and match["position"] in POSITIONS:
         kernel = int(match["kernel"] or 1) if name.startswith("dape") else None
-        return Method(match["position"], kernel)
+        return Method(match["position"], kernel, int(match["rows"] or 1))
     known = [method.name for method in all_methods()]
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or list(POSITIONS)
     raise ValueError(

@@ -10,7 +10,16 @@ from dape.inspection.figure import draw
 from dape.inspection.page import png
 from dape.models import DapeForCausalLM, preset
 
-METHODS = ["rope", "kerple", "dape-kerple", "dape1x3-fire", "dape1x3-rope", "dape1x3-cope", "t5"]
+METHODS = [
+    "rope",
+    "kerple",
+    "dape-kerple",
+    "dape1x3-fire",
+    "dape1x3-rope",
+    "dape1x3-cope",
+    "t5",
+    "dape3x3-kerple",
+]
 
 
 def tiny(method: str) -> DapeForCausalLM:

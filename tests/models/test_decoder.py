@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticC
 from dape import POSITIONS, randomized_positions
 from dape.models import DapeConfig, DapeForCausalLM, preset
 
-METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")]
+METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")] + ["dape3x3-kerple"]
 
 
 def tiny(method="dape1x3-kerple", dtype=torch.float64, **changes) -> DapeForCausalLM:
@@ -218,3 +218,28 @@ def test_positions_that_do_not_continue_the_cache_are_refused():
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="do not continue those of the cached tokens"):
         model(ids[:, :2], past_key_values=cache, position_ids=torch.tensor([[9, 20]]), use_cache=True)
+
+
+def test_a_kernel_over_several_queries_refuses_a_cache_and_generates_without():
+    model, ids = tiny("dape3x3-kerple"), torch.randint(1, 40, (2, 7))
+    assert not model.config.use_cache
+    assert model(ids).past_key_values is None
+    sentence = "dape3x3-kerple convolves over 3 queries, but a cache keeps keys and values alone"
+    for options in ({"use_cache": True}, {"past_key_values": DynamicCache(config=model.config)}):
+        with pytest.raises(ValueError, match=sentence):
+            model(ids, **options)
+    with pytest.raises(ValueError, match=sentence):
+        model.generate(ids, max_new_tokens=2, use_cache=True, pad_token_id=0)
+    holes = torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1] * 7])
+    with pytest.raises(
+        ValueError, match="padding between tokens, across which dape3x3-kerple would convolve"
+    ):
+        model(ids, attention_mask=holes)
+
+
+def test_a_deeper_stack_decodes_from_a_cache():
+    model, ids = tiny(score_options={"depth": 4}), torch.randint(0, 40, (1, 9))
+    full = model(ids, use_cache=False).logits
+    cache = model(ids[:, :6], use_cache=True).past_key_values
+    rest = model(ids[:, 6:], past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(rest, full[:, 6:], rtol=1e-10, atol=1e-10)

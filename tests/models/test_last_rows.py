@@ -9,11 +9,13 @@ from dape.positions import POSITIONS
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64}
 
 
+METHODS = [scores + position for scores in ("", "dape1x3-") for position in POSITIONS]
+
+
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("scores", ["", "dape1x3-"])
-@pytest.mark.parametrize("position", POSITIONS)
-def test_last_rows_are_those_of_all(position, scores, padded):
-    model = DapeForCausalLM(preset("tiny", scores + position, **SIZES)).eval().model
+@pytest.mark.parametrize("method", [*METHODS, "dape3x3-kerple", "dape2x1-fire"])
+def test_last_rows_are_those_of_all(method, padded):
+    model = DapeForCausalLM(preset("tiny", method, **SIZES)).eval().model
     ids = torch.randint(0, 64, (2, 23))
     mask = torch.ones_like(ids)
     if padded:

@@ -38,6 +38,8 @@ class Case:
     visible: str = "all"
     residual: str = "scores+bias"
     leak: bool = False
+    query_kernel: int = 1
+    depth: int = 2
 
 
 @dataclass
@@ -87,10 +89,13 @@ def build(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Call
     if c.kernel is not None:
         channels = c.heads * (1 if c.bias == "none" else 2)
         left = {"same": c.kernel // 2, "causal": c.kernel - 1}[c.padding]
+        kernel = (c.query_kernel, c.kernel)
         conv = ConvWeights(
-            draw("w1", c.width, channels, 1, c.kernel), draw("b1", c.width),
-            draw("w2", c.heads, c.width, 1, c.kernel), draw("b2", c.heads),
+            draw("w1", c.width, channels, *kernel), draw("b1", c.width),
+            draw("w2", c.heads, c.width, *kernel), draw("b2", c.heads),
             left, c.residual, c.leak,
+            middle=tuple((draw(f"w1.{n}", c.width, c.width, *kernel), draw(f"b1.{n}", c.width))
+                         for n in range(1, c.depth - 1)),
         )  # fmt: skip
     bias = _bias(c, draw)
     return Call(q, k, v, conv, bias, _visible(c, generator), c.causal, leaves)
@@ -118,6 +123,9 @@ def _visible(c: Case, generator: torch.Generator) -> Visible:
         return Visible(first=torch.randint(0, c.keys, (c.batch, 1), generator=generator))
     if c.visible == "window":
         return Visible(first=(torch.arange(c.queries) + c.keys - c.queries - 4)[None])
+    if c.visible == "documents":
+        place = torch.arange(c.queries) + c.keys - c.queries
+        return Visible(first=torch.stack([place // (3 + n) * (3 + n) for n in range(c.batch)]))
     # Any interval, some of them empty.
     first, last = (torch.randint(-1, c.keys, (c.batch, c.queries), generator=generator) for _ in range(2))
     return Visible(first, last)

@@ -46,6 +46,13 @@ def test_weights_have_the_documented_names_and_shapes():
         "project.weight": (4, 10, 1, 5),
         "project.bias": (4,),
     }
+    deep = ScoreConv(4, width=10, kernel_size=5, query_kernel_size=2, depth=4)
+    assert {name: tuple(p.shape) for name, p in deep.named_parameters() if name.endswith("weight")} == {
+        "expand.weight": (10, 8, 2, 5),
+        "middle.0.weight": (10, 10, 2, 5),
+        "middle.1.weight": (10, 10, 2, 5),
+        "project.weight": (4, 10, 2, 5),
+    }
     assert ScoreConv(4, bias_channels=False).expand.weight.shape == (32, 4, 1, 3)
 
 
@@ -76,6 +83,28 @@ def test_even_kernels_keep_the_key_axis_and_reach_further_left(kernel_size):
     # A pixel is read by keys up to `left` to its right and k − 1 − left to its left, twice.
     assert (reached.min(), reached.max()) == (15 - 2 * (kernel_size - 1 - conv.left), 15 + 2 * conv.left)
     assert refined.shape == scores.shape
+
+
+def test_square_kernels_read_earlier_queries_alone():
+    conv = ScoreConv(2, kernel_size=3, query_kernel_size=3, bias_channels=False).double()
+    assert conv.earlier_rows == 4
+    scores = torch.randn(1, 2, 12, 12, dtype=torch.float64)
+    changed = scores.clone()
+    changed[:, :, 5] += 1.0
+    moved = (conv(changed, causal=False) - conv(scores, causal=False)).abs().amax((0, 1, 3))
+    assert moved.nonzero()[:, 0].tolist() == [5, 6, 7, 8, 9]
+
+
+def test_a_square_kernel_whose_earlier_rows_are_zero_is_the_papers():
+    scores, bias = scores_and_bias()
+    square, flat = ScoreConv(3, query_kernel_size=3).double(), ScoreConv(3).double()
+    with torch.no_grad():
+        for name in ("expand", "project"):
+            square.get_parameter(f"{name}.weight")[:, :, :2] = 0.0
+    flat.load_state_dict(
+        {name: x[:, :, 2:] if x.dim() == 4 else x for name, x in square.state_dict().items()}
+    )
+    torch.testing.assert_close(square(scores, bias), flat(scores, bias))
 
 
 def test_causal_padding_reads_nothing_to_the_right():
@@ -154,6 +183,8 @@ REFUSALS = {
     "no heads": (lambda: ScoreConv(0), "num_heads=0"),
     "no width": (lambda: ScoreConv(2, 0), "width=0"),
     "no kernel": (lambda: ScoreConv(2, kernel_size=0), "kernel_size=0"),
+    "no query": (lambda: ScoreConv(2, query_kernel_size=0), "query_kernel_size=0"),
+    "no depth": (lambda: ScoreConv(2, depth=1), "depth=1 must be at least 2"),
     "padding": (lambda: ScoreConv(2, padding="valid"), 'padding="valid"'),
     "residual": (lambda: ScoreConv(2, residual="bias"), 'residual="bias"'),
     "heads": (

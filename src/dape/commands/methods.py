@@ -15,7 +15,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="dape methods",
         description="List every method: a position encoding, alone or with a convolution of the scores "
-        "(dape-NAME is kernel 1, dape1xK-NAME kernel K; any K works, the usual ones are listed).",
+        "(dape-NAME is kernel 1, dape1xK-NAME kernel K; any K works, the usual ones are listed; dapeQxK-NAME "
+        "convolves over Q queries as well).",
     )
     parser.add_argument("--json", action="store_true", help="print records instead of a table")
     options = parser.parse_args(arguments)
@@ -29,6 +30,7 @@ def record(method: Method) -> dict[str, object]:
         "name": method.name,
         "position": method.position,
         "kernel_size": method.kernel_size,
+        "query_kernel_size": method.query_kernel_size,
         "additive_bias": encoding.additive,
         "direction": encoding.direction,
         "summary": method.summary,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -19,10 +19,20 @@ BATCH_TOKENS = 1 << 13
 
 
 class Scorer:
-    """A model as a function from windows to losses; use it inside `scoring(model)`."""
+    """A model as a function from windows to losses; use it inside `scoring(model)`.
 
-    def __init__(self, model: nn.Module, *, batch_tokens: int = BATCH_TOKENS) -> None:
+    positions: gives the position_ids [1, T] of every input of T tokens; without, the model counts from 0.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        positions: Callable[[int], Tensor] | None = None,
+    ) -> None:
         self.model, self.batch_tokens = model, batch_tokens
+        self.positions: Callable[[int], Tensor] | None = None
         self.device = next(model.parameters()).device
         accepted = inspect.signature(model.forward).parameters
         self.options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
@@ -32,6 +42,7 @@ class Scorer:
         self.spares = "last_rows" in inspect.signature(body.forward).parameters
         if self.head is not None and not self._head_is_all():
             self.head = None
+        self.positions = positions
 
     def batch_size(self, length: int, last: int) -> int:
         """Windows that go through the model at a time."""
@@ -60,7 +71,7 @@ class Scorer:
     def _by_logits(self, inputs: Tensor, targets: Tensor) -> Tensor:
         keep = {"logits_to_keep": targets.shape[1]} if self.keeps else {}
         return token_losses(
-            _logits(self.model(inputs, **self.options, **keep))[:, -targets.shape[1] :], targets
+            _logits(self.model(inputs, **self._options(inputs), **keep))[:, -targets.shape[1] :], targets
         )
 
     def _by_head(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -78,8 +89,13 @@ class Scorer:
     def _hidden(self, inputs: Tensor, rows: int) -> Tensor:
         """[B, T or rows, hidden]: a model that can leave the other rows out of its last layer does."""
         last = {"last_rows": rows} if self.spares else {}
-        output = cast(Any, self.model).base_model(inputs, **self.options, **last)
+        output = cast(Any, self.model).base_model(inputs, **self._options(inputs), **last)
         return output[0] if isinstance(output, tuple) else output.last_hidden_state
+
+    def _options(self, inputs: Tensor) -> dict[str, Any]:
+        if self.positions is None:
+            return self.options
+        return {**self.options, "position_ids": self.positions(inputs.shape[1]).to(inputs.device)}
 
     @torch.no_grad()
     def _head_is_all(self) -> bool:

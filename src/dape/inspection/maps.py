@@ -147,13 +147,16 @@ def _layer_maps(
     sink, entropy = torch.zeros(len(heads)), torch.zeros(len(heads))
     for start in range(0, num_tokens, rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, num_tokens))
-        # A causal row needs the keys up to itself alone. But a width for every tile would have the convolutions
-        # prepared, and memory set aside, for each of them.
+        # A causal row needs the keys up to itself alone, and what its kernel reads of rows before it. But a width for
+        # every tile would have the convolutions prepared, and memory set aside, for each of them.
+        reading = slice(max(0, start - attention.scores.earlier_rows), rows.stop)
         num_keys = min(num_tokens, -(-rows.stop // KEYS_PER_STEP) * KEYS_PER_STEP)
-        scores = q[:, :, rows] @ k[:, :, :num_keys].transpose(-1, -2) * attention.scale
-        tile = _bias_tile(bias, places, rows, num_keys)
-        visible = Visible(last=torch.arange(rows.start, rows.stop, device=q.device)[None])
+        scores = q[:, :, reading] @ k[:, :, :num_keys].transpose(-1, -2) * attention.scale
+        tile = _bias_tile(bias, places, reading, num_keys)
+        visible = Visible(last=torch.arange(reading.start, reading.stop, device=q.device)[None])
         logits = process_scores(scores, tile, attention.scores.weights(), visible, causal=True)
+        own = slice(start - reading.start, None)
+        scores, logits, tile = scores[:, :, own], logits[:, :, own], None if tile is None else tile[:, :, own]
         weights = torch.softmax(logits, -1)
         parts = {"scores": scores, "weights": weights}
         if tile is not None:

@@ -77,10 +77,13 @@ class Attention(nn.Module):
         last_rows: only so many queries, those at the end.
         shown: takes the softmax weights [B, H, Tq, Tk], computed beside the output by the reference path.
         """
-        q, k, v, bias = self.inputs(x, encoding, places, cache, last_rows)
-        places = places if last_rows is None else places.last(last_rows)
+        # Rows of a kernel over several queries need those before them.
+        reading = None if last_rows is None else min(last_rows + self.scores.earlier_rows, x.shape[1])
+        q, k, v, bias = self.inputs(x, encoding, places, cache, reading)
+        places = places if reading is None else places.last(reading)
+        own = slice(None if last_rows is None else -last_rows, None)
         if shown is not None:
-            shown.append(self._weights(q, k, bias, places))
+            shown.append(self._weights(q, k, bias, places)[:, :, own])
         attended = self.scores.attend(
             q,
             k,
@@ -92,7 +95,7 @@ class Attention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
-        return self.out(attended.transpose(1, 2).flatten(2))
+        return self.out(attended[:, :, own].transpose(1, 2).flatten(2))
 
     def inputs(
         self,

@@ -26,6 +26,8 @@ class DapeConfig(PretrainedConfig):
     randomized_positions: in training, draw positions from this many places (None: 0, 1, 2, …).
     initializer_range: standard deviation of the weights; None for √(2 / (5 · hidden_size)).
     backend:          of the attention op; "auto" takes the fastest that can run.
+    use_cache:        always False for kernels over several queries (such as "dape3x3-kerple"): rows then need earlier
+                      queries, and a cache keeps keys and values alone.
     """
 
     # Runs before each configuration is made; registering our models waits here until one is wanted.
@@ -73,6 +75,7 @@ class DapeConfig(PretrainedConfig):
                 f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}"
             )
         self.method = parse_method(self.method).name
+        self.use_cache = self.use_cache and self.can_cache
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
@@ -86,6 +89,11 @@ class DapeConfig(PretrainedConfig):
     @property
     def parsed_method(self) -> Method:
         return parse_method(self.method)
+
+    @property
+    def can_cache(self) -> bool:
+        """Whether keys and values of earlier tokens are all that the next token needs of them."""
+        return self.parsed_method.query_kernel_size == 1
 
     @property
     def head_width(self) -> int:

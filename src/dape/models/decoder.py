@@ -149,6 +149,7 @@ class DapeModel(DapePreTrainedModel):
             raise ValueError("pass either input_ids or inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        self._check_cache(bool(use_cache), past_key_values)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if (
@@ -170,6 +171,11 @@ class DapeModel(DapePreTrainedModel):
         )
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
         arranged = without_holes(attention_mask, places, past_key_values)
+        if arranged is not None and not self.config.can_cache:
+            raise ValueError(
+                f"attention_mask has padding between tokens, across which {self.config.method} would convolve: "
+                f"pad at the ends of rows alone"
+            )
         output = self._run(
             x, places, arranged or past_key_values, bool(keep_states), bool(keep_weights), last_rows
         )
@@ -177,6 +183,13 @@ class DapeModel(DapePreTrainedModel):
         if arranged is not None and output.attentions is not None:
             output.attentions = cast(Any, tuple(map(arranged.in_place, output.attentions)))
         return output
+
+    def _check_cache(self, use_cache: bool, cache: Cache | None) -> None:
+        if (use_cache or cache is not None) and not self.config.can_cache:
+            raise ValueError(
+                f"{self.config.method} convolves over {self.config.parsed_method.query_kernel_size} queries, but a cache "
+                f"keeps keys and values alone: pass the whole input with use_cache=False"
+            )
 
     def _run(
         self,

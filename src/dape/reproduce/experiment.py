@@ -34,7 +34,7 @@ SCALE_KEYS = {
     "timing": {"methods", "length", "batch", "rounds", "base", "note"},
 }
 GRID_KEYS = {"methods", "variant", "train", "train_lengths", "corpora", "seeds", "lengths", "multiples"}
-GRID_KEYS |= {"tokens_per_step"}
+GRID_KEYS |= {"tokens_per_step", "at_evaluation"}
 
 
 @dataclass(frozen=True)

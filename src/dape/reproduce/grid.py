@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from dape.methods import parse_method
 from dape.reproduce.corpora import NamedCorpus
 from dape.reproduce.experiment import Experiment
+from dape.reproduce.reading import Reading, checked_reading
 from dape.training import TrainConfig
 from dape.training.configfile import checked
 from dape.training.run import FREE_WITHIN_A_RUN
@@ -32,6 +33,8 @@ class Cell:
     train:      fields of TrainConfig other than those of where the text is.
     lengths:    tokens of input at the evaluation; evaluation: last, windows, and room, the longest input that
                 every window could have, which decides which windows there are.
+    reading:    how the model reads then, where otherwise than in training; others: what else of the same training
+                is asked for, as keys of its scores.
     wave:       where its seed, training length and corpus stand in the experiment's lists: what comes first of
                 every experiment is trained before what comes second of any.
     """
@@ -43,6 +46,13 @@ class Cell:
     lengths: tuple[int, ...]
     evaluation: dict[str, Any]
     wave: tuple[int, ...] = ()
+    reading: Reading = field(default_factory=Reading)
+    others: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        """What its scores are kept under, one a length, and those of the others."""
+        return [*(self.reading.key(length) for length in self.lengths), *self.others]
 
     @property
     def method(self) -> str:
@@ -152,7 +162,11 @@ def make_cell(
             f"{experiment.name}: lengths {', '.join(map(str, lengths))} must lie between last="
             f"{evaluation['last']} and room={evaluation['room']}"
         )
-    return Cell(corpus, block.get("variant", ""), STEP, train, lengths, evaluation)
+    try:
+        reading = checked_reading(block.get("at_evaluation", {}), method, lengths)
+    except ValueError as error:
+        raise ValueError(f"{experiment.name}: {error}") from error
+    return Cell(corpus, block.get("variant", ""), STEP, train, lengths, evaluation, reading=reading)
 
 
 def lengths_of(settings: dict[str, Any], train_length: int) -> tuple[int, ...]:

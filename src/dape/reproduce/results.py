@@ -111,9 +111,7 @@ def language_body(
 
 def has_lengths(content: dict[str, Any], cell: Cell) -> bool:
     """Whether these scores are of the cell's windows, at all of its lengths."""
-    return content["evaluation"] == cell.evaluation and {str(n) for n in cell.lengths} <= set(
-        content["windows"]
-    )
+    return content["evaluation"] == cell.evaluation and set(cell.keys) <= set(content["windows"])
 
 
 def language_records(cell: Cell, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -122,7 +120,7 @@ def language_records(cell: Cell, content: dict[str, Any]) -> list[dict[str, Any]
     documents, ends = np.array(content["documents"]), np.array(content["ends"])
     records = []
     for length in cell.lengths:
-        windows = np.array(content["windows"][str(length)])
+        windows = np.array(content["windows"][cell.reading.key(length)])
         found = LengthScore.of(length, windows, documents, ends, cell.evaluation["last"])
         records.append(
             {

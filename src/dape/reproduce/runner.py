@@ -154,9 +154,14 @@ def unite(cells: Iterable[Cell]) -> dict[str, Cell]:
             continue
         if before.evaluation and cell.evaluation and before.evaluation != cell.evaluation:
             raise ValueError(f"{cell.label} is evaluated on other windows in another experiment")
+        if cell.reading == before.reading:
+            lengths, others = tuple(sorted({*before.lengths, *cell.lengths})), before.others
+        else:
+            lengths, others = before.lengths, tuple(sorted({*before.others, *cell.keys}))
         wanted[cell.id] = replace(
             before,
-            lengths=tuple(sorted({*before.lengths, *cell.lengths})),
+            lengths=lengths,
+            others=others,
             evaluation=before.evaluation or cell.evaluation,
             wave=min(before.wave, cell.wave),
         )
@@ -189,7 +194,7 @@ def make_job(cell: Cell, place: Place, *, must_exist: bool = True) -> CellJob:
         steps=cell.steps,
         folder=place.work,
         train=train,
-        evaluation={**cell.evaluation, "lengths": list(cell.lengths)},
+        evaluation={**cell.evaluation, "lengths": cell.keys},
         cell=cell,
     )
 

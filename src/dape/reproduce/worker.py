@@ -22,6 +22,7 @@ from dape.evaluate.by_length import score
 from dape.evaluate.scoring import scoring
 from dape.evaluate.windows import same_targets
 from dape.files import exclusive, write_atomically
+from dape.reproduce.reading import parse_key
 from dape.training import Run, TrainConfig, TrainingStopped, load_run, train
 
 
@@ -58,7 +59,7 @@ def work(config: TrainConfig, evaluation: dict[str, Any], scores: Path) -> None:
     # Checkpoints are three times the model, of which there are many.
     shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
     content = begin(scores, evaluation, run)
-    left = [n for n in evaluation["lengths"] if str(n) not in content["windows"]]
+    left = [key for key in map(str, evaluation["lengths"]) if key not in content["windows"]]
     if left or not scores.exists():
         evaluate(run, evaluation, left, content, scores)
 
@@ -97,22 +98,26 @@ def begin(scores: Path, evaluation: dict[str, Any], run: Run) -> dict[str, Any]:
 
 
 def evaluate(
-    run: Run, evaluation: dict[str, Any], lengths: list[int], content: dict[str, Any], scores: Path
+    run: Run, evaluation: dict[str, Any], keys: list[str], content: dict[str, Any], scores: Path
 ) -> None:
-    """Add the lengths, each saved as soon as it is there."""
+    """Add the lengths, each in the reading its key tells, saved as soon as it is there."""
     tokens = run.data().validation
     if evaluation["lengths"]:
         windows = same_targets(tokens, evaluation["room"], evaluation["last"], evaluation["windows"])
         content |= {"documents": windows.documents.tolist(), "ends": windows.ends.tolist()}
     write_atomically(scores, json.dumps(content))
     device = "cuda" if torch.cuda.is_available() and run.config.device == "auto" else run.config.device
-    model = run.model()
-    torch.nn.Module.to(model, "cpu" if device == "auto" else device)
-    with scoring(model) as scorer:
-        for length in lengths:
+    model, loaded = None, None
+    for key in keys:
+        length, reading = parse_key(key)
+        options = reading.position_options(length, run.config.train_length)
+        if model is None or options != loaded:
+            model, loaded = run.model(**options), options
+            torch.nn.Module.to(model, "cpu" if device == "auto" else device)
+        with scoring(model, positions=reading.positions(length)) as scorer:
             result = score(scorer, tokens, windows, length, evaluation["last"], None)
-            content["windows"][str(length)] = result.windows.tolist()
-            write_atomically(scores, json.dumps(content))
+        content["windows"][key] = result.windows.tolist()
+        write_atomically(scores, json.dumps(content))
 
 
 if __name__ == "__main__":

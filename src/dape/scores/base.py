@@ -22,6 +22,11 @@ class ScoreProcessor(nn.Module):
     def weights(self) -> ConvWeights | None:
         return None
 
+    @property
+    def earlier_rows(self) -> int:
+        """How many queries before its own a row depends on; where there are any, chunks must bring them along."""
+        return 0
+
     def forward(
         self,
         scores: Tensor,

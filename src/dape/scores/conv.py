@@ -1,10 +1,10 @@
-"""Score convolution: heads are channels, each query's row of scores is an image one pixel high."""
+"""Score convolution: heads are channels, the scores of queries and keys an image."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from dape.ops.score_conv_attention import ConvWeights
 from dape.ops.score_conv_attention.types import Residual
@@ -14,7 +14,7 @@ Padding = Literal["same", "causal"]
 
 
 class KeyConv(nn.Conv2d):
-    """A convolution along the keys; called for its weights alone, since edges of visibility are the op's business."""
+    """A convolution along keys (and queries); called for its weights alone, since edges of visibility are the op's business."""
 
     zero_init = False
 
@@ -30,6 +30,9 @@ class ScoreConv(ScoreProcessor):
 
     kernel_size 1 is DAPE, 3 and more is DAPE V2.
 
+    query_kernel_size: more than 1 convolves over so many queries as well, a query's own and those before it. Rows
+               then need earlier queries, which a cache of keys and values lacks.
+    depth:     how many convolutions there are; those between `expand` and `project` keep the width.
     bias_channels: whether there is an additive bias to read beside the scores (not with NoPE or RoPE).
     padding:   "same": taps reach k//2 keys to the left and k − 1 − k//2 to the right; "causal": k − 1 to the left.
     residual:  "scores+bias" as above, or "scores" for S + project(…) alone.
@@ -37,7 +40,7 @@ class ScoreConv(ScoreProcessor):
     zero_init: start with `project` at zero, so that the module begins as plain attention.
     """
 
-    summary = "two 1×k convolutions over heads and neighbouring keys"
+    summary = "convolutions over heads and neighbouring keys, two of 1×k in the paper"
 
     def __init__(
         self,
@@ -45,6 +48,8 @@ class ScoreConv(ScoreProcessor):
         width: int = 32,
         *,
         kernel_size: int = 3,
+        query_kernel_size: int = 1,
+        depth: int = 2,
         bias_channels: bool = True,
         padding: Padding = "same",
         residual: Residual = "scores+bias",
@@ -53,9 +58,14 @@ class ScoreConv(ScoreProcessor):
         negative_slope: float = 0.01,
     ) -> None:
         super().__init__()
-        for name, value in (("num_heads", num_heads), ("width", width), ("kernel_size", kernel_size)):
+        sizes = {"num_heads": num_heads, "width": width, "kernel_size": kernel_size}
+        for name, value in (sizes | {"query_kernel_size": query_kernel_size}).items():
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        if depth < 2:
+            raise ValueError(
+                f"depth={depth} must be at least 2: a convolution that expands, one that projects"
+            )
         reach = {"same": kernel_size // 2, "causal": kernel_size - 1}
         if padding not in reach:
             raise ValueError(f'padding="{padding}", expected "same" or "causal"')
@@ -66,28 +76,35 @@ class ScoreConv(ScoreProcessor):
         self.residual: Residual = residual
         self.leak_future, self.negative_slope = leak_future, negative_slope
         channels = num_heads * (2 if bias_channels else 1)
-        self.expand = KeyConv(channels, width, (1, kernel_size))
-        self.project = KeyConv(width, num_heads, (1, kernel_size))
+        kernel = (query_kernel_size, kernel_size)
+        self.expand = KeyConv(channels, width, kernel)
+        self.middle = nn.ModuleList(KeyConv(width, width, kernel) for _ in range(depth - 2))
+        self.project = KeyConv(width, num_heads, kernel)
         self.project.zero_init = zero_init
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.expand.reset_parameters()
-        self.project.reset_parameters()
+        for conv in (self.expand, *self.middle, self.project):
+            cast(KeyConv, conv).reset_parameters()
 
     def weights(self) -> ConvWeights:
-        assert self.expand.bias is not None
-        assert self.project.bias is not None
+        expand, *middle, project = (
+            (cast(Tensor, conv.weight), cast(Tensor, conv.bias))
+            for conv in (self.expand, *self.middle, self.project)
+        )
         return ConvWeights(
-            self.expand.weight,
-            self.expand.bias,
-            self.project.weight,
-            self.project.bias,
+            *expand,
+            *project,
             self.left,
             self.residual,
             self.leak_future,
             self.negative_slope,
+            tuple(middle),
         )
+
+    @property
+    def earlier_rows(self) -> int:
+        return (2 + len(self.middle)) * (self.expand.kernel_size[0] - 1)
 
     def check(self, num_heads: int, *, has_bias: bool) -> None:
         if num_heads != self.num_heads:
@@ -99,6 +116,4 @@ class ScoreConv(ScoreProcessor):
             raise ValueError(f"there is {have} bias: build the convolution with bias_channels={need}")
 
     def extra_repr(self) -> str:
-        return (
-            f"num_heads={self.num_heads}, kernel_size={self.expand.kernel_size[1]}, residual={self.residual}"
-        )
+        return f"num_heads={self.num_heads}, residual={self.residual}"

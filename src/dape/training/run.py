@@ -66,16 +66,19 @@ class Run:
     def trained(self) -> bool:
         return (self.folder / "model").is_dir()
 
-    def model(self) -> DapeForCausalLM:
-        """The trained model, in evaluation mode."""
+    def model(self, **position_options: Any) -> DapeForCausalLM:
+        """The trained model, in evaluation mode; with other options of its position encoding, if any are given."""
         if not self.trained:
             done = len(self.metrics())
             raise FileNotFoundError(
                 f"the run in {self.folder} is not finished ({done} of {self.config.steps} steps): "
                 f"`dape train` with the same options continues it"
             )
+        changes: dict[str, Any] = {}
+        if position_options:
+            changes["position_options"] = {**self.config.position_options, **position_options}
         with no_bars():
-            return DapeForCausalLM.from_pretrained(self.folder / "model").eval()
+            return DapeForCausalLM.from_pretrained(self.folder / "model", **changes).eval()
 
     def data(self) -> TokenData:
         """The token data that it was trained on; if that has moved, along with the run."""

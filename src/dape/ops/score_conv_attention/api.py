@@ -32,6 +32,9 @@ BACKENDS: dict[str, ModuleType] = {
     "reference": reference,
 }
 
+# Those that run any stack of kq×k convolutions; the others run the paper's two of 1×k.
+ANY_STACK = ("tiled", "reference")
+
 # A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
 TILE_NUMBERS = 4 * 1024 * 1024
 
@@ -71,7 +74,7 @@ def score_conv_attention(
     visible = EVERYTHING if visible is None else visible
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     _check(q, k, v, weights, bias, visible, causal=causal, scale=scale, dropout=dropout, backend=backend)
-    if isinstance(bias, TileBias):
+    if isinstance(bias, TileBias) and (weights is None or weights.is_pair):
         return _attend_by_tiles(q, k, v, weights, bias, visible, causal, scale, dropout, backend)
     problem = Problem(q, k, v, weights, bias, visible, causal, scale, dropout)
     if q.numel() == 0:
@@ -85,11 +88,20 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     reasons = []
     for name in names:
         module = BACKENDS[name]
-        reason = module.unsupported(problem)
+        reason = module.unsupported(problem) or _unsupported_stack(name, problem.conv)
         if reason is None:
             return module
         reasons.append(f'backend="{name}" cannot run this call: {reason}')
     raise ValueError("; ".join(reasons))
+
+
+def _unsupported_stack(name: str, conv: ConvWeights | None) -> str | None:
+    if conv is None or name in ANY_STACK or conv.is_pair:
+        return None
+    return (
+        f"it runs two convolutions of 1×k, not {conv.depth} of {conv.query_kernel_size}×{conv.kernel_size}; "
+        f"{' and '.join(ANY_STACK)} do"
+    )
 
 
 def _attend_by_tiles(
@@ -119,7 +131,7 @@ def _attend_by_tiles(
             k[:, :, :stop],
             v[:, :, :stop],
             conv,
-            _checked_tile(bias, rows, stop, (bias.batch, num_heads, q_tile.shape[2], stop)),
+            bias.checked(rows, stop, num_heads),
             Visible(first[:, rows], last[:, rows]),
             causal,
             scale,
@@ -142,13 +154,6 @@ def _attend_by_tiles(
     return torch.cat(outputs, dim=2)
 
 
-def _checked_tile(bias: TileBias, rows: slice, num_keys: int, shape: tuple[int, ...]) -> Tensor:
-    tile = bias.tile(rows, num_keys)
-    if tile.shape != shape:
-        raise ValueError(f"the tile bias gave shape {tuple(tile.shape)} for rows {rows}, expected {shape}")
-    return tile
-
-
 def _check(
     q: Tensor,
     k: Tensor,
@@ -166,7 +171,7 @@ def _check(
     batch, num_queries, num_keys = q.shape[0], q.shape[2], k.shape[2]
     _check_bias(bias, q, num_keys, causal=causal)
     if conv is not None:
-        _check_conv(conv, q, has_bias=bias is not None)
+        _check_conv(conv, q, num_keys, has_bias=bias is not None)
     for name, bound in (("first", visible.first), ("last", visible.last)):
         if bound is None:
             continue
@@ -246,16 +251,10 @@ def _check_bias(bias: Bias, q: Tensor, num_keys: int, *, causal: bool) -> None:
         )
 
 
-def _check_conv(conv: ConvWeights, q: Tensor, *, has_bias: bool) -> None:
+def _check_conv(conv: ConvWeights, q: Tensor, num_keys: int, *, has_bias: bool) -> None:
     if not isinstance(conv, ConvWeights):
         raise TypeError(f"conv is a {type(conv).__name__}, expected a ScoreConv, ConvWeights or None")
-    num_heads = q.shape[1]
-    allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}
-    names = ("expand_weight", "expand_bias", "project_weight", "project_bias")
-    for name, tensor in zip(names, conv.tensors, strict=True):
-        _check_companion(f"conv.{name}", tensor, q, allowed)
-    width, kernel_size = conv.width, conv.kernel_size
-    channels = conv.expand_weight.shape[1]
+    num_heads, channels = q.shape[1], conv.expand_weight.shape[1]
     if has_bias and channels == num_heads:
         raise ValueError(
             f"the convolution reads {channels} channels, the scores of {num_heads} heads alone, but there is a "
@@ -266,17 +265,25 @@ def _check_conv(conv: ConvWeights, q: Tensor, *, has_bias: bool) -> None:
             f"the convolution reads {channels} channels, scores and bias of {num_heads} heads, but bias=None: "
             f"build it with bias_channels=False"
         )
-    expected = {
-        "expand_weight": (width, num_heads * (2 if has_bias else 1), 1, kernel_size),
-        "expand_bias": (width,),
-        "project_weight": (num_heads, width, 1, kernel_size),
-        "project_bias": (num_heads,),
-    }
-    for name, tensor in zip(names, conv.tensors, strict=True):
-        if tuple(tensor.shape) != expected[name]:
-            raise ValueError(f"conv.{name} has shape {tuple(tensor.shape)}, expected {expected[name]}")
-    if not 0 <= conv.left < kernel_size:
-        raise ValueError(f"conv.left={conv.left} is outside the kernel of size {kernel_size}")
+    allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}
+    width, kernel = conv.width, (conv.query_kernel_size, conv.kernel_size)
+    names = ["expand", *["middle"] * len(conv.middle), "project"]
+    inputs = num_heads * (2 if has_bias else 1)
+    for name, (weight, offset) in zip(names, conv.layers, strict=True):
+        outputs = num_heads if name == "project" else width
+        expected = {f"conv.{name}_weight": (outputs, inputs, *kernel), f"conv.{name}_bias": (outputs,)}
+        for (called, shape), tensor in zip(expected.items(), (weight, offset), strict=True):
+            _check_companion(called, tensor, q, allowed)
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"{called} has shape {tuple(tensor.shape)}, expected {shape}")
+        inputs = width
+    if conv.earlier_rows and q.shape[2] > num_keys:
+        raise ValueError(
+            f"a kernel over {conv.query_kernel_size} queries needs a key for every query, got {q.shape[2]} queries "
+            f"and {num_keys} keys"
+        )
+    if not 0 <= conv.left < conv.kernel_size:
+        raise ValueError(f"conv.left={conv.left} is outside the kernel of size {conv.kernel_size}")
     if conv.negative_slope < 0:
         raise ValueError(f"conv.negative_slope={conv.negative_slope} is negative")
     if conv.residual not in ("scores+bias", "scores"):

@@ -5,9 +5,14 @@
     logits = S + B + Y where visible, else −∞
     out    = softmax(logits) · v
 
-A row depends on its visible keys alone. To the right of a causal query's last visible key the hidden
-map goes on for as many columns as the second convolution can reach, computed from zeros; to the left
-of the first visible key it is zero. Without causality it is zero on both sides.
+A row depends on its visible keys alone. To the right of a causal query's last visible key the hidden map
+goes on, computed from zeros; to the left of the first visible key it is zero. Without causality it is zero
+on both sides. A deeper stack, Y = project(LeakyReLU(middle(… LeakyReLU(expand(X))))), keeps this rule for all its
+hidden maps.
+
+A kernel of kq rows lets row i read rows i − kq + 1 … i of X and of every hidden map. A row counts as zero in all of
+them, as if it were before the first, where row i does not see that row's own key (padding, another document) and
+where it sees nothing itself. So rows depend on earlier rows, which a chunk of queries must bring along.
 """
 
 from __future__ import annotations
@@ -35,27 +40,47 @@ def process_scores(
     plain = scores if bias is None else scores + bias
     if conv is None:
         return plain.masked_fill(~shown, -torch.inf)
-    hidden = hidden_map(scores, bias, conv, visible, causal=causal)
-    refined = F.conv2d(F.pad(hidden, (conv.left, 0)), conv.project_weight, conv.project_bias)
+    refined = refine(scores, bias, conv, visible, causal=causal)
     residual = {"scores+bias": plain, "scores": scores}[conv.residual]
     return (residual + refined).masked_fill(~shown, -torch.inf)
 
 
-def hidden_map(
+def refine(
     scores: Tensor, bias: Tensor | None, conv: ConvWeights, visible: Visible, *, causal: bool
 ) -> Tensor:
-    """The map between the convolutions, [B, W, Tq, Tk + right]: its extra columns lie past the last key."""
+    """What the convolutions make of scores and bias, [B, H, Tq, Tk]."""
     _, _, num_queries, num_keys = scores.shape
-    first, last = visible.bounds(num_queries, num_keys, causal=causal, device=scores.device)
-    shown = visible.mask(num_queries, num_keys, causal=causal and not conv.leak_future, device=scores.device)
+    sizes, device = (num_queries, num_keys), scores.device
+    first, last = visible.bounds(*sizes, causal=causal, device=device)
+    shown = visible.mask(*sizes, causal=causal and not conv.leak_future, device=device)
+    earlier = visible.readable_rows(*sizes, device=device)
     channels = scores if bias is None else torch.cat([scores, bias.expand_as(scores)], dim=1)
-    image = F.pad(channels.masked_fill(~shown, 0.0), (conv.left, 2 * conv.right))
-    hidden = F.leaky_relu(F.conv2d(image, conv.expand_weight, conv.expand_bias), conv.negative_slope)
 
-    column = torch.arange(num_keys + conv.right, device=scores.device)
-    end = torch.full_like(last, num_keys - 1) if conv.leak_future else last + conv.right * causal
-    inside = (column >= first[..., None]) & (column <= end[..., None])
-    return hidden.masked_fill(~inside[:, None], 0.0)
+    # As many columns past the last key as the later convolutions reach.
+    num_columns = num_keys + (conv.depth - 1) * conv.right
+    image = F.pad(channels.masked_fill(~shown, 0.0), (0, num_columns - num_keys))
+    column = torch.arange(num_columns, device=device)
+    inside = (column >= first[..., None]) & (first <= last)[..., None]
+    if conv.leak_future:
+        inside = inside & (column < num_keys)
+    elif not causal:
+        inside = inside & (column <= last[..., None])
+    for weight, offset in conv.layers[:-1]:
+        hidden = F.leaky_relu(convolve(image, weight, offset, conv.left, earlier), conv.negative_slope)
+        image = hidden.masked_fill(~inside[:, None], 0.0)
+    return convolve(image, *conv.layers[-1], conv.left, earlier)[..., :num_keys]
+
+
+def convolve(image: Tensor, weight: Tensor, offset: Tensor, left: int, earlier: Tensor) -> Tensor:
+    """A kq×k convolution [B, C, Tq, n] → [B, O, Tq, n] that reads at most `earlier` [B or 1, Tq] rows before its own."""
+    num_rows, (query_kernel_size, kernel_size) = image.shape[2], weight.shape[2:]
+    padded = F.pad(image, (left, kernel_size - 1 - left))
+    total = offset[:, None, None]
+    for distance in range(query_kernel_size):
+        rows = F.pad(padded, (0, 0, distance, 0))[:, :, :num_rows]
+        rows = rows.masked_fill((earlier < distance)[:, None, :, None], 0.0)
+        total = total + F.conv2d(rows, weight[:, :, [query_kernel_size - 1 - distance]])
+    return total
 
 
 def softmax_visible(logits: Tensor) -> Tensor:

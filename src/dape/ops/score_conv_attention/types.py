@@ -1,16 +1,18 @@
 """What the op takes beside q, k, v: who sees whom, the bias in its three forms, the convolution's weights.
 
 Shapes: B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width, W convolution width,
-k kernel size, C input channels of the first convolution (2H with a bias, else H).
+kq×k kernel size in queries and keys (kq is 1 unless said), C input channels of the first convolution
+(2H with a bias, else H).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Residual = Literal["scores+bias", "scores"]
@@ -63,6 +65,16 @@ class Visible:
         key = torch.arange(num_keys, device=device)
         return ((key >= first[..., None]) & (key <= last[..., None]))[:, None]
 
+    def readable_rows(self, num_queries: int, num_keys: int, *, device: torch.device) -> Tensor:
+        """How many queries right before each query have a key of their own that it sees, [B or 1, Tq].
+
+        The key of query i is i + Tk − Tq, the last query's the last. What a kernel over several queries may read:
+        neither padding nor another document.
+        """
+        first, _ = self.bounds(num_queries, num_keys, causal=False, device=device)
+        query = torch.arange(num_queries, device=device)
+        return torch.minimum(query, query + (num_keys - num_queries) - first).clamp(min=0)
+
 
 EVERYTHING = Visible()
 
@@ -80,14 +92,13 @@ class DistanceBias:
 
     def dense(self, num_queries: int, num_keys: int, rows: slice | None = None) -> Tensor:
         """The same bias as a tensor [1, H, rows, Tk]; pairs outside the table get 0."""
-        device = self.values.device
-        query = torch.arange(num_queries, device=device)[rows or slice(None)]
-        index = (
-            query[:, None] - torch.arange(num_keys, device=device) + (num_keys - num_queries - self.lowest)
-        )
-        inside = (index >= 0) & (index < self.values.shape[1])
-        gathered = self.values[:, index.clamp(0, self.values.shape[1] - 1)]
-        return gathered.masked_fill(~inside, 0.0)[None]
+        start, stop, _ = (rows or slice(None)).indices(num_queries)
+        # The tile reads the columns low … high − 1 of the table, each row one further than the row before.
+        low = start + (num_keys - num_queries) - (num_keys - 1) - self.lowest
+        high = low + (stop - start) + (num_keys - 1)
+        below, above = min(max(0, -low), high - low), min(max(0, high - self.values.shape[1]), high - low)
+        part = F.pad(self.values[:, low + below : max(low + below, high - above)], (below, above))
+        return part.flip(1).unfold(1, num_keys, 1).flip(1)[None]
 
 
 @dataclass(frozen=True)
@@ -102,18 +113,29 @@ class TileBias:
     tile: Callable[[slice, int], Tensor]
     batch: int = 1
 
+    def checked(self, rows: slice, num_keys: int, num_heads: int) -> Tensor:
+        """The tile, refused if it has another shape than promised."""
+        tile, shape = self.tile(rows, num_keys), (self.batch, num_heads, rows.stop - rows.start, num_keys)
+        if tile.shape != shape:
+            raise ValueError(
+                f"the tile bias gave shape {tuple(tile.shape)} for rows {rows}, expected {shape}"
+            )
+        return tile
+
 
 Bias = Tensor | DistanceBias | TileBias | None
 
 
 @dataclass(frozen=True)
 class ConvWeights:
-    """The two 1×k convolutions Y = project(LeakyReLU(expand(X))) and how their result is used.
+    """The convolutions Y = project(LeakyReLU(expand(X))) and how their result is used.
 
-    expand_weight [W, C, 1, k], expand_bias [W], project_weight [H, W, 1, k], project_bias [H].
+    expand_weight [W, C, kq, k], expand_bias [W], project_weight [H, W, kq, k], project_bias [H].
     left:       how many keys to the left of its own a tap reaches (right reach: k − 1 − left).
     residual:   logits are S + B + Y ("scores+bias") or S + Y ("scores").
     leak_future: the paper's cheating experiment: the convolution reads keys that the query may not see.
+    middle:     further convolutions between the two, (weight [W, W, kq, k], bias [W]) each, with a LeakyReLU
+                after every one.
     """
 
     expand_weight: Tensor
@@ -124,10 +146,29 @@ class ConvWeights:
     residual: Residual = "scores+bias"
     leak_future: bool = False
     negative_slope: float = 0.01
+    middle: tuple[tuple[Tensor, Tensor], ...] = ()
 
     @property
     def kernel_size(self) -> int:
         return self.expand_weight.shape[-1]
+
+    @property
+    def query_kernel_size(self) -> int:
+        return self.expand_weight.shape[-2]
+
+    @property
+    def depth(self) -> int:
+        return 2 + len(self.middle)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether these are the paper's: two convolutions of 1×k."""
+        return self.depth == 2 and self.query_kernel_size == 1
+
+    @property
+    def earlier_rows(self) -> int:
+        """How many queries before its own a row of the result depends on: 0 for the paper's kernels."""
+        return self.depth * (self.query_kernel_size - 1)
 
     @property
     def right(self) -> int:
@@ -141,21 +182,33 @@ class ConvWeights:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.expand_weight, self.expand_bias, self.project_weight, self.project_bias
 
+    @property
+    def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Weight and bias of every convolution, in the order in which they are applied."""
+        expand, project = self.tensors[:2], self.tensors[2:]
+        return (expand, *self.middle, project)
+
     def to(self, dtype: torch.dtype) -> ConvWeights:
         """The same weights in another dtype (differentiable)."""
         w1, b1, w2, b2 = (tensor.to(dtype) for tensor in self.tensors)
-        return ConvWeights(w1, b1, w2, b2, self.left, self.residual, self.leak_future, self.negative_slope)
+        middle = tuple((weight.to(dtype), bias.to(dtype)) for weight, bias in self.middle)
+        return replace(
+            self, expand_weight=w1, expand_bias=b1, project_weight=w2, project_bias=b2, middle=middle
+        )
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One checked call of the op, as a backend receives it: `bias` is None, dense or by distance."""
+    """One checked call of the op, as a backend receives it.
+
+    `bias` is by tiles only where `conv` is no pair; else it comes as a dense one, tile by tile.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     conv: ConvWeights | None
-    bias: Tensor | DistanceBias | None
+    bias: Bias
     visible: Visible
     causal: bool
     scale: float
@@ -175,4 +228,6 @@ class Problem:
         """The bias as a tensor [1 or B, H, Tq, Tk], or None."""
         if isinstance(self.bias, DistanceBias):
             return self.bias.dense(self.q.shape[2], self.k.shape[2])
+        if isinstance(self.bias, TileBias):
+            return self.bias.checked(slice(0, self.q.shape[2]), self.k.shape[2], self.q.shape[1])
         return self.bias
