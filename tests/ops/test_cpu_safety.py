@@ -138,7 +138,7 @@ def test_worker_processes(body, argument, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(textwrap.dedent(WORKER) + textwrap.dedent(body))
     run = [sys.executable, "-W", "ignore", str(script), argument]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from dape.models import DapeForCausalLM
 from dape.reproduce import find_papers, load_experiments
 from dape.reproduce.corpora import load_corpora
 from dape.reproduce.grid import cells_of
+from dape.reproduce.launch import GPUS, command
 from dape.reproduce.worker import work
 from dape.training import TrainConfig
 
@@ -118,3 +122,43 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys) -> None:
     options = ["--scale", "paper", "--papers", str(PAPERS), "--work", str(tmp_path)]
     assert main(["reproduce", "leakage", *options]) == 2
     assert "3 trainings of the paper's scale need GPUs" in capsys.readouterr().err
+
+
+def test_an_order_runs_on_several_processes(tmp_path) -> None:
+    """As the commands say, but for the number of processes and the width; evaluated by the first of them alone."""
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(4):
+        (text / f"{number}.txt").write_text(
+            " ".join(f"{number * word % 31} and {word}" for word in range(90))
+        )
+    cell = next(cell for cell in CELLS.values() if cell.train["distributed"] == "fsdp")
+    train = {**cell.train, "preset": "tiny", "num_layers": 1, "hidden_size": 48, "num_heads": 12, "steps": 2}
+    train |= {
+        "warmup_steps": 1,
+        "batch_size": 4,
+        "tokenizer": "bytes",
+        "precision": "fp32",
+        "train_length": 32,
+    }
+    train |= {
+        "corpus": str(text),
+        "validation": "0,1",
+        "data": str(tmp_path / "data"),
+        "out": str(tmp_path / "run"),
+    }
+    order = {
+        "train": train,
+        "threads": 0,
+        "scores": str(tmp_path / "scores.json"),
+        "failure": str(tmp_path / "f"),
+    }
+    order["evaluation"] = {"last": 32, "windows": 2, "room": 64, "lengths": [32, 64]}
+    (tmp_path / "order.json").write_text(json.dumps(order))
+    words = shlex.split(command(tmp_path / "order.json").replace(f"={GPUS}", "=2"))
+    assert words[0] == "torchrun"
+    launcher = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    done = subprocess.run(launcher, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    content = json.loads((tmp_path / "scores.json").read_text())
+    assert (content["training"]["steps"], list(content["windows"])) == (2, ["32", "64"])

@@ -20,7 +20,7 @@ from dape.reproduce.corpora import corpora_folder, load_corpora
 from dape.reproduce.experiment import Experiment, find_papers, load_experiments
 from dape.reproduce.place import Place
 from dape.reproduce.results import load_results
-from dape.reproduce.runner import Announce, counted, reproduce
+from dape.reproduce.runner import Announce, CellJob, counted, reproduce
 
 DESCRIPTION = """Run the tables and figures of the papers, and judge their claims by the results.
 
@@ -174,7 +174,8 @@ class Bars:
         self.bars: dict[Job, TaskID] = {}
 
     def __call__(self, job: Job, outcome: str | None) -> None:
-        label = getattr(job, "cell").label  # noqa: B009 (jobs of run_jobs in general have none)
+        assert isinstance(job, CellJob)
+        label = job.cell.label
         if job not in self.bars:
             self.bars[job] = self.progress.add_task(label, total=job.steps)
         if outcome is None:

@@ -31,7 +31,7 @@ SCALE_KEYS = {
         "pictures",
     },
     "tasks": {"tasks", "methods", "layers", "seeds", "protocol", "results", "construction", "note"},
-    "timing": {"methods", "sizes", "length", "batch", "rounds", "base", "note"},
+    "timing": {"methods", "length", "batch", "rounds", "base", "note"},
 }
 GRID_KEYS = {"methods", "variant", "train", "train_lengths", "corpora", "seeds", "lengths", "multiples"}
 GRID_KEYS |= {"tokens_per_step"}

@@ -33,20 +33,14 @@ def hidden_tables(bias: DistanceBias, conv: ConvWeights, num_keys: int, dtype: t
     left, right = conv.left, conv.right
     values = bias.values[:, -bias.lowest : num_keys - bias.lowest].to(dtype)
     # Tap t of column j reads key j + t − left, at distance d − (t − left); distances below 0 are hidden.
-    padded = F.pad(values, (2 * right, left))[None]
+    padded = F.pad(values, (2 * right, left))
     taps = conv.expand_weight[:, num_heads:, 0].to(dtype).flip(-1)
-    expand_bias = conv.expand_bias.to(dtype)
+    size, length = taps.shape[-1], padded.shape[-1] - taps.shape[-1] + 1
+    sums = [conv.expand_bias.to(dtype)[:, None].expand(-1, length)]
     # The op computes in `dtype`, whatever autocast is on.
     with torch.autocast(values.device.type, enabled=False):
-        hidden = F.conv1d(padded, taps, expand_bias)[0]
-        # At the first visible key's c-th successor the taps t < left − c would read hidden keys.
-        edges = [
-            F.conv1d(
-                padded[..., : padded.shape[-1] - left + c],
-                taps[..., : taps.shape[-1] - left + c],
-                expand_bias,
-            )[0]
-            for c in range(left)
-        ]
-    empty = hidden.new_zeros(0, *hidden.shape)
-    return HiddenTables(hidden, torch.stack(edges) if edges else empty)
+        for tap in range(size):
+            sums.append(torch.addmm(sums[-1], taps[..., tap], padded[:, tap : tap + length]))
+    # At the first visible key's c-th successor the last left − c of these taps would read hidden keys.
+    edges = sums[size - left : size]
+    return HiddenTables(sums[-1], torch.stack(edges) if edges else sums[-1].new_zeros(0, *sums[-1].shape))

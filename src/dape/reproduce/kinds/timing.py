@@ -22,10 +22,10 @@ def body(plan: Plan, place: Place) -> dict[str, Any]:
     """A record a method and size; sizes that the results have already are not timed again."""
     settings, path = plan.experiment.at(place.scale), place.results(plan.experiment)
     before = load_results(path) or {"records": [], "seconds": 0.0}
-    records = [row for row in before["records"] if row["rounds"] == settings["rounds"]]
+    records = [row for row in before["records"] if row["rounds"] == settings["rounds"].get(row["size"])]
     seconds = before["seconds"] if records else 0.0
     failures: list[dict[str, Any]] = []
-    wanted = [(size, method) for size in settings["sizes"] for method in settings["methods"]]
+    wanted = [(size, method) for size in settings["rounds"] for method in settings["methods"]]
 
     def gather() -> dict[str, Any]:
         done = {(row["size"], row["method"]) for row in records}
@@ -38,7 +38,7 @@ def body(plan: Plan, place: Place) -> dict[str, Any]:
             "records": [row for row in records if (row["size"], row["method"]) in set(wanted)],
         }
 
-    for size in settings["sizes"]:
+    for size in settings["rounds"]:
         if {(size, method) for method in settings["methods"]} <= {(r["size"], r["method"]) for r in records}:
             continue
         start = time.perf_counter()
@@ -61,7 +61,7 @@ def timed(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
         candidates = {base: reference}
         if method != base:
             candidates[method] = step_on_device(method, options)
-        timings = interleave(candidates, settings["rounds"])
+        timings = interleave(candidates, settings["rounds"][size])
         own, other = timings[method], timings[base]
         records.append(
             {
@@ -73,7 +73,7 @@ def timed(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
                 "spread": own.spread,
                 "ratio": own.milliseconds / other.milliseconds,
                 "ratio_to": base,
-                "rounds": settings["rounds"],
+                "rounds": settings["rounds"][size],
             }
         )
         del candidates

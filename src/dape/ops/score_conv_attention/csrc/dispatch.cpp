@@ -1,4 +1,7 @@
 // The plain C interface: chooses a build for the processor at hand and runs its passes on threads.
+#include <dlfcn.h>
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +16,11 @@ extern "C" const Build dape_build_portable;
 #ifdef DAPE_X86
 extern "C" const Build dape_build_avx2, dape_build_avx512;
 #endif
+
+// Ends one step of waiting for another thread; called from code that must not pull in library templates.
+extern "C" void dape_wait(int spins) {
+  if (spins > 64) std::this_thread::yield();
+}
 
 namespace {
 
@@ -58,25 +66,74 @@ struct Block {
   }
 };
 
-// Runs work(0) … work(count - 1), each on a thread of its own, the first on this one. Threads live for one
-// call only: nothing survives to be lost in a fork, and nobody spins while PyTorch's own threads work.
+// The OpenMP team that PyTorch has in this process. Its threads are awake already, where threads of our own
+// would be started for every call and compete with them.
+struct OpenMP {
+  void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+  int (*thread_num)();
+  int (*num_threads)();
+  // A forked child has the team's memory but not its threads: to call it there would wait for ever.
+  bool forked = false;
+
+  OpenMP() {
+    find(parallel, "GOMP_parallel");
+    find(thread_num, "omp_get_thread_num");
+    find(num_threads, "omp_get_num_threads");
+    pthread_atfork(nullptr, nullptr, [] { team.forked = true; });
+  }
+  bool usable() const { return parallel && thread_num && num_threads && !forked; }
+
+  template <class Function>
+  static void find(Function &function, const char *name) {
+    function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  }
+  static OpenMP team;
+};
+OpenMP OpenMP::team;
+
+void settle(std::vector<Worker> &workers, size_t count) {
+  workers.resize(count);
+  for (Worker &worker : workers) worker.count = static_cast<int>(count);
+}
+
+// Runs work on every worker at once, each on a thread of the team, which may be smaller than asked for.
 template <class Work>
-void on_threads(std::vector<Worker> &workers, const Work &work) {
-  std::atomic<int> ready{-1};
+void on_team(std::vector<Worker> &workers, const Work &work) {
+  struct Task {
+    std::vector<Worker> &workers;
+    const Work &work;
+    std::atomic<bool> ready{false};
+  } task{workers, work};
+  const auto body = [](void *data) {
+    Task &task = *static_cast<Task *>(data);
+    const int index = OpenMP::team.thread_num();
+    if (index == 0) {
+      settle(task.workers, static_cast<size_t>(OpenMP::team.num_threads()));
+      task.ready.store(true, std::memory_order_release);
+    }
+    for (int spins = 0; !task.ready.load(std::memory_order_acquire); ++spins) dape_wait(spins);
+    task.work(task.workers[static_cast<size_t>(index)]);
+  };
+  OpenMP::team.parallel(body, &task, static_cast<unsigned>(workers.size()), 0);
+}
+
+// The same on threads that live for this call only.
+template <class Work>
+void on_own_threads(std::vector<Worker> &workers, const Work &work) {
+  std::atomic<bool> ready{false};
   std::vector<std::thread> threads;
   threads.reserve(workers.size());
   try {
     for (size_t i = 1; i < workers.size(); ++i)
       threads.emplace_back([&, i] {
-        while (ready.load(std::memory_order_acquire) < 0) std::this_thread::yield();
+        while (!ready.load(std::memory_order_acquire)) std::this_thread::yield();
         work(workers[i]);
       });
   } catch (const std::system_error &) {
     // The system has no more threads to give: those we have share the work.
   }
-  workers.resize(threads.size() + 1);
-  for (Worker &worker : workers) worker.count = static_cast<int>(workers.size());
-  ready.store(1, std::memory_order_release);
+  settle(workers, threads.size() + 1);
+  ready.store(true, std::memory_order_release);
   work(workers[0]);
   for (std::thread &thread : threads) thread.join();
 }
@@ -97,7 +154,11 @@ void run(const Pass &pass, const Call &call, int num_threads) {
     memset(turns, 0, tickets * 4);
     workers[i] = {static_cast<int>(i), 0, block.take<float>(scratch), shared_memory, ticket_memory, turns, pass.num_tickets(call)};
   }
-  on_threads(workers, [&](const Worker &worker) { pass.run(call, worker); });
+  const auto work = [&](const Worker &worker) { pass.run(call, worker); };
+  if (count > 1 && OpenMP::team.usable())
+    on_team(workers, work);
+  else
+    on_own_threads(workers, work);
   pass.finish(call, workers.data(), static_cast<int>(workers.size()));
 }
 
@@ -113,11 +174,6 @@ int guarded(const char *build, const Call *call, int num_threads, Pass Build::*p
 }
 
 }  // namespace
-
-// Ends one step of waiting for another thread; called from code that must not pull in library templates.
-extern "C" void dape_wait(int spins) {
-  if (spins > 64) std::this_thread::yield();
-}
 
 // `build`: its name, or "" for the fastest. Returns 0, 1 (this processor cannot run it) or 2 (out of memory).
 extern "C" int dape_forward(const char *build, const Call *call, int num_threads) {
