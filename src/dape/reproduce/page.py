@@ -101,15 +101,21 @@ def head(title: str, parts: Sequence[Part]) -> list[str]:
     lines.append(methods(parts))
     lines += [f"<details><summary>How to read the numbers</summary><p>{escape(READING)}</p>"]
     lines += [f"<p>{_emphasised(explained())}</p></details>"]
-    lines += [f"<h2>{len(verdicts)} claims</h2>", '<div class="ledger">']
-    for part in parts:
-        for folder in part.folders:
-            if mine := part.of(folder.name):
-                rows = "".join(map(claim, mine))
-                where = f'<a href="#{anchor(part, folder)}">{escape(folder.title)}</a>'
-                lines.append(f"<section><h3>{where}</h3>{rows}</section>")
-    lines += ["</div>", contents(parts)]
+    lines += [f"<h2>{len(verdicts)} claims</h2>", *(ledger_of(part) for part in parts), contents(parts)]
     return lines
+
+
+def ledger_of(part: Part) -> str:
+    """The claims of a folder under papers/, by experiment."""
+    groups = []
+    for folder in part.folders:
+        if mine := part.of(folder.name):
+            where = f'<a href="#{anchor(part, folder)}">{escape(folder.title)}</a>'
+            groups.append(f"<section><h3>{where}</h3>{''.join(map(claim, mine))}</section>")
+    whose = "What the paper claims" if part.paper.title else f"{part.title}: what we expected"
+    total = ", ".join(f"{number} {name}" for name, number in count(part.verdicts).items() if number)
+    head = f'<p><b>{escape(whose)}</b> <span class="faint">{escape(total)}</span></p>'
+    return f'{head}<div class="ledger">{"".join(groups)}</div>'
 
 
 def headline(papers: Path) -> str:

@@ -180,6 +180,9 @@ def faster_steps(
     data, chosen, findings = Language.of(folder), Chosen(), []
     for one, other in pairs(data, a, b, corpus, train, view, chosen):
         fast, slow = data.step_seconds(one), data.step_seconds(other)
+        if math.isnan(fast.value) or math.isnan(slow.value):
+            chosen.lack(f"times of {one.label} and {other.label}")
+            continue
         error = math.hypot(fast.error / fast.value, slow.error / slow.value)
         text = (
             f"{one.label} takes {1e3 * fast.value:.0f} ms for a step at length {one.train_length}, {other.label} "
