@@ -35,7 +35,9 @@ def equal_time_steps(group: list[Cell], place: Place) -> dict[str, int]:
     trains = [{**cell.train, "seed": 0} for cell in group]
     text = json.dumps(trains, sort_keys=True, default=list)
     path = (
-        place.work / "pace" / f"{group[0].train_length}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+        place.scores
+        / "pace"
+        / f"{group[0].train_length}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
     )
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

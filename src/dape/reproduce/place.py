@@ -24,7 +24,9 @@ class Place:
 
     @property
     def scores(self) -> Path:
-        return self.work / "scores"
+        """What every training was evaluated to: small files, kept with the results, so that nobody else need train
+        it again; those of the smoke scale, which say nothing, stay with the runs."""
+        return self.work / "scores" if self.scale == "smoke" else self.papers / "scores" / self.scale
 
     @property
     def threads(self) -> int:

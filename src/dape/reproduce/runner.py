@@ -31,6 +31,11 @@ class CellJob(Job):
     """A cell as a job of `run_jobs`."""
 
     cell: Cell
+    results: Path
+
+    @property
+    def scores(self) -> Path:
+        return self.results / f"{self.name}.json"
 
     @property
     def name(self) -> str:
@@ -180,9 +185,10 @@ def in_order(wanted: dict[str, Cell]) -> list[Cell]:
 
 def is_done(cell: Cell, place: Place) -> bool:
     content = load_results(place.scores / f"{cell.id}.json")
-    if content is None or not (place.work / "runs" / cell.id / "model").is_dir():
+    if content is None:
         return False
-    return not cell.lengths or has_lengths(content, cell)
+    # Without lengths it is the model itself that is wanted.
+    return has_lengths(content, cell) if cell.lengths else (place.work / "runs" / cell.id / "model").is_dir()
 
 
 def make_job(cell: Cell, place: Place, *, must_exist: bool = True) -> CellJob:
@@ -196,6 +202,7 @@ def make_job(cell: Cell, place: Place, *, must_exist: bool = True) -> CellJob:
         train=train,
         evaluation={**cell.evaluation, "lengths": cell.keys},
         cell=cell,
+        results=place.scores,
     )
 
 

@@ -116,7 +116,7 @@ def evaluate(
             torch.nn.Module.to(model, "cpu" if device == "auto" else device)
         with scoring(model, positions=reading.positions(length)) as scorer:
             result = score(scorer, tokens, windows, length, evaluation["last"], None)
-        content["windows"][key] = result.windows.tolist()
+        content["windows"][key] = [round(loss, 6) for loss in result.windows.tolist()]
         write_atomically(scores, json.dumps(content))
 
 
