@@ -26,7 +26,11 @@ class BuildKernel(build_ext):
         for name, flags in BUILDS.items():
             objects += self._compile("kernel.cpp", name, [("BUILD", name)], flags)
         self.compiler.link_shared_object(
-            objects, output, extra_postargs=["-pthread", "-ldl"], build_temp=self.build_temp, target_lang="c++"
+            objects,
+            output,
+            extra_postargs=["-pthread", "-ldl"],
+            build_temp=self.build_temp,
+            target_lang="c++",
         )
 
     def _compile(self, source, name, macros, flags):
