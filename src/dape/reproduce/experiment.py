@@ -30,7 +30,17 @@ SCALE_KEYS = {
         "samples",
         "pictures",
     },
-    "tasks": {"tasks", "methods", "layers", "seeds", "protocol", "results", "construction", "note"},
+    "tasks": {
+        "tasks",
+        "methods",
+        "layers",
+        "seeds",
+        "protocol",
+        "protocol_of",
+        "results",
+        "construction",
+        "note",
+    },
     "timing": {"methods", "length", "batch", "rounds", "base", "note"},
 }
 GRID_KEYS = {"methods", "variant", "train", "train_lengths", "corpora", "seeds", "lengths", "multiples"}

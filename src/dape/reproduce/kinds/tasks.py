@@ -23,7 +23,7 @@ def task_runs(settings: dict[str, Any]) -> list[TaskRun]:
     runs = []
     for seed in settings["seeds"]:
         for task in settings["tasks"]:
-            protocol = replace(build_task(task).protocol, **protocol_of(settings))
+            protocol = replace(build_task(task).protocol, **protocol_of(settings, task))
             runs += [
                 TaskRun(task, method, seed, replace(protocol, num_layers=layers))
                 for layers in settings.get("layers", [protocol.num_layers])
@@ -32,9 +32,9 @@ def task_runs(settings: dict[str, Any]) -> list[TaskRun]:
     return runs
 
 
-def protocol_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """What the settings change of the tasks' protocols; lengths are lists, or first, last and step."""
-    changed = dict(settings.get("protocol", {}))
+def protocol_of(settings: dict[str, Any], task: str) -> dict[str, Any]:
+    """What the settings change of the task's protocol; lengths are lists, or first, last and step."""
+    changed = {**settings.get("protocol", {}), **settings.get("protocol_of", {}).get(task, {})}
     for name in ("train_lengths", "test_lengths"):
         if isinstance(value := changed.get(name), dict):
             changed[name] = tuple(range(value["first"], value["last"] + 1, value.get("step", 1)))
