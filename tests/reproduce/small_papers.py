@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 SCALES = """
@@ -47,3 +48,9 @@ def write_papers(folder: Path, **experiments: str) -> Path:
         (papers / "test" / name).mkdir(parents=True)
         (papers / "test" / name / "experiment.toml").write_text(head + content)
     return papers
+
+
+def without_results(papers: Path, folder: Path) -> Path:
+    """A copy of the papers as they were before anything was run."""
+    ignored = shutil.ignore_patterns("scores", "results*.json", "README.md", "*.svg")
+    return Path(shutil.copytree(papers, folder / "papers", ignore=ignored))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_papers import write_papers
+from small_papers import without_results, write_papers
 
 from dape.cli import main
 from dape.reproduce import find_papers, load_experiments
@@ -147,11 +147,12 @@ def test_a_wrong_name_is_told(capsys) -> None:
 
 def test_a_missing_corpus_gets_a_sentence_with_how_to_obtain_it(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.delenv("DAPE_CORPORA", raising=False)
-    assert main(["reproduce", "baselines", "--papers", str(PAPERS), "--work", str(tmp_path)]) == 2
+    papers = without_results(PAPERS, tmp_path)
+    assert main(["reproduce", "baselines", "--papers", str(papers), "--work", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert all(part in said for part in ("latex", "stacks-project", "--corpora", "DAPE_CORPORA"))
     monkeypatch.setenv("DAPE_CORPORA", str(tmp_path))
-    assert main(["reproduce", "baselines", "--papers", str(PAPERS), "--work", str(tmp_path)]) == 2
+    assert main(["reproduce", "baselines", "--papers", str(papers), "--work", str(tmp_path)]) == 2
     assert f"there is no folder {tmp_path / 'latex'}" in capsys.readouterr().err
 
 
