@@ -62,7 +62,7 @@ def visit(
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     place = f"--user-data-dir={folder / 'profile'}"
     command = [chromium(), *FLAGS, place, scheme, f"--window-size={size[0]},{size[1]}", copy.as_uri()]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, timeout=300, check=True)
     document = done.stdout.decode()
     console = [line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
     note = re.search(r'<pre id="probe">(.*?)</pre>', document, re.DOTALL)

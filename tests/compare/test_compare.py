@@ -179,7 +179,7 @@ def test_killed_and_given_again_it_ends_as_if_never_stopped(tmp_path: Path) -> N
         assert {**one, "train_seconds": 0} == {**other, "train_seconds": 0}
 
 
-def wait_until(condition, seconds: float = 60) -> None:
+def wait_until(condition, seconds: float = 240) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "it took too long"
