@@ -142,6 +142,23 @@ def distances(results: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str,
     return errors
 
 
+def assert_as_exact(case: Case, backend: str) -> None:
+    """In float32 the backend is at most twice as far from the float64 reference as the float32 reference is."""
+    truth = build(case).results("reference")
+    single = build(case, torch.float32)
+    ours, theirs = (distances(single.results(name), truth) for name in (backend, "reference"))
+    # A floor below which a ratio means nothing. The gradient of the last bias is zero in exact arithmetic: every row
+    # sums to zero up to a rounding error of its own.
+    eps = torch.finfo(torch.float32).eps
+    floor = {"b2": case.batch * case.queries * eps}
+    worse = {
+        name: (ours[name], theirs[name])
+        for name in ours
+        if not ours[name] <= 2 * theirs[name] + floor.get(name, 16 * eps)
+    }
+    assert not worse, worse
+
+
 def assert_equal(results: dict[str, Tensor], truth: dict[str, Tensor], tolerance: float = 1e-10) -> None:
     # Not `error > tolerance`, which NaN would pass.
     wrong = {name: error for name, error in distances(results, truth).items() if not error <= tolerance}
@@ -154,6 +171,7 @@ __all__ = [
     "VISIBILITIES",
     "Call",
     "Case",
+    "assert_as_exact",
     "assert_equal",
     "build",
     "distances",

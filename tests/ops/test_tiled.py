@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_cases import BIASES, KERNELS, VISIBILITIES, Case, assert_equal, build, distances, replace
+from op_cases import BIASES, KERNELS, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
 
 from dape.ops.score_conv_attention import api, tiled, tiled_forward
 from dape.ops.score_conv_attention.reference import logits, softmax_visible
@@ -107,19 +107,7 @@ FLOAT32 = [
 
 @pytest.mark.parametrize("case", FLOAT32, ids=_name)
 def test_float32_is_as_exact_as_the_reference(case):
-    truth = build(case).results("reference")
-    single = build(case, torch.float32)
-    ours, theirs = (distances(single.results(backend), truth) for backend in ("tiled", "reference"))
-    # A floor below which a ratio means nothing. The gradient of b₂ is zero in exact arithmetic: every row sums to
-    # zero up to a rounding error of its own.
-    eps = torch.finfo(torch.float32).eps
-    floor = {"b2": case.batch * case.queries * eps}
-    worse = {
-        name: (ours[name], theirs[name])
-        for name in ours
-        if not ours[name] <= 2 * theirs[name] + floor.get(name, 16 * eps)
-    }
-    assert not worse, worse
+    assert_as_exact(case, "tiled")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
