@@ -20,9 +20,9 @@ from torch import Tensor
 from dape.ops.score_conv_attention.types import Visible
 
 # Rows × columns (over all batch entries) of a tile: its maps stay in the processor's last cache.
-PIXELS = 32 * 1024
+PIXELS = 64 * 1024
 # Rows of one batch entry in a tile: fewer make its products too thin, more compute too much of a triangle.
-FEWEST_ROWS, MOST_ROWS = 8, 32
+FEWEST_ROWS, MOST_ROWS = 8, 64
 
 
 class Scratch:
