@@ -1,10 +1,12 @@
 """Our models in EleutherAI's lm-evaluation-harness: `--model dape`. Needs `dape[lm-eval]`.
 
-`python -m dape.harness …` is the harness's own command line with our model known to it.
+`python -m dape.harness …` is the harness's own command line with our model known to it; after `dape lm-eval
+--register`, so is its own `lm_eval`.
 """
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,15 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import dape
+from dape.files import write_atomically
 from dape.retrofitting.files import DESCRIPTION
+
+# Read by Python when it starts, where it lies among the packages: `lm_eval` then imports us, other programs do not.
+STARTUP = (
+    "import os, sys, importlib.util; "
+    'any(os.path.splitext(os.path.basename(word))[0] in ("lm_eval", "lm-eval") for word in sys.orig_argv[1:3]) '
+    'and importlib.util.find_spec("dape") and __import__("dape")\n'
+)
 
 
 class DapeLM(HFLM):
@@ -88,6 +98,22 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
             f"of bytes"
         )
     return AutoTokenizer.from_pretrained(source)
+
+
+def startup_file() -> Path:
+    return Path(sysconfig.get_path("purelib")) / "dape_lm_eval.pth"
+
+
+def register_command() -> Path:
+    """Make this environment's `lm_eval` know "dape", for versions that do not read entry points (0.4.13)."""
+    file = startup_file()
+    try:
+        write_atomically(file, STARTUP)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {file} ({error.strerror}): use `python -m dape.harness` in place of `lm_eval`"
+        ) from None
+    return file
 
 
 if __name__ == "__main__":

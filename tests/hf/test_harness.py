@@ -1,6 +1,9 @@
 """The lm-evaluation-harness on our models, offline, with a local task."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -79,6 +82,45 @@ def test_the_harness_knows_the_name():
     from dape.harness import DapeLM
 
     assert get_model("dape") is DapeLM
+
+
+def test_after_registering_the_harness_s_own_command_knows_the_name(run, tmp_path, monkeypatch, capsys):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(packages))
+    with pytest.raises(SystemExit) as end:
+        main(["lm-eval", "--register"])
+    assert end.value.code == 0
+    assert str(packages / "dape_lm_eval.pth") in capsys.readouterr().out
+    # Python reads such a file in its own folder of packages, which a test leaves alone; here it is told of another.
+    (tmp_path / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(packages)!r})")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    words = [
+        "run",
+        "--model",
+        "dape",
+        "--model_args",
+        f"pretrained={run}",
+        "--tasks",
+        str(run / "tasks" / "brackets.yaml"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "lm_eval", *words, "--limit", "2", "--device", "cpu"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "brackets" in done.stdout
+    others = subprocess.run(
+        [sys.executable, "-c", "import sys; print('dape' in sys.modules)"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert others.stdout == "False\n"
+
+
+def test_a_folder_of_packages_that_cannot_be_written_to_gets_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "missing"))
+    assert main(["lm-eval", "--register"]) == 2
+    assert "use `python -m dape.harness`" in capsys.readouterr().err
 
 
 def test_an_entry_point_names_the_model():

@@ -215,6 +215,9 @@ class Layer(torch.nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning"
+)  # PyTorch's own, when inductor is imported
 def test_compiles_whole():
     torch.manual_seed(0)
     layer, x = Layer(), torch.randn(2, 20, 8)

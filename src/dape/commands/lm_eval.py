@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import make_table
 
-from dape.harness import DapeLM
+from dape.harness import DapeLM, register_command
 
 
 def main(arguments: list[str]) -> int:
@@ -42,10 +42,25 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+class Register(argparse.Action):
+    """Registers and ends, as `--help` does, whatever else is given."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+        print(f"wrote {register_command()}: `lm_eval --model dape --model_args pretrained=RUN …` works now")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dape lm-eval",
         description="Score a model on tasks of the lm-evaluation-harness, local ones or the hub's.",
+    )
+    parser.add_argument(
+        "--register",
+        action=Register,
+        nargs=0,
+        help="make the harness's own command know our models in this environment: `lm_eval --model dape …`; it writes "
+        "one file beside the packages and names it, delete that to undo",
     )
     parser.add_argument("run", help="a run's folder, a Hugging Face model's, or an adapter's")
     parser.add_argument(

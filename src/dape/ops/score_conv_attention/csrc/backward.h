@@ -176,15 +176,13 @@ struct BackwardTile : RowTile {
     const Columns cols(base, lo, hi + g.ahead);
     cols.clear_rest(dhidden, base);
     const vec slope = broadcast(static_cast<float>(c.slope));
-    for (int64_t j = cols.from; j < cols.to; ++j) {
+    convolve(shared.project_back, dlogits, g.right, cols, c.width, [&](int64_t j) {
       const float *activated = a.at(j);
-      const auto through = [slope, activated](vec z, int p, int v) {
+      return target(dhidden.at(j), nullptr, 0, [slope, activated](vec z, int p, int v) {
         return load(activated + p * ROWS + v * LANES) > vec{} ? z : z * slope;
-      };
-      product<VECTORS>(dhidden.at(j), ROWS, nullptr, 0, shared.project_back, c.width, 1,
-                       dlogits.at(j - g.right), ROWS, c.heads * c.taps, c.width, through);
-      hide(dhidden.at(j), c.width, j, g.ahead);
-    }
+      });
+    });
+    for (int64_t j = cols.from; j < cols.to; ++j) hide(dhidden.at(j), c.width, j, g.ahead);
   }
 
   void add_expand_gradients(int64_t base) {
@@ -218,16 +216,13 @@ struct BackwardTile : RowTile {
   // The gradient of scores (and bias channels): through the convolutions, and directly.
   void fill_dimage(int64_t base) {
     const Columns cols(base, lo, hi);
-    for (int64_t j = cols.from; j < cols.to; ++j) {
-      const float *window = dhidden.at(j - g.right), *direct = dlogits.at(j);
-      float *out = dimage.at(j);
-      product<VECTORS>(out, ROWS, direct, ROWS, shared.expand_back, c.channels, 1, window, ROWS,
-                       c.width * c.taps, c.heads);
-      if (c.channels > c.heads)
-        product<VECTORS>(out + c.heads * ROWS, ROWS, c.residual_bias ? direct : nullptr, ROWS,
-                         shared.expand_back + c.heads, c.channels, 1, window, ROWS, c.width * c.taps, c.heads);
-      hide(out, c.channels, j);
-    }
+    convolve(shared.expand_back, dhidden, g.right, cols, c.heads,
+             [&](int64_t j) { return target(dimage.at(j), dlogits.at(j), ROWS, Keep()); });
+    if (c.channels > c.heads)
+      convolve(shared.expand_back, dhidden, g.right, cols, c.heads, [&](int64_t j) {
+        return target(dimage.at(j) + c.heads * ROWS, c.residual_bias ? dlogits.at(j) : nullptr, ROWS, Keep());
+      }, c.heads);
+    for (int64_t j = cols.from; j < cols.to; ++j) hide(dimage.at(j), c.channels, j);
   }
 
   void add_dq(const Map &dscores, Columns cols) {

@@ -70,10 +70,10 @@ struct Decoder {
     fill_scores(x0, x_from, x_to, to + 2 * g.right);
     if (c.width) {
       fill_bias(x0, x_from, x_to, to + 2 * g.right);
-      convolve(a, a_stride, c.width, c.channels, shared.expand, x, x_stride, shared.b1, ROWS, 0, count + g.reach, true);
+      convolve(a, a_stride, c.width, c.channels, shared.expand.single, x, x_stride, shared.b1, ROWS, 0, count + g.reach, true);
       const int64_t a0 = from - c.left;
       hide(a, a_stride, c.width, a0, lo, hi + g.ahead, to + g.right);
-      convolve(logits, a_stride, c.heads, c.width, shared.project, a, a_stride, x + 2 * c.left, x_stride, ROWS, count, false);
+      convolve(logits, a_stride, c.heads, c.width, shared.project.single, a, a_stride, x + 2 * c.left, x_stride, ROWS, count, false);
     } else {
       for (int64_t h = 0; h < c.heads; ++h)
         memcpy(logits + h * a_stride, x + h * x_stride, count * sizeof(float));

@@ -40,20 +40,43 @@ struct Geometry {
         offset(c.keys - c.queries) {}
 };
 
-// What all threads read: weights with the outputs last, tables with room for a tile on both sides.
+// The weights of a convolution, [taps][inputs][outputs].
+struct Weights {
+  int64_t inputs, outputs, taps;
+  // For pairs of columns, [4][inputs][outputs], or null. Shallow products would gain nothing.
+  float *single, *pair;
+
+  Weights(Arena &arena, int64_t in, int64_t out, int64_t num_taps)
+      : inputs(in),
+        outputs(out),
+        taps(num_taps),
+        single(arena.take(taps * inputs * outputs)),
+        pair(taps == 3 && inputs >= 8 ? arena.take(4 * inputs * outputs) : nullptr) {}
+
+  float &at(int64_t tap, int64_t input, int64_t output) const {
+    return single[(tap * inputs + input) * outputs + output];
+  }
+  void finish() const {
+    if (pair) pair_weights(pair, single, inputs * outputs);
+  }
+};
+
+// What all threads read: weights, and tables with room for a tile on both sides.
 struct Shared {
-  float *expand, *project, *expand_back, *project_back, *b1, *values, *hidden;
+  Arena arena;
+  // `back`: from the gradient of a convolution's outputs to that of its inputs.
+  Weights expand, project, expand_back, project_back;
+  float *b1, *values, *hidden;
   // What the logits add to scores and convolutions: b2, and the bias where it goes by distance.
   float *addend;
   int64_t values_stride, hidden_stride, addend_stride;
 
-  Shared(const Call &c, float *memory, size_t *floats = nullptr) {
-    Arena arena{memory};
-    const size_t n1 = c.width * c.channels * c.taps, n2 = c.width * c.heads * c.taps;
-    expand = arena.take(n1);
-    expand_back = arena.take(n1);
-    project = arena.take(n2);
-    project_back = arena.take(n2);
+  Shared(const Call &c, float *memory)
+      : arena{memory},
+        expand(arena, c.channels, c.width, c.taps),
+        project(arena, c.width, c.heads, c.taps),
+        expand_back(arena, c.width, c.channels, c.taps),
+        project_back(arena, c.heads, c.width, c.taps) {
     b1 = arena.take(c.width * ROWS);
     values_stride = c.distances + 2 * ROWS;
     values = arena.take(has_values(c) ? c.heads * values_stride : 0);
@@ -61,18 +84,13 @@ struct Shared {
     addend = arena.take(c.heads * addend_stride);
     hidden_stride = c.table_length + 2 * ROWS;
     hidden = arena.take(c.tables ? c.width * hidden_stride : 0);
-    if (floats) *floats = arena.used;
   }
 
   // Whether the bias by distance is a channel of the first convolution.
   static bool has_values(const Call &c) { return c.bias == BY_DISTANCE && c.width && c.channels > c.heads; }
 };
 
-size_t shared_floats(const Call &c) {
-  size_t floats;
-  Shared(c, nullptr, &floats);
-  return floats;
-}
+size_t shared_floats(const Call &c) { return Shared(c, nullptr).arena.used; }
 
 void pad_table(float *out, int64_t stride, const float *table, int64_t channels, int64_t length) {
   memset(out, 0, channels * stride * sizeof(float));
@@ -85,17 +103,19 @@ void prepare(const Call &c, float *memory) {
     for (int64_t i = 0; i < c.channels; ++i)
       for (int64_t t = 0; t < c.taps; ++t) {
         const float x = c.w1[(w * c.channels + i) * c.taps + t];
-        s.expand[(t * c.channels + i) * c.width + w] = x;
-        s.expand_back[((c.taps - 1 - t) * c.width + w) * c.channels + i] = x;
+        s.expand.at(t, i, w) = x;
+        s.expand_back.at(c.taps - 1 - t, w, i) = x;
       }
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t t = 0; t < c.taps; ++t) {
         const float x = c.w2[(h * c.width + w) * c.taps + t];
-        s.project[(t * c.width + w) * c.heads + h] = x;
-        s.project_back[((c.taps - 1 - t) * c.heads + h) * c.width + w] = x;
+        s.project.at(t, w, h) = x;
+        s.project_back.at(c.taps - 1 - t, h, w) = x;
       }
     for (int r = 0; r < ROWS; ++r) s.b1[w * ROWS + r] = c.tables ? 0.0f : c.b1[w];
   }
+  const Weights *all[] = {&s.expand, &s.project, &s.expand_back, &s.project_back};
+  for (const Weights *weights : all) weights->finish();
   if (s.has_values(c)) pad_table(s.values, s.values_stride, c.values, c.heads, c.distances);
   if (c.bias == BY_DISTANCE && c.residual_bias) pad_table(s.addend, s.addend_stride, c.values, c.heads, c.distances);
   else memset(s.addend, 0, c.heads * s.addend_stride * sizeof(float));
@@ -148,13 +168,14 @@ struct RowTile {
   // Visible keys: of each row, and of all (lo … hi) or some (first_max … last_min) of them.
   int32_t first[ROWS], last[ROWS];
   int64_t lo = 0, hi = -1, first_max = 0, last_min = 0;
-  float *q, *column_scratch, *slice;
+  float *q, *column_scratch, *pair_scratch, *slice;
   Map x, a;
 
   RowTile(const Call &call, const float *memory, Arena &arena)
       : c(call), g(call), shared(call, const_cast<float *>(memory)) {
     q = arena.take(c.heads * c.head_width * ROWS);
-    column_scratch = arena.take(most(c.width, c.heads) * ROWS);
+    column_scratch = arena.take(2 * most(c.width, c.heads) * ROWS);
+    pair_scratch = arena.take(4 * most(c.width, c.channels) * ROWS);
     slice = arena.take(c.width * SLICE);
     x = make_map(arena, g, c.width ? c.channels : c.heads);
     a = make_map(arena, g, c.width);
@@ -235,6 +256,25 @@ struct RowTile {
                        ROWS, c.head_width, cols.count(), Keep(), next_head(data, stride, h, cols, cols.count()));
   }
 
+  // Columns of a convolution: output j reads the columns j - shift … of `in`, target(j) says what becomes of it.
+  // Weights are used from output `skip` on.
+  template <class TargetOf>
+  INLINE void convolve(const Weights &weights, const Map &in, int64_t shift, Columns cols, int64_t outputs,
+                       TargetOf target, int64_t skip = 0) const {
+    const int64_t depth = weights.inputs;
+    int64_t j = cols.from;
+    for (; weights.pair && j + 2 <= cols.to; j += 2) {
+      pair_inputs(pair_scratch, in.at(j - shift), in.channels * ROWS);
+      pair_product<VECTORS>(target(j), target(j + 1), ROWS, weights.pair + skip, weights.outputs, pair_scratch,
+                            depth, outputs);
+    }
+    for (; j < cols.to; ++j) {
+      const auto to = target(j);
+      product<VECTORS>(to.out, ROWS, to.init, to.init_stride, weights.single + skip, weights.outputs, 1,
+                       in.at(j - shift), ROWS, depth * weights.taps, outputs, to.finish);
+    }
+  }
+
   // Where this tile's rows stand in a padded table of distances.
   int64_t value_place(int64_t column) const { return ROWS + i0 + g.offset - column - c.lowest; }
 
@@ -277,12 +317,13 @@ struct RowTile {
       memcpy(slice + w * SLICE, table + w * shared.hidden_stride, (cols.count() - 1 + ROWS) * sizeof(float));
   }
 
-  // [W][ROWS] of the table at a column where some rows have their first keys.
-  void fill_edge(const float *place, int64_t column) {
+  // [W][ROWS] of the table at a column where some rows have their first keys; two columns in turn.
+  const float *fill_edge(const float *place, int64_t column) const {
+    float *out = column_scratch + (column & 1) * c.width * ROWS;
     for (int64_t w = 0; w < c.width; ++w)
       for (int r = 0; r < ROWS; ++r)
-        column_scratch[w * ROWS + r] =
-            at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
+        out[w * ROWS + r] = at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
+    return out;
   }
 
   bool has_edge(int64_t column) const {
@@ -304,31 +345,32 @@ struct RowTile {
     // The slope is at most 1.
     const auto activate = [slope](vec z, int, int) { return larger(z, z * slope); };
     if (c.tables && cols.count()) fill_slice(cols);
-    for (int64_t j = cols.from; j < cols.to; ++j) {
-      const float *init = c.tables ? slice + cols.to - 1 - j : shared.b1;
-      ptrdiff_t stride = c.tables ? SLICE : ROWS;
-      if (c.tables && has_edge(j)) fill_edge(init, j), init = column_scratch, stride = ROWS;
-      product<VECTORS>(a.at(j), ROWS, init, stride, shared.expand, c.width, 1, x.at(j - c.left), ROWS,
-                       c.channels * c.taps, c.width, activate);
-      hide(a.at(j), c.width, j, g.ahead);
-    }
+    convolve(shared.expand, x, c.left, cols, c.width, [&](int64_t j) {
+      if (!c.tables) return target(a.at(j), shared.b1, ROWS, activate);
+      const float *place = slice + cols.to - 1 - j;
+      if (has_edge(j)) return target(a.at(j), fill_edge(place, j), ROWS, activate);
+      return target(a.at(j), place, SLICE, activate);
+    });
+    for (int64_t j = cols.from; j < cols.to; ++j) hide(a.at(j), c.width, j, g.ahead);
   }
 
   // Logits of some columns, −∞ where not visible.
   void fill_logits(const Map &logits, Columns cols) const {
     const int64_t stride = shared.addend_stride;
+    const auto addend = [&](int64_t j) {
+      const float *place = shared.addend + (c.bias == BY_DISTANCE ? value_place(j) : 0);
+      return [place, stride](vec z, int p, int v) { return z + load(place + p * stride + v * LANES); };
+    };
+    if (c.width)
+      convolve(shared.project, a, c.left, cols, c.heads,
+               [&](int64_t j) { return target(logits.at(j), x.at(j), ROWS, addend(j)); });
     for (int64_t j = cols.from; j < cols.to; ++j) {
       float *out = logits.at(j);
       const float *scores = x.at(j);
-      const float *addend = shared.addend + (c.bias == BY_DISTANCE ? value_place(j) : 0);
-      const auto add = [addend, stride](vec z, int p, int v) { return z + load(addend + p * stride + v * LANES); };
-      if (c.width)
-        product<VECTORS>(out, ROWS, scores, ROWS, shared.project, c.heads, 1, a.at(j - c.left), ROWS,
-                         c.width * c.taps, c.heads, add);
-      else
-        for (int64_t h = 0; h < c.heads; ++h)
-          for (int v = 0; v < VECTORS; ++v)
-            store(out + h * ROWS + v * LANES, add(load(scores + h * ROWS + v * LANES), h, v));
+      const auto add = addend(j);
+      for (int64_t h = 0; !c.width && h < c.heads; ++h)
+        for (int v = 0; v < VECTORS; ++v)
+          store(out + h * ROWS + v * LANES, add(load(scores + h * ROWS + v * LANES), h, v));
       if (c.bias == DENSE && c.residual_bias) add_dense(out, j);
       if (j < first_max || j > last_min) hide_logits(out, j);
     }

@@ -48,16 +48,10 @@ struct Tile {
   static constexpr int vectors = V, outputs = P;
 };
 
-// out[p][lane] = finish(init[p][lane] + Σ_m coef[m · cm + p · cp] · x[m · xs + lane]), P outputs × V vectors.
-template <int P, int V, class Finish>
-INLINE void product_tile(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, const float *coef,
-                         ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs, int depth, int first,
-                         Finish finish) {
-  vec acc[P][V];
-#pragma GCC unroll 8
-  for (int p = 0; p < P; ++p)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[p][v] = init ? load(init + p * is + v * LANES) : vec{};
+// acc[p][v] += Σ_m coef[m · cm + p · cp] · x[m · xs + lane], P outputs × V vectors.
+template <int P, int V>
+INLINE void accumulate(vec (&acc)[P][V], const float *coef, ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs,
+                       int depth) {
   for (int m = 0; m < depth; ++m) {
     vec in[V];
 #pragma GCC unroll 8
@@ -71,6 +65,19 @@ INLINE void product_tile(float *out, ptrdiff_t os, const float *init, ptrdiff_t 
     coef += cm;
     x += xs;
   }
+}
+
+// out[p][lane] = finish(init[p][lane] + Σ_m coef[m · cm + p · cp] · x[m · xs + lane]), P outputs × V vectors.
+template <int P, int V, class Finish>
+INLINE void product_tile(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, const float *coef,
+                         ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs, int depth, int first,
+                         Finish finish) {
+  vec acc[P][V];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) acc[p][v] = init ? load(init + p * is + v * LANES) : vec{};
+  accumulate(acc, coef, cm, cp, x, xs, depth);
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p)
 #pragma GCC unroll 8
@@ -96,6 +103,101 @@ INLINE void product(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, c
   for (; p < outputs; ++p)
     product_tile<1, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp, x, xs, depth,
                        p, finish);
+}
+
+// Two neighbouring columns of a convolution with three taps, by Winograd's F(2, 3): of the columns d0 … d3 that they
+// read, the combinations d0 − d2, d1 + d2, d2 − d1 and d3 − d1 are multiplied by the weights' own (below), and of the
+// products m0 … m3 the columns are m0 + m1 + m2 and m1 − m2 + m3. Four products where six would be needed. The first
+// column reads no d3 and the second no d0, so each depends on its own window alone, bit for bit.
+INLINE void pair_inputs(float *out, const float *d, ptrdiff_t column) {
+  for (ptrdiff_t i = 0; i < column; i += LANES) {
+    const vec d0 = load(d + i), d1 = load(d + column + i), d2 = load(d + 2 * column + i), d3 = load(d + 3 * column + i);
+    store(out + i, d0 - d2);
+    store(out + column + i, d1 + d2);
+    store(out + 2 * column + i, d2 - d1);
+    store(out + 3 * column + i, d3 - d1);
+  }
+}
+
+// weights[tap][n] for single columns as out[4][n] for pairs.
+inline void pair_weights(float *out, const float *weights, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float w0 = weights[i], w1 = weights[n + i], w2 = weights[2 * n + i];
+    out[i] = w0;
+    out[n + i] = 0.5f * (w0 + w1 + w2);
+    out[2 * n + i] = 0.5f * (w0 - w1 + w2);
+    out[3 * n + i] = w2;
+  }
+}
+
+// Where an output column begins from, how it is finished, and where it goes.
+template <class Finish>
+struct Target {
+  float *out;
+  const float *init;
+  ptrdiff_t init_stride;
+  Finish finish;
+
+  template <int P, int V>
+  INLINE void begin(vec (&acc)[P][V], int first) const {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v)
+        acc[p][v] += init ? load(init + (first + p) * init_stride + v * LANES) : vec{};
+  }
+  template <int P, int V>
+  INLINE void end(const vec (&acc)[P][V], ptrdiff_t os, int first) const {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v)
+        store(out + (first + p) * os + v * LANES, finish(acc[p][v], first + p, v));
+  }
+};
+
+template <class Finish>
+INLINE Target<Finish> target(float *out, const float *init, ptrdiff_t init_stride, Finish finish) {
+  return {out, init, init_stride, finish};
+}
+
+template <int P, int V, class Finish>
+INLINE void pair_tile(const Target<Finish> &one, const Target<Finish> &two, ptrdiff_t os, const float *coef,
+                      ptrdiff_t cm, const float *inputs, int depth, int first) {
+  const ptrdiff_t block = depth * cm, column = depth * os;
+  coef += first;
+  // Registers hold one set of sums; the other one waits in memory.
+  vec acc[P][V] = {}, waiting[P][V] = {};
+  accumulate(acc, coef + 2 * block, cm, 1, inputs + 2 * column, os, depth);
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) waiting[p][v] = acc[p][v], acc[p][v] = vec{};
+  accumulate(acc, coef + block, cm, 1, inputs + column, os, depth);
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const vec m1 = acc[p][v], m2 = waiting[p][v];
+      acc[p][v] = m1 + m2;
+      waiting[p][v] = m1 - m2;
+    }
+  one.begin(acc, first);
+  accumulate(acc, coef, cm, 1, inputs, os, depth);
+  one.end(acc, os, first);
+  two.begin(waiting, first);
+  accumulate(waiting, coef + 3 * block, cm, 1, inputs + 3 * column, os, depth);
+  two.end(waiting, os, first);
+}
+
+// Both columns for any number of outputs; `inputs` are the combinations of pair_inputs.
+template <int V, class Finish>
+INLINE void pair_product(const Target<Finish> &one, const Target<Finish> &two, ptrdiff_t os, const float *coef,
+                         ptrdiff_t cm, const float *inputs, int depth, int outputs) {
+  int p = 0;
+  for (; p + OUTPUTS <= outputs; p += OUTPUTS) pair_tile<OUTPUTS, V>(one, two, os, coef, cm, inputs, depth, p);
+  if (OUTPUTS > 4 && p + 4 <= outputs) pair_tile<4, V>(one, two, os, coef, cm, inputs, depth, p), p += 4;
+  for (; p < outputs; ++p) pair_tile<1, V>(one, two, os, coef, cm, inputs, depth, p);
 }
 
 // acc[p][m] += Σ over columns and lanes of y[column][p] · x[column][m], lane by lane: P × M vectors of sums.
