@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias
+from dape.ops.score_conv_attention import ConvWeights, DistanceBias, triton_call
 from dape.ops.score_conv_attention import triton as backend
 from dape.ops.score_conv_attention.types import EVERYTHING, Problem
 
@@ -48,7 +48,7 @@ def launches(monkeypatch, *, dtype=torch.float16, bias="distance", num_heads=12,
     def record(kernel, grid, arguments, **options):
         recorded.append(Launch(kernel, {name: arguments[name] for name in kernel.arg_names}, options))
 
-    monkeypatch.setattr(backend, "_launch", record)
+    monkeypatch.setattr(triton_call, "launch", record)
     q, k, v = (
         torch.zeros(1, num_heads, length, head_width, dtype=dtype, requires_grad=True) for _ in range(3)
     )

@@ -19,6 +19,8 @@ from dape.ops.score_conv_attention import (
     Visible,
     reference,
     score_conv_attention,
+    triton_call,
+    triton_gradients,
 )
 from dape.ops.score_conv_attention import (
     triton as backend,
@@ -188,7 +190,7 @@ def unwritten_memory_is_nan(monkeypatch):
     def blank(*shape, dtype, device):
         return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
-    monkeypatch.setattr(backend, "_blank", blank)
+    monkeypatch.setattr(triton_call, "blank_memory", blank)
     torch.set_num_threads(1)
 
 
@@ -278,8 +280,8 @@ def test_gradients(case):
 
 
 def test_chunks_of_rows_and_segments_of_distances_change_nothing(monkeypatch):
-    monkeypatch.setattr(backend, "SCRATCH_NUMBERS", 1)
-    monkeypatch.setattr(backend, "SEGMENT", 16)
+    monkeypatch.setattr(triton_gradients, "SCRATCH_NUMBERS", 1)
+    monkeypatch.setattr(triton_gradients, "SEGMENT", 16)
     compare(Case(queries=37, heads=2), gradients=True)
 
 
