@@ -24,7 +24,12 @@ def main(path: str) -> None:
         for causal in (True, False)
     ]
     small = Case(batch=2, queries=50, keys=61, width=6)
-    cases += [small.but(bias=bias, visible=visible) for bias in BIASES for visible in VISIBLE]
+    cases += [
+        small.but(heads=heads, width=width, bias=bias, visible=visible)
+        for heads, width in ((4, 6), (8, 9))
+        for bias in BIASES
+        for visible in VISIBLE
+    ]
     for build in native.builds():
         with native.use_build(build):
             for case in cases:

@@ -38,9 +38,17 @@ def test_shapes_and_biases(shape, bias, causal):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("visible", VISIBLE[1:])
-@pytest.mark.parametrize("width", [0, 6])
-def test_visibility(visible, bias, causal, width):
-    check(Case(batch=2, queries=50, keys=61, width=width, bias=bias, causal=causal, visible=visible))
+@pytest.mark.parametrize(("heads", "width"), [(4, 0), (4, 6), (8, 9)])
+def test_visibility(visible, bias, causal, heads, width):
+    case = Case(batch=2, heads=heads, queries=50, keys=61, width=width, bias=bias, causal=causal)
+    check(case.but(visible=visible))
+
+
+@pytest.mark.parametrize("visible", ["all", "window"])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_pairs_of_columns_for_every_alignment_of_the_kernel(left, bias, visible):
+    check(Case(heads=8, queries=51, keys=64, width=9, left=left, bias=bias, visible=visible))
 
 
 @pytest.mark.parametrize("bias", ["distance", "shared"])
