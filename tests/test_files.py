@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dape.files import replacing, write_atomically
+from dape.files import distinct_names, replacing, write_atomically
 
 
 def test_write_replaces(tmp_path):
@@ -48,3 +48,19 @@ def test_mode_is_that_of_any_new_file(tmp_path):
     (tmp_path / "plain").write_text("x")
     write_atomically(tmp_path / "ours", "x")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a", "runs/b/"], ["a", "b"]),
+        (["runs/a/model", "runs/b/model"], ["a-model", "b-model"]),
+        (["x/a/model", "y/a/model", "b"], ["x-a-model", "y-a-model", "b"]),
+        (["/a/model", "model"], ["a-model", "model"]),
+        (["runs/a", "runs/a"], ["a", "a"]),
+        (["."], ["."]),
+        ([], []),
+    ],
+)
+def test_names_tell_folders_apart(paths, names):
+    assert distinct_names(paths) == names

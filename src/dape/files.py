@@ -1,11 +1,11 @@
-"""Files that are whole or absent: written under a temporary name in the same folder, then renamed."""
+"""Files that are whole or absent, written under a temporary name and then renamed; and names to tell folders by."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -82,3 +82,14 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def distinct_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """A name for each path, fit for a file: as many of its last parts, joined by "-", as tell all of them apart."""
+    parts = [[part for part in Path(path).parts if part != os.sep] or [str(path)] for path in paths]
+    names: list[str] = []
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["-".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(set(map(tuple, parts))):
+            break
+    return names

@@ -50,9 +50,10 @@ def test_a_run_has_everything_that_later_commands_need(run_folder, corpus):
     assert not run.model().training
 
 
-def test_the_model_is_a_hugging_face_folder(run_folder):
-    model = AutoModelForCausalLM.from_pretrained(run_folder / "model")
-    tokenizer = AutoTokenizer.from_pretrained(run_folder / "model")
+@pytest.mark.parametrize("folder", [".", "model"])
+def test_the_run_and_its_model_are_hugging_face_folders(run_folder, folder):
+    model = AutoModelForCausalLM.from_pretrained(run_folder / folder)
+    tokenizer = AutoTokenizer.from_pretrained(run_folder / folder)
     run = load_run(run_folder)
     ids = tokenizer("the cat, née", return_tensors="pt").input_ids
     assert ids[0].tolist() == run.data().tokenizer.encode("the cat, née")
@@ -82,7 +83,7 @@ def test_the_same_command_again_does_nothing_and_another_run_is_refused(run_fold
 def test_a_run_that_moved_with_its_data_still_opens(run_folder, tmp_path):
     moved = tmp_path / "elsewhere"
     (tmp_path / "data").mkdir()
-    config = json.loads((run_folder / "config.json").read_text())
+    config = json.loads((run_folder / "run.json").read_text())
     data = Path(config["data"])
     data.rename(tmp_path / "data" / data.name)
     run_folder.rename(moved)
@@ -106,11 +107,35 @@ def test_an_unfinished_run_says_how_to_finish_it(tmp_path, corpus):
 
 def test_a_run_of_another_version_that_is_not_understood_says_so(tmp_path):
     record = {"dape_version": "9.0", "method": "rope", "train_length": 64, "colour": "red"}
-    (tmp_path / "config.json").write_text(json.dumps(record))
+    (tmp_path / "run.json").write_text(json.dumps(record))
     with pytest.raises(
         ValueError, match=r'written by dape 9\.0, this is .*no option "colour".*install that version'
     ):
         load_run(tmp_path)
+
+
+def test_a_model_s_folder_in_place_of_a_run_s_says_which_it_is(run_folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"the run is {run_folder}"):
+        load_run(run_folder / "model")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="looks like a Hugging Face model"):
+        load_run(tmp_path)
+
+
+def test_a_run_that_saved_nothing_makes_room_for_another(tmp_path, corpus):
+    arguments = [*SMALL, "--corpus", str(corpus), "--out", str(tmp_path / "run"), "--checkpoint-every", "2"]
+
+    def stop(record):
+        raise KeyError("before anything is saved")
+
+    with pytest.raises(KeyError):
+        train(parse([*arguments, "--learning-rate", "1000"]), progress=False, on_step=stop)
+    ended = train(
+        parse([*arguments, "--learning-rate", "0.001"]), progress=False, on_step=lambda r: r["step"] == 3
+    )
+    assert [record["step"] for record in ended.metrics()] == list(range(1, ended.result.steps + 1))
+    with pytest.raises(ValueError, match=r"holds a run with learning_rate=0\.001"):
+        train(parse([*arguments, "--learning-rate", "0.01"]), progress=False)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path, corpus):

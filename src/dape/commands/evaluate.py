@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from dape.evaluate import evaluate_by_length, loss_by_position, sliding_window
 from dape.evaluate.report import Evaluation, print_evaluation, save
 from dape.evaluate.subjects import Subject, open_subject
+from dape.files import distinct_names
 
 
 @dataclass
@@ -70,8 +71,11 @@ def main(arguments: list[str]) -> int:
     console = Console(width=80, highlight=False)
     evaluations: list[Evaluation] = []
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
-    for name in options.models:
-        with open_subject(name, data=options.data, corpus=options.corpus, device=options.device) as subject:
+    labels = distinct_names([name.removeprefix("hf:") for name in options.models])
+    for name, label in zip(options.models, labels, strict=True):
+        with open_subject(
+            name, data=options.data, corpus=options.corpus, device=options.device, label=label
+        ) as subject:
             lengths = default_lengths(subject) if lengths is None else lengths
             evaluation = evaluate(subject, lengths, options)
         first = evaluations[0] if evaluations else None

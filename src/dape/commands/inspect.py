@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from dape.data import Tokenizer, load_tokenizer
-from dape.files import write_atomically
+from dape.files import distinct_names, write_atomically
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw
 from dape.inspection.page import Named, page
@@ -108,9 +108,9 @@ def opened(
     folders: tuple[Path, ...], tokenizer: str | None = None
 ) -> Iterator[tuple[str, DapeForCausalLM, Tokenizer]]:
     """Name, model and tokenizer of each folder."""
-    for folder in folders:
+    for name, folder in zip(distinct_names(folders), folders, strict=True):
         if (folder / "model").is_dir() or (folder / "metrics.jsonl").exists():
-            yield folder.name, load_run(folder).model(), find_tokenizer(folder / "model", tokenizer)
+            yield name, load_run(folder).model(), find_tokenizer(folder / "model", tokenizer)
         elif (folder / "config.json").exists():
             if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":
                 raise ValueError(
@@ -118,7 +118,7 @@ def opened(
                 )
             with no_bars():
                 model = DapeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-            yield folder.name, model, find_tokenizer(folder, tokenizer)
+            yield name, model, find_tokenizer(folder, tokenizer)
         else:
             raise FileNotFoundError(f"{folder} is neither a run nor a model: it has no config.json")
 

@@ -21,7 +21,7 @@ from dape.report import build
 from dape.report.build import Paths
 from dape.report.results import Results
 from dape.training import TrainConfig, load_run
-from dape.training.run import check_continues
+from dape.training.run import CONFIG, check_continues
 
 # A run whose training took this close to the time that all are given stands for itself in the equal-time view.
 CLOSE = 0.05
@@ -90,7 +90,7 @@ def carry_out(
 
 def is_done(job: Job) -> bool:
     """Whether the run is trained and evaluated; raises if its folder holds a run with other options."""
-    if (job.run / "config.json").exists():
+    if (job.run / CONFIG).exists():
         check_continues(job.run, TrainConfig(**job.config))
     return evaluated(job.scores, job.evaluation) and (job.run / "model").is_dir()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,18 @@ class Subject:
 
 @contextlib.contextmanager
 def open_subject(
-    name: str, *, data: Path | None = None, corpus: str | None = None, device: str = "auto"
+    name: str,
+    *,
+    data: Path | None = None,
+    corpus: str | None = None,
+    device: str = "auto",
+    label: str | None = None,
 ) -> Iterator[Subject]:
     """The subject that a user names: a run folder, or hf:PATH.
 
     data:   token data to use; a run has its own, otherwise it must fit the model's tokenizer.
     corpus: text to pack with the model's own tokenizer (all of it, for the time of the evaluation).
+    label:  what to call it; by default its folder's name.
     """
     if data is not None and corpus is not None:
         raise ValueError("give token data or a corpus, not both")
@@ -61,7 +67,7 @@ def open_subject(
         else:
             subject = _run(name, data, corpus, cleanup)
         subject.model.to(_device(device))
-        yield subject
+        yield subject if label is None else replace(subject, label=label)
 
 
 def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> Subject:

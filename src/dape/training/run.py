@@ -1,6 +1,8 @@
 """A run: a folder with its configuration, metrics, checkpoints and, once trained, a Hugging Face model.
 
-config.json  metrics.jsonl  checkpoints/  model/
+run.json  metrics.jsonl  checkpoints/  model/
+
+A trained run's folder is itself one that from_pretrained reads: see make_loadable.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from dape import __version__
 from dape.data import TokenData, open_data, prepare
 from dape.files import write_atomically
 from dape.models import DapeForCausalLM
+from dape.training.checkpoint import Checkpoints
 from dape.training.config import TrainConfig
 from dape.training.configfile import checked
 from dape.training.language import LanguageModelling
+from dape.training.lock import locked
 from dape.training.loop import OnStep, fit
 from dape.training.metrics import Record, read_metrics
 from dape.training.parallel import Parallel, processes
@@ -30,6 +35,8 @@ from dape.training.precision import check_precision
 from dape.training.seeds import initialise
 from dape.training.settings import FitResult
 from dape.training.state import model_tensors
+
+CONFIG = "run.json"
 
 # What may change when a run is continued: where and how it computes, not what.
 FREE_WITHIN_A_RUN = {
@@ -90,12 +97,17 @@ class Run:
 def load_run(folder: str | os.PathLike[str]) -> Run:
     """The run in a folder."""
     folder = Path(folder)
-    file = folder / "config.json"
+    file = folder / CONFIG
     if not file.exists():
-        raise FileNotFoundError(f"{folder} is not a run: it has no config.json")
+        hint = ""
+        if (folder.parent / CONFIG).exists():
+            hint = f"; the run is {folder.parent}"
+        elif (folder / "config.json").exists():
+            hint = (
+                "; it looks like a Hugging Face model, which `dape eval` and `dape lm-eval` take (hf:FOLDER)"
+            )
+        raise FileNotFoundError(f"{folder} is not a run: it has no {CONFIG}{hint}")
     saved = json.loads(file.read_text("utf-8"))
-    if "method" not in saved or "train_length" not in saved:
-        raise ValueError(f"{folder} is not a run: its config.json is something else")
     version = saved.pop("dape_version", __version__)
     try:
         return Run(folder, TrainConfig(**checked(saved)))
@@ -130,7 +142,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
         if parallel.main:
             folder.mkdir(parents=True, exist_ok=True)
             record = {"dape_version": __version__, **asdict(config)}
-            write_atomically(folder / "config.json", json.dumps(record, indent=2) + "\n")
+            write_atomically(folder / CONFIG, json.dumps(record, indent=2) + "\n")
         result = fit(task, config, folder, on_step=on_step, progress=progress)
         if result.steps == config.steps and not (folder / "model").exists():
             export(model, data, folder, parallel)
@@ -170,18 +182,26 @@ def open_prepared(config: TrainConfig, parallel: Parallel, *, progress: bool) ->
 
 def check_continues(folder: Path, config: TrainConfig) -> None:
     """Raise if the folder holds another run."""
-    if not (folder / "config.json").exists():
+    if not (folder / CONFIG).exists():
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} exists and is no run: choose another --out")
         return
     before = load_run(folder).config
     for name in (f.name for f in fields(TrainConfig) if f.name not in FREE_WITHIN_A_RUN):
         old, new = getattr(before, name), getattr(config, name)
-        if old != new:
+        if old != new and not nothing_to_lose(folder):
             raise ValueError(
                 f"{folder} holds a run with {name}={old}, now {name}={new} is asked for: "
                 f"choose another --out, or delete that run"
             )
+
+
+def nothing_to_lose(folder: Path) -> bool:
+    """Whether a run ended before it saved anything, as one does that diverges at once; raises if it is running."""
+    if (folder / "model").exists() or Checkpoints(folder / "checkpoints", keep=1).all():
+        return False
+    with locked(folder):
+        return True
 
 
 def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Parallel) -> None:
@@ -197,7 +217,22 @@ def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Para
     with no_bars():
         plain.save_pretrained(temporary)
     data.tokenizer.save(temporary)
+    make_loadable(folder, temporary)
     os.rename(temporary, folder / "model")
+
+
+def make_loadable(folder: Path, model: Path) -> None:
+    """What from_pretrained wants in the run's own folder: small files, and an index that leads to the weights."""
+    places: dict[str, str] = {}
+    for file in sorted(model.iterdir()):
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as weights:
+                places |= dict.fromkeys(weights.keys(), f"model/{file.name}")
+        elif not file.name.endswith(".index.json"):
+            write_atomically(folder / file.name, file.read_bytes())
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    write_atomically(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
 
 
 @contextlib.contextmanager
