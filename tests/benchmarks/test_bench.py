@@ -81,6 +81,22 @@ def test_memory_sees_what_a_pass_allocates():
     assert 0 < tiled < listing
 
 
+@pytest.mark.parametrize("backend", ["cpu", "tiled", "sdpa"])
+def test_memory_counts_at_least_the_output_and_the_gradients(backend):
+    sizes = Sizes(keys=1024, queries=1024, heads=8, head_width=64, width=8)
+    (peak,) = memory.peak_extra_mb([(backend, BOTH, sizes)], threads=1)
+    assert peak > 4 * 1024 * 8 * 64 * 4 / 1e6
+
+
+@pytest.mark.slow
+def test_memory_is_linear_in_the_length():
+    sizes = Sizes(keys=8192, queries=8192)
+    cpu, tiled = memory.peak_extra_mb([("cpu", BOTH, sizes), ("tiled", BOTH, sizes)], threads=2)
+    # The output and the gradients of q, k and v are 101 MB.
+    assert 101 < cpu <= 120
+    assert 101 < tiled <= 400
+
+
 def test_model_gives_ratios_to_kerple(tmp_path):
     file = tmp_path / "methods.json"
     arguments = ["--length", "8", "--rounds", "1", "--methods", "dape1x3-kerple,rope", "--json", str(file)]
