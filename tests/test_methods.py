@@ -5,9 +5,46 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from dape import POSITIONS, Method, PlainScores, ScoreConv, all_methods, parse_method
+from dape import POSITIONS, SCORES, Method, PlainScores, ScoreConv, all_methods, parse_method
 from dape.cli import COMMANDS, main
+
+
+class Sharp(PlainScores):
+    """Stands for a processor that somebody adds: q·k three times as large."""
+
+    summary = "sharper scores"
+
+    def __init__(self, num_heads: int, factor: float = 3.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def attend(self, q, k, v, **options):
+        return super().attend(q * self.factor, k, v, **options)
+
+
+def test_a_processor_in_the_registry_is_a_method(monkeypatch):
+    pytest.importorskip("transformers")
+    from dape.models import DapeConfig, DapeForCausalLM
+
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with pytest.raises(ValueError, match='unknown method "sharp-kerple"'):
+        parse_method("sharp-kerple")
+    monkeypatch.setitem(SCORES, "sharp", Sharp)
+    method = parse_method("sharp-kerple-power")
+    assert (method.name, method.position) == ("sharp-kerple-power", "kerple-power")
+    assert method.summary.startswith("sharper scores; ")
+    ids = torch.arange(10)[None]
+    logits = []
+    for name, options in (("kerple", {}), ("sharp-kerple", {}), ("sharp-kerple", {"factor": 1.0})):
+        torch.manual_seed(0)
+        model = DapeForCausalLM(
+            DapeConfig(method=name, score_options=options, initializer_range=1.0, **sizes)
+        )
+        logits.append(model(ids).logits)
+    assert not torch.allclose(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ kerple            plain scores
 dape-kerple       score convolution with kernel 1 (DAPE)
 dape1x3-kerple    score convolution with kernel 3 (DAPE V2); any kernel size
 dape3x3-kerple    the same over 3 queries × 3 keys, a query's own row and those before it
+NAME-kerple       any other processor, by its name in SCORES
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from dape.positions import POSITIONS, PositionEncoding, build_position
 from dape.scores import SCORES, ScoreProcessor
 
+# Processors that names write in their own way: plain by nothing, convolutions by dape….
+NAMED_OTHERWISE = ("plain", "conv")
 # The kernel sizes that listings show; any other parses as well.
 LISTED_KERNELS = (None, 1, 3, 5, 7)
 
@@ -24,14 +27,18 @@ class Method:
     """A pair: `position` names an encoding, `kernel_size` is the convolution's, None for plain scores.
 
     query_kernel_size: how many queries the convolution reads, 1 in the paper.
+    processor:         the name in SCORES of one that is neither plain nor a convolution.
     """
 
     position: str
     kernel_size: int | None = None
     query_kernel_size: int = 1
+    processor: str | None = None
 
     @property
     def name(self) -> str:
+        if self.processor is not None:
+            return f"{self.processor}-{self.position}"
         if self.kernel_size is None:
             return self.position
         kernel = f"{self.query_kernel_size}x{self.kernel_size}"
@@ -41,6 +48,8 @@ class Method:
     def summary(self) -> str:
         """A line of explanation."""
         encoding = POSITIONS[self.position].summary
+        if self.processor is not None:
+            return f"{SCORES[self.processor].summary}; {encoding}"
         if self.kernel_size is None:
             return encoding
         over = "heads and keys" if self.query_kernel_size == 1 else "heads, queries and keys"
@@ -55,7 +64,9 @@ class Method:
         )
 
     def build_scores(self, num_heads: int, **options: object) -> ScoreProcessor:
-        """The score processor; options are those of ScoreConv, and an error for plain scores."""
+        """The score processor; options are its own, those of ScoreConv for a convolution."""
+        if self.processor is not None:
+            return SCORES[self.processor](num_heads, **options)
         if self.kernel_size is None:
             if options:
                 raise ValueError(
@@ -73,6 +84,9 @@ def parse_method(name: str) -> Method:
     if match and match["position"] in POSITIONS:
         kernel = int(match["kernel"] or 1) if name.startswith("dape") else None
         return Method(match["position"], kernel, int(match["rows"] or 1))
+    processor, _, position = name.partition("-")
+    if processor in SCORES and processor not in NAMED_OTHERWISE and position in POSITIONS:
+        return Method(position, processor=processor)
     known = [method.name for method in all_methods()]
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or list(POSITIONS)
     raise ValueError(
