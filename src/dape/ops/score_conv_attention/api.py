@@ -172,6 +172,11 @@ def _check(
     _check_bias(bias, q, num_keys, causal=causal)
     if conv is not None:
         _check_conv(conv, q, num_keys, has_bias=bias is not None)
+    if not isinstance(visible, Visible):
+        raise TypeError(
+            f"visible is a {type(visible).__name__}, expected a dape.Visible or None; "
+            f"dape.Visible.from_padding(mask) makes one of a padding mask [batch, keys]"
+        )
     for name, bound in (("first", visible.first), ("last", visible.last)):
         if bound is None:
             continue
@@ -255,6 +260,11 @@ def _check_conv(conv: ConvWeights, q: Tensor, num_keys: int, *, has_bias: bool) 
     if not isinstance(conv, ConvWeights):
         raise TypeError(f"conv is a {type(conv).__name__}, expected a ScoreConv, ConvWeights or None")
     num_heads, channels = q.shape[1], conv.expand_weight.shape[1]
+    if conv.project_weight.shape[0] != num_heads:
+        raise ValueError(
+            f"the convolution gives scores of {conv.project_weight.shape[0]} heads, but q has {num_heads}: "
+            f"build it with num_heads={num_heads}"
+        )
     if has_bias and channels == num_heads:
         raise ValueError(
             f"the convolution reads {channels} channels, the scores of {num_heads} heads alone, but there is a "
