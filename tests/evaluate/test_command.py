@@ -127,15 +127,15 @@ MISTAKES = {
     "both": (["hf:{}/gpt2", "--data", "{}/data", "--corpus", "{}/texts"], "token data or a corpus, not both"),
     "long": (
         ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "64,99999"],
-        "needs a document of 100000 tokens",
+        "or let the context run across documents (--context stream, in Python",
     ),
     "limit": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "256"], "embeddings for 128 positions"),
     "stride": (["hf:{}/gpt2", "--data", "{}/data", "--stride", "4"], "--stride needs --sliding"),
     "no data": (["hf:{}/gpt2", "--data", "{}/texts"], "holds no token data"),
     "no model": (["hf:{}/texts", "--data", "{}/data"], "is not a causal language model of Hugging Face"),
     "picture": (
-        ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16", "--windows", "2", "--plot", "{}/x.doc"],
-        "a figure's name ends in one of",
+        ["no such model", "--plot", "x.doc"],
+        "x.doc: a figure's name ends in one of .svg, .pdf, .png",
     ),
 }
 
