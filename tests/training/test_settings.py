@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -125,6 +126,20 @@ def test_wandb_is_asked_for_by_name(tmp_path, monkeypatch):
         toy.train(tmp_path, wandb="project")
 
 
+def test_wandb_without_a_login_is_a_sentence(tmp_path, monkeypatch):
+    class Error(Exception):
+        pass
+
+    def init(**options):
+        raise Error("api_key not configured (no-tty).\ncall wandb.login(key=[your_api_key])")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=Error))
+    with pytest.raises(
+        ValueError, match=r"--wandb project: api_key not configured \(no-tty\)\. call wandb\.login"
+    ):
+        toy.train(tmp_path, wandb="project")
+
+
 def test_trackers_get_every_step(tmp_path, monkeypatch):
     logged = []
 
@@ -149,6 +164,7 @@ def test_trackers_get_every_step(tmp_path, monkeypatch):
         ({"preset": "huge"}, 'unknown preset "huge"'),
         ({"method": "kerpel"}, 'unknown method "kerpel"; did you mean'),
         ({"num_heads": 3}, "num_attention_heads=3 does not divide hidden_size=128"),
+        ({"backend": "foo"}, 'unknown backend "foo": choose "auto" or one of sdpa, '),
         ({"train_length": 0}, "train_length=0 must be at least 1"),
     ],
 )

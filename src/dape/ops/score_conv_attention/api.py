@@ -190,8 +190,13 @@ def _check(
         raise ValueError(f"scale={scale} is not finite")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} is not a probability in [0, 1)")
-    if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f'unknown backend "{backend}": choose "auto" or one of {", ".join(BACKENDS)}')
+    check_backend(backend)
+
+
+def check_backend(name: str) -> None:
+    """Raise if there is no backend of that name, whatever this machine can run."""
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f'unknown backend "{name}": choose "auto" or one of {", ".join(BACKENDS)}')
 
 
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> None:
