@@ -264,6 +264,23 @@ def test_no_adapter_there(tmp_path):
         dape.load_adapter(small(), tmp_path)
 
 
+def test_no_folder_there(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no folder .*nosuch; a model on the Hugging Face hub"
+    ):
+        dape.load_retrofitted(tmp_path / "nosuch")
+
+
+def test_no_base_there(tmp_path):
+    folder = dape.save_adapter(
+        dape.retrofit(small()), tmp_path / "adapter", base=str(tmp_path / "no" / "base")
+    )
+    with pytest.raises(
+        ValueError, match=r"needs its base: no model .*no/base.: there is no such folder here, and"
+    ):
+        dape.load_retrofitted(folder)
+
+
 def test_an_implementation_that_hides_the_scores_is_refused():
     model = dape.retrofit(small())
     model.set_attn_implementation("sdpa")

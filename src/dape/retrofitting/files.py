@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import logging as transformers_logging
 
+from dape.names import not_loaded
 from dape.retrofitting.attach import (
     RECORD,
     Model,
@@ -83,7 +84,17 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
                 f"the adapter in {folder} does not say where its base is: load the base, then "
                 f"dape.load_adapter(model, {str(folder)!r})"
             )
-        return load_adapter(AutoModelForCausalLM.from_pretrained(base, **options), folder)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(base, **options)
+        except OSError as error:
+            raise ValueError(
+                f"the adapter in {folder} needs its base: {not_loaded('model', base, error)}"
+            ) from error
+        return load_adapter(model, folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {folder}; a model on the Hugging Face hub has to be downloaded into one first"
+        )
     # transformers would report our tensors as unexpected; they are read right after.
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
