@@ -94,6 +94,15 @@ def test_an_unknown_name_gets_the_nearest(name, nearest):
         parse_method(name)
 
 
+@pytest.mark.parametrize("arguments", [[], ["methods"]])
+def test_a_reader_that_has_enough_ends_it_quietly(arguments):
+    command = [sys.executable, "-m", "dape", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 def test_options_of_plain_scores_are_refused():
     with pytest.raises(ValueError, match='"kerple" leaves scores as they are; it has no option width'):
         parse_method("kerple").build_scores(4, width=3)

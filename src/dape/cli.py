@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import NamedTuple
 
@@ -48,7 +49,18 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand and return its exit code; a user's mistake is one sentence on stderr and code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        try:
+            return run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads, such as `head`, has enough: say nothing, here and in the flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0

@@ -49,8 +49,18 @@ def test_specs(tmp_path):
     with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer"):
         load_tokenizer(tmp_path / "bad.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no tokenizer "):
+    with pytest.raises(ValueError, match="no tokenizer in the folder "):
         load_tokenizer(tmp_path / "empty")
+
+
+def test_a_name_that_is_nowhere_is_looked_for_here_and_on_the_hub(monkeypatch):
+    def unreachable(name):
+        raise OSError("no connection.\nCheck it.")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", unreachable)
+    sentence = r'no tokenizer "nosuch": there is no such folder here, and the .* hub did not give it \(no connection\)$'
+    with pytest.raises(ValueError, match=sentence):
+        load_tokenizer("nosuch")
 
 
 def test_bpe_learns_from_the_training_split_only(corpus, tmp_path):

@@ -127,15 +127,15 @@ MISTAKES = {
     "both": (["hf:{}/gpt2", "--data", "{}/data", "--corpus", "{}/texts"], "token data or a corpus, not both"),
     "long": (
         ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "64,99999"],
-        "needs a document of 100000 tokens",
+        "or let the context run across documents (--context stream, in Python",
     ),
     "limit": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "256"], "embeddings for 128 positions"),
     "stride": (["hf:{}/gpt2", "--data", "{}/data", "--stride", "4"], "--stride needs --sliding"),
     "no data": (["hf:{}/gpt2", "--data", "{}/texts"], "holds no token data"),
-    "no model": (["hf:{}/texts", "--data", "{}/data"], "is not a causal language model of Hugging Face"),
+    "no model": (["hf:{}/texts", "--data", "{}/data"], "no causal language model in the folder"),
     "picture": (
-        ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16", "--windows", "2", "--plot", "{}/x.doc"],
-        "a figure's name ends in one of",
+        ["no such model", "--plot", "x.doc"],
+        "x.doc: a figure's name ends in one of .svg, .pdf, .png",
     ),
 }
 
@@ -147,6 +147,17 @@ def test_mistakes_are_sentences(name, folder, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_model_that_is_nowhere_is_said_to_be_no_model(capsys, monkeypatch):
+    def unreachable(name):
+        raise OSError("no connection")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
+    assert main(["eval", "hf:nosuch"]) == 2
+    said = capsys.readouterr().err
+    assert 'no causal language model "nosuch": there is no such folder here, and' in said
+    assert "hub did not give it (no connection)" in said
 
 
 def test_data_prepare_and_show(folder, tmp_path, capsys):

@@ -229,6 +229,12 @@ def adapter(tmp_path, **options):
     return dape.save_adapter(dape.retrofit(small(), **options), tmp_path / "adapter")
 
 
+def cut(folder, name):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-20])
+    return folder
+
+
 REFUSALS = {
     "architecture": (lambda _: dape.retrofit(BartForCausalLM(BartConfig(d_model=16, decoder_layers=1, decoder_attention_heads=2, vocab_size=9))), 'cannot retrofit "bart": pass a causal language model of transformers of one of the types gpt2'),
     "not a model": (lambda _: dape.retrofit(torch.nn.Linear(2, 2)), 'cannot retrofit "Linear"'),
@@ -239,6 +245,8 @@ REFUSALS = {
     "type": (lambda path: dape.load_adapter(small("qwen2"), adapter(path)), "belongs to a llama model, not to a qwen2"),
     "shape": (lambda path: dape.load_adapter(small(num_hidden_layers=3), adapter(path)), "made for 2 layers of 4 heads, the model has 3 of 4"),
     "width": (lambda path: dape.load_adapter(dape.retrofit(small(), width=8), adapter(path)), "does not fit the convolutions of this model, first at"),
+    "damaged description": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.json")), "dape_adapter.json is damaged, it is not JSON"),
+    "damaged weights": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.safetensors")), "dape_adapter.safetensors is damaged"),
     "no base": (lambda path: dape.load_retrofitted(adapter(path)), "does not say where its base is"),
     "whole heads": (lambda _: dape.retrofit(small())(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.ones(1, 4, 3, 3, dtype=torch.bool)), "one mask for all heads"),
 }  # fmt: skip
@@ -254,6 +262,23 @@ def test_mistakes_are_one_sentence(case, tmp_path):
 def test_no_adapter_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no adapter"):
         dape.load_adapter(small(), tmp_path)
+
+
+def test_no_folder_there(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no folder .*nosuch; a model on the Hugging Face hub"
+    ):
+        dape.load_retrofitted(tmp_path / "nosuch")
+
+
+def test_no_base_there(tmp_path):
+    folder = dape.save_adapter(
+        dape.retrofit(small()), tmp_path / "adapter", base=str(tmp_path / "no" / "base")
+    )
+    with pytest.raises(
+        ValueError, match=r"needs its base: no model .*no/base.: there is no such folder here, and"
+    ):
+        dape.load_retrofitted(folder)
 
 
 def test_an_implementation_that_hides_the_scores_is_refused():

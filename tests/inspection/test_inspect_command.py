@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dape.cli import main
+from dape.commands.inspect import read
 from dape.inspection import memory
 from dape.models import DapeForCausalLM, preset
 from dape.models.byte_tokenizer import byte_tokenizer
@@ -56,6 +57,8 @@ REFUSALS = {
     "no tokenizer": (lambda model, path: [bare(model, path), "--text", "a b"], "pass --tokenizer with a folder that has one"),
     "short text": (lambda model, path: [model, "--text", "a b"], "has 3 tokens for small, too few for a length of 512"),
     "no file": (lambda model, path: [model, "--text", "book.txt"], "there is no file book.txt"),
+    "no file of another ending": (lambda model, path: [model, "--text", "texts/nofile.json"], "there is no file texts/nofile.json"),
+    "no pixels": (lambda model, path: [model, "--text", "a b", "--lengths", "3", "--resolution", "0"], "resolution=0 must be at least 1"),
     "no model": (lambda model, path: [path / "nothing", "--text", "a"], "is neither a run nor a model"),
     "other model": (lambda model, path: [other(path), "--text", "a"], "is not a model of ours"),
     "format": (lambda model, path: [model, "--text", "a", "--formats", "bmp"], "choose among png, svg, pdf"),
@@ -73,6 +76,12 @@ def test_mistakes_are_one_sentence(case, model, tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().err.strip()
     assert sentence in said
     assert "\n" not in said
+    assert not (tmp_path / "inspection").exists()
+
+
+@pytest.mark.parametrize("text", ["3.14", "word", "The end.", "read book.txt", "wait..."])
+def test_a_text_need_not_be_a_file(text):
+    assert read(text) == text
 
 
 def test_a_tokenizer_that_is_named_does_for_a_missing_one(model, tmp_path):

@@ -116,6 +116,17 @@ REFUSALS = {
     ),
     "head": (lambda: dape.inspect(tiny("rope"), [1, 2], heads=[4]), ValueError, "no head 4"),
     "empty": (lambda: dape.inspect(tiny("rope"), []), ValueError, "no token"),
+    "text": (
+        lambda: dape.inspect(tiny("rope"), "hi"),
+        TypeError,
+        "integers that a tokenizer makes.* got 'hi'",
+    ),
+    "fractions": (
+        lambda: dape.inspect(tiny("rope"), [1.5]),
+        TypeError,
+        r"ids are token numbers.* got \[1.5\]",
+    ),
+    "no pixels": (lambda: dape.inspect(tiny("rope"), [1], resolution=0), ValueError, "resolution=0 must be"),
     "other model": (
         lambda: dape.inspect(torch.nn.Linear(2, 2), [1]),
         TypeError,

@@ -157,6 +157,10 @@ WRONG = {
         {"bias": TileBias(lambda rows, n: BIAS[..., :2])}, ValueError, "tile bias gave shape .1, 4, 6, 2. for rows"),
     "bias of another type": ({"bias": [1.0]}, TypeError, "bias is a list, expected None, a tensor"),
     "conv of another type": ({"conv": torch.nn.Conv2d(8, 4, 1)}, TypeError, "conv is a Conv2d, expected a ScoreConv"),
+    "conv of other heads": (
+        {"conv": replace(CONV, project_weight=torch.zeros(8, 5, 1, 3), project_bias=torch.zeros(8)), "bias": None},
+        ValueError,
+        "gives scores of 8 heads, but q has 4: build it with num_heads=4"),
     "conv without bias channels": (
         {"conv": replace(CONV, expand_weight=torch.zeros(5, 4, 1, 3))}, ValueError, "build it with bias_channels=True"),
     "conv with bias channels": ({"bias": None}, ValueError, "bias=None: build it with bias_channels=False"),
@@ -171,6 +175,8 @@ WRONG = {
     "conv.residual": ({"conv": replace(CONV, residual="bias")}, ValueError, 'conv.residual="bias", expected'),
     "conv.negative_slope": (
         {"conv": replace(CONV, negative_slope=-0.1)}, ValueError, "conv.negative_slope=-0.1 is negative"),
+    "visible as a mask": (
+        {"visible": torch.ones(2, 6, dtype=torch.bool)}, TypeError, "visible is a Tensor, expected a dape.Visible"),
     "visible of floats": ({"visible": Visible(first=torch.zeros(1, 1))}, TypeError, "visible.first holds key indices"),
     "visible of booleans": (
         {"visible": Visible(last=torch.ones(1, 1, dtype=torch.bool))}, TypeError, "visible.last holds key indices"),

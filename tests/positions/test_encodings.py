@@ -1,5 +1,6 @@
 """Each encoding is the formula of its paper, and says so when it cannot be built."""
 
+import inspect
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from dape import Places, parse_method, randomized_positions
 from dape.ops.score_conv_attention import DistanceBias, TileBias
 from dape.positions import (
     FIRE,
+    POSITIONS,
     CoPE,
     Kerple,
     KerplePower,
@@ -135,6 +137,9 @@ def test_randomized_positions_are_sorted_distinct_and_reproducible():
 
 
 REFUSALS = {
+    "no rope": (lambda: RoPE(0), "head_width=0 must be at least 1"),
+    "no sinusoids": (lambda: Sinusoidal(0), "hidden_size=0 must be at least 1"),
+    "no count": (lambda: CoPE(0), "head_width=0 must be at least 1"),
     "odd rope": (lambda: RoPE(5), "head_width=5 is odd"),
     "unknown scaling": (lambda: RoPE(4, scaling="magic"), 'unknown scaling "magic".*linear, ntk, yarn'),
     "factor without scaling": (lambda: RoPE(4, factor=2.0), "factor=2.0 has no effect"),
@@ -158,6 +163,14 @@ REFUSALS = {
         '"alibi" has no option depth; its options: none',
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in POSITIONS if "num_heads" in inspect.signature(POSITIONS[name]).parameters]
+)
+def test_no_heads_are_refused(name):
+    with pytest.raises(ValueError, match="num_heads=0 must be at least 1"):
+        build_position(name, num_heads=0, head_width=4, hidden_size=8)
 
 
 @pytest.mark.parametrize("case", REFUSALS)

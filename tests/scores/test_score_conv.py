@@ -184,7 +184,12 @@ REFUSALS = {
     "no width": (lambda: ScoreConv(2, 0), "width=0"),
     "no kernel": (lambda: ScoreConv(2, kernel_size=0), "kernel_size=0"),
     "no query": (lambda: ScoreConv(2, query_kernel_size=0), "query_kernel_size=0"),
-    "no depth": (lambda: ScoreConv(2, depth=1), "depth=1 must be at least 2"),
+    "half a key": (
+        lambda: ScoreConv(2, kernel_size=2.5),
+        "kernel_size=2.5 must be a whole number, at least 1",
+    ),
+    "no depth": (lambda: ScoreConv(2, depth=1), "depth=1 must be a whole number, at least 2"),
+    "half a depth": (lambda: ScoreConv(2, depth=2.5), "depth=2.5 must be a whole number, at least 2"),
     "padding": (lambda: ScoreConv(2, padding="valid"), 'padding="valid"'),
     "residual": (lambda: ScoreConv(2, residual="bias"), 'residual="bias"'),
     "heads": (

@@ -226,6 +226,15 @@ def test_list_names_every_task(capsys):
         (["run", "associative_recall", "--test-lengths", "120"], "lengths up to 96"),
         (["run", "parity_check", "--steps", "0"], "steps=0"),
         (["run", "parity_check", "--jobs", "0"], "jobs=0"),
+        (
+            ["run", "reverse_string", *SHORT, "--randomized-positions", "17"],
+            '--randomized-positions 17 is too few for "reverse_string": at its longest length input and output '
+            "take 18 places, so give at least 18",
+        ),
+        (
+            ["run", "copy", "--train-lengths", "20", "--test-lengths", "8", "--randomized-positions", "19"],
+            "least 20",
+        ),
         (["run"], "name a task"),
         (["walk"], "the actions are list, run, table"),
         (["table", "nowhere"], "no results in nowhere"),
@@ -235,6 +244,7 @@ def test_mistakes_get_a_sentence(arguments, sentence, capsys, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main(["tasks", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_lengths_and_options_are_read_and_written():

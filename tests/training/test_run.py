@@ -219,6 +219,9 @@ def test_greedy_text_is_what_the_whole_forward_says(run_folder):
         ({"prompt": ""}, "the prompt is empty"),
         ({"tokens": 0}, "tokens=0"),
         ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"top_k": 0}, "top_k=0 must be at least 1"),
+        ({"top_p": 3.0}, "top_p=3.0 is a probability"),
+        ({"top_p": 0.0}, "top_p=0.0 is a probability"),
     ],
 )
 def test_generating_nothing_is_refused(run_folder, changes, message):

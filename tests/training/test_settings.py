@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -125,6 +126,20 @@ def test_wandb_is_asked_for_by_name(tmp_path, monkeypatch):
         toy.train(tmp_path, wandb="project")
 
 
+def test_wandb_without_a_login_is_a_sentence(tmp_path, monkeypatch):
+    class Error(Exception):
+        pass
+
+    def init(**options):
+        raise Error("api_key not configured (no-tty).\ncall wandb.login(key=[your_api_key])")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=Error))
+    with pytest.raises(
+        ValueError, match=r"--wandb project: api_key not configured \(no-tty\)\. call wandb\.login"
+    ):
+        toy.train(tmp_path, wandb="project")
+
+
 def test_trackers_get_every_step(tmp_path, monkeypatch):
     logged = []
 
@@ -143,11 +158,13 @@ def test_trackers_get_every_step(tmp_path, monkeypatch):
     [
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 must be greater than 0"),
+        ({"betas": (2.0, 3.0)}, r"betas=\(2.0, 3.0\) must be at least 0 and less than 1"),
         ({"precision": "int4"}, 'precision="int4": choose one of fp32, bf16, fp16'),
         ({"distributed": "magic"}, 'distributed="magic": choose one of none, ddp, fsdp'),
         ({"preset": "huge"}, 'unknown preset "huge"'),
         ({"method": "kerpel"}, 'unknown method "kerpel"; did you mean'),
         ({"num_heads": 3}, "num_attention_heads=3 does not divide hidden_size=128"),
+        ({"backend": "foo"}, 'unknown backend "foo": choose "auto" or one of sdpa, '),
         ({"train_length": 0}, "train_length=0 must be at least 1"),
     ],
 )

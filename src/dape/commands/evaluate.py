@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dape.evaluate import evaluate_by_length, loss_by_position, sliding_window
-from dape.evaluate.report import Evaluation, print_evaluation, save
+from dape.evaluate.report import Evaluation, check_plot, print_evaluation, save
 from dape.evaluate.subjects import Subject, open_subject
 from dape.files import distinct_names
 
@@ -67,6 +67,8 @@ def main(arguments: list[str]) -> int:
         raise ValueError("give a run folder, or hf:PATH")
     if options.stride is not None and options.sliding is None:
         raise ValueError("--stride needs --sliding LENGTH")
+    if options.plot is not None:
+        check_plot(options.plot)
     transformers.logging.disable_progress_bar()
     console = Console(width=80, highlight=False)
     evaluations: list[Evaluation] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from dape.inspection.figure import draw
 from dape.inspection.page import Named, page
 from dape.models import DapeForCausalLM
 from dape.training.run import load_run, no_bars
+
+# A single word with an ending, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
+FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,9 @@ def main(arguments: list[str]) -> int:
     if not options.runs:
         raise ValueError("name at least one run")
     console = Console()
-    options.out.mkdir(parents=True, exist_ok=True)
-    named = []
+    text, named = read(options.text), []
     for name, model, tokenizer in opened(options.runs, options.tokenizer):
-        ids = tokenizer.encode(read(options.text))
+        ids = tokenizer.encode(text)
         for length in lengths:
             if len(ids) < length:
                 raise ValueError(
@@ -75,6 +78,7 @@ def main(arguments: list[str]) -> int:
             found = inspect(model, ids[:length], layers=layers, heads=heads, resolution=options.resolution)
             named.append(Named(name, found, [tokenizer.decode([token]) for token in ids[:length]]))
             console.print(heads_table(name, found))
+            options.out.mkdir(parents=True, exist_ok=True)
             draw_all(named[-1], options.out, formats, console)
     write_atomically(
         options.out / "heads.json", json.dumps([record for run in named for record in records(run)], indent=1)
@@ -99,7 +103,7 @@ def read(text: str) -> str:
             return path.read_text("utf-8", errors="replace")
     except (OSError, ValueError):  # no file can have such a name
         return text
-    if "\n" not in text and path.suffix in {".txt", ".md", ".tex", ".py"} and " " not in text:
+    if FILE_NAME.fullmatch(text):
         raise FileNotFoundError(f"there is no file {text}")
     return text
 

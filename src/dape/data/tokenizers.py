@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers as hf
 
 from dape.files import write_atomically
+from dape.names import not_loaded
 
 
 class Tokenizer(Protocol):
@@ -164,8 +165,7 @@ def _load_pretrained(name: str) -> SubwordTokenizer:
     try:
         loaded = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # connection errors, missing files, unknown classes: one meaning for a user
-        reason = next(iter(str(error).splitlines()), "")
-        raise ValueError(f'no tokenizer "{name}": {reason}') from error
+        raise ValueError(not_loaded("tokenizer", name, error)) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(f'tokenizer "{name}" has no fast version in the `tokenizers` library')

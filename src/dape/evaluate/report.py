@@ -21,6 +21,8 @@ from dape.evaluate.statistics import LengthScore, paired_difference
 from dape.evaluate.subjects import Subject
 from dape.files import replacing, write_atomically
 
+PLOT_ENDINGS = (".svg", ".pdf", ".png")
+
 
 @dataclass
 class Evaluation:
@@ -144,15 +146,18 @@ def plus_minus(value: float, error: float, *, sign: str = "") -> str:
     return f"{value:{sign}.3f}{known}"
 
 
+def check_plot(path: Path) -> None:
+    """Raise if that is no name for a picture."""
+    if path.suffix.lower() not in PLOT_ENDINGS:
+        raise ValueError(f"{path}: a figure's name ends in one of {', '.join(PLOT_ENDINGS)}")
+
+
 def save_plot(evaluations: Sequence[Evaluation], path: Path) -> None:
     """Perplexity against length with bars of one standard error; the file's ending says the format."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    check_plot(path)
     figure = Figure(figsize=(6, 4), layout="constrained")
-    formats = FigureCanvasAgg(figure).get_supported_filetypes()
-    if path.suffix.lower().removeprefix(".") not in formats:
-        raise ValueError(f"{path}: a figure's name ends in one of {', '.join(sorted(formats))}")
     axes = figure.add_subplot()
     for evaluation in evaluations:
         scores = sorted(evaluation.scores, key=lambda score: score.eval_length)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dape.data import TokenData, open_data, prepare
+from dape.names import not_loaded
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,13 @@ def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: con
     path = name.removeprefix("hf:")
     if not path:
         raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
-    tokens = open_data(data) if data is not None else _pack(corpus or "stdlib", path, cleanup)
+    tokens = None if data is None else open_data(data)
     try:
         model = AutoModelForCausalLM.from_pretrained(path)
     except (OSError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise ValueError(f"{name} is not a causal language model of Hugging Face: {reason}") from error
+        raise ValueError(not_loaded("causal language model", path, error)) from error
+    if tokens is None:
+        tokens = _pack(corpus or "stdlib", path, cleanup)
     method = getattr(model.config, "method", None)
     return Subject(Path(path).name or path, model, tokens, method)
 

@@ -61,5 +61,5 @@ def _too_short(tokens: Tokens, length: int, context: Context) -> str:
     longest = int((tokens.documents[1:] - tokens.documents[:-1]).max(initial=0))
     return (
         f"length {length} needs a document of {length + 1} tokens, but the longest has {longest}: evaluate "
-        f'shorter lengths, or let the context run across documents (context="stream")'
+        f'shorter lengths, or let the context run across documents (--context stream, in Python context="stream")'
     )

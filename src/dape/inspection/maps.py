@@ -6,7 +6,9 @@ heads ever exists; a map of T tokens has at most `resolution` rows and columns.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -91,9 +93,9 @@ def inspect(
     """
     if not isinstance(model, DapeForCausalLM):
         raise TypeError(f"can only look inside a DapeForCausalLM, got a {type(model).__name__}")
-    tokens = torch.as_tensor(ids, dtype=torch.long).flatten()
-    if len(tokens) == 0:
-        raise ValueError("there is no token to look at")
+    tokens = _token_ids(ids)
+    if resolution < 1:
+        raise ValueError(f"resolution={resolution} must be at least 1")
     config = cast(DapeConfig, model.config)
     layers = _chosen("layer", layers, config.num_hidden_layers)
     heads = _chosen("head", heads, config.num_attention_heads)
@@ -120,6 +122,20 @@ def inspect(
             _layer_maps(layer, tuple(heads), block.attention, encoding, x, places, edges, rows_per_tile)
         )
     return Inspection(config.method, tokens.tolist(), edges, found)
+
+
+def _token_ids(ids: Tensor | Sequence[int]) -> Tensor:
+    """[T], int64."""
+    if len(ids) == 0:
+        raise ValueError("there is no token to look at")
+    tokens: Tensor | None = None
+    with suppress(TypeError, ValueError, RuntimeError):
+        tokens = torch.as_tensor(ids).flatten()
+    if tokens is None or tokens.dtype == torch.bool or tokens.is_floating_point():
+        raise TypeError(
+            f"ids are token numbers, integers that a tokenizer makes of a text, got {reprlib.repr(ids)}"
+        )
+    return tokens.long()
 
 
 def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from dape.methods import Method, parse_method
+from dape.ops.score_conv_attention.api import check_backend
 from dape.positions import POSITIONS
 
 # Of saved models: raised when older versions of this package could no longer read them rightly.
@@ -74,6 +75,7 @@ class DapeConfig(PretrainedConfig):
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}"
             )
+        check_backend(self.backend)
         self.method = parse_method(self.method).name
         self.use_cache = self.use_cache and self.can_cache
         if self.num_key_value_heads is None:

@@ -119,6 +119,13 @@ class DistanceEncoding(PositionEncoding):
         return TileBias(tile, places.batch)
 
 
+def check_sizes(**sizes: int) -> None:
+    """Raise where a size that an encoding is built for is not positive."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}={size} must be at least 1")
+
+
 def at_least_float32(parameter: Tensor) -> Tensor:
     """The parameter in a dtype in which distances are exact: float32, or its own if finer."""
     return parameter.to(torch.promote_types(parameter.dtype, torch.float32))

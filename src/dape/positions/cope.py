@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_conv_attention.types import Bias, TileBias
-from dape.positions.base import Places, PositionEncoding, at_least_float32
+from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
 
 
 class CoPE(PositionEncoding):
@@ -18,6 +18,7 @@ class CoPE(PositionEncoding):
 
     def __init__(self, head_width: int, *, num_positions: int = 64) -> None:
         super().__init__()
+        check_sizes(head_width=head_width)
         if num_positions < 2:
             raise ValueError(f"num_positions={num_positions}: counting needs at least 2")
         self.num_positions = num_positions

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dape.ops.score_conv_attention.types import Bias, TileBias
-from dape.positions.base import Places, PositionEncoding, at_least_float32
+from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
 
 EPSILON = 1e-6
 
@@ -22,6 +22,7 @@ class FIRE(PositionEncoding):
         self, num_heads: int, *, width: int = 32, rate: float = 0.1, threshold: float = 512.0
     ) -> None:
         super().__init__()
+        check_sizes(num_heads=num_heads)
         self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, num_heads))
         self.initial_rate, self.threshold = rate, threshold
         self.rate = nn.Parameter(torch.empty(()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dape.positions.base import DistanceEncoding, at_least_float32
+from dape.positions.base import DistanceEncoding, at_least_float32, check_sizes
 
 FLOOR = 0.01
 
@@ -22,6 +22,7 @@ class Kerple(DistanceEncoding):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
+        check_sizes(num_heads=num_heads)
         self.raw_height = nn.Parameter(torch.empty(num_heads))
         self.raw_rate = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -42,6 +43,7 @@ class KerplePower(DistanceEncoding):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
+        check_sizes(num_heads=num_heads)
         self.raw_height = nn.Parameter(torch.empty(num_heads))
         self.raw_power = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dape.positions.base import PositionEncoding, angle_dtype
+from dape.positions.base import PositionEncoding, angle_dtype, check_sizes
 
 
 def _linear(rope: RoPE, frequencies: Tensor) -> Tensor:
@@ -68,6 +68,7 @@ class RoPE(PositionEncoding):
         slow: float = 1.0,
     ) -> None:
         super().__init__()
+        check_sizes(head_width=head_width)
         if head_width % 2:
             raise ValueError(f"rotations come in pairs of features: head_width={head_width} is odd")
         if scaling not in SCALINGS:

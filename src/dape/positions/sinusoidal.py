@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.positions.base import PositionEncoding, angle_dtype
+from dape.positions.base import PositionEncoding, angle_dtype, check_sizes
 
 
 def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
@@ -23,6 +23,7 @@ class Sinusoidal(PositionEncoding):
 
     def __init__(self, hidden_size: int, *, base: float = 10000.0) -> None:
         super().__init__()
+        check_sizes(hidden_size=hidden_size)
         if hidden_size % 2:
             raise ValueError(f"sinusoids come in pairs: hidden_size={hidden_size} is odd")
         self.hidden_size, self.base = hidden_size, base

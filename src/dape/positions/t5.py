@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dape.positions.base import DistanceEncoding, at_least_float32
+from dape.positions.base import DistanceEncoding, at_least_float32, check_sizes
 
 
 def buckets(distance: Tensor, *, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
@@ -35,6 +35,7 @@ class T5Bias(DistanceEncoding):
         self, num_heads: int, head_width: int, *, num_buckets: int = 32, max_distance: int = 128
     ) -> None:
         super().__init__()
+        check_sizes(num_heads=num_heads, head_width=head_width)
         if num_buckets < 4 or num_buckets % 4:
             raise ValueError(f"num_buckets={num_buckets} must be a positive multiple of 4")
         if max_distance <= num_buckets // 2:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_conv_attention.types import Bias, TileBias
-from dape.positions.base import Places, PositionEncoding, at_least_float32
+from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
 from dape.positions.sinusoidal import sinusoids
 
 
@@ -18,6 +18,7 @@ class TransformerXL(PositionEncoding):
 
     def __init__(self, num_heads: int, head_width: int) -> None:
         super().__init__()
+        check_sizes(num_heads=num_heads, head_width=head_width)
         self.key_bias = nn.Parameter(torch.empty(num_heads, head_width))
         self.distance_bias = nn.Parameter(torch.empty(num_heads, head_width))
         width = num_heads * head_width

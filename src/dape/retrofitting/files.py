@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import logging as transformers_logging
 
+from dape.names import not_loaded
 from dape.retrofitting.attach import (
     RECORD,
     Model,
@@ -58,6 +59,7 @@ def load_adapter(model: Model, folder: str | Path, *, freeze_base: bool = False)
             f"the adapter in {folder} belongs to a {description['model_type']} model, not to a "
             f"{model.config.model_type}: load it onto {description['base'] or 'the base it was trained on'}"
         )
+    weights = _read_weights(Path(folder) / WEIGHTS)
     if not is_retrofitted(model):
         _check_shape(plan, model, folder)
         retrofit(model, plan.method, width=plan.width, padding=plan.padding, freeze_base=freeze_base)
@@ -65,7 +67,7 @@ def load_adapter(model: Model, folder: str | Path, *, freeze_base: bool = False)
         raise ValueError(
             "freeze_base=True applies when an adapter is added, but this model is already retrofitted"
         )
-    _fill(model, load_file(Path(folder) / WEIGHTS), str(folder))
+    _fill(model, weights, str(folder))
     return model
 
 
@@ -82,7 +84,17 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
                 f"the adapter in {folder} does not say where its base is: load the base, then "
                 f"dape.load_adapter(model, {str(folder)!r})"
             )
-        return load_adapter(AutoModelForCausalLM.from_pretrained(base, **options), folder)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(base, **options)
+        except OSError as error:
+            raise ValueError(
+                f"the adapter in {folder} needs its base: {not_loaded('model', base, error)}"
+            ) from error
+        return load_adapter(model, folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {folder}; a model on the Hugging Face hub has to be downloaded into one first"
+        )
     # transformers would report our tensors as unexpected; they are read right after.
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -102,13 +114,23 @@ def _describe(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no adapter: there is no {DESCRIPTION} in it")
-    description = json.loads(path.read_text())
+    try:
+        description = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, it is not JSON: copy or save the adapter again") from error
     if description.get("format") != FORMAT:
         raise ValueError(
             f"the adapter in {folder} has format {description.get('format')}, this version of dape reads format "
             f"{FORMAT}: load it with the version that wrote it"
         )
     return description
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy or save the adapter again") from error
 
 
 def _check_shape(plan: Retrofit, model: PreTrainedModel, folder: str | Path) -> None:

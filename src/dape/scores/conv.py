@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, SupportsIndex, cast
 
 from torch import Tensor, nn
 
@@ -60,11 +60,11 @@ class ScoreConv(ScoreProcessor):
         super().__init__()
         sizes = {"num_heads": num_heads, "width": width, "kernel_size": kernel_size}
         for name, value in (sizes | {"query_kernel_size": query_kernel_size}).items():
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if depth < 2:
+            if not isinstance(value, SupportsIndex) or value < 1:
+                raise ValueError(f"{name}={value} must be a whole number, at least 1")
+        if not isinstance(depth, SupportsIndex) or depth < 2:
             raise ValueError(
-                f"depth={depth} must be at least 2: a convolution that expands, one that projects"
+                f"depth={depth} must be a whole number, at least 2: a convolution that expands, one that projects"
             )
         reach = {"same": kernel_size // 2, "causal": kernel_size - 1}
         if padding not in reach:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import fields
-from typing import Any
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from dape.tasks.base import Task
 from dape.tasks.binary import BinaryAddition, BinaryMultiplication, ComputeSqrt
@@ -43,6 +45,13 @@ TASKS: dict[str, type[Task]] = {
     "counting": Counting,
 }
 
+# What an option of a type may be, and in words; those of other types are checked by their task.
+KINDS: dict[Any, tuple[type, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    NoneType: (NoneType, "None"),
+}
+
 
 def build_task(name: str, **options: Any) -> Task:
     """The task of that name with its options; a wrong name or option raises with the right ones."""
@@ -56,4 +65,10 @@ def build_task(name: str, **options: Any) -> Task:
             raise ValueError(
                 f'"{name}" has no option "{option}"; it has {", ".join(known) if known else "none"}'
             )
+    hints = get_type_hints(TASKS[name])
+    for option, value in options.items():
+        kinds = [kind for kind in get_args(hints[option]) or (hints[option],) if kind in KINDS]
+        if kinds and not any(isinstance(value, KINDS[kind][0]) for kind in kinds):
+            wanted = " or ".join(KINDS[kind][1] for kind in kinds)
+            raise ValueError(f'option {option} of "{name}" is {wanted}, got {value!r}')
     return TASKS[name](**options)

@@ -44,9 +44,14 @@ class TaskRun:
             )
         if not protocol.train_lengths or not protocol.test_lengths:
             raise ValueError("there must be at least one length to train and one to test")
-        for length in (*protocol.train_lengths, *protocol.test_lengths):
-            # Whatever is wrong with a length is said before hours of training.
-            task.sample(1, length, generator_for(0))
+        # Whatever is wrong with a length is said before hours of training.
+        lengths = {*protocol.train_lengths, *protocol.test_lengths}
+        places = max(task.examples(1, length, generator_for(0)).ids.shape[1] for length in sorted(lengths))
+        if self.position_range is not None and self.position_range < places:
+            raise ValueError(
+                f'--randomized-positions {self.position_range} is too few for "{self.task}": at its longest length '
+                f"input and output take {places} places, so give at least {places}"
+            )
 
     def build(self) -> Task:
         return build_task(self.task, **self.options)

@@ -79,6 +79,8 @@ class LoopSettings:
         for name in ("learning_rate", "explosion"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be greater than 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas} must be at least 0 and less than 1")
         choices = {
             "precision": ("fp32", "bf16", "fp16"),
             "distributed": ("none", "ddp", "fsdp"),

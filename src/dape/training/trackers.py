@@ -49,14 +49,17 @@ class WeightsAndBiases:
         except ImportError as error:
             raise ValueError("--wandb needs wandb: pip install wandb") from error
         # The name of the folder identifies the run, so that a resumed one goes on in the same chart.
-        self._run: Any = wandb.init(
-            project=settings.wandb,
-            name=folder.name,
-            id=folder.name,
-            resume="allow",
-            dir=str(folder),
-            config=asdict(settings),
-        )
+        try:
+            self._run: Any = wandb.init(
+                project=settings.wandb,
+                name=folder.name,
+                id=folder.name,
+                resume="allow",
+                dir=str(folder),
+                config=asdict(settings),
+            )
+        except wandb.Error as error:
+            raise ValueError(f"--wandb {settings.wandb}: {' '.join(str(error).split())}") from error
 
     def log(self, record: Record) -> None:
         self._run.log(

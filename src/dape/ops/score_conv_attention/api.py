@@ -172,6 +172,11 @@ def _check(
     _check_bias(bias, q, num_keys, causal=causal)
     if conv is not None:
         _check_conv(conv, q, num_keys, has_bias=bias is not None)
+    if not isinstance(visible, Visible):
+        raise TypeError(
+            f"visible is a {type(visible).__name__}, expected a dape.Visible or None; "
+            f"dape.Visible.from_padding(mask) makes one of a padding mask [batch, keys]"
+        )
     for name, bound in (("first", visible.first), ("last", visible.last)):
         if bound is None:
             continue
@@ -185,8 +190,13 @@ def _check(
         raise ValueError(f"scale={scale} is not finite")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} is not a probability in [0, 1)")
-    if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f'unknown backend "{backend}": choose "auto" or one of {", ".join(BACKENDS)}')
+    check_backend(backend)
+
+
+def check_backend(name: str) -> None:
+    """Raise if there is no backend of that name, whatever this machine can run."""
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f'unknown backend "{name}": choose "auto" or one of {", ".join(BACKENDS)}')
 
 
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> None:
@@ -255,6 +265,11 @@ def _check_conv(conv: ConvWeights, q: Tensor, num_keys: int, *, has_bias: bool) 
     if not isinstance(conv, ConvWeights):
         raise TypeError(f"conv is a {type(conv).__name__}, expected a ScoreConv, ConvWeights or None")
     num_heads, channels = q.shape[1], conv.expand_weight.shape[1]
+    if conv.project_weight.shape[0] != num_heads:
+        raise ValueError(
+            f"the convolution gives scores of {conv.project_weight.shape[0]} heads, but q has {num_heads}: "
+            f"build it with num_heads={num_heads}"
+        )
     if has_bias and channels == num_heads:
         raise ValueError(
             f"the convolution reads {channels} channels, the scores of {num_heads} heads alone, but there is a "
