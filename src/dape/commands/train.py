@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
 
+from dape.commands.options import ModelOptions, check_options, with_options
 from dape.training.config import TrainConfig, recipe
 from dape.training.configfile import read_config
 from dape.training.progress import clock
@@ -28,7 +29,7 @@ AutoModelForCausalLM.from_pretrained reads after `import dape`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandLine(TrainConfig):
+class CommandLine(ModelOptions, TrainConfig):
     config: Path | None = None
     """A TOML, YAML or JSON file of these options (underscores for dashes); what is given here wins."""
 
@@ -60,7 +61,9 @@ def parse(arguments: list[str]) -> TrainConfig:
         prog="dape train",
         description=DESCRIPTION,
     )
-    return TrainConfig(**{f.name: getattr(parsed, f.name) for f in fields(TrainConfig)})
+    config = with_options(TrainConfig, parsed)
+    check_options(config, [config.method])
+    return config
 
 
 def summary(run: Run) -> str:
