@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import re
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -71,6 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f'dape {name} needs {error.name}: pip install "dape[{command.extra}]"', file=sys.stderr)
         return 2
     try:
+        if {"-h", "--help"} & {*rest}:
+            with narrow_output():
+                return entry(rest) or 0
         return entry(rest) or 0
     except (ValueError, TypeError, FileNotFoundError) as error:
         print(f"dape {name}: {error}", file=sys.stderr)
@@ -78,6 +87,31 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\ndape {name}: interrupted", file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def narrow_output() -> Iterator[None]:
+    """What is printed within, in as many columns as there are: tyro leaves descriptions in lines of any length."""
+    printed = io.StringIO()
+    printed.isatty = sys.stdout.isatty  # type: ignore[method-assign]
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        columns = shutil.get_terminal_size().columns
+        print("\n".join(narrow(line, columns) for line in printed.getvalue().rstrip().splitlines()))
+
+
+def narrow(line: str, columns: int) -> str:
+    """A line in several of at most so many columns, the later ones below its last column of text."""
+    # Lines with colours are those that tyro has broken itself.
+    if len(line) <= columns or "\x1b" in line:
+        return line
+    margin = re.match(r"\s*(?:\S.*\s{2,}(?=\S))?", line)
+    indent = margin.end() if margin and margin.end() < columns * 3 // 4 else 4
+    return textwrap.fill(
+        line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def usage() -> str:

@@ -24,9 +24,9 @@ from dape.training.configfile import read_config
 
 DESCRIPTION = """Train methods alike and see how each holds up beyond its training length.
 
-  dape compare --jobs 2                                  five methods on this Python's library, 1x to 16x
-  dape compare --corpus my_texts/ --methods rope,kerple,dape1x3-kerple --seeds 0,1,2
-  dape compare --preset 125m --config mine.toml          the paper's recipe, with changes
+  dape compare --jobs 2                          five methods on Python's library
+  dape compare --corpus my_texts/ --methods rope,dape1x3-kerple --seeds 0,1,2
+  dape compare --preset 125m --config mine.toml  the paper's recipe, changed
 
 Every method sees the same data in the same order and starts from the same weights where they share any; every
 length is scored on the same target tokens, with standard errors over documents. Given again, the command goes
@@ -37,6 +37,10 @@ be added later. The folder then holds results.json, results.csv, figures/ and re
 @dataclass(frozen=True, kw_only=True)
 class CommandLine(ModelOptions, Comparison):
     pass
+
+
+# What tyro calls it where it says what is wrong.
+CommandLine.__name__ = "dape compare"
 
 
 def main(arguments: list[str]) -> int:

@@ -18,9 +18,9 @@ from dape.training.run import Run, train
 
 DESCRIPTION = """Train a language model with any method, on your own text.
 
-  dape train                                     a minute or two on a laptop
+  dape train                                   a minute or two on a laptop
   dape train --method rope --train-length 128 --corpus my_texts/
-  dape train --preset 125m --config mine.toml    the paper's recipe, with changes
+  dape train --preset 125m --config mine.toml  the paper's recipe, with changes
   torchrun --nproc-per-node 8 -m dape train --distributed fsdp --preset 350m
 
 The defaults below are the preset's recipe (add --preset to see another's). An interrupted run is continued by
@@ -32,6 +32,10 @@ AutoModelForCausalLM.from_pretrained reads after `import dape`."""
 class CommandLine(ModelOptions, TrainConfig):
     config: Path | None = None
     """A TOML, YAML or JSON file of these options (underscores for dashes); what is given here wins."""
+
+
+# What tyro calls it where it says what is wrong.
+CommandLine.__name__ = "dape train"
 
 
 def main(arguments: list[str]) -> int:

@@ -73,6 +73,7 @@ class Comparison(TrainConfig, Asked):
     """All of `dape compare`: what is asked, and the options of a training, which every method shares."""
 
     out: str | None = "runs/compare"
+    """The folder for runs, results and report; a comparison that is there is continued."""
     method: Annotated[str, tyro.conf.Suppress] = "kerple"
     seed: Annotated[int, tyro.conf.Suppress] = 0
     distributed: Annotated[Literal["none", "ddp", "fsdp"], tyro.conf.Suppress] = "none"
