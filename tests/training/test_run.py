@@ -162,6 +162,7 @@ def test_options_are_added_to_those_of_the_file(tmp_path):
     [
         (["--position-option", "scalin=yarn"], '"rope" has no option scalin; its options: base, scaling'),
         (["--position-option", "scaling=yarm"], 'unknown scaling "yarm"'),
+        (["--warmup-steps", "100", "--steps", "10"], "warmup_steps=100 of steps=10: the learning rate would never"),
         (["--position-option", "scaling"], 'option "scaling" is not of the form name=value'),
         (["--score-option", "depth=3"], '"rope" leaves scores as they are; it has no option depth'),
         (["--method", "dape-rope", "--score-option", "deph=3"], "no option deph of its convolution; it has width"),
@@ -169,7 +170,7 @@ def test_options_are_added_to_those_of_the_file(tmp_path):
         (["--method", "dape-rope", "--score-option", "width=3"], "is --score-width"),
     ],
 )  # fmt: skip
-def test_a_wrong_option_of_a_part_is_a_sentence(arguments, sentence, capsys):
+def test_options_that_do_not_fit_get_a_sentence(arguments, sentence, capsys):
     assert cli.main(["train", "--method", "rope", *arguments]) == 2
     assert sentence in capsys.readouterr().err
 

@@ -54,7 +54,12 @@ def with_options(kind: type[Config], parsed: Any) -> Config:
 
 
 def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
-    """Build the parts of every method once: what is wrong with an option is said before any work."""
+    """What is wrong with options together, said before any work; the parts of every method are built once."""
+    if config.warmup_steps > config.steps:
+        raise ValueError(
+            f"warmup_steps={config.warmup_steps} of steps={config.steps}: the learning rate would never reach "
+            f"{config.learning_rate:g}"
+        )
     if "width" in config.score_options:
         raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
     model = config.model_config(vocab_size=256)
