@@ -92,14 +92,17 @@ def main(arguments: list[str] | None = None) -> int:
 @contextlib.contextmanager
 def narrow_output() -> Iterator[None]:
     """What is printed within, in as many columns as there are: tyro leaves descriptions in lines of any length."""
-    printed = io.StringIO()
+    # tyro asks for the encoding and for a terminal before it draws boxes and colours.
+    printed = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)
     printed.isatty = sys.stdout.isatty  # type: ignore[method-assign]
     try:
         with contextlib.redirect_stdout(printed):
             yield
     finally:
         columns = shutil.get_terminal_size().columns
-        print("\n".join(narrow(line, columns) for line in printed.getvalue().rstrip().splitlines()))
+        printed.seek(0)
+        for line in printed.read().rstrip().splitlines():
+            print(narrow(line, columns))
 
 
 def narrow(line: str, columns: int) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
 from dape import cli
@@ -42,6 +45,13 @@ def test_the_folder_of_a_comparison_has_its_own_text(capsys):
     text = " ".join(printed(["compare", "--help"], capsys).replace("│", " ").split())
     assert "a comparison that is there is continued. (default: runs/compare)" in text
     assert "METHOD-PRESET" not in text
+
+
+def test_the_boxes_are_drawn_where_the_encoding_has_them(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    printed(["eval", "--help"], capsys)
+    sys.stdout.seek(0)
+    assert "╭─ options ─" in sys.stdout.read()
 
 
 def test_retrofit_demo_shows_its_models_line_by_line_and_its_defaults(capsys):
