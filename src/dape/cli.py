@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
+import re
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -83,6 +89,9 @@ def run(arguments: list[str]) -> int:
         print(f'dape {name} needs {error.name}: pip install "dape[{command.extra}]"', file=sys.stderr)
         return 2
     try:
+        if {"-h", "--help"} & {*rest}:
+            with narrow_output():
+                return entry(rest) or 0
         return entry(rest) or 0
     except (ValueError, TypeError, FileNotFoundError) as error:
         print(f"dape {name}: {error}", file=sys.stderr)
@@ -90,6 +99,34 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"\ndape {name}: interrupted", file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def narrow_output() -> Iterator[None]:
+    """What is printed within, in as many columns as there are: tyro leaves descriptions in lines of any length."""
+    # tyro asks for the encoding and for a terminal before it draws boxes and colours.
+    printed = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)
+    printed.isatty = sys.stdout.isatty  # type: ignore[method-assign]
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        columns = shutil.get_terminal_size().columns
+        printed.seek(0)
+        for line in printed.read().rstrip().splitlines():
+            print(narrow(line, columns))
+
+
+def narrow(line: str, columns: int) -> str:
+    """A line in several of at most so many columns, the later ones below its last column of text."""
+    # Lines with colours are those that tyro has broken itself.
+    if len(line) <= columns or "\x1b" in line:
+        return line
+    margin = re.match(r"\s*(?:\S.*\s{2,}(?=\S))?", line)
+    indent = margin.end() if margin and margin.end() < columns * 3 // 4 else 4
+    return textwrap.fill(
+        line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def usage() -> str:

@@ -10,6 +10,7 @@ NAME-kerple       any other processor, by its name in SCORES
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from dataclasses import dataclass
 
@@ -74,8 +75,18 @@ class Method:
                 )
             return SCORES["plain"]()
         additive = POSITIONS[self.position].additive
-        kernel = {"kernel_size": self.kernel_size, "query_kernel_size": self.query_kernel_size}
-        return SCORES["conv"](num_heads, bias_channels=additive, **kernel, **options)
+        own = {
+            "bias_channels": additive,
+            "kernel_size": self.kernel_size,
+            "query_kernel_size": self.query_kernel_size,
+        }
+        asked = inspect.signature(SCORES["conv"]).parameters
+        valid = [option for option in asked if option not in {"num_heads", *own}]
+        if unknown := [option for option in options if option not in valid]:
+            raise ValueError(
+                f'"{self.name}" has no option {", ".join(unknown)} of its convolution; it has {", ".join(valid)}'
+            )
+        return SCORES["conv"](num_heads, **own, **options)
 
 
 def parse_method(name: str) -> Method:

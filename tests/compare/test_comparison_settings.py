@@ -29,6 +29,8 @@ COMMANDS = [
         "--baseline",
         "rope",
     ],
+    ["--methods", "rope", "--position-option", "scaling=ntk", "factor=4.0"],
+    ["--methods", "dape-kerple,dape1x3-rope", "--score-option", "depth=3"],
 ]
 
 

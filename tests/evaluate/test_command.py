@@ -85,7 +85,17 @@ def test_a_corpus_is_packed_with_the_models_tokenizer(folder, capsys):
         folder, f"hf:{folder}/gpt2", "--corpus", folder / "texts", "--lengths", "16", "--windows", 3
     )
     assert code == 0
-    assert "last 16 tokens of 3 windows" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "last 16 tokens of 3 windows" in printed
+    assert "no ±" not in printed
+
+
+def test_one_document_has_no_standard_errors_and_says_so(folder, capsys):
+    book = folder / "texts" / "3.txt"
+    assert evaluate(folder, f"hf:{folder}/gpt2", "--corpus", book, "--lengths", "16", "--windows", 3) == 0
+    printed = capsys.readouterr().out
+    assert "(no ±: standard errors need two documents or more)" in printed
+    assert " ± " not in printed
 
 
 def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):

@@ -168,6 +168,12 @@ def test_mistakes_are_one_sentence(case, run, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(run, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["lm-eval", str(run), "--tasks", str(run / "tasks"), "--device", "cuda"]) == 2
+    assert 'device="cuda", but torch sees no CUDA device' in capsys.readouterr().err
+
+
 def test_a_missing_tokenizer_says_what_to_pass(tmp_path, run, capsys):
     DapeForCausalLM.from_pretrained(run / "model").save_pretrained(tmp_path)
     assert main(["lm-eval", str(tmp_path), "--tasks", str(run / "tasks")]) == 2

@@ -33,6 +33,8 @@ VARIANTS = [
     *((name, {}) for name in TASKS),
     ("associative_recall", {"keys": 5, "values": 3, "pairs": 4, "queries": 7}),
     ("associative_recall", {"keys": 200, "values": 2, "queries": 3}),
+    ("associative_recall", {"gap": 3}),
+    ("associative_recall", {"keys": 8, "queries": 5, "pairs": 2, "gap": 1}),
     ("copy", {"symbols": 2}),
     ("induction", {"symbols": 2}),
     ("passkey", {"digits": 1, "filler": 1}),
@@ -211,8 +213,9 @@ def test_another_seed_another_draw(name):
     [
         ("parity", {}, 'unknown task "parity"; did you mean parity_check'),
         ("parity_check", {"keys": 3}, '"parity_check" has no option "keys"; it has none'),
-        ("associative_recall", {"key": 3}, "it has keys, values, pairs, queries"),
+        ("associative_recall", {"key": 3}, "it has keys, values, pairs, queries, gap"),
         ("associative_recall", {"keys": 0}, "keys=0 must be at least 1"),
+        ("associative_recall", {"gap": -1}, "gap=-1 must be at least 0"),
         ("block_search", {"block": 26}, "block=26 out of letters=26"),
         ("block_search", {"answer": "middle"}, "none of first, last, all"),
         ("counting", {"passes": 1.0}, "passes=1.0"),
@@ -241,3 +244,23 @@ def test_wrong_lengths_get_a_sentence(name):
 def test_too_many_pairs_get_a_sentence():
     with pytest.raises(ValueError, match="lengths up to 96"):
         build_task("associative_recall").sample(1, 99, generator_for(0))
+    with pytest.raises(ValueError, match="lengths up to 160"):
+        build_task("associative_recall", gap=2).sample(1, 165, generator_for(0))
+
+
+@pytest.mark.parametrize("length", [15, 16, 40])
+def test_a_gap_stands_after_every_pair(length):
+    task = build_task("associative_recall", pairs=3, queries=3, gap=2)
+    filler = task.vocab_size - 1
+    for row in task.sample(50, length, generator_for(length))[0].tolist():
+        values = [place for place, token in enumerate(row) if task.keys <= token < filler]
+        assert len(values) == 3
+        assert all(row[place + 1 : place + 3] == [filler, filler] for place in values)
+
+
+def test_without_gaps_the_draws_are_those_of_before_there_were_any():
+    inputs = build_task("associative_recall").sample(2, 14, generator_for(0))[0]
+    assert inputs.tolist() == [
+        [0, 75, 31, 95, 8, 38, 19, 61, 8, 0, 96, 96, 31, 19],
+        [19, 53, 13, 85, 96, 24, 68, 5, 47, 19, 96, 24, 13, 5],
+    ]

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dape.cli import main
-from dape.commands.tasks import parse_lengths, parse_option
+from dape.commands.options import named, parse_option
+from dape.commands.tasks import parse_lengths
 from dape.tasks import IGNORED, TASKS, build_task
 from dape.tasks import training as task_training
 from dape.tasks.report import paper, paper_accuracy, spans, thinned
@@ -257,6 +258,7 @@ def test_lengths_and_options_are_read_and_written():
     assert thinned((1, 2), 4) == [1, 2]
     assert parse_option("keys=64") == ("keys", 64)
     assert parse_option("answer=all") == ("answer", "all")
+    assert named([["keys=64", "pairs=8"], ["pairs=9"]]) == {"keys": 64, "pairs": 9}
 
 
 def test_paper_values():

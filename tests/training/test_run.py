@@ -164,6 +164,42 @@ def test_options_win_over_the_file_and_the_file_over_the_recipe(tmp_path):
     assert type(config) is TrainConfig
 
 
+def test_options_of_the_encoding_and_of_the_convolution_reach_the_model(tmp_path, corpus):
+    arguments = [*SMALL, "--steps", "1", "--method", "dape1x3-rope", "--corpus", str(corpus)]
+    arguments += ["--score-option", "depth=3", "--out", str(tmp_path / "run")]
+    arguments += ["--position-option", "scaling=ntk", "--position-option", "factor=4"]
+    assert cli.main(["train", *arguments]) == 0
+    run = load_run(tmp_path / "run")
+    assert run.config.position_options == {"scaling": "ntk", "factor": 4}
+    assert run.config.score_options == {"depth": 3}
+    assert len(run.model().model.layers[0].attention.scores.middle) == 1
+
+
+def test_options_are_added_to_those_of_the_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("score_options: {depth: 3, padding: causal}\n")
+    config = parse(["--config", str(file), "--score-option", "depth=4", "zero_init=True"])
+    assert config.score_options == {"depth": 4, "padding": "causal", "zero_init": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--position-option", "scalin=yarn"], '"rope" has no option scalin; its options: base, scaling'),
+        (["--position-option", "scaling=yarm"], 'unknown scaling "yarm"'),
+        (["--warmup-steps", "100", "--steps", "10"], "warmup_steps=100 of steps=10: the learning rate would never"),
+        (["--position-option", "scaling"], 'option "scaling" is not of the form name=value'),
+        (["--score-option", "depth=3"], '"rope" leaves scores as they are; it has no option depth'),
+        (["--method", "dape-rope", "--score-option", "deph=3"], "no option deph of its convolution; it has width"),
+        (["--method", "dape-rope", "--score-option", "depth=1"], "depth=1 must be at least 2"),
+        (["--method", "dape-rope", "--score-option", "width=3"], "is --score-width"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_get_a_sentence(arguments, sentence, capsys):
+    assert cli.main(["train", "--method", "rope", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_the_help_shows_the_presets_own_defaults(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["train", "--preset", "350m", "--help"])

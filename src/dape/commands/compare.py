@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from dape.commands.options import ModelOptions, check_options, with_options
 from dape.compare.comparing import compare, exit_code
 from dape.compare.runs import Job, Watcher, steps_done
 from dape.compare.settings import Comparison, by_recipe
@@ -22,14 +24,23 @@ from dape.training.configfile import read_config
 
 DESCRIPTION = """Train methods alike and see how each holds up beyond its training length.
 
-  dape compare --jobs 2                                  five methods on this Python's library, 1x to 16x
-  dape compare --corpus my_texts/ --methods rope,kerple,dape1x3-kerple --seeds 0,1,2
-  dape compare --preset 125m --config mine.toml          the paper's recipe, with changes
+  dape compare --jobs 2                          five methods on Python's library
+  dape compare --corpus my_texts/ --methods rope,dape1x3-kerple --seeds 0,1,2
+  dape compare --preset 125m --config mine.toml  the paper's recipe, changed
 
 Every method sees the same data in the same order and starts from the same weights where they share any; every
 length is scored on the same target tokens, with standard errors over documents. Given again, the command goes
 on where it was interrupted, tries again what failed and keeps what is done, so methods, seeds and lengths can
 be added later. The folder then holds results.json, results.csv, figures/ and report.html."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine(ModelOptions, Comparison):
+    pass
+
+
+# What tyro calls it where it says what is wrong.
+CommandLine.__name__ = "dape compare"
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +62,16 @@ def parse(arguments: list[str]) -> Comparison:
     # The warm-up goes with the number of steps; what else is wrong with that number is said below.
     steps = {"steps": int(given.steps)} if (given.steps or "").isdecimal() else {}
     default = by_recipe(size, **{**changes, **steps, "preset": size})
-    return tyro.cli(Comparison, prog="dape compare", args=arguments, default=default, description=DESCRIPTION)
+    parsed = tyro.cli(
+        CommandLine,
+        args=arguments,
+        default=CommandLine(**asdict(default)),
+        prog="dape compare",
+        description=DESCRIPTION,
+    )
+    settings = with_options(Comparison, parsed)
+    check_options(settings, settings.method_list)
+    return settings
 
 
 def run(settings: Comparison, console: Console) -> tuple[Results, Paths]:

@@ -30,7 +30,7 @@ class DemoOptions:
     quick: bool = False
     """Only the recall part."""
     steps: int = 120
-    """Training steps of each model."""
+    """Training steps of each model of the recall part; the comparison has its own."""
     seed: int = 0
     """Of initial weights and data."""
     out: str = "runs/demo"

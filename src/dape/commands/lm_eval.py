@@ -14,15 +14,18 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import make_table
 
 from dape.harness import DapeLM, register_command
+from dape.training.parallel import find_device
 
 
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
+    # The harness would go on on the CPU without a word.
+    device = find_device(options.device)
     names, manager = find_tasks(options.tasks)
     model = DapeLM(
         options.run,
         options.tokenizer,
-        device=options.device,
+        device=str(device),
         batch_size=options.batch_size,
         max_length=options.max_length,
     )
@@ -70,11 +73,15 @@ def _parser() -> argparse.ArgumentParser:
         help="task files (YAML), folders of them, or names of the harness's own tasks (these download data)",
     )
     parser.add_argument("--tokenizer", help='a folder, or "bytes"; by default the one beside the model')
-    parser.add_argument("--num-fewshot", type=int)
+    parser.add_argument(
+        "--num-fewshot",
+        type=int,
+        help="solved examples before each question; by default the task's own number",
+    )
     parser.add_argument("--limit", type=int, help="examples a task, for a quick look")
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=8, help="requests at a time (default 8)")
     parser.add_argument("--max-length", type=int, default=2048, help="tokens of context (default 2048)")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="auto", help="auto (the default) takes the GPU if there is one")
     parser.add_argument("--out", help="also write the results to this JSON file")
     return parser
 

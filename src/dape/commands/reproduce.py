@@ -24,10 +24,10 @@ from dape.reproduce.runner import Announce, CellJob, counted, reproduce
 
 DESCRIPTION = """Run the tables and figures of the papers, and judge their claims by the results.
 
-  dape reproduce --list                                  what there is
-  dape reproduce baselines --scale smoke                 seconds, on any machine: everything runs, nothing is learnt
-  dape reproduce baselines --corpora TEXTS --jobs 2      the laptop scale, on real text
-  dape reproduce baselines --scale paper --dry-run       the published settings, as commands for torchrun
+  dape reproduce --list                              what there is
+  dape reproduce baselines --scale smoke             everything runs, in seconds
+  dape reproduce baselines --corpora TEXTS --jobs 2  real text, on a laptop
+  dape reproduce baselines --scale paper --dry-run   as commands for torchrun
 
 A training that several experiments share is done once. Results are written whenever a training is finished; given
 again, the command goes on where it was interrupted and tries again what failed."""

@@ -47,17 +47,25 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults shown, the description's lines as they are."""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dape retrofit-demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="dape retrofit-demo",
+        description=(__doc__ or "").partition(": ")[2],
+        formatter_class=Formatter,
+    )
     parser.add_argument("--out", default="results/retrofit", help="where results.json and README.md go")
-    parser.add_argument("--method", default="dape1x3")
+    parser.add_argument("--method", default="dape1x3", help="of the convolution")
     parser.add_argument("--steps", type=int, default=500, help="of training the base")
     parser.add_argument("--tune-steps", type=int, default=200, help="of training on, with and without")
-    parser.add_argument("--train-length", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--train-length", type=int, default=64, help="bytes in a training window")
+    parser.add_argument("--batch-size", type=int, default=16, help="windows in a step")
     parser.add_argument("--targets", type=int, default=32, help="scored bytes at the end of each window")
-    parser.add_argument("--windows", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--windows", type=int, default=64, help="scored at each length")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     return parser
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import shlex
 import shutil
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dape.commands.options import Named, named
 from dape.tasks import TASKS, ChomskyTask, build_task
 from dape.tasks.report import groups, length_tables, paper, score_table, write_plot, write_readme
 from dape.tasks.results import Result, Results
@@ -57,7 +56,7 @@ class RunOptions:
     """Inputs a tested length. Default: 512."""
     randomized_positions: int | None = None
     """Draw positions from so many places, in training and tests (2048 in the original). Default: 0, 1, 2, …"""
-    option: tuple[str, ...] = ()
+    option: Named = ()
     """Options of the task, such as keys=64 pairs=8 (`dape tasks list` shows them)."""
     jobs: int = 1
     """Runs at a time, in processes of their own."""
@@ -68,7 +67,7 @@ class RunOptions:
             raise ValueError(f"name a task, or {', '.join(TASK_GROUPS)}; the tasks are {', '.join(TASKS)}")
         if self.jobs < 1:
             raise ValueError(f"jobs={self.jobs} must be at least 1")
-        options = dict(parse_option(text) for text in self.option)
+        options = named(self.option)
         runs = []
         for name in expand(self.names, TASK_GROUPS):
             changed = {
@@ -217,14 +216,3 @@ def parse_lengths(text: str | None) -> tuple[int, ...] | None:
     if step < 1 or last < first:
         raise ValueError(f'lengths "{text}" are empty: first:last:step needs first ≤ last and step ≥ 1')
     return tuple(range(first, last + 1, step))
-
-
-def parse_option(text: str) -> tuple[str, Any]:
-    """name=value, the value a Python literal or else a word."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f'option "{text}" is not of the form name=value')
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
 
+from dape.commands.options import ModelOptions, check_options, with_options
 from dape.training.config import TrainConfig, recipe
 from dape.training.configfile import read_config
 from dape.training.progress import clock
@@ -17,9 +18,9 @@ from dape.training.run import Run, train
 
 DESCRIPTION = """Train a language model with any method, on your own text.
 
-  dape train                                     a minute or two on a laptop
+  dape train                                   a minute or two on a laptop
   dape train --method rope --train-length 128 --corpus my_texts/
-  dape train --preset 125m --config mine.toml    the paper's recipe, with changes
+  dape train --preset 125m --config mine.toml  the paper's recipe, with changes
   torchrun --nproc-per-node 8 -m dape train --distributed fsdp --preset 350m
 
 The defaults below are the preset's recipe (add --preset to see another's). An interrupted run is continued by
@@ -28,9 +29,13 @@ AutoModelForCausalLM.from_pretrained reads after `import dape`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandLine(TrainConfig):
+class CommandLine(ModelOptions, TrainConfig):
     config: Path | None = None
     """A TOML, YAML or JSON file of these options (underscores for dashes); what is given here wins."""
+
+
+# What tyro calls it where it says what is wrong.
+CommandLine.__name__ = "dape train"
 
 
 def main(arguments: list[str]) -> int:
@@ -60,7 +65,9 @@ def parse(arguments: list[str]) -> TrainConfig:
         prog="dape train",
         description=DESCRIPTION,
     )
-    return TrainConfig(**{f.name: getattr(parsed, f.name) for f in fields(TrainConfig)})
+    config = with_options(TrainConfig, parsed)
+    check_options(config, [config.method])
+    return config
 
 
 def summary(run: Run) -> str:

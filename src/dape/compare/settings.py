@@ -73,6 +73,7 @@ class Comparison(TrainConfig, Asked):
     """All of `dape compare`: what is asked, and the options of a training, which every method shares."""
 
     out: str | None = "runs/compare"
+    """The folder for runs, results and report; a comparison that is there is continued."""
     method: Annotated[str, tyro.conf.Suppress] = "kerple"
     seed: Annotated[int, tyro.conf.Suppress] = 0
     distributed: Annotated[Literal["none", "ddp", "fsdp"], tyro.conf.Suppress] = "none"
@@ -189,9 +190,7 @@ class Comparison(TrainConfig, Asked):
         words += ["--preset", self.preset] if self.preset != Comparison.preset else []
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
-            if name not in ("preset", "steps", "position_options", "score_options") and value != getattr(
-                usual, name
-            ):
+            if name not in ("preset", "steps") and value != getattr(usual, name):
                 words += option(name.replace("_", "-"), value)
         return shlex.join(words)
 
@@ -210,6 +209,8 @@ def option(name: str, value: Any) -> list[str]:
     """An option as words of a command."""
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, dict):
+        return [f"--{name.removesuffix('s')}", *(f"{key}={of}" for key, of in value.items())]
     if isinstance(value, tuple):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}", str(value)]

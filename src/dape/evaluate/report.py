@@ -119,6 +119,8 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
             "–" if difference is None else plus_minus(*difference, sign="+"),
         )
     console.print(table)
+    if documents == 1:
+        console.print("(no ±: standard errors need two documents or more)")
     if evaluation.by_position is not None:
         _print_positions(evaluation.by_position, console)
     for sliding in evaluation.sliding:

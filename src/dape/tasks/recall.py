@@ -20,8 +20,9 @@ class AssociativeRecall(RecallTask):
     """Key–value pairs, then keys: the value of each (multi-query associative recall, Arora et al. 2023).
 
     keys, values: how many different ones; keys are tokens 0 …, values follow them, then the filler token.
-    pairs:   shown in an input; None for a third of its length.
+    pairs:   shown in an input; None for as many as fit, a third of its length without gaps.
     queries: None for as many as pairs. A query asks for a key that was shown; none twice while there are others.
+    gap:     filler tokens after every pair, at least.
     Where an input is longer than pairs and queries need, filler stands between them, at random.
 
     >>> AssociativeRecall(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
@@ -32,10 +33,17 @@ class AssociativeRecall(RecallTask):
     values: int = 64
     pairs: int | None = None
     queries: int | None = None
+    gap: int = 0
 
     def __post_init__(self) -> None:
         for name, value in self.options().items():
-            require(value is None or value >= 1, f"{name}={value} must be at least 1")
+            least = 0 if name == "gap" else 1
+            require(value is None or value >= least, f"{name}={value} must be at least {least}")
+
+    @property
+    def span(self) -> int:
+        """Tokens of a pair with its gap."""
+        return 2 + self.gap
 
     @property
     def vocab_size(self) -> int:
@@ -48,15 +56,15 @@ class AssociativeRecall(RecallTask):
     @property
     def minimum_length(self) -> int:
         pairs = self.pairs or 1
-        return 2 * pairs + (self.queries or pairs)
+        return self.span * pairs + (self.queries or pairs)
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        pairs = self.pairs or (length - (self.queries or 0)) // (2 if self.queries else 3)
+        pairs = self.pairs or (length - (self.queries or 0)) // (self.span + (not self.queries))
         queries = self.queries or pairs
         require(
             pairs <= self.keys,
             f'"{self.name}" of length {length} shows {pairs} pairs, but there are only keys={self.keys}; set pairs or '
-            f"keys, or use lengths up to {2 * self.keys + (self.queries or self.keys)}",
+            f"keys, or use lengths up to {self.span * self.keys + (self.queries or self.keys)}",
         )
         keys = generator.random((batch, self.keys)).argsort(axis=1)[:, :pairs]
         values = self.keys + generator.integers(0, self.values, (batch, pairs))
@@ -64,9 +72,9 @@ class AssociativeRecall(RecallTask):
 
         # Pairs and queries in order, filler in random slots between them.
         units, rows = pairs + queries, np.arange(batch)[:, None]
-        slots = units + length - 2 * pairs - queries
+        slots = units + length - self.span * pairs - queries
         taken = np.sort(generator.random((batch, slots)).argsort(axis=1)[:, :units], axis=1)
-        start = taken + np.minimum(np.arange(units), pairs)
+        start = taken + (self.span - 1) * np.minimum(np.arange(units), pairs)
         inputs = np.full((batch, length), self.keys + self.values)
         outputs = np.full((batch, length), IGNORED)
         inputs[rows, start[:, :pairs]] = keys

@@ -37,9 +37,9 @@ class ModelSettings:
     randomized_positions: int | None = None
     """Train on positions drawn from this many places, instead of 0, 1, 2, …"""
     position_options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
-    """Options of the position encoding, such as scaling and factor of RoPE (in a file or in Python)."""
+    """Options of the position encoding, such as scaling and factor of RoPE (in a file or in Python; --position-option)."""
     score_options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
-    """Further options of the score convolution (in a file or in Python)."""
+    """Further options of the score convolution (in a file or in Python; --score-option)."""
     backend: str = "auto"
     """Of the attention; auto takes the fastest that can run."""
 

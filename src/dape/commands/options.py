@@ -1,0 +1,74 @@
+"""Options of the form name=value, which several commands have."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from dape.methods import parse_method
+from dape.training import TrainConfig
+
+# Several after one flag, or the flag several times.
+Named = Annotated[
+    tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE …")
+]
+Config = TypeVar("Config", bound=TrainConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of the parts that a method names, beside those that every method has."""
+
+    position_option: Named = ()
+    """Of the position encoding, such as scaling=ntk factor=4 for rope; a wrong name lists them."""
+    score_option: Named = ()
+    """Of the score convolution, such as depth=3 padding=causal; a wrong name lists them."""
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """name=value, the value a Python literal or else a word."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f'option "{text}" is not of the form name=value')
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def named(given: Iterable[Iterable[str]]) -> dict[str, Any]:
+    """Values by name; of a name that is given twice, the last."""
+    return dict(parse_option(text) for texts in given for text in texts)
+
+
+def with_options(kind: type[Config], parsed: Any) -> Config:
+    """The configuration in what was parsed: the options of a file, changed by those given."""
+    values = {field.name: getattr(parsed, field.name) for field in fields(kind)}
+    values["position_options"] = {**parsed.position_options, **named(parsed.position_option)}
+    values["score_options"] = {**parsed.score_options, **named(parsed.score_option)}
+    return kind(**values)
+
+
+def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
+    """What is wrong with options together, said before any work; the parts of every method are built once."""
+    if config.warmup_steps > config.steps:
+        raise ValueError(
+            f"warmup_steps={config.warmup_steps} of steps={config.steps}: the learning rate would never reach "
+            f"{config.learning_rate:g}"
+        )
+    if "width" in config.score_options:
+        raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
+    model = config.model_config(vocab_size=256)
+    for method in map(parse_method, methods):
+        width = {} if method.kernel_size is None else {"width": config.score_width}
+        method.build_scores(model.num_attention_heads, **width, **config.score_options)
+        method.build_position(
+            num_heads=model.num_attention_heads,
+            head_width=model.head_width,
+            hidden_size=model.hidden_size,
+            **config.position_options,
+        )
