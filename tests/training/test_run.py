@@ -191,7 +191,7 @@ def test_options_are_added_to_those_of_the_file(tmp_path):
         (["--position-option", "scaling"], 'option "scaling" is not of the form name=value'),
         (["--score-option", "depth=3"], '"rope" leaves scores as they are; it has no option depth'),
         (["--method", "dape-rope", "--score-option", "deph=3"], "no option deph of its convolution; it has width"),
-        (["--method", "dape-rope", "--score-option", "depth=1"], "depth=1 must be at least 2"),
+        (["--method", "dape-rope", "--score-option", "depth=1"], "depth=1 must be a whole number, at least 2"),
         (["--method", "dape-rope", "--score-option", "width=3"], "is --score-width"),
     ],
 )  # fmt: skip

@@ -70,7 +70,9 @@ def parse(arguments: list[str]) -> Comparison:
         description=DESCRIPTION,
     )
     settings = with_options(Comparison, parsed)
-    check_options(settings, settings.method_list)
+    # A method that cannot be built does not keep the others from being compared; an option that does not fit does.
+    given = settings.position_options or settings.score_options
+    check_options(settings, settings.method_list if given else [])
     return settings
 
 

@@ -24,7 +24,7 @@ DESCRIPTION = """Train a language model with any method, on your own text.
   torchrun --nproc-per-node 8 -m dape train --distributed fsdp --preset 350m
 
 The defaults below are the preset's recipe (add --preset to see another's). An interrupted run is continued by
-the same command. The folder then holds config.json, metrics.jsonl and model/, which
+the same command. The folder then holds run.json, metrics.jsonl and model/; once trained, it is one that
 AutoModelForCausalLM.from_pretrained reads after `import dape`."""
 
 
