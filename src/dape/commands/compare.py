@@ -71,8 +71,8 @@ def parse(arguments: list[str]) -> Comparison:
     )
     settings = with_options(Comparison, parsed)
     # A method that cannot be built does not keep the others from being compared; an option that does not fit does.
-    given = settings.position_options or settings.score_options
-    check_options(settings, settings.method_list if given else [])
+    has_options = settings.position_options or settings.score_options
+    check_options(settings, settings.method_list if has_options else [])
     return settings
 
 
