@@ -106,7 +106,7 @@ def narrow_output() -> Iterator[None]:
     """What is printed within, in as many columns as there are: tyro leaves descriptions in lines of any length."""
     # tyro asks for the encoding and for a terminal before it draws boxes and colours.
     printed = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)
-    printed.isatty = sys.stdout.isatty  # type: ignore[method-assign]
+    printed.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # of this one object
     try:
         with contextlib.redirect_stdout(printed):
             yield

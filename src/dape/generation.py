@@ -84,7 +84,7 @@ def generate_text(
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         if seed is not None:
             torch.manual_seed(seed)
-        produced = model.generate(  # type: ignore[operator]
+        produced = model.generate(  # type: ignore[operator]  # of transformers, untyped
             inputs,
             attention_mask=torch.ones_like(inputs),
             max_new_tokens=tokens,

@@ -54,7 +54,7 @@ class DapeLM(HFLM):
             )
         # The harness asks for a GPU unless told otherwise, and takes the CPU where there is none; so do we.
         device = device if device and (torch.cuda.is_available() or "cuda" not in device) else "cpu"
-        model.to(device)  # type: ignore[arg-type]
+        model.to(device)  # type: ignore[arg-type]  # transformers wraps it without a name of a device
         super().__init__(
             model, backend="causal", tokenizer=tokenizer, max_length=max_length, device=device, **options
         )

@@ -55,5 +55,5 @@ class AfterImport(MetaPathFinder):
             run(module)
             REGISTRIES[fullname]()
 
-        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]  # of this one loader
         return spec

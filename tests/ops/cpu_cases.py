@@ -110,7 +110,7 @@ def evaluate(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype, backend:
     leaves = {name: inputs[name].to(dtype).requires_grad_() for name in NAMES if name in inputs}
     conv = bias = None
     if case.width:
-        conv = ConvWeights(*(leaves[name] for name in NAMES[3:7]), case.left, case.residual)  # type: ignore[arg-type]
+        conv = ConvWeights(*(leaves[name] for name in NAMES[3:7]), case.left, case.residual)  # type: ignore[arg-type]  # the literal is a string here
     if "bias" in leaves:
         lowest = -2 if case.causal else -case.queries - 2
         bias = DistanceBias(leaves["bias"], lowest) if case.bias == "distance" else leaves["bias"]

@@ -113,7 +113,7 @@ def test_reference_differentiates_twice():
     call = build(Case(batch=1, heads=2, groups=2, queries=4, keys=4, head_width=2, width=3))
     # Away from zero LeakyReLU is smooth.
     inputs = (call.q, call.k, call.v)
-    attend = lambda q, k, v: score_conv_attention(  # noqa: E731
+    attend = lambda q, k, v: score_conv_attention(  # noqa: E731 (a name for a line)
         q, k, v, call.conv, bias=call.bias, backend="reference"
     )
     assert torch.autograd.gradcheck(attend, inputs)

@@ -81,7 +81,7 @@ def test_equals_the_reference_in_unusual_calls(case):
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_equals_the_reference_at_random(data):
-    draw = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
+    draw = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731 (a name for a line)
     groups, causal = draw(1, 2), draw(True, False)
     keys = data.draw(st.integers(1, 70))
     kernel = draw(None, 1, 2, 3, 4, 5, 6, 7)

@@ -32,7 +32,7 @@ def losses(folder: Path) -> list[float]:
 
 def one_process(folder: Path, way: str = "fsdp", stop_at: int | None = None, **changes: object):
     settings = two_processes.settings(way, **{"distributed": "none", "accumulate": 1, **changes})
-    stop = lambda record: record["step"] == stop_at  # noqa: E731
+    stop = lambda record: record["step"] == stop_at  # noqa: E731 (a name for a line)
     return fit(toy.task(toy.decoder()), settings, folder, on_step=stop, progress=False)
 
 

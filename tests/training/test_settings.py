@@ -93,7 +93,7 @@ def test_fp16_resumes_with_its_scale(tmp_path):
     from dape.training import fit
 
     whole = toy.train(tmp_path / "whole", precision="fp16")
-    stop = lambda record: record["step"] == 6  # noqa: E731
+    stop = lambda record: record["step"] == 6  # noqa: E731 (a name for a line)
     fit(toy.task(), toy.settings(precision="fp16"), tmp_path / "cut", on_step=stop, progress=False)
     assert toy.train(tmp_path / "cut", precision="fp16").final_loss == whole.final_loss
 

@@ -43,7 +43,7 @@ class Options:
 def main(arguments: list[str]) -> int:
     options = tyro.cli(Options, args=arguments, prog="dape generate")
     run = load_run(options.run)
-    model = run.model().to(find_device(options.device))  # type: ignore[arg-type]
+    model = run.model().to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
     tokenizer = load_tokenizer(run.folder / "model")
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
 

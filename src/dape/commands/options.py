@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, TypeVar
 
+import torch
 import tyro
 
-from dape.methods import parse_method
+from dape.models import DapeForCausalLM
 from dape.training import TrainConfig
 
 # Several after one flag, or the flag several times.
@@ -54,7 +55,7 @@ def with_options(kind: type[Config], parsed: Any) -> Config:
 
 
 def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
-    """What is wrong with options together, said before any work; the parts of every method are built once."""
+    """What is wrong with options together, said before any work; every method is built once, without memory."""
     if config.warmup_steps > config.steps:
         raise ValueError(
             f"warmup_steps={config.warmup_steps} of steps={config.steps}: the learning rate would never reach "
@@ -62,13 +63,6 @@ def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
         )
     if "width" in config.score_options:
         raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
-    model = config.model_config(vocab_size=256)
-    for method in map(parse_method, methods):
-        width = {} if method.kernel_size is None else {"width": config.score_width}
-        method.build_scores(model.num_attention_heads, **width, **config.score_options)
-        method.build_position(
-            num_heads=model.num_attention_heads,
-            head_width=model.head_width,
-            hidden_size=model.hidden_size,
-            **config.position_options,
-        )
+    for method in methods:
+        with torch.device("meta"):
+            DapeForCausalLM(replace(config, method=method).model_config(vocab_size=256))

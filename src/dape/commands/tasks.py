@@ -80,7 +80,7 @@ class RunOptions:
             }
             protocol = replace(
                 build_task(name, **options).protocol,
-                **{key: value for key, value in changed.items() if value is not None},  # type: ignore[arg-type]
+                **{key: value for key, value in changed.items() if value is not None},  # type: ignore[arg-type]  # by name, of several types
             )
             runs += [
                 TaskRun(

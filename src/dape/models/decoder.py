@@ -76,7 +76,7 @@ class DapePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DapeDecoderLayer"]  # noqa: RUF012 (transformers declares it so)
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (as above)
     _can_compile_fullgraph = True
 
     @torch.no_grad()
@@ -223,7 +223,7 @@ class DapeModel(DapePreTrainedModel):
 class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
     """The language model: hidden states to the next token's logits."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012 (as above)
 
     def __init__(self, config: DapeConfig) -> None:
         super().__init__(config)

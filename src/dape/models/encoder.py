@@ -95,7 +95,7 @@ class Encoder(nn.Module):
         places = Places.of(ids.shape[1], causal=False, device=ids.device)
         positions = places.queries if positions is None else positions
         places = Places(positions, positions, False, visible, consecutive=positions is places.queries)
-        x = self.dropout(self.encodings[0].embed(self.embed(ids), positions))  # type: ignore[operator]
+        x = self.dropout(self.encodings[0].embed(self.embed(ids), positions))  # type: ignore[operator]  # a ModuleList forgets types
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, EncoderLayer)
             encoding = self.encodings[index % len(self.encodings)]

@@ -103,7 +103,7 @@ def retrofit(
     _switch(model, NAME)
     setattr(model.config, RECORD, asdict(plan))
     # A hook, because setting another implementation later would silently ignore the convolutions.
-    model._dape_guard = model.register_forward_pre_hook(_refuse_other_attention)  # type: ignore[assignment]
+    model._dape_guard = model.register_forward_pre_hook(_refuse_other_attention)  # type: ignore[assignment]  # a module takes any attribute
     return model
 
 

@@ -70,5 +70,5 @@ def _like(whole: Tensor, target: Tensor) -> Tensor:
     if hasattr(target, "placements"):
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(whole.to(target.device), target.device_mesh, target.placements)  # type: ignore[attr-defined]
+        return distribute_tensor(whole.to(target.device), target.device_mesh, target.placements)  # type: ignore[attr-defined]  # a DTensor
     return whole.to(target.device)

@@ -17,13 +17,13 @@ def make_differentiable(
     """
 
     def save(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        ctx.options = inputs[num_tensors:]  # type: ignore[attr-defined]
+        ctx.options = inputs[num_tensors:]  # type: ignore[attr-defined]  # a context takes any attribute
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*output, *inputs[:num_tensors])
 
     def differentiate(ctx: FunctionCtx, grad_out: Tensor, _: Tensor | None) -> tuple:
-        out, lse, *tensors = ctx.saved_tensors  # type: ignore[attr-defined]
-        options = ctx.options  # type: ignore[attr-defined]
+        out, lse, *tensors = ctx.saved_tensors  # type: ignore[attr-defined]  # declared of the function only
+        options = ctx.options  # type: ignore[attr-defined]  # set above
         grads = backward(grad_out, out, lse, *tensors, *options)
         present = [None if x is None else grad for x, grad in zip(tensors, grads, strict=False)]
         return (*present, *[None] * (num_tensors - num_grads + len(options)))
