@@ -1,10 +1,40 @@
-"""What the backends with a hand-written backward share: how two custom ops become one differentiable function."""
+"""What the backends with a hand-written backward share: their tensors, and how two ops become one function."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.library import CustomOpDef
+
+
+@dataclass
+class CallTensors:
+    """The tensors of a call, as the ops take them, and its sizes.
+
+    w1, b1, w2, b2: the two convolutions; dense, values: the bias, by pairs or by distance; hidden, edges: what the
+    first convolution makes of it (tables.py); first, last: the keys that each query sees.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    w1: Tensor | None
+    b1: Tensor | None
+    w2: Tensor | None
+    b2: Tensor | None
+    dense: Tensor | None
+    values: Tensor | None
+    hidden: Tensor | None
+    edges: Tensor | None
+    first: Tensor | None
+    last: Tensor | None
+
+    def __post_init__(self) -> None:
+        self.batch, self.num_heads, self.num_queries, self.head_width = self.q.shape
+        self.num_groups, self.num_keys = self.k.shape[1], self.k.shape[2]
+        self.offset = self.num_keys - self.num_queries
 
 
 def make_differentiable(

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dape.ops.score_conv_attention.library import CallTensors
 from dape.ops.score_conv_attention.types import Visible
 
 # Queries and key streams of a program: the smallest that tensor cores take.
@@ -29,22 +30,9 @@ def padded(size: int) -> int:
 
 
 @dataclass
-class Call:
+class Call(CallTensors):
     """The arguments of one call and the forms in which the kernels want them."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    w1: Tensor | None
-    b1: Tensor | None
-    w2: Tensor | None
-    b2: Tensor | None
-    dense: Tensor | None
-    values: Tensor | None
-    hidden: Tensor | None
-    edges: Tensor | None
-    first: Tensor | None
-    last: Tensor | None
     lowest: int
     causal: bool
     scale: float
@@ -53,9 +41,7 @@ class Call:
     residual_bias: bool
 
     def __post_init__(self) -> None:
-        self.batch, self.num_heads, self.num_queries, self.head_width = self.q.shape
-        self.num_groups, self.num_keys = self.k.shape[1], self.k.shape[2]
-        self.offset = self.num_keys - self.num_queries
+        super().__post_init__()
         self.q, self.k, self.v = (
             x if x.stride(-1) == 1 else x.contiguous() for x in (self.q, self.k, self.v)
         )
