@@ -10,7 +10,7 @@ from cpu_cases import SHAPES, Case, check, evaluate, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias, cpu, native, score_conv_attention
+from dape.ops.score_conv_attention import ConvWeights, DistanceBias, cpu, native, score_conv_attention, sdpa
 from dape.ops.score_conv_attention.api import choose
 from dape.ops.score_conv_attention.types import EVERYTHING, Problem
 
@@ -157,6 +157,16 @@ def problem(**changes) -> Problem:
 def test_chosen_on_the_processor():
     assert choose(problem()) is cpu
     assert choose(problem(leak_future=True)).__name__.endswith("tiled")
+
+
+def test_chosen_for_large_plain_calls(monkeypatch):
+    q = torch.zeros(16, 4, 128, 64)
+    large = {"q": q, "k": q, "v": q, "conv": None}
+    assert choose(problem(conv=None)) is sdpa
+    assert choose(problem(**large)) is cpu
+    assert choose(problem(**large, dropout=0.1)) is sdpa
+    monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
+    assert choose(problem(**large)) is sdpa
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def timing(
     rounds: int = 4,
     base: str = "dape1x3-kerple",
 ) -> dict[str, Any]:
-    """(size, method) → milliseconds; spread (an interquartile range) as a share of them."""
+    """(size, method) → milliseconds; spread (an interquartile range) as a share of them and of their ratios."""
+    ratios = {(size, method): value / times.get((size, base), 1.0) for (size, method), value in times.items()}
     records = [
         {
             "method": method,
@@ -106,6 +107,8 @@ def timing(
             "batch": 1,
             "milliseconds": value,
             "spread": None if spread is None else spread * value,
+            "ratio": ratios[size, method],
+            "ratio_spread": None if spread is None else spread * ratios[size, method],
             "ratio_to": base,
             "rounds": rounds,
         }

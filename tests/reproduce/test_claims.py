@@ -316,6 +316,16 @@ def test_layers_that_differ_are_no_error_of_the_mean_but_seeds_that_do_are(tmp_p
     assert judged(tmp_path, results, "sink_higher", a=A, b=B).verdict == UNDECIDED
 
 
+def test_ratios_of_each_round_decide_whatever_disturbed_a_round_as_a_whole(tmp_path: Path) -> None:
+    results = made_up.timing(SIZES, spread=0.01)
+    for row in results["records"]:
+        row["spread"] = 0.5 * row["milliseconds"]
+    assert judged(tmp_path, results, "slower", a=A, b=B).verdict == HOLDS
+    for row in results["records"]:
+        row["ratio_spread"] = 0.5 * row["ratio"]
+    assert judged(tmp_path, results, "slower", a=A, b=B).verdict == UNDECIDED
+
+
 def test_a_time_measured_once_decides_nothing(tmp_path: Path) -> None:
     results = made_up.timing(SIZES, spread=0.0, rounds=1)
     assert judged(tmp_path, results, "slower", a=A, b=B).verdict == UNDECIDED

@@ -19,6 +19,11 @@ class Timing:
 
 def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
     """The timing of every candidate over that many rounds, each of which runs every candidate once."""
+    return {name: summary(taken) for name, taken in take_turns(candidates, rounds).items()}
+
+
+def take_turns(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of every candidate in each round, after one that does not count."""
     if rounds < 1:
         raise ValueError(f"rounds={rounds} must be at least 1")
     for run in candidates.values():
@@ -29,14 +34,19 @@ def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int) -> d
             start = time.perf_counter()
             run()
             taken[name].append((time.perf_counter() - start) * 1e3)
-    return {name: summary(milliseconds) for name, milliseconds in taken.items()}
+    return taken
 
 
 def summary(milliseconds: list[float]) -> Timing:
-    if len(milliseconds) == 1:
-        return Timing(milliseconds[0], 0.0)
-    low, middle, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
-    return Timing(middle, high - low)
+    return Timing(*median_and_range(milliseconds))
+
+
+def median_and_range(values: list[float]) -> tuple[float, float]:
+    """The median and the interquartile range, 0 for a single value."""
+    if len(values) == 1:
+        return values[0], 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return middle, high - low
 
 
 def growth_exponent(lengths: list[int], milliseconds: list[float]) -> float:

@@ -21,7 +21,7 @@ from dape.ops.score_conv_attention.types import (
     Visible,
 )
 
-# In order of speed. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
+# In order of speed, for most calls. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
 # returns None or the sentence that says why it cannot run this call. Importing one must be quick:
 # what it needs beyond torch, it imports when it runs.
 BACKENDS: dict[str, ModuleType] = {
@@ -31,6 +31,10 @@ BACKENDS: dict[str, ModuleType] = {
     "tiled": tiled,
     "reference": reference,
 }
+
+# From so many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
+# leaves out what no query sees, is faster than PyTorch's own; before, what a call costs by itself decides.
+LARGE_PLAIN = 4 * 1024 * 1024
 
 # Those that run any stack of kq×k convolutions; the others run the paper's two of 1×k.
 ANY_STACK = ("tiled", "reference")
@@ -84,7 +88,7 @@ def score_conv_attention(
 
 def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     """The backend module for a call: the one named, or the fastest that can run."""
-    names = BACKENDS if backend == "auto" else [backend]
+    names = _by_speed(problem) if backend == "auto" else [backend]
     reasons = []
     for name in names:
         module = BACKENDS[name]
@@ -93,6 +97,13 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
             return module
         reasons.append(f'backend="{name}" cannot run this call: {reason}')
     raise ValueError("; ".join(reasons))
+
+
+def _by_speed(problem: Problem) -> list[str]:
+    """All backends, the fastest for this call first."""
+    if math.prod(problem.sizes) < LARGE_PLAIN:
+        return list(BACKENDS)
+    return ["cpu", *(name for name in BACKENDS if name != "cpu")]
 
 
 def _unsupported_stack(name: str, conv: ConvWeights | None) -> str | None:

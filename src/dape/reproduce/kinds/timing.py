@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dape.benchmarks.model import Options, training_step
-from dape.benchmarks.timing import interleave
+from dape.benchmarks.timing import median_and_range, summary, take_turns
 from dape.reproduce.results import load_results, write_results
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def body(plan: Plan, place: Place) -> dict[str, Any]:
     wanted = [(size, method) for size in settings["rounds"] for method in settings["methods"]]
 
     def gather() -> dict[str, Any]:
-        done = {(row["size"], row["method"]) for row in records}
+        done = {(row["size"], row["method"]): row for row in records}
         missing = [f"{size}, {method}" for size, method in wanted if (size, method) not in done]
         return {
             "seconds": round(seconds, 1),
             "complete": not missing,
             "missing": missing,
             "failures": failures,
-            "records": [row for row in records if (row["size"], row["method"]) in set(wanted)],
+            "records": [done[place] for place in wanted if place in done],
         }
 
     for size in settings["rounds"]:
@@ -61,8 +61,11 @@ def timed(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
         candidates = {base: reference}
         if method != base:
             candidates[method] = step_on_device(method, options)
-        timings = interleave(candidates, settings["rounds"][size])
-        own, other = timings[method], timings[base]
+        taken = take_turns(candidates, settings["rounds"][size])
+        own = summary(taken[method])
+        ratio, ratio_spread = median_and_range(
+            [a / b for a, b in zip(taken[method], taken[base], strict=True)]
+        )
         records.append(
             {
                 "method": method,
@@ -71,7 +74,8 @@ def timed(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
                 "batch": settings["batch"],
                 "milliseconds": own.milliseconds,
                 "spread": own.spread,
-                "ratio": own.milliseconds / other.milliseconds,
+                "ratio": ratio,
+                "ratio_spread": round(ratio_spread, 5),
                 "ratio_to": base,
                 "rounds": settings["rounds"][size],
             }

@@ -17,31 +17,37 @@ RANGE, MEDIAN = 1.349, 1.253
 
 
 class Timing:
-    """The records of an experiment of kind "timing": (size, length) → method → milliseconds."""
+    """The records of an experiment of kind "timing": (size, length) → method → milliseconds, and ratios.
+
+    Each method took turns with the one that all are compared with: their ratio, round by round, is what was measured.
+    """
 
     def __init__(self, results: Results) -> None:
         self.times: dict[tuple[str, int], dict[str, Estimate]] = {}
+        self.ratios: dict[tuple[str, int], dict[str, Estimate]] = {}
         for row in results.get("records", ()):
-            found = self.times.setdefault((row["size"], row.get("length") or 0), {})
-            found[row["method"]] = Estimate(row["milliseconds"], median_error(row))
+            place, method, rounds = (row["size"], row.get("length") or 0), row["method"], row["rounds"]
+            time, ratio = row["milliseconds"], row["ratio"]
+            error = 0.0 if method == row["ratio_to"] else median_error(row["ratio_spread"], rounds)
+            self.times.setdefault(place, {})[method] = Estimate(time, median_error(row["spread"], rounds))
+            self.ratios.setdefault(place, {})[method] = Estimate(ratio, error)
 
     @staticmethod
     def of(folder: Folder) -> Timing:
         return Timing(folder.best or {})
 
     def ratio(self, place: tuple[str, int], a: str, b: str) -> Estimate:
-        """Time of a over time of b; the error treats the two as independent."""
-        one, other = self.times[place][a], self.times[place][b]
+        """Time of a over time of b; the error treats their ratios to the common one as independent."""
+        one, other = self.ratios[place][a], self.ratios[place][b]
         value = one.value / other.value
         return Estimate(value, value * math.hypot(one.error / one.value, other.error / other.value))
 
 
-def median_error(row: dict[str, Any]) -> float:
+def median_error(spread: float | None, rounds: int) -> float:
     """The standard error of a median, from the interquartile range and the number of rounds; NaN for a single one.
 
     For normal times the range is 1.35 standard deviations, and a median's error 1.25 of a mean's.
     """
-    spread, rounds = row.get("spread"), row.get("rounds") or 0
     return MEDIAN / RANGE * spread / math.sqrt(rounds) if spread is not None and rounds > 1 else math.nan
 
 
