@@ -172,6 +172,19 @@ def test_other_sources_are_refused(name, corpus, tmp_path):
         pack(corpus, tmp_path / "data")
 
 
+def test_a_corpus_may_move(corpus, tmp_path, monkeypatch):
+    data = pack(corpus, tmp_path / "data")
+    interrupt(corpus, tmp_path / "half", monkeypatch)
+    moved = tmp_path / "elsewhere"
+    corpus.rename(moved)
+    before = contents(data.folder)
+    assert contents(pack(moved, tmp_path / "data").folder) == before
+    assert texts(pack(moved, tmp_path / "half"), "train") == texts(data, "train")
+    change(moved / "odd" / "03.txt")
+    with pytest.raises(ValueError, match=r"odd/03.txt has changed"):
+        pack(moved, tmp_path / "data")
+
+
 def test_other_things_in_the_folder_are_left_alone(corpus, tmp_path):
     (tmp_path / "data").mkdir()
     pack(corpus, tmp_path / "data")

@@ -21,8 +21,7 @@ def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool
     file = partial / "plan.json"
     if partial.exists() and not restart:
         begun = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        if begun.get("recipe") not in (None, recipe):
-            difference = difference_of(begun["recipe"], recipe)
+        if "recipe" in begun and (difference := difference_of(begun["recipe"], recipe)):
             raise ValueError(f"{folder} was begun with {difference}: pass --restart to begin again")
         if begun == plan:
             return partial
@@ -34,15 +33,17 @@ def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool
 
 
 def difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What of a recipe is another now, or "". Files may have moved: it is their names and contents that count."""
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    if not any(recipe["corpus"].startswith("hf:") or recipe["corpus"] == "stdlib" for recipe in (old, new)):
+        keys = [key for key in keys if key != "corpus"]
     return ", ".join(f"{key} {json.dumps(old.get(key))} (now {json.dumps(new.get(key))})" for key in keys)
 
 
 def check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus) -> None:
     """Refuse to take token data for that of another recipe or of other texts."""
     manifest = read_manifest(folder)
-    if manifest["recipe"] != recipe:
-        difference = difference_of(manifest["recipe"], recipe)
+    if difference := difference_of(manifest["recipe"], recipe):
         raise ValueError(f"{folder} was prepared with {difference}: give another folder or delete it")
     if corpus.spec.startswith("hf:"):
         return
