@@ -76,6 +76,29 @@ def test_fire_is_its_formula():
         torch.testing.assert_close(tile[0, :, i, j], fire.mlp(torch.tensor([relative])), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["drawn", "no slope", "one knot", "far knots"])
+def test_the_network_of_fire_by_pieces_is_its_mlp(kind):
+    torch.manual_seed(1)
+    fire = FIRE(3, width=8).double()
+    w1, b1, *_ = fire.mlp.parameters()
+    with torch.no_grad():
+        if kind == "no slope":
+            w1[:4] = 0.0
+        if kind == "one knot":
+            b1.copy_(-0.5 * w1[:, 0])
+        if kind == "far knots":
+            b1.mul_(1e9)
+    x = torch.rand(2, 7, 5, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *fire.mlp.parameters()]
+    grad = torch.randn(3, 2, 7, 5, dtype=torch.float64)
+    found, wanted = fire.network(x), fire.mlp(x[..., None]).movedim(-1, 0)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    for one, other in zip(
+        torch.autograd.grad(found, leaves, grad), torch.autograd.grad(wanted, leaves, grad), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 def test_cope_counts_gated_keys():
     """With equal scores every gate is ½, so a key d places back is at position (d + 1)/2, read by interpolation."""
     cope = CoPE(2, num_positions=4)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dape.ops.score_conv_attention.types import Bias, TileBias
 from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
 
 EPSILON = 1e-6
+# More than any distance relative to its reach.
+FARTHEST = 1e4
 
 
 class FIRE(PositionEncoding):
@@ -42,8 +43,24 @@ class FIRE(PositionEncoding):
             distance = places.distances(rows, num_keys).abs()
             reach = torch.maximum(places.queries[:, rows, None], (factor * self.threshold).abs())
             relative = torch.log1p(rate * distance) / (torch.log1p(rate * reach) + EPSILON)
-            w1, b1, w2, b2 = (at_least_float32(parameter) for parameter in self.mlp.parameters())
-            hidden = F.relu(relative[..., None] * w1[:, 0] + b1)
-            return F.linear(hidden, w2, b2).movedim(-1, 1)
+            return self.network(relative).transpose(0, 1)
 
         return TileBias(tile, places.batch)
+
+    def network(self, x: Tensor) -> Tensor:
+        """The MLP at numbers x […], as [H, …].
+
+        Of one number it is a piecewise linear function: a table has the slope and offset of each piece, which takes
+        a fraction of the time and memory of `width` hidden values for each query and key.
+        """
+        w1, b1, w2, b2 = (at_least_float32(parameter) for parameter in self.mlp.parameters())
+        w1 = w1[:, 0]
+        with torch.no_grad():
+            # Pieces far from any x need no knots of their own.
+            knots = (-b1 / w1).nan_to_num().clamp(-1.0, FARTHEST).sort().values
+            inside = torch.cat([knots[:1] - 1, (knots[1:] + knots[:-1]) / 2, knots[-1:] + 1])
+            active = (inside[:, None] * w1 + b1 > 0).to(w1.dtype)
+            piece = torch.bucketize(x.flatten(), knots, out_int32=True)
+        slopes, offsets = w2 @ (active * w1).T, w2 @ (active * b1).T + b2[:, None]
+        found = torch.addcmul(offsets.index_select(1, piece), slopes.index_select(1, piece), x.flatten())
+        return found.view(-1, *x.shape)
