@@ -199,7 +199,7 @@ def test_a_crash_is_a_failure_of_that_job_alone(tmp_path: Path, monkeypatch: pyt
     jobs = [Job("alibi", seed, 1, tmp_path, {}, {}) for seed in range(3)]
     code = "import os, sys; os.kill(os.getpid(), 11) if 'seed1' in sys.argv[-1] else None"
 
-    def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
+    def start(job: Job, at_once: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", code, job.name], stdin=subprocess.PIPE)
 
     monkeypatch.setattr("dape.compare.runs.start", start)
@@ -217,7 +217,7 @@ def test_interrupted_jobs_save_and_end_before_it_returns(
     note = tmp_path / "saved"
     code = f"import sys; sys.stdin.read(); open({str(note)!r} + sys.argv[1], 'w')"
 
-    def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
+    def start(job: Job, at_once: int) -> subprocess.Popen[bytes]:
         started.append(subprocess.Popen([sys.executable, "-c", code, job.name], stdin=subprocess.PIPE))
         return started[-1]
 

@@ -176,6 +176,14 @@ def test_trainings_are_processes_of_their_own_at_larger_scales(tmp_path, capsys)
     assert main(command) == 0
     assert "equal steps: 2 trainings, 2 already done" in capsys.readouterr().out
     assert results(papers / "test" / "one" / "results.json")["records"] == found["records"]
+    # So is where each was made, which is not where the results are written.
+    (score, _) = sorted((papers / "scores" / "laptop").glob("*.json"))
+    content = results(score)
+    score.write_text(json.dumps({**content, "environment": {**content["environment"], "cpu": "an abacus"}}))
+    assert main([*command, "--jobs", "1"]) == 0
+    where = results(papers / "test" / "one" / "results.json")["environment"]
+    assert sorted(where["cpu"]) == sorted([found["environment"]["cpu"], "an abacus"])
+    assert where["jobs"] == 2
     assert not list((tmp_path / "work" / "laptop" / "runs").glob("*/checkpoints"))
 
 

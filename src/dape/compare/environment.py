@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
 def commit() -> str | None:
     """The commit that the package's sources are at, if they are a working copy; marked if it was changed."""
     folder = Path(dape.__file__).parent

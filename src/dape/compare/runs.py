@@ -58,12 +58,13 @@ class Job:
         """The command that carries out an order, which is its last argument."""
         return [sys.executable, "-m", "dape.compare.worker"]
 
-    def order(self, threads: int) -> dict[str, Any]:
-        """What the process is told."""
+    def order(self, at_once: int = 1) -> dict[str, Any]:
+        """What the process is told, and beside how many it is one."""
         return {
             "train": self.config,
             "evaluation": self.evaluation,
-            "threads": threads,
+            "jobs": at_once,
+            "threads": threads_of(at_once),
             "scores": str(self.scores),
             "failure": str(self.note("failure")),
         }
@@ -81,7 +82,6 @@ def run_jobs(jobs: Iterable[Job], *, at_once: int, watch: Watcher) -> dict[Job, 
 
     On Ctrl-C and SIGTERM the jobs save where they are and end, and KeyboardInterrupt is raised.
     """
-    threads = max(1, num_cores() // at_once)
     waiting, failed = list(jobs), {}
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -89,7 +89,7 @@ def run_jobs(jobs: Iterable[Job], *, at_once: int, watch: Watcher) -> dict[Job, 
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                running.append((job, start(job, threads)))
+                running.append((job, start(job, at_once)))
             time.sleep(SECONDS_BETWEEN_LOOKS)
             for job, process in list(running):
                 if process.poll() is None:
@@ -107,14 +107,19 @@ def run_jobs(jobs: Iterable[Job], *, at_once: int, watch: Watcher) -> dict[Job, 
     return failed
 
 
-def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
+def threads_of(at_once: int) -> int:
+    """Threads of each of so many processes."""
+    return max(1, num_cores() // at_once)
+
+
+def start(job: Job, at_once: int) -> subprocess.Popen[bytes]:
     """The job's process. It ends when its standard input does: with this process, however that ends."""
     for path in (job.note("json"), job.scores):
         path.parent.mkdir(parents=True, exist_ok=True)
     job.note("failure").unlink(missing_ok=True)
-    write_atomically(job.note("json"), json.dumps(job.order(threads), indent=1))
+    write_atomically(job.note("json"), json.dumps(job.order(at_once), indent=1))
     # MKL and OpenMP read this when they are loaded, before the worker can ask for anything.
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads_of(at_once))}
     with open(job.note("log"), "ab") as log:
         command = [*job.launcher, str(job.note("json"))]
         return subprocess.Popen(

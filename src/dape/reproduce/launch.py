@@ -65,7 +65,7 @@ def launch(experiments: list[Experiment], place: Place, script: Path | None, con
 def write_order(job: CellJob) -> Path:
     for path in (job.note("json"), job.scores):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(job.note("json"), json.dumps(job.order(threads=0), indent=1))
+    write_atomically(job.note("json"), json.dumps(job.order(), indent=1))
     return job.note("json")
 
 

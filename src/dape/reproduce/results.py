@@ -34,7 +34,7 @@ def load_results(path: Path) -> dict[str, Any] | None:
 def write_results(
     experiment: Experiment, scale: str, path: Path, body: dict[str, Any], *, jobs: int
 ) -> dict[str, Any]:
-    """Write what was found, with all that is needed to judge it."""
+    """Write what was found, with all that is needed to judge it; here is where it was, unless the body knows better."""
     content = {
         "experiment": experiment.name,
         "paper": experiment.paper,
@@ -88,6 +88,7 @@ def language_body(
     documents: dict[str, list[int]] = {}
     trainings: dict[str, float] = {}
     texts: dict[str, str] = {}
+    places: list[dict[str, Any]] = []
     missing = list(missing)
     for cell in cells:
         content = load_results(scores / f"{cell.id}.json")
@@ -95,10 +96,12 @@ def language_body(
             missing.append(cell.label)
             continue
         trainings[cell.id] = content["training"]["seconds"]
+        places.append(content["environment"])
         texts[cell.corpus.name] = content["training"]["text"]
         documents[cell.corpus.name] = content["documents"]
         records += language_records(cell, content)
     return {
+        **({"environment": united(places)} if places else {}),
         "seconds": round(sum(trainings.values()), 1),
         "complete": not missing and not failures,
         "missing": missing,
@@ -107,6 +110,15 @@ def language_body(
         "documents": documents,
         "records": records,
     }
+
+
+def united(environments: list[dict[str, Any]]) -> dict[str, Any]:
+    """One that says of each thing what it was, or all that it was where trainings differ."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in environments for name in one):
+        values = list(dict.fromkeys(one.get(name) for one in environments))
+        found[name] = values[0] if len(values) == 1 else values
+    return found
 
 
 def has_lengths(content: dict[str, Any], cell: Cell) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dape.compare.environment import environment
 from dape.compare.worker import end_with_parent, sentence
 from dape.evaluate.by_length import score
 from dape.evaluate.scoring import scoring
@@ -41,10 +42,10 @@ def main(arguments: list[str]) -> int:
     try:
         config = TrainConfig(**order["train"])
         if config.distributed != "none":
-            work(config, order["evaluation"], Path(order["scores"]))
+            work(config, order["evaluation"], Path(order["scores"]), order["jobs"])
         else:
             with exclusive(f"{options.order}.lock"):
-                work(config, order["evaluation"], Path(order["scores"]))
+                work(config, order["evaluation"], Path(order["scores"]), order["jobs"])
     except Exception as error:
         traceback.print_exc()
         write_atomically(order["failure"], sentence(error))
@@ -52,13 +53,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def work(config: TrainConfig, evaluation: dict[str, Any], scores: Path) -> None:
+def work(config: TrainConfig, evaluation: dict[str, Any], scores: Path, jobs: int = 1) -> None:
     run = trained(config)
     if int(os.environ.get("RANK", "0")):
         return
     # Checkpoints are three times the model, of which there are many.
     shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
-    content = begin(scores, evaluation, run)
+    content = begin(scores, evaluation, run, jobs)
     left = [key for key in map(str, evaluation["lengths"]) if key not in content["windows"]]
     if left or not scores.exists():
         evaluate(run, evaluation, left, content, scores)
@@ -76,8 +77,8 @@ def trained(config: TrainConfig) -> Run:
     return run
 
 
-def begin(scores: Path, evaluation: dict[str, Any], run: Run) -> dict[str, Any]:
-    """What is known of the cell: lengths evaluated before on the same windows, and how its training went."""
+def begin(scores: Path, evaluation: dict[str, Any], run: Run, jobs: int) -> dict[str, Any]:
+    """What is known of the cell: lengths evaluated before on the same windows, how its training went and where."""
     asked = {name: value for name, value in evaluation.items() if name != "lengths"}
     if scores.exists():
         content = json.loads(scores.read_text("utf-8"))
@@ -94,7 +95,7 @@ def begin(scores: Path, evaluation: dict[str, Any], run: Run) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in run.model().parameters()),
         "text": run.data().manifest["sources"]["sha256"],
     }
-    return {"evaluation": asked, "training": training, "windows": {}}
+    return {"evaluation": asked, "training": training, "environment": environment(jobs), "windows": {}}
 
 
 def evaluate(
