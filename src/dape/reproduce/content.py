@@ -212,7 +212,7 @@ def maps(folder: Folder, _: Paper) -> list[Table]:
     rows = []
     for (method, length), share in shares.items():
         entropy = entropies.get((method, length))
-        cells = [Cell(f"{length}", length), plain(100 * share.value, 1, 100 * share.error)]
+        cells = [Cell(f"{length}", length), plain(100 * share.value, 3, 100 * share.error)]
         cells.append(Cell("–") if entropy is None else plain(entropy.value, 2, entropy.error))
         rows.append(Row(method, OURS, tuple(cells)))
     heads = ("", "", "length", "weight on the first token, %", "entropy of a row, nats")

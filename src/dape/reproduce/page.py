@@ -20,7 +20,7 @@ from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from dape.reproduce.figures import HEADLINE, inline_svg, on_page
 from dape.reproduce.folders import Folder, load_folders, with_claims
 from dape.reproduce.paper import Paper, load_paper
-from dape.reproduce.readme import another_scale, explained, machine, ran, settings
+from dape.reproduce.readme import another_scale, explained, machine, ran, settings, spoken
 from dape.reproduce.tables import html
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", NOT_RUN: "not-run"}
@@ -209,7 +209,7 @@ def pictures(folder: Folder) -> list[Path]:
 
 def picture(path: Path) -> str:
     content = base64.b64encode(path.read_bytes()).decode()
-    name = escape(path.stem.replace("_", " ").replace("-", " "))
+    name = escape(spoken(path.name))
     source = f"data:{KINDS_OF_PICTURE[path.suffix]};base64,{content}"
     return (
         f'<figure class="drawing"><img src="{source}" alt="{name}"><figcaption>{name}</figcaption></figure>'

@@ -54,7 +54,7 @@ def experiment_readme(folder: Folder, paper: Paper, verdicts: Sequence[Verdict],
             parts += [f"**{table.title}**", markdown(table), *([table.note] if table.note else [])]
     parts += [f"{note}" for note in paper.notes_on(folder.name)]
     results = folder.best
-    parts += [f"[{name}]({name})" for name in (results or {}).get("pictures", ())]
+    parts += [f"![{spoken(name)}]({name})" for name in (results or {}).get("pictures", ())]
     if results is None:
         parts += ["## Run it", f"Not run yet. `dape reproduce {folder.name}` runs it."]
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -167,6 +167,11 @@ def machine(results: Results) -> dict[str, str]:
     known = results.get("environment", {})
     names = [*(name for name in FIRST if name in known), *(name for name in known if name not in FIRST)]
     return {name: words(known[name]) for name in names if known[name] is not None}
+
+
+def spoken(picture: str) -> str:
+    """The name of a picture's file as words."""
+    return Path(picture).stem.replace("-", " ").replace("_", " ")
 
 
 def words(value: Any) -> str:

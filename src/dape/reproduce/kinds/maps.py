@@ -40,7 +40,7 @@ def body(plan: Plan, place: Place) -> dict[str, Any]:
             missing.append(cell.label)
             continue
         seconds += content["training"]["seconds"]
-        wanted = cell.method in settings.get("pictures", [])
+        wanted = cell.method in settings.get("pictures", []) and cell.seed == settings["seeds"][0]
         for length in settings["map_lengths"]:
             found = look(load_run(run), length, settings)
             records += head_records(cell, length, found)

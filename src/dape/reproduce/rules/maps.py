@@ -11,7 +11,6 @@ from dape.reproduce.evidence import Evidence, Finding
 from dape.reproduce.folders import Folder, Results
 from dape.reproduce.paper import Paper
 from dape.reproduce.rules.choosing import Chosen
-from dape.reproduce.rules.tasks import percent
 
 
 def measured(results: Results, name: str) -> dict[tuple[str, int], Estimate]:
@@ -47,8 +46,11 @@ def sink_higher(folder: Folder, _: Paper, *, a: str, b: str, lengths: Any = None
     for length in sorted({length for _, length in found} if lengths is None else set(lengths)):
         if (a, length) in found and (b, length) in found:
             one, other = found[a, length], found[b, length]
-            text = (
-                f"{a} gives the first of {length} tokens {percent(one)} of the weight, {b} {percent(other)}"
-            )
+            text = f"{a} gives the first of {length} tokens {share(one)} of the weight, {b} {share(other)}"
             findings.append(Finding(one.value - other.value, math.hypot(one.error, other.error), text))
     return Evidence(findings, chosen.missing)
+
+
+def share(found: Estimate) -> str:
+    error = f" ± {100 * found.error:.3f}" if math.isfinite(found.error) else ""
+    return f"{100 * found.value:.3f}{error} %"
