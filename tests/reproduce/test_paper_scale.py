@@ -149,6 +149,7 @@ def test_an_order_runs_on_several_processes(tmp_path) -> None:
     }
     order = {
         "train": train,
+        "jobs": 1,
         "threads": 0,
         "scores": str(tmp_path / "scores.json"),
         "failure": str(tmp_path / "f"),
