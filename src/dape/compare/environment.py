@@ -20,7 +20,6 @@ PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
 def environment(jobs: int) -> dict[str, Any]:
     """For the report; nothing in it names the machine or its user."""
     versions = {name: found for name in PACKAGES if (found := _version(name))}
-    cores = num_cores()
     return {
         "dape": dape.__version__,
         "commit": commit(),
@@ -28,17 +27,22 @@ def environment(jobs: int) -> dict[str, Any]:
         **versions,
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": processor(),
-        "cores": cores,
+        "cores": num_cores(),
         "memory": f"{_memory() / 2**30:.0f} GB" if _memory() else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "jobs": jobs,
-        "threads": max(1, cores // jobs),
+        "threads": threads_of(jobs),
     }
 
 
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_of(jobs: int) -> int:
+    """Threads of each of so many processes that share the cores."""
+    return max(1, num_cores() // jobs)
 
 
 def processor() -> str:

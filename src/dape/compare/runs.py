@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dape.compare.environment import num_cores
+from dape.compare.environment import threads_of
 from dape.files import write_atomically
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -105,11 +105,6 @@ def run_jobs(jobs: Iterable[Job], *, at_once: int, watch: Watcher) -> dict[Job, 
             end(process)
         signal.signal(signal.SIGTERM, before)
     return failed
-
-
-def threads_of(at_once: int) -> int:
-    """Threads of each of so many processes."""
-    return max(1, num_cores() // at_once)
 
 
 def start(job: Job, at_once: int) -> subprocess.Popen[bytes]:

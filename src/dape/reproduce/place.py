@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dape.compare.environment import num_cores
+from dape.compare.environment import threads_of
 from dape.reproduce.corpora import NamedCorpus
 from dape.reproduce.experiment import Experiment
 from dape.reproduce.results import results_path
@@ -31,7 +31,7 @@ class Place:
     @property
     def threads(self) -> int:
         """Of each job."""
-        return max(1, num_cores() // self.jobs)
+        return threads_of(self.jobs)
 
     def results(self, experiment: Experiment) -> Path:
         return results_path(experiment, self.scale, self.work)
