@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from dape.reproduce.paper import Paper, load_paper
 from dape.reproduce.rules import RULES, decide
 
 NEEDED = ("id", "text", "experiment", "rule")
-FIELDS = (*NEEDED, "section", "scale")
+FIELDS = (*NEEDED, "section", "scale", "closer")
+ONLY_AT = "Only a run at the {}'s scale can decide this."
 STYLES = {HOLDS: ("✓", "green"), FAILS: ("✗", "red"), UNDECIDED: ("?", "yellow"), NOT_RUN: ("–", "dim")}
 
 
@@ -28,7 +29,8 @@ STYLES = {HOLDS: ("✓", "green"), FAILS: ("✗", "red"), UNDECIDED: ("?", "yell
 class Claim:
     """A result that a paper asserts, in our words.
 
-    section: where it stands; scale: "paper" if nothing smaller can decide it; arguments: those of the rule.
+    section: where it stands; scale: "paper" if nothing smaller can decide it; closer: PAPER/ID of a claim that looks
+    into this one; arguments: those of the rule.
     """
 
     id: str
@@ -37,18 +39,23 @@ class Claim:
     rule: str
     section: str = ""
     scale: str = ""
+    closer: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the results say of a claim: one of VERDICTS, a sentence with the numbers, and the scale they are of."""
+    """What the results say of a claim: one of VERDICTS, a sentence with the numbers, and the scale they are of.
+
+    closer: the verdict on the claim that looks into this one, if that has been run.
+    """
 
     claim: Claim
     paper: str
     verdict: str
     sentence: str
     scale: str
+    closer: Verdict | None = None
 
 
 def ledger(papers: Path) -> list[Verdict]:
@@ -58,14 +65,33 @@ def ledger(papers: Path) -> list[Verdict]:
 
 def verdicts_of(paper: Path) -> list[Verdict]:
     """A verdict for every claim in the folder's claims.toml, in its order."""
-    claims, printed = load_claims(paper / CLAIMS), load_paper(paper)
+    verdicts = _judged(paper, load_claims(paper / CLAIMS))
+    return [replace(verdict, closer=_closer(paper, verdict.claim)) for verdict in verdicts]
+
+
+def _judged(paper: Path, claims: Sequence[Claim]) -> list[Verdict]:
+    printed = load_paper(paper)
     folders = {f.name: f for f in load_folders(paper, [claim.experiment for claim in claims])}
     return [judge(claim, folders[claim.experiment], printed) for claim in claims]
 
 
+def _closer(paper: Path, claim: Claim) -> Verdict | None:
+    """The verdict on the claim that looks into this one; none before it is run."""
+    if not claim.closer:
+        return None
+    where, _, name = claim.closer.partition("/")
+    file = paper.parent / where / CLAIMS
+    found = [other for other in load_claims(file) if other.id == name] if file.exists() else []
+    if not found:
+        raise ValueError(f'{paper / CLAIMS}: claim {claim.id}: closer="{claim.closer}" names no claim')
+    (verdict,) = _judged(file.parent, found)
+    return verdict if verdict.verdict != NOT_RUN else None
+
+
 def judge(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
     """Decide the claim from the results of the largest scale that can."""
-    verdict = Verdict(claim, folder.path.parent.name, NOT_RUN, "No results yet.", "")
+    sentence = ONLY_AT.format(claim.scale) if claim.scale else "No results yet."
+    verdict = Verdict(claim, folder.path.parent.name, NOT_RUN, sentence, "")
     for scale in folder.results:
         verdict = judge_at(claim, folder.at(scale), paper)
         if verdict.verdict != NOT_RUN:
@@ -76,8 +102,7 @@ def judge(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
 def judge_at(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
     (scale, results), *_ = folder.results.items()
     if claim.scale and claim.scale != scale:
-        sentence = f"Only a run at the {claim.scale}'s scale can decide this."
-        return Verdict(claim, folder.path.parent.name, NOT_RUN, sentence, scale)
+        return Verdict(claim, folder.path.parent.name, NOT_RUN, ONLY_AT.format(claim.scale), scale)
     verdict, sentence = decide(claim.rule, folder, paper, claim.arguments).verdict()
     if verdict != NOT_RUN and not results.get("complete", True):
         sentence = f"So far: {sentence}"
@@ -142,6 +167,10 @@ def _print(verdict: Verdict, console: Console) -> None:
     console.print(Padding(line, (0, 0, 0, 2)))
     console.print(Padding(Text(verdict.claim.text), (0, 0, 0, 4)))
     console.print(Padding(Text(verdict.sentence, style="dim"), (0, 0, 0, 4)))
+    if closer := verdict.closer:
+        symbol, style = STYLES[closer.verdict]
+        line = Text("looked into: ").append(f"{symbol} {closer.verdict}: ", style=style)
+        console.print(Padding(line.append(closer.claim.text), (0, 0, 0, 4)))
 
 
 def place(section: str) -> str:

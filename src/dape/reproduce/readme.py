@@ -78,9 +78,14 @@ def paper_readme(paper: Path, printed: Paper, folders: Sequence[Folder], verdict
 
 
 def bullet(verdict: Verdict) -> str:
-    symbol = STYLES[verdict.verdict][0]
     where = f" ({place(verdict.claim.section)})" if verdict.claim.section else ""
-    return f"- {symbol} **{verdict.verdict}**{where}: {verdict.claim.text} *{verdict.sentence}*"
+    found = f"- {told(verdict, where)}"
+    return f"{found}\n  - looked into: {told(verdict.closer)}" if verdict.closer else found
+
+
+def told(verdict: Verdict, where: str = "") -> str:
+    symbol = STYLES[verdict.verdict][0]
+    return f"{symbol} **{verdict.verdict}**{where}: {verdict.claim.text} *{verdict.sentence}*"
 
 
 def explained() -> str:
