@@ -56,6 +56,7 @@ def measure_apart(trains: str, path: Path, threads: int) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "dape.reproduce.pace", str(order), str(path)]
     subprocess.run(command, env=environment, check=True)
+    order.unlink()
 
 
 def measure(trains: list[dict[str, Any]], rounds: int = ROUNDS) -> dict[str, float]:
