@@ -13,6 +13,7 @@ from small_papers import without_results, write_papers
 from dape.cli import main
 from dape.evaluate import evaluate_by_length
 from dape.reproduce import find_papers, load_experiments
+from dape.reproduce.grid import TIME
 from dape.training import load_run
 
 PAPERS = find_papers(Path(__file__).parents[2] / "papers")
@@ -193,3 +194,20 @@ def test_the_list_says_how_far_everything_is(tmp_path, capsys) -> None:
     shown = capsys.readouterr().out
     assert all(f"dape_v2/{e.name}" in shown for e in EXPERIMENTS if e.paper == "dape_v2")
     assert "0/72" in shown
+
+
+def test_what_cannot_run_takes_nothing_from_equal_time(tmp_path) -> None:
+    papers = small(
+        tmp_path,
+        one='[[grid]]\nmethods = ["kerple", "alibi"]\n[scale.smoke]\n'
+        'equal_time = { methods = ["kerple", "alibi"], corpora = ["library"] }',
+    )
+    path = tmp_path / "work" / "smoke" / "results" / "test" / "one.json"
+    run(papers, tmp_path / "work", "one")
+    before = [row for row in results(path)["records"] if row["view"] == TIME]
+    assert before
+    file = papers / "test" / "one" / "experiment.toml"
+    more = '[scale.smoke]\ncorpora = ["library", "novels"]'
+    file.write_text(file.read_text().replace("[scale.smoke]", more))
+    run(papers, tmp_path / "work", "one", code=2)
+    assert [row for row in results(path)["records"] if row["view"] == TIME] == before

@@ -32,21 +32,26 @@ def equal_time_steps(group: list[Cell], place: Place) -> dict[str, int]:
     The pace does not depend on text and seed: it is measured once and kept, so that the same question has the
     same answer when an interrupted reproduction goes on.
     """
-    trains = [{**cell.train, "seed": 0} for cell in group]
-    text = json.dumps(trains, sort_keys=True, default=list)
-    path = (
-        place.scores
-        / "pace"
-        / f"{group[0].train_length}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
-    )
+    path = kept(group, place)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         if place.scale == "smoke":
-            write_atomically(path, json.dumps(measure(trains, rounds=1)))
+            write_atomically(path, json.dumps(measure(trains_of(group), rounds=1)))
         else:
-            measure_apart(text, path, place.threads)
+            measure_apart(json.dumps(trains_of(group), default=list), path, place.threads)
     pace = json.loads(path.read_text("utf-8"))
     return share_time(pace, group[0].steps)
+
+
+def kept(group: list[Cell], place: Place) -> Path:
+    """The file of the group's pace; there once it was measured."""
+    text = json.dumps(trains_of(group), sort_keys=True, default=list)
+    name = f"{group[0].train_length}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    return place.scores / "pace" / name
+
+
+def trains_of(group: list[Cell]) -> list[dict[str, Any]]:
+    return [{**cell.train, "seed": 0} for cell in group]
 
 
 def measure_apart(trains: str, path: Path, threads: int) -> None:

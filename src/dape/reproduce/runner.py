@@ -16,7 +16,7 @@ from dape.compare.worker import sentence
 from dape.reproduce.experiment import Experiment
 from dape.reproduce.grid import STEP, TIME, Cell, cells_of, equal_time_cells
 from dape.reproduce.kinds import KINDS
-from dape.reproduce.pace import equal_time_steps
+from dape.reproduce.pace import equal_time_steps, kept
 from dape.reproduce.place import Place
 from dape.reproduce.results import has_lengths, load_results, write_results
 from dape.reproduce.worker import work
@@ -85,17 +85,22 @@ def few_threads(place: Place) -> Iterator[None]:
 def carry_out(experiments: list[Experiment], place: Place, announce: Announce) -> list[dict[str, Any]]:
     plans = [make_plan(experiment, place) for experiment in experiments]
     for plan in plans:
+        settle(plan, place, [group for group in plan.timed if kept(group, place).exists()])
         write(plan, place)
     check_place(plans, place)
     train_cells(plans, place, announce, STEP)
     for plan in plans:
-        while plan.timed:
-            group = plan.timed[0]
-            steps = equal_time_steps(group, place)
-            plan.cells += [cell.for_steps(steps[cell.method]) for cell in group]
-            plan.timed.pop(0)
+        settle(plan, place, plan.timed)
     train_cells(plans, place, announce, TIME)
     return [finish(plan, place) for plan in plans]
+
+
+def settle(plan: Plan, place: Place, groups: list[list[Cell]]) -> None:
+    """Give the cells of these groups their number of steps."""
+    for group in list(groups):
+        steps = equal_time_steps(group, place)
+        plan.cells += [cell.for_steps(steps[cell.method]) for cell in group]
+        plan.timed.remove(group)
 
 
 def make_plan(experiment: Experiment, place: Place) -> Plan:
