@@ -197,17 +197,19 @@ def test_the_list_says_how_far_everything_is(tmp_path, capsys) -> None:
 
 
 def test_what_cannot_run_takes_nothing_from_equal_time(tmp_path) -> None:
+    first, others = '["kerple", "alibi"]', '["kerple", "alibi", "t5", "nope", "fire"]'
     papers = small(
         tmp_path,
-        one='[[grid]]\nmethods = ["kerple", "alibi"]\n[scale.smoke]\n'
-        'equal_time = { methods = ["kerple", "alibi"], corpora = ["library"] }',
+        one=f"[[grid]]\nmethods = {first}\n[scale.smoke]\n"
+        f'equal_time = {{ methods = {first}, corpora = ["library"] }}',
+        two=f"[[grid]]\nmethods = {others}\n[scale.smoke]",
     )
     path = tmp_path / "work" / "smoke" / "results" / "test" / "one.json"
-    run(papers, tmp_path / "work", "one")
+    run(papers, tmp_path / "work", "one", "two")
     before = [row for row in results(path)["records"] if row["view"] == TIME]
     assert before
     file = papers / "test" / "one" / "experiment.toml"
-    more = '[scale.smoke]\ncorpora = ["library", "novels"]'
-    file.write_text(file.read_text().replace("[scale.smoke]", more))
+    more = file.read_text().replace(f"methods = {first}\n", f"methods = {others}\n")
+    file.write_text(more.replace("[scale.smoke]", '[scale.smoke]\ncorpora = ["library", "novels"]'))
     run(papers, tmp_path / "work", "one", code=2)
     assert [row for row in results(path)["records"] if row["view"] == TIME] == before
