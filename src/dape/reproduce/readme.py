@@ -92,8 +92,10 @@ def explained() -> str:
     return (
         f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: the comparisons that a claim is made of lie beyond two standard errors, "
         f"for it or against it. *{VERDICTS[2]}*: within. Losses are compared on the same tokens, window by window; "
-        "errors are over documents, joined with the spread between seeds where there are several. Where many "
-        "comparisons are searched for one that decides, it must be as unlikely as a single one beyond two errors."
+        "errors are over documents, joined with the spread between seeds where there are several. A comparison of "
+        "one seed, which says so, knows nothing of that spread, and where two seeds were run it is often the larger "
+        "part: another training might decide otherwise. Where many comparisons are searched for one that decides, it "
+        "must be as unlikely as a single one beyond two errors."
     )
 
 
