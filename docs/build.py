@@ -100,7 +100,7 @@ def render(source: Path) -> Page:
         "table_close": lambda *_: "</table></div>",
     }
     for name, rule in rules.items():
-        markdown.renderer.rules[name] = rule  # type: ignore[attr-defined]
+        markdown.renderer.rules[name] = rule  # type: ignore[attr-defined]  # declared of a protocol without rules
     tokens = markdown.parse(source.read_text("utf-8"))
     for token, text in pairwise(tokens):
         if token.type == "heading_open":
