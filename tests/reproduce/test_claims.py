@@ -11,6 +11,7 @@ import pytest
 from judging import AB, BAD, GOOD, SAME, A, B, C, judged, losses
 from rich.console import Console
 
+from dape.reproduce import page
 from dape.reproduce.claims import ledger, load_claims, print_ledger, verdicts_of
 from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN
 from dape.reproduce.paper import load_paper
@@ -92,6 +93,7 @@ def test_a_claim_that_looks_into_another_is_shown_with_it(tmp_path: Path) -> Non
     output = io.StringIO()
     print_ledger([first], Console(file=output, width=80))
     assert "looked into: ✓ holds: Later it does." in output.getvalue()
+    assert "Looked into: Later it does. Holds. " in page.claim(first, sentence=True)
 
 
 def test_what_looks_closer_is_silent_before_it_is_run(tmp_path: Path) -> None:
