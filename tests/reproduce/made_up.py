@@ -91,29 +91,36 @@ def tasks(
 
 
 def timing(
-    times: dict[tuple[str, str], float],
+    times: dict[tuple[str, str] | tuple[str, str, int], float],
     *,
     spread: float | None = 0.01,
     rounds: int = 4,
     base: str = "dape1x3-kerple",
+    base_length: int | None = None,
 ) -> dict[str, Any]:
-    """(size, method) → milliseconds; spread (an interquartile range) as a share of them and of their ratios."""
-    ratios = {(size, method): value / times.get((size, base), 1.0) for (size, method), value in times.items()}
-    records = [
-        {
-            "method": method,
-            "size": size,
-            "length": 512,
-            "batch": 1,
-            "milliseconds": value,
-            "spread": None if spread is None else spread * value,
-            "ratio": ratios[size, method],
-            "ratio_spread": None if spread is None else spread * ratios[size, method],
-            "ratio_to": base,
-            "rounds": rounds,
-        }
-        for (size, method), value in times.items()
-    ]
+    """(size, method[, length]) → milliseconds; spread (an interquartile range) as a share of them and their ratios.
+
+    base_length: if given, all lengths of a size are compared with the base at that one.
+    """
+    records = []
+    for (size, method, *length), value in times.items():
+        place = (size, base) if base_length is None else (size, base, base_length)
+        ratio = value / times.get(place, 1.0)
+        records.append(
+            {
+                "method": method,
+                "size": size,
+                "length": length[0] if length else 512,
+                "batch": 1,
+                "milliseconds": value,
+                "spread": None if spread is None else spread * value,
+                "ratio": ratio,
+                "ratio_spread": None if spread is None else spread * ratio,
+                "ratio_to": base,
+                "rounds": rounds,
+                **({} if base_length is None else {"ratio_length": base_length}),
+            }
+        )
     return results("timing", {"records": records})
 
 

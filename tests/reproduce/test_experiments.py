@@ -92,6 +92,18 @@ def test_the_most_telling_comes_first() -> None:
     assert cells[-1].seed == 1
 
 
+def test_a_block_may_have_corpora_lengths_and_seeds_of_its_own(tmp_path) -> None:
+    blocks = (
+        '[[grid]]\nmethods = ["kerple"]\n'
+        '[[grid]]\nmethods = ["rope"]\ncorpora = ["novels"]\ntrain_lengths = [16]\nseeds = [7]\n'
+    )
+    papers = write_papers(tmp_path, blocks=blocks + "[scale.laptop]\n")
+    (experiment,) = load_experiments(papers)
+    cells = cells_of(experiment, "laptop", load_corpora(papers))
+    found = [(c.method, c.corpus.name, c.train_length, c.seed) for c in cells]
+    assert found == [("kerple", "library", 8, 0), ("rope", "novels", 16, 7)]
+
+
 def test_equal_time_keeps_the_share_of_the_warm_up() -> None:
     cell = grid("baselines", "laptop")[0]
     shorter = cell.for_steps(cell.steps // 2)

@@ -94,9 +94,33 @@ def test_times_have_the_ratios_that_were_measured_side_by_side() -> None:
         {"method": "a", "milliseconds": 30.0, "spread": 3.0, "ratio": 0.75},
         {"method": "base", "milliseconds": 80.0, "spread": 4.0, "ratio": 1.0},
     ]
-    slow, base = at_one_pace(rows, "base")
+    slow, base = at_one_pace([{"length": 8, "ratio_to": "base", **row} for row in rows])
     assert (slow["milliseconds"], slow["spread"]) == (60.0, 6.0)
     assert (base["milliseconds"], base["spread"]) == (80.0, 4.0)
+
+
+def test_steps_of_several_lengths_have_the_same_tokens_and_one_base(tmp_path) -> None:
+    scale = (
+        '[scale.laptop]\nmethods = ["kerple", "rope"]\nlengths = [8, 32]\ntokens = 32\nrounds = { tiny = 2 }\n'
+        'base = "rope"\n'
+    )
+    papers = write_papers(tmp_path, steps=scale)
+    file = papers / "test" / "steps" / "experiment.toml"
+    file.write_text(file.read_text().replace('"language"', '"timing"'))
+    arguments = ["reproduce", "steps", "--papers", str(papers), "--work", str(tmp_path), "--scale", "laptop"]
+    assert main(arguments) == 0
+    path = papers / "test" / "steps" / "results.json"
+    found = json.loads(path.read_text())
+    shapes = [(r["length"], r["batch"], r["method"]) for r in found["records"]]
+    assert shapes == [(8, 4, "kerple"), (8, 4, "rope"), (32, 1, "kerple"), (32, 1, "rope")]
+    assert {(r["ratio_to"], r["ratio_length"]) for r in found["records"]} == {("rope", 8)}
+    assert [r["ratio"] == 1 for r in found["records"]].count(True) == 1
+    # A length more is timed, with all of its size; nothing is if nothing is missing.
+    assert main(arguments) == 0
+    assert json.loads(path.read_text())["records"] == found["records"]
+    file.write_text(file.read_text().replace("[8, 32]", "[8, 32, 16]"))
+    assert main(arguments) == 0
+    assert [r["length"] for r in json.loads(path.read_text())["records"]] == [8, 8, 32, 32, 16, 16]
 
 
 def test_maps_of_all_methods_are_of_the_same_text_and_pictures_are_there(tmp_path) -> None:

@@ -258,6 +258,27 @@ def test_rules_on_times(
 
 
 @pytest.mark.parametrize(
+    ("spread", "arguments", "verdict"),
+    [
+        (0.01, {"a": A, "times": 16, "factor": 2.0}, HOLDS),
+        (0.01, {"a": A, "times": 4, "factor": 2.0}, FAILS),
+        (0.5, {"a": A, "times": 16, "factor": 2.0}, UNDECIDED),
+        (0.01, {"a": A, "times": 8, "factor": 2.0}, NOT_RUN),
+        (0.01, {"a": B, "times": 4}, NOT_RUN),
+    ],
+)
+def test_steps_that_take_longer_when_the_window_is(
+    tmp_path: Path, spread: float, arguments: dict, verdict: str
+) -> None:
+    times = {("small", A, 64): 1.0, ("small", A, 256): 1.5, ("small", A, 1024): 2.5}
+    results = made_up.timing(times, spread=spread, base=A, base_length=64)
+    found = judged(tmp_path, results, "slower_when_longer", **arguments)
+    assert found.verdict == verdict, found.sentence
+    if verdict == HOLDS:
+        assert "1.0 ms for a step at length 64 and 2.5 ms at 1024" in found.sentence
+
+
+@pytest.mark.parametrize(
     ("shares", "verdict"),
     [
         ({(A, 512): (0.5, 0.55, 0.6), (B, 512): (0.1, 0.15, 0.2)}, HOLDS),

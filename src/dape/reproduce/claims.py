@@ -18,6 +18,7 @@ from dape.reproduce.experiment import read_toml
 from dape.reproduce.folders import CLAIMS, Folder, load_folders, with_claims
 from dape.reproduce.paper import Paper, load_paper
 from dape.reproduce.rules import RULES, decide
+from dape.reproduce.rules.choosing import listed
 
 NEEDED = ("id", "text", "experiment", "rule")
 FIELDS = (*NEEDED, "section", "scale", "closer")
@@ -29,7 +30,7 @@ STYLES = {HOLDS: ("✓", "green"), FAILS: ("✗", "red"), UNDECIDED: ("?", "yell
 class Claim:
     """A result that a paper asserts, in our words.
 
-    section: where it stands; scale: "paper" if nothing smaller can decide it; closer: PAPER/ID of a claim that looks
+    section: where it stands; scale: "paper" if nothing smaller can decide it; closer: PAPER/ID of the claims that look
     into this one; arguments: those of the rule.
     """
 
@@ -39,7 +40,7 @@ class Claim:
     rule: str
     section: str = ""
     scale: str = ""
-    closer: str = ""
+    closer: tuple[str, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -47,7 +48,7 @@ class Claim:
 class Verdict:
     """What the results say of a claim: one of VERDICTS, a sentence with the numbers, and the scale they are of.
 
-    closer: the verdict on the claim that looks into this one, if that has been run.
+    closer: the verdicts on the claims that look into this one, those that have been run.
     """
 
     claim: Claim
@@ -55,7 +56,7 @@ class Verdict:
     verdict: str
     sentence: str
     scale: str
-    closer: Verdict | None = None
+    closer: tuple[Verdict, ...] = ()
 
 
 def ledger(papers: Path) -> list[Verdict]:
@@ -75,17 +76,20 @@ def _judged(paper: Path, claims: Sequence[Claim]) -> list[Verdict]:
     return [judge(claim, folders[claim.experiment], printed) for claim in claims]
 
 
-def _closer(paper: Path, claim: Claim) -> Verdict | None:
-    """The verdict on the claim that looks into this one; none before it is run."""
-    if not claim.closer:
-        return None
-    where, _, name = claim.closer.partition("/")
+def _closer(paper: Path, claim: Claim) -> tuple[Verdict, ...]:
+    """The verdicts on the claims that look into this one; none on what is not run."""
+    verdicts = [_look(paper, claim, name) for name in claim.closer]
+    return tuple(verdict for verdict in verdicts if verdict.verdict != NOT_RUN)
+
+
+def _look(paper: Path, claim: Claim, named: str) -> Verdict:
+    where, _, name = named.partition("/")
     file = paper.parent / where / CLAIMS
     found = [other for other in load_claims(file) if other.id == name] if file.exists() else []
     if not found:
-        raise ValueError(f'{paper / CLAIMS}: claim {claim.id}: closer="{claim.closer}" names no claim')
+        raise ValueError(f'{paper / CLAIMS}: claim {claim.id}: closer="{named}" names no claim')
     (verdict,) = _judged(file.parent, found)
-    return verdict if verdict.verdict != NOT_RUN else None
+    return verdict
 
 
 def judge(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
@@ -134,6 +138,7 @@ def checked(entry: dict[str, Any]) -> Claim:
         raise ValueError(f"the rule {entry['rule']}: {error}") from error
     own = {name: entry[name] for name in FIELDS if name in entry}
     own["text"] = " ".join(entry["text"].split())
+    own["closer"] = tuple(listed(entry.get("closer", ())))
     return Claim(**own, arguments=arguments)
 
 
@@ -167,7 +172,7 @@ def _print(verdict: Verdict, console: Console) -> None:
     console.print(Padding(line, (0, 0, 0, 2)))
     console.print(Padding(Text(verdict.claim.text), (0, 0, 0, 4)))
     console.print(Padding(Text(verdict.sentence, style="dim"), (0, 0, 0, 4)))
-    if closer := verdict.closer:
+    for closer in verdict.closer:
         symbol, style = STYLES[closer.verdict]
         line = Text("looked into: ").append(f"{symbol} {closer.verdict}: ", style=style)
         console.print(Padding(line.append(closer.claim.text), (0, 0, 0, 4)))

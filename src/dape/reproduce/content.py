@@ -162,16 +162,13 @@ def _share(data: Tasks, solver: Solver, length: int) -> Cell:
 
 
 def timing(folder: Folder, paper: Paper) -> list[Table]:
-    """Milliseconds and their ratio by method and size; ours, then the paper's."""
+    """Milliseconds and their ratio by method, size and length; ours, then the paper's."""
     data, found = Timing.of(folder), []
-    base = next(
-        (row["ratio_to"] for row in (folder.best or {}).get("records", ()) if row.get("ratio_to")), None
-    )
     if data.times:
         methods = list(dict.fromkeys(method for times_ in data.times.values() for method in times_))
         heads = [f"{size}{f', length {length}' if length else ''}" for size, length in data.times]
-        rows = [Row(method, OURS, tuple(_times(data, method, base))) for method in methods]
-        columns = [text for head in heads for text in (f"{head}: ms", f"to {base}")]
+        rows = [Row(method, OURS, tuple(_times(data, method))) for method in methods]
+        columns = [text for head in heads for text in (f"{head}: ms", f"to {data.base}")]
         found.append(Table("Milliseconds of a step, and as a ratio", ("", "", *columns), tuple(rows)))
     printed = paper.shown_with(folder.name, "milliseconds")
     if printed:
@@ -185,16 +182,12 @@ def timing(folder: Folder, paper: Paper) -> list[Table]:
     return found
 
 
-def _times(data: Timing, method: str, base: str | None) -> list[Cell]:
+def _times(data: Timing, method: str) -> list[Cell]:
     cells = []
     for place, times_ in data.times.items():
-        one = times_.get(method)
+        one, ratio = times_.get(method), data.ratios[place].get(method)
         cells.append(Cell("–") if one is None else plain(one.value, 1, one.error))
-        if one is None or base not in times_:
-            cells.append(Cell("–"))
-        else:
-            ratio = data.ratio(place, method, str(base))
-            cells.append(plain(ratio.value, 3, math.nan if method == base else ratio.error))
+        cells.append(Cell("–") if ratio is None else plain(ratio.value, 3, ratio.error or math.nan))
     return cells
 
 

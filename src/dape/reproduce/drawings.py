@@ -98,18 +98,15 @@ def _fields_figure(fields: Sequence[tuple[str, dict[tuple[str, str], float]]]) -
 
 
 def timing(folder: Folder, paper: Paper) -> Figure | None:
-    """Time relative to a method, a point a size: ours and the paper's."""
+    """Time relative to a method, a point a size or a length: ours and the paper's."""
     data, fields = Timing.of(folder), []
-    base = next((row.get("ratio_to") for row in (folder.best or {}).get("records", ())), None)
-    if data.times and base:
+    if data.times:
         ours = {
-            (place[0], method): data.ratio(place, method, base)
-            for place, times_ in data.times.items()
-            for method in times_
-            if base in times_
+            (data.name_of(place), method): (ratio.value, ratio.error or math.nan)
+            for place, ratios in data.ratios.items()
+            for method, ratio in ratios.items()
         }
-        known = {k: (v.value, math.nan if k[1] == base else v.error) for k, v in ours.items()}
-        fields.append((f"ours, relative to {base}", known))
+        fields.append((f"ours, relative to {data.base}", ours))
     printed = paper.shown_with(folder.name, "ratio")
     if printed:
         theirs = {(n.get("size"), n.get("method")): (n.value, math.nan) for n in printed}

@@ -41,7 +41,7 @@ SCALE_KEYS = {
         "construction",
         "note",
     },
-    "timing": {"methods", "length", "batch", "rounds", "base", "note"},
+    "timing": {"methods", "length", "batch", "lengths", "tokens", "rounds", "base", "note"},
 }
 GRID_KEYS = {"methods", "variant", "train", "train_lengths", "corpora", "seeds", "lengths", "multiples"}
 GRID_KEYS |= {"tokens_per_step", "at_evaluation"}

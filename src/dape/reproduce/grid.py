@@ -112,9 +112,9 @@ def cells_of(experiment: Experiment, scale: str, corpora: dict[str, NamedCorpus]
             make_cell(experiment, settings, block, method, corpus_of(corpora, corpus), length, seed),
             wave=(place_of_seed, place_of_length, place_of_corpus),
         )
-        for place_of_seed, seed in enumerate(settings["seeds"])
-        for place_of_length, length in enumerate(train_lengths(experiment, scale))
-        for place_of_corpus, corpus in enumerate(settings["corpora"])
+        for place_of_seed, seed in enumerate(all_of("seeds", experiment, scale))
+        for place_of_length, length in enumerate(all_of("train_lengths", experiment, scale))
+        for place_of_corpus, corpus in enumerate(all_of("corpora", experiment, scale))
         for block in experiment.blocks(scale)
         if length in block.get("train_lengths", settings["train_lengths"])
         and corpus in block.get("corpora", settings["corpora"])
@@ -126,12 +126,10 @@ def cells_of(experiment: Experiment, scale: str, corpora: dict[str, NamedCorpus]
     return cells
 
 
-def train_lengths(experiment: Experiment, scale: str) -> list[int]:
-    """In the order given; blocks may add their own."""
-    lengths = list(experiment.at(scale)["train_lengths"])
-    for block in experiment.blocks(scale):
-        lengths += block.get("train_lengths", [])
-    return list(dict.fromkeys(lengths))
+def all_of(name: str, experiment: Experiment, scale: str) -> list[Any]:
+    """What a scale gives of seeds, training lengths or corpora, in that order, then what blocks have of their own."""
+    own = (value for block in experiment.blocks(scale) for value in block.get(name, []))
+    return list(dict.fromkeys([*experiment.at(scale)[name], *own]))
 
 
 def make_cell(

@@ -198,7 +198,7 @@ def claim(verdict: Verdict, *, sentence: bool = False) -> str:
         else ""
     )
     numbers = f'<p class="faint">{escape(verdict.sentence)}</p>' if sentence else ""
-    if sentence and (closer := verdict.closer):
+    for closer in verdict.closer if sentence else ():
         said = f"Looked into: {closer.claim.text} {closer.verdict.capitalize()}. {closer.sentence}"
         numbers += f'<p class="faint">{escape(said)}</p>'
     return f'<div class="claim {kind}" data-verdict="{kind}">{badge}<p>{escape(verdict.claim.text)}{where}</p>{numbers}</div>'

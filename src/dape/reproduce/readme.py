@@ -79,8 +79,8 @@ def paper_readme(paper: Path, printed: Paper, folders: Sequence[Folder], verdict
 
 def bullet(verdict: Verdict) -> str:
     where = f" ({place(verdict.claim.section)})" if verdict.claim.section else ""
-    found = f"- {told(verdict, where)}"
-    return f"{found}\n  - looked into: {told(verdict.closer)}" if verdict.closer else found
+    looks = (f"  - looked into: {told(closer)}" for closer in verdict.closer)
+    return "\n".join((f"- {told(verdict, where)}", *looks))
 
 
 def told(verdict: Verdict, where: str = "") -> str:

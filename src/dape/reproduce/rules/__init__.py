@@ -40,6 +40,7 @@ RULES: dict[str, Rule] = {
     "best_varies_by_task": Rule(tasks.best_varies_by_task, "the best method differs from task to task"),
     "best_is_among": Rule(tasks.best_is_among, "the best method is one of some"),
     "slower": Rule(timing.slower, "a step takes longer"),
+    "slower_when_longer": Rule(timing.slower_when_longer, "a step takes longer at a greater length"),
     "overhead_falls": Rule(timing.overhead_falls, "the relative cost falls with the model's size"),
     "sink_higher": Rule(maps.sink_higher, "more weight goes to the first token"),
 }
