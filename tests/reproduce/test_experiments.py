@@ -89,7 +89,7 @@ def test_the_most_telling_comes_first() -> None:
     first = cells[0]
     assert (first.corpus.name, first.train_length, first.seed) == ("latex", 128, 0)
     assert [cell.wave for cell in cells] == sorted(cell.wave for cell in cells)
-    assert cells[-1].seed == 1
+    assert cells[-1].seed == max(cell.seed for cell in cells) > 0
 
 
 def test_a_block_may_have_corpora_lengths_and_seeds_of_its_own(tmp_path) -> None:

@@ -13,7 +13,8 @@ from small_papers import without_results, write_papers
 from dape.cli import main
 from dape.evaluate import evaluate_by_length
 from dape.reproduce import find_papers, load_experiments
-from dape.reproduce.grid import TIME
+from dape.reproduce.corpora import load_corpora
+from dape.reproduce.grid import TIME, cells_of
 from dape.training import load_run
 
 PAPERS = find_papers(Path(__file__).parents[2] / "papers")
@@ -193,7 +194,21 @@ def test_the_list_says_how_far_everything_is(tmp_path, capsys) -> None:
     assert main(["reproduce", "--list", "--papers", str(papers), "--work", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert all(f"dape_v2/{e.name}" in shown for e in EXPERIMENTS if e.paper == "dape_v2")
-    assert "0/72" in shown
+    baselines = next(e for e in EXPERIMENTS if e.name == "baselines")
+    assert f"0/{len(cells_of(baselines, 'laptop', load_corpora(PAPERS)))} " in shown
+
+
+def test_what_was_complete_is_not_when_the_experiment_asks_for_more(tmp_path, capsys) -> None:
+    papers = small(tmp_path, one='[[grid]]\nmethods = ["kerple"]\n[scale.smoke]\n')
+    options = ["--list", "--papers", str(papers), "--work", str(tmp_path / "work"), "--scale", "smoke"]
+    run(papers, tmp_path / "work", "one")
+    capsys.readouterr()
+    assert main(["reproduce", *options]) == 0
+    assert "incomplete" not in capsys.readouterr().out
+    file = papers / "test" / "one" / "experiment.toml"
+    file.write_text(file.read_text() + '[[scale.smoke.also]]\nmethods = ["kerple"]\nseeds = [5]\n')
+    assert main(["reproduce", *options]) == 0
+    assert "incomplete" in capsys.readouterr().out
 
 
 def test_what_cannot_run_takes_nothing_from_equal_time(tmp_path) -> None:

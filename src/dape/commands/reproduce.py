@@ -116,7 +116,9 @@ def print_list(experiments: list[Experiment], place: Place, console: Console) ->
             continue
         done, count = counted(experiment, place)
         results = load_results(place.results(experiment))
-        state = "none" if results is None else "complete" if results["complete"] else "incomplete"
+        # The models behind maps are not kept with their results.
+        whole = results is not None and results["complete"] and (done == count or experiment.kind == "maps")
+        state = "none" if results is None else "complete" if whole else "incomplete"
         table.add_row(
             f"{experiment.paper}/{experiment.name}",
             experiment.kind,

@@ -18,7 +18,7 @@ NEEDED = {"title", "kind", "source", "summary", "scale"}
 # Of a scale, by kind; a language scale has its defaults in papers/scales.toml.
 SCALE_KEYS = {
     "language": {"corpora", "train_lengths", "seeds", "multiples", "lengths", "windows", "last", "room"}
-    | {"equal_time", "train", "grid", "note"},
+    | {"equal_time", "train", "grid", "also", "note"},
     "maps": {
         "corpora",
         "train_lengths",
@@ -79,8 +79,9 @@ class Experiment:
         return self.scales[scale]
 
     def blocks(self, scale: str) -> list[dict[str, Any]]:
-        """The grid at a scale: the scale's own if it has one."""
-        return self.at(scale).get("grid", self.grid)
+        """The grid at a scale: the scale's own if it has one, and what it has also."""
+        settings = self.at(scale)
+        return [*settings.get("grid", self.grid), *settings.get("also", [])]
 
 
 def find_papers(given: Path | None = None) -> Path:
@@ -131,11 +132,11 @@ def load(file: Path, defaults: dict[str, Any]) -> Experiment:
             name: fill(content["kind"], name, own, defaults.get(name, {}))
             for name, own in content["scale"].items()
         }
-        for blocks in (content.get("grid", []), *(s.get("grid", []) for s in scales.values())):
-            for block in blocks:
-                check_keys("a block of the grid", block, GRID_KEYS)
-                if not block.get("methods"):
-                    raise ValueError("a block of the grid names no methods")
+        own = [block for scale in scales.values() for name in ("grid", "also") for block in scale.get(name, [])]
+        for block in [*content.get("grid", []), *own]:
+            check_keys("a block of the grid", block, GRID_KEYS)
+            if not block.get("methods"):
+                raise ValueError("a block of the grid names no methods")
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     return Experiment(
