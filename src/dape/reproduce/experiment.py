@@ -132,7 +132,9 @@ def load(file: Path, defaults: dict[str, Any]) -> Experiment:
             name: fill(content["kind"], name, own, defaults.get(name, {}))
             for name, own in content["scale"].items()
         }
-        own = [block for scale in scales.values() for name in ("grid", "also") for block in scale.get(name, [])]
+        own = [
+            block for scale in scales.values() for name in ("grid", "also") for block in scale.get(name, [])
+        ]
         for block in [*content.get("grid", []), *own]:
             check_keys("a block of the grid", block, GRID_KEYS)
             if not block.get("methods"):
