@@ -167,6 +167,7 @@ ON_ITS_OWN_NUMBERS = {
     "che-processing-usually-best": HOLDS,
     "che-kerple-usually-best": HOLDS,
     "cost-order": HOLDS,
+    "cost-order-dape": HOLDS,
     "cost-falls-kerple": HOLDS,
     "cost-falls-dape": HOLDS,
     "best-of-adaptive": HOLDS,

@@ -46,6 +46,7 @@ LANGUAGE = [
     ("falls", {A: GOOD}, {"a": A}, HOLDS),
     ("falls", {A: BAD}, {"a": A}, FAILS),
     ("falls", {A: SAME}, {"a": A}, UNDECIDED),
+    ("falls", {A: BAD, f"{A}/leak": GOOD}, {"a": A}, FAILS),
     ("falls", {B: GOOD}, {"a": A}, NOT_RUN),
     ("rises", {A: BAD}, {"a": A}, HOLDS),
     ("rises", {A: BAD}, {"a": A, "factor": 2.0}, FAILS),
@@ -229,6 +230,19 @@ def test_accuracies_of_few_samples_or_disagreeing_seeds_are_undecided(tmp_path: 
             key = "accuracy" if "accuracy" in row else "score"
             row[key] = (0.65, 0.95)[row["seed"]]
     assert judged(tmp_path, results, "accuracy_higher", **AB).verdict == UNDECIDED
+
+
+def test_a_change_counts_from_where_all_scored_tokens_have_text_before_them(tmp_path: Path) -> None:
+    # Trained at 64 it gains until 128 alone, where the 64 scored tokens have 64 before them; then it loses.
+    results = made_up.language(losses({A: (2.2, 2.0, 2.1)}))
+    assert judged(tmp_path, results, "falls", a=A).verdict == HOLDS
+    results["settings"]["last"] = 64
+    found = judged(tmp_path, results, "falls", a=A)
+    assert found.verdict == FAILS
+    assert "at 128 and" in found.sentence
+    assert judged(tmp_path, results, "rises", a=A, at=[2]).verdict == NOT_RUN
+    results["settings"]["last"] = 32
+    assert judged(tmp_path, results, "falls", a=A).verdict == HOLDS
 
 
 SIZES = {("small", A): 1.5, ("small", B): 1.0, ("big", A): 11.0, ("big", B): 10.0}

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, variance
 from typing import Any
 
 from dape.files import write_atomically
@@ -79,14 +79,21 @@ class Curve:
     failures: tuple[str, ...] = ()
 
 
-def over_seeds(values: Iterable[float | None], errors: Iterable[float | None]) -> Estimate:
+def over_seeds(
+    values: Iterable[float | None], errors: Iterable[float | None], *, expected: float | None = None
+) -> Estimate:
     """Mean over seeds; its error joins that over documents with the spread between seeds.
 
     Seeds see the same documents, so averaging does not lessen the error over documents: it is taken as the
     mean of the seeds' errors, which is what it would be if their losses rose and fell together.
+    expected: a standard deviation between seeds known from elsewhere; it counts as one degree of freedom beside
+    those of the seeds here, so that one seed has an error and two that agree by chance are not taken to be exact.
     """
     numbers = [math.nan if value is None else value for value in values]
-    spread = stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
+    squares = [(len(numbers) - 1, variance(numbers))] if len(numbers) > 1 else []
+    squares += [(1, expected**2)] if expected is not None else []
+    weight = sum(freedom for freedom, _ in squares)
+    spread = math.sqrt(sum(n * square for n, square in squares) / weight / len(numbers)) if weight else 0.0
     documents = fmean(math.nan if error is None else error for error in errors)
     return Estimate(fmean(numbers), math.hypot(documents, spread))
 

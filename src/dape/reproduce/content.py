@@ -71,8 +71,10 @@ def _best(panel: Panel, column: float) -> Line | None:
 
 def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
     unit = f"1× is {panel.unit} tokens" + (f" for us, {other.unit} in the paper." if other else ".")
-    told = " Change: of the loss, in nats, from the training length to the longest." if changes else ""
-    return unit + told
+    later = any(line.later for line in panel.lines)
+    told = " Change: of the loss, in nats, from the training length to the longest" if changes else ""
+    told += ", from twice it where the scored tokens fill it" if changes and later else ""
+    return f"{unit}{told}{'.' if told else ''}" + (f" {panel.note}" if panel.note else "")
 
 
 def _step_table(folder: Folder, paper: Paper) -> list[Table]:

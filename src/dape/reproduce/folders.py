@@ -11,6 +11,7 @@ from typing import Any
 from dape.reproduce.experiment import FILE as EXPERIMENT
 from dape.reproduce.experiment import read_toml
 from dape.reproduce.results import NAMES
+from dape.reproduce.spread import Spread, spread_of
 
 Results = dict[str, Any]
 
@@ -25,7 +26,8 @@ STANDS_FOR = {"latex": "arxiv", "books": "books3"}
 class Folder:
     """One experiment: what it is about, and its results by scale.
 
-    stands_for: the paper's corpora by our names; texts: what our corpora are.
+    stands_for: the paper's corpora by our names; texts: what our corpora are; spreads: between seeds, by scale, in
+    all experiments.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class Folder:
     results: dict[str, Results]
     stands_for: dict[str, str]
     texts: dict[str, str]
+    spreads: dict[str, Spread]
 
     @property
     def name(self) -> str:
@@ -46,6 +49,11 @@ class Folder:
     def best(self) -> Results | None:
         """The results of the largest scale that was run."""
         return next((self.results[scale] for scale in RESULTS if scale in self.results), None)
+
+    @property
+    def spread(self) -> Spread:
+        """Between seeds, at the scale of the best results."""
+        return next((self.spreads[scale] for scale in RESULTS if scale in self.results), Spread())
 
     def at(self, scale: str) -> Folder:
         """The same with the results of one scale alone."""
@@ -60,16 +68,16 @@ def with_claims(papers: Path) -> list[Path]:
 
 def load_folders(paper: Path, named: Iterable[str] = ()) -> list[Folder]:
     """The experiments of a paper by rank, then those that are only named, by claims made of them."""
-    named_texts = load_corpora(paper.parent)
+    shared = (load_corpora(paper.parent), load_spreads(paper.parent))
     present = [file.parent for file in sorted(paper.glob(f"*/{EXPERIMENT}"))]
-    folders = [load_folder(path, named_texts) for path in present]
+    folders = [load_folder(path, *shared) for path in present]
     folders.sort(key=lambda folder: (folder.rank, folder.name))
     known = {folder.name for folder in folders}
     absent = [name for name in dict.fromkeys(named) if name not in known]
-    return folders + [load_folder(paper / name, named_texts) for name in absent]
+    return folders + [load_folder(paper / name, *shared) for name in absent]
 
 
-def load_folder(path: Path, corpora: dict[str, dict[str, Any]]) -> Folder:
+def load_folder(path: Path, corpora: dict[str, dict[str, Any]], spreads: dict[str, Spread]) -> Folder:
     file = path / EXPERIMENT
     about = read_toml(file) if file.exists() else {}
     results = {scale: load(path / name) for scale, name in RESULTS.items() if (path / name).exists()}
@@ -83,6 +91,7 @@ def load_folder(path: Path, corpora: dict[str, dict[str, Any]]) -> Folder:
         results,
         {**STANDS_FOR, **_said(corpora, "stands_for", str.lower)},
         _said(corpora, "title", str),
+        spreads,
     )
 
 
@@ -91,6 +100,13 @@ def load(path: Path) -> Results:
         return json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+
+
+def load_spreads(papers: Path) -> dict[str, Spread]:
+    """The spread between seeds by scale, from the results of all papers."""
+    return {
+        scale: spread_of(map(load, sorted(papers.glob(f"*/*/{name}")))) for scale, name in RESULTS.items()
+    }
 
 
 def load_corpora(papers: Path) -> dict[str, dict[str, Any]]:

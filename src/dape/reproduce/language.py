@@ -13,6 +13,7 @@ import numpy as np
 from dape.evaluate.statistics import clustered_mean
 from dape.report.results import Estimate, over_seeds
 from dape.reproduce.folders import Folder, Results
+from dape.reproduce.spread import Spread, of_lengths, of_methods
 
 Row = dict[str, Any]
 # A time of a step that was measured once is trusted to this share of itself.
@@ -40,8 +41,9 @@ class Language:
     the paper's.
     """
 
-    def __init__(self, results: Results, stands_for: dict[str, str]) -> None:
+    def __init__(self, results: Results, stands_for: dict[str, str], spread: Spread | None = None) -> None:
         self.stands_for = stands_for
+        self.spread = spread or Spread()
         self.scores: dict[Trained, dict[int, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
         for row in results.get("records", ()):
             if row.get("nll") is None:
@@ -54,11 +56,12 @@ class Language:
                 row.get("variant") or "",
             )
             self.scores[trained][row["eval_length"]][row["seed"]] = row
+        self.last: int = results.get("settings", {}).get("last", 0)
         self.documents = {corpus: np.asarray(ids) for corpus, ids in results.get("documents", {}).items()}
 
     @staticmethod
     def of(folder: Folder) -> Language:
-        return Language(folder.best or {}, folder.stands_for)
+        return Language(folder.best or {}, folder.stands_for, folder.spread)
 
     def paper_corpus(self, corpus: str) -> str:
         return self.stands_for.get(corpus, corpus)
@@ -84,6 +87,18 @@ class Language:
         found = [set(self.scores[one]) if one in self.scores else set() for one in trained]
         return sorted(set.intersection(*found))
 
+    def start(self, trained: Trained) -> int | None:
+        """The length from which a change with the length counts; None if it was not read.
+
+        It is the training length, unless the tokens that are scored fill it: the first of them have next to no text
+        before them then, and any model gains where they have. So it is the first length from there on at which each
+        has at least as many tokens before it as are scored.
+        """
+        lengths = self.lengths(trained)
+        if trained.train_length not in lengths:
+            return None
+        return next((n for n in lengths if n >= max(trained.train_length, 2 * self.last)), None)
+
     def seeds(self, trained: Trained) -> list[int]:
         return sorted({seed for rows in self.scores.get(trained, {}).values() for seed in rows})
 
@@ -97,7 +112,8 @@ class Language:
     def difference(self, *terms: tuple[float, Trained, int]) -> Estimate:
         """A sum of losses (factor, what was trained, length), paired by window, clustered by document, over seeds.
 
-        With factors 1 and −1 it is the difference of two losses. NaN if no seed has all the terms.
+        With factors 1 and −1 it is the difference of two losses. NaN if no seed has all the terms. Few seeds tell
+        little of the spread between them: it is joined with that of other comparisons.
         """
         rows = [self.scores[trained][length] for _, trained, length in terms]
         seeds = sorted(set.intersection(*(set(row) for row in rows)))
@@ -106,7 +122,15 @@ class Language:
         factors = [factor for factor, _, _ in terms]
         corpus = terms[0][1].corpus
         pairs = [self._paired(factors, [row[seed] for row in rows], corpus) for seed in seeds]
-        return over_seeds((value for value, _ in pairs), (error for _, error in pairs))
+        trainings = {
+            _training(trained, row[seeds[0]]): trained.method
+            for (_, trained, _), row in zip(terms, rows, strict=True)
+        }
+        a, *others = trainings.values()
+        kinds = of_methods(a, others[0]) if others else of_lengths(a)
+        farthest = max(1.0, *(length / trained.train_length for _, trained, length in terms))
+        expected = self.spread.expected(kinds, farthest)
+        return over_seeds((value for value, _ in pairs), (error for _, error in pairs), expected=expected)
 
     def _paired(self, factors: list[float], rows: list[Row], corpus: str) -> tuple[float, float]:
         windows = [row.get("windows") for row in rows]
@@ -135,3 +159,9 @@ class Language:
         floor = TIME_ERROR * fmean(values)
         spread = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
         return Estimate(fmean(values), max(floor, spread))
+
+
+def _training(trained: Trained, row: Row) -> tuple[Any, ...]:
+    """What tells a training from others; variants may be readings of the same."""
+    loss = row.get("train_loss")
+    return trained if loss is None else (trained.method, trained.train_length, loss)

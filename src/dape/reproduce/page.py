@@ -37,7 +37,9 @@ READING = (
     "multiples of the training length: at 16× a model reads sixteen times as much as in training. Each score is of "
     "the same last tokens of the same passages, with more text before them as the length grows; bars are one standard "
     "error over documents, most of which is that some documents are harder than others, for all methods alike. "
-    "Differences between methods are taken passage by passage and are far surer than the bars look. Texts that anyone can obtain stand in for the paper's corpora: where a claim names one of those, it is "
+    "Differences between methods are taken passage by passage and are far surer than the bars look. A change with the "
+    "length counts from the training length, or from twice it where the scored tokens fill it: the first of them have "
+    "next to no text before them there, so that every model gains when they have. Texts that anyone can obtain stand in for the paper's corpora: where a claim names one of those, it is "
     "judged on the text that stands for it."
 )
 # Pictures beside an experiment's figure that are taken into the page.
@@ -100,7 +102,9 @@ def head(title: str, parts: Sequence[Part]) -> list[str]:
         )
     lines.append(methods(parts))
     lines += [f"<details><summary>How to read the numbers</summary><p>{escape(READING)}</p>"]
-    lines += [f"<p>{_emphasised(explained())}</p></details>"]
+    lines += [
+        f"<p>{_emphasised(explained([folder for part in parts for folder in part.folders]))}</p></details>"
+    ]
     lines += [f"<h2>{len(verdicts)} claims</h2>", *(ledger_of(part) for part in parts), contents(parts)]
     return lines
 

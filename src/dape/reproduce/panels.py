@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dape.methods import parse_method
 from dape.report.results import VIEWS, Curve, Estimate, Point
 from dape.reproduce.folders import Folder
 from dape.reproduce.language import Language, Trained
 from dape.reproduce.paper import Paper, Printed
+from dape.reproduce.rules.telling import signed
 
 # With more training lengths than this they are the curves of a method's panel.
 FEW = 2
@@ -18,12 +20,16 @@ UNKNOWN = Estimate(math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: its loss by length; `method` decides how it looks."""
+    """A curve: its loss by length; `method` decides how it looks.
+
+    change: of the loss to the longest input; later: whether it counts from a length beyond the training length.
+    """
 
     label: str
     method: str
     losses: dict[int, Estimate]
     change: Estimate = UNKNOWN
+    later: bool = False
 
     def curve(self) -> Curve:
         points = [Point(n, loss, UNKNOWN, UNKNOWN) for n, loss in sorted(self.losses.items())]
@@ -35,13 +41,14 @@ class Panel:
     """Curves that are compared with each other.
 
     unit: the length that is 1×, the training length or the shortest of several. key: what ours and the paper's
-    panel of the same thing have in common.
+    panel of the same thing have in common. note: what it shows, where the claims do not say.
     """
 
     title: str
     key: tuple[object, ...]
     unit: int
     lines: tuple[Line, ...]
+    note: str = ""
 
     def columns(self) -> list[float]:
         """Lengths as multiples of the unit."""
@@ -54,12 +61,27 @@ def our_panels(folder: Folder) -> list[Panel]:
     for view in VIEWS:
         for corpus in data.corpora():
             trained = [t for t in data.scores if (t.view, t.corpus) == (view, corpus)]
-            note = "" if view == "equal-step" else f", {VIEWS[view]}"
+            named = "" if view == "equal-step" else f", {VIEWS[view]}"
             for group in split(trained, by_method=by_method(data)):
                 lines = tuple(our_line(data, one, label(one, group)) for one in group.members)
                 key = (view, data.paper_corpus(corpus), *group.key)
-                panels.append(Panel(f"{corpus}, {group.title}{note}", key, group.unit, lines))
+                title, note = f"{corpus}, {group.title}{named}", gains(data, group.members) if named else ""
+                panels.append(Panel(title, key, group.unit, lines, note))
     return panels
+
+
+def gains(data: Language, members: Sequence[Trained]) -> str:
+    """What processing the scores changes for each encoding, at the training length and the longest."""
+    plain = {one.method: one for one in members}
+    said = []
+    for one in members:
+        base = plain.get(parse_method(one.method).position)
+        lengths = data.lengths(one, base) if base not in (None, one) else []
+        at = [n for n in dict.fromkeys((one.train_length, *lengths[-1:])) if n in lengths]
+        if base is not None and at:
+            gaps = (f"{signed(data.difference((1, one, n), (-1, base, n)))} at {n}" for n in at)
+            said.append(f"{one.label} against {base.label} {' and '.join(gaps)}")
+    return f"Difference of the loss, in nats: {'; '.join(said)}." if said else ""
 
 
 def by_method(data: Language) -> bool:
@@ -109,11 +131,11 @@ def label(one: Trained, group: Group) -> str:
 
 def our_line(data: Language, one: Trained, name: str) -> Line:
     lengths = data.lengths(one)
-    longest, start = lengths[-1], one.train_length
-    change = UNKNOWN
-    if start in lengths and longest > start:
-        change = data.difference((1, one, longest), (-1, one, start))
-    return Line(name, one.method, {length: data.loss(one, length) for length in lengths}, change)
+    longest, start = lengths[-1], data.start(one)
+    change, later = UNKNOWN, False
+    if start is not None and longest > start:
+        change, later = data.difference((1, one, longest), (-1, one, start)), start > one.train_length
+    return Line(name, one.method, {length: data.loss(one, length) for length in lengths}, change, later)
 
 
 def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:

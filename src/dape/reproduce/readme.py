@@ -14,6 +14,7 @@ from dape.reproduce.evidence import VERDICTS
 from dape.reproduce.figures import write_figure, write_headline
 from dape.reproduce.folders import Folder, Results, load_folders, with_claims
 from dape.reproduce.paper import Paper, load_paper
+from dape.reproduce.spread import ONE_POSITION, TWO_POSITIONS, Spread
 from dape.reproduce.tables import markdown
 
 MADE = (
@@ -67,7 +68,7 @@ def paper_readme(paper: Path, printed: Paper, folders: Sequence[Folder], verdict
     """The ledger: every claim with its verdict, by experiment."""
     title = printed.title or ("Beyond the paper" if paper.name == "beyond" else paper.name)
     total = ", ".join(f"{number} {name}" for name, number in count(verdicts).items())
-    parts = [f"# {title}", MADE, f"{len(verdicts)} claims: {total}.", explained()]
+    parts = [f"# {title}", MADE, f"{len(verdicts)} claims: {total}.", explained(folders)]
     known = {folder.name: folder for folder in folders}
     for name in dict.fromkeys([*known, *(verdict.claim.experiment for verdict in verdicts)]):
         folder = known.get(name)
@@ -88,15 +89,31 @@ def told(verdict: Verdict, where: str = "") -> str:
     return f"{symbol} **{verdict.verdict}**{where}: {verdict.claim.text} *{verdict.sentence}*"
 
 
-def explained() -> str:
+def explained(folders: Sequence[Folder]) -> str:
     return (
         f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: the comparisons that a claim is made of lie beyond two standard errors, "
         f"for it or against it. *{VERDICTS[2]}*: within. Losses are compared on the same tokens, window by window; "
-        "errors are over documents, joined with the spread between seeds where there are several. A comparison of "
-        "one seed, which says so, knows nothing of that spread, and where two seeds were run it is often the larger "
-        "part: another training might decide otherwise. Where many comparisons are searched for one that decides, it "
-        "must be as unlikely as a single one beyond two errors."
+        "errors are over documents, joined with the spread between seeds. Few seeds say little of that spread, and "
+        f"one says nothing: it is joined with that of comparisons of the same kind that have several{borrowed(folders)}. "
+        "Where many comparisons are searched for one that decides, it must be as unlikely as a single one beyond two "
+        "errors."
     )
+
+
+def borrowed(folders: Sequence[Folder]) -> str:
+    """The spread between seeds at the training length, by kind, where it is known."""
+    spread = next(
+        (folder.spread for folder in folders if folder.kind == "language" and folder.results), Spread()
+    )
+    known = {
+        words: spread.expected([("methods", kind)], 1.0)
+        for kind, words in (
+            (ONE_POSITION, "sharing a position encoding"),
+            (TWO_POSITIONS, "with different ones"),
+        )
+    }
+    told = [f"{words} {value:.3f}" for words, value in known.items() if value is not None]
+    return f" (at the training length, in nats, between methods {' and '.join(told)})" if told else ""
 
 
 def shows(folder: Folder, paper: Paper) -> str:

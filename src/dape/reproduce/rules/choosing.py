@@ -54,7 +54,8 @@ def train_lengths(available: Sequence[int], wanted: Any) -> list[int]:
 
 
 def eval_lengths(available: Sequence[int], train_length: int, wanted: Any) -> list[int]:
-    """Among the lengths read: "all", "train", "within", "beyond", "shortest", "longest", or multiples of training's."""
+    """Among the lengths read: "all", "train", "within", "beyond", "shortest", "longest", multiples of training's, or a
+    list of such."""
     if not available:
         return []
     named = {
@@ -65,11 +66,12 @@ def eval_lengths(available: Sequence[int], train_length: int, wanted: Any) -> li
         "shortest": [available[0]],
         "longest": [available[-1]],
     }
-    if isinstance(wanted, str):
-        if wanted not in named:
-            raise ValueError(f'at="{wanted}": use {", ".join(named)}, or multiples of the training length')
-        return named[wanted]
-    return [length for length in available if length in {round(n * train_length) for n in listed(wanted)}]
+    found: set[int] = set()
+    for one in listed(wanted):
+        if isinstance(one, str) and one not in named:
+            raise ValueError(f'at="{one}": use {", ".join(named)}, or multiples of the training length')
+        found.update(named[one] if isinstance(one, str) else [round(one * train_length)])
+    return [length for length in available if length in found]
 
 
 def settings(
@@ -93,7 +95,8 @@ def models(
     chosen: Chosen,
     like: str | None = None,
 ) -> list[Trained]:
-    """What the choice names in that setting: under every variant it has, or under the variant of another."""
+    """What the choice names in that setting: under the variant that it or `like` names, else without any if there is
+    such a training, else under every variant it has."""
     corpus, train_length, available = place
     wanted: dict[str, Any] = {"method": choice} if isinstance(choice, str) else choice
     if unknown := set(wanted) - {"method", "variant", "train"}:
@@ -103,6 +106,8 @@ def models(
     for length in lengths:
         variants = data.variants(view, corpus, length, wanted["method"])
         own = wanted.get("variant", like)
+        if own is None and "" in variants:
+            own = ""
         found += [
             Trained(view, corpus, length, wanted["method"], variant)
             for variant in variants

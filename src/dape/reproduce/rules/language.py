@@ -78,7 +78,7 @@ def falls(folder: Folder, _: Paper, *, a: Any, factor: float = 1.0, **chosen_by:
 
 
 def rises(folder: Folder, _: Paper, *, a: Any, factor: float = 1.0, **chosen_by: Any) -> Evidence:
-    """From the training length to the lengths `at`, perplexity rises, by a factor at least."""
+    """From the training length (see `Language.start`) to the lengths `at`, perplexity rises, by a factor at least."""
     return _changes(folder, a, 1, factor, **chosen_by)
 
 
@@ -97,11 +97,11 @@ def _changes(
     data, chosen, findings = Language.of(folder), Chosen(), []
     for place in settings(data, corpus, train, view, chosen):
         for one in (model for choice in listed(a) for model in models(data, choice, place, view, chosen)):
-            start = one.train_length
-            if start not in data.scores[one]:
-                chosen.lack(f"{one.label} at its training length {start}")
+            start = data.start(one)
+            if start is None:
+                chosen.lack(f"{one.label} at its training length {one.train_length}")
                 continue
-            for length in lengths_of(data, one, at=at, chosen=chosen):
+            for length in (n for n in lengths_of(data, one, at=at, chosen=chosen) if n > start):
                 change = data.difference((1, one, length), (-1, one, start))
                 text = (
                     f"{one.label} has perplexity {ppl(data, one, start)} at {start} and {ppl(data, one, length)} at "
@@ -148,7 +148,7 @@ def gain_grows(
     data, chosen, findings = Language.of(folder), Chosen(), []
     for one, other in pairs(data, a, b, corpus, train, view, chosen):
         lengths = data.lengths(one, other)
-        start = one.train_length
+        start = data.start(one)
         if start not in lengths or lengths[-1] <= start:
             chosen.lack(f"{one.label} and {other.label} at two lengths")
             continue

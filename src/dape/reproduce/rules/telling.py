@@ -26,7 +26,7 @@ def against(data: Language, one: Trained, other: Trained, length: int, gap: Esti
     both = len(trained) == 1
     names = [f"{t.label}{'' if both else f' trained at {t.train_length}'}" for t in (one, other)]
     place = f"{where(one)}, read at {length}" if both else f"{one.corpus}, read at {length}"
-    seeds = len(data.seeds(one))
+    seeds = len({*data.seeds(one)} & {*data.seeds(other)})
     return (
         f"{names[0]} has perplexity {ppl(data, one, length)}, {names[1]} {ppl(data, other, length)} "
         f"({place}; loss {signed(gap)}, {seeds} seed{'s' if seeds > 1 else ''})"

@@ -1,0 +1,125 @@
+"""The spread between seeds: measured where there are several, borrowed by comparisons of the same kind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import made_up
+import pytest
+from judging import losses
+from numpy.testing import assert_allclose
+
+from dape.report.results import over_seeds
+from dape.reproduce.claims import ledger
+from dape.reproduce.evidence import HOLDS, UNDECIDED
+from dape.reproduce.folders import load_folders
+from dape.reproduce.readme import borrowed
+from dape.reproduce.spread import of_lengths, of_methods, spread_of
+
+
+def results(values: dict[str, dict[int, tuple[float, ...]]], **fields) -> dict:
+    """method → length → loss by seed, all trained at 64."""
+    records = [
+        {"method": m, "train_length": 64, "eval_length": n, "seed": seed, "nll": nll, "corpus": "c", **fields}
+        for m, by_length in values.items()
+        for n, by_seed in by_length.items()
+        for seed, nll in enumerate(by_seed)
+    ]
+    return {"kind": "language", "records": records}
+
+
+def test_the_nearest_of_its_kind_speaks_for_a_comparison() -> None:
+    spread = spread_of(
+        [
+            results(
+                {
+                    "kerple": {64: (3.0, 3.1), 256: (4.0, 4.4)},
+                    "dape-kerple": {64: (2.0, 2.3), 256: (3.0, 3.2)},
+                    "alibi": {64: (2.0, 2.0)},
+                }
+            )
+        ]
+    )
+
+    def known(kinds, multiple: float = 1.0) -> float | None:
+        return spread.expected(kinds, multiple)
+
+    # Differences of −1.0 and −0.8 have a standard deviation of 0.2 / √2.
+    assert_allclose(known(of_methods("kerple", "dape-kerple")), 0.2 / math.sqrt(2))
+    assert known(of_methods("dape-kerple", "kerple")) == known(of_methods("kerple", "dape-kerple"))
+    assert_allclose(known(of_methods("kerple", "dape-kerple"), 4), 0.2 / math.sqrt(2))
+    assert_allclose(known(of_methods("kerple", "alibi")), 0.1 / math.sqrt(2))
+    # RoPE is not there: two that share an encoding are like Kerple's two, others like those with ALiBi.
+    assert known(of_methods("rope", "dape-rope")) == known(of_methods("kerple", "dape-kerple"))
+    assert_allclose(known(of_methods("rope", "t5")), math.sqrt((0.1**2 + 0.3**2) / 2 / 2))
+    # Far lengths borrow from the nearest known.
+    assert known(of_methods("kerple", "dape-kerple"), 3) == known(of_methods("kerple", "dape-kerple"), 4)
+    assert_allclose(known(of_lengths("kerple"), 4), 0.3 / math.sqrt(2))
+    assert_allclose(known(of_lengths("rope"), 16), math.sqrt((0.3**2 + 0.1**2) / 2 / 2))
+
+
+def test_one_seed_tells_nothing_and_a_training_counts_once() -> None:
+    one = results({"kerple": {64: (3.0,)}, "alibi": {64: (2.0,)}})
+    assert spread_of([one]).expected(of_methods("kerple", "alibi"), 1) is None
+    two = results({"kerple": {64: (3.0, 3.1)}, "alibi": {64: (2.0, 2.0)}})
+    assert list(spread_of([two, two]).variances["methods",].values()) == [pytest.approx([0.005])]
+    # Trained for other steps it is another training.
+    longer = results({"kerple": {64: (3.0, 3.1)}, "alibi": {64: (2.0, 2.0)}}, steps=9)
+    assert len(spread_of([two, longer]).variances["methods",][1.0]) == 2
+
+
+def test_an_expected_spread_counts_as_one_degree_of_freedom() -> None:
+    assert over_seeds([1.0], [0.3], expected=0.4).error == pytest.approx(0.5)
+    assert over_seeds([1.0], [0.3]).error == pytest.approx(0.3)
+    # Two seeds that agree by chance: half of the expected variance is left, of a mean of two.
+    assert over_seeds([1.0, 1.0], [0.0, 0.0], expected=0.4).error == pytest.approx(0.2)
+    # Seeds of their own outweigh it.
+    assert over_seeds([1.0, 3.0, 1.0, 3.0], [0.0] * 4, expected=0.0).error == pytest.approx(
+        math.sqrt(4 / 4 / 4)
+    )
+
+
+A, B = "dape1x3-kerple", "kerple"
+
+
+def claims_of_one_seed(folder: Path, spread: float | None, variant: str = "", **fields) -> list:
+    """Verdicts on kernel 3 against plain scores by one seed, 0.1 better, where another experiment has two."""
+    claim = {"id": "it", "text": "It does.", "experiment": "trial", "rule": "lower", "a": A, "b": B}
+    if variant:
+        claim["b"] = {"method": A, "variant": variant}
+    made_up.write_claims(folder, "made_up", [claim])
+    better, worse = {64: 3.0, 128: 3.0}, {64: 3.1, 128: 3.1}
+    other = ("latex", 64, A, variant) if variant else ("latex", 64, B, "")
+    trial = made_up.language({("latex", 64, A, ""): better, other: worse})
+    for row in trial["records"]:
+        row.update({"steps": 500, **fields})
+    made_up.write(folder, "made_up", "trial", trial)
+    if spread is not None:
+        seeds = made_up.language(losses({A: (3.0, 3.0), B: (3.1, 3.1)}), seeds=(0, 1), spread=spread)
+        made_up.write(folder, "beyond", "seeds", seeds)
+    return ledger(folder)
+
+
+def test_one_seed_decides_as_far_as_others_of_its_kind_allow(tmp_path: Path) -> None:
+    for place, (spread, verdict) in enumerate([(None, HOLDS), (0.005, HOLDS), (0.2, UNDECIDED)]):
+        (found, *_) = claims_of_one_seed(tmp_path / str(place), spread)
+        assert (found.verdict, "1 seed" in found.sentence) == (verdict, True), found.sentence
+
+
+def test_two_readings_by_one_training_do_not_borrow_the_spread_of_two_trainings(tmp_path: Path) -> None:
+    (found, *_) = claims_of_one_seed(tmp_path / "two", 0.2, "wide")
+    assert found.verdict == UNDECIDED
+    (found, *_) = claims_of_one_seed(tmp_path / "one", 0.2, "stretched", train_loss=2.5)
+    assert found.verdict == HOLDS
+
+
+def test_the_reader_is_told_how_large_it_is(tmp_path: Path) -> None:
+    claims_of_one_seed(tmp_path, 0.2)
+    (folder,) = load_folders(tmp_path / "beyond", ["seeds"])
+    # Shifts of ±0.2 in opposite directions: differences of ±0.4, whose standard deviation is 0.8 / √2.
+    assert borrowed([replace(folder, kind="language")]).endswith(
+        "between methods sharing a position encoding 0.566)"
+    )
+    assert borrowed([]) == ""
