@@ -11,9 +11,10 @@ import pytest
 from judging import AB, BAD, GOOD, SAME, A, B, C, judged, losses
 from rich.console import Console
 
+from dape.cli import main
 from dape.reproduce import page
 from dape.reproduce.claims import ledger, load_claims, print_ledger, verdicts_of
-from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN
+from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
 from dape.reproduce.paper import load_paper
 from dape.reproduce.readme import bullet
 
@@ -198,3 +199,20 @@ def test_the_papers_claims_on_its_own_tables(tmp_path: Path) -> None:
     found = {verdict.claim.id: verdict.verdict for verdict in verdicts_of(tmp_path / "dape_v2")}
     decided = {name: verdict for name, verdict in found.items() if verdict != NOT_RUN}
     assert decided == ON_ITS_OWN_NUMBERS
+
+
+def test_the_ledger_of_one_experiment_and_the_width_that_is_asked_for(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "64")
+    assert main(["reproduce", "time_cost", "--claims", "--papers", str(PAPERS)]) == 0
+    shown = capsys.readouterr().out
+    assert {line for line in shown.splitlines() if line.startswith(("dape_v2/", "beyond/"))} == {
+        "dape_v2/time_cost"
+    }
+    assert max(map(len, shown.splitlines())) <= 64
+
+
+def test_undecided_by_exceptions_says_how_far_out_they_must_lie() -> None:
+    findings = [Finding(-2.5, 1.0, "a"), *(Finding(9.0, 1.0, "b") for _ in range(23))]
+    verdict, sentence = Evidence(findings).verdict()
+    assert verdict == UNDECIDED
+    assert "1 against (one of 24 decides beyond 3.1)" in sentence

@@ -15,8 +15,8 @@ from dape.report.results import over_seeds
 from dape.reproduce.claims import ledger
 from dape.reproduce.evidence import HOLDS, UNDECIDED
 from dape.reproduce.folders import load_folders
-from dape.reproduce.readme import borrowed
 from dape.reproduce.spread import of_lengths, of_methods, spread_of
+from dape.reproduce.wording import borrowed
 
 
 def results(values: dict[str, dict[int, tuple[float, ...]]], **fields) -> dict:

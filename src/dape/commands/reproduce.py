@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,9 +43,9 @@ class Options:
     all: bool = False
     """Every experiment, by rank: the first seed of each before the second of any."""
     list: bool = False
-    """Show the experiments, and how far each is at this scale."""
+    """Show the experiments, and how far each is at this scale; one that is named, with what it shows."""
     claims: bool = False
-    """Print the ledger: every claim of the papers, and what the results say of it."""
+    """Print the ledger: every claim of the papers, or of the experiments named, and what the results say of it."""
     report: bool = False
     """Write the README of every experiment, and one page of all of them."""
     jobs: int = 1
@@ -65,12 +66,15 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options = tyro.cli(Options, prog="dape reproduce", args=arguments, description=DESCRIPTION)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    own_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(highlight=False, width=None if own_width else 110)
     papers = find_papers(options.papers)
     if options.claims:
         from dape.reproduce.claims import ledger, print_ledger
 
-        print_ledger(ledger(papers), console)
+        named = {(e.paper, e.name) for e in load_experiments(papers, options.names or None)}
+        verdicts = [v for v in ledger(papers) if not options.names or (v.paper, v.claim.experiment) in named]
+        print_ledger(verdicts, console)
         return 0
     if options.report:
         return report(papers, options.out, console)
@@ -108,24 +112,21 @@ def report(papers: Path, out: Path, console: Console) -> int:
 
 def print_list(experiments: list[Experiment], place: Place, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("experiment", "kind", "what the paper shows", "trainings", f"results ({place.scale})"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("experiment", "trainings"))
+    for name in ("experiment", "what it is", "trainings", place.scale):
+        table.add_column(name, overflow="fold", no_wrap=name != "what it is")
     for experiment in experiments:
+        name, about = f"{experiment.paper}/{experiment.name}", experiment.title
+        if len(experiments) == 1:
+            about = f"{about}. {experiment.summary}"
         if place.scale not in experiment.scales:
-            table.add_row(experiment.name, experiment.kind, experiment.summary, "–", "no such scale")
+            table.add_row(name, about, "–", "no such scale")
             continue
         done, count = counted(experiment, place)
         results = load_results(place.results(experiment))
         # The models behind maps are not kept with their results.
         whole = results is not None and results["complete"] and (done == count or experiment.kind == "maps")
         state = "none" if results is None else "complete" if whole else "incomplete"
-        table.add_row(
-            f"{experiment.paper}/{experiment.name}",
-            experiment.kind,
-            experiment.summary,
-            f"{done}/{count}" if count else "–",
-            state,
-        )
+        table.add_row(name, about, f"{done}/{count}" if count else "–", state)
     console.print(table)
 
 

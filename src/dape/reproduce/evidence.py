@@ -90,6 +90,8 @@ class Evidence:
         counts = f"{len(self.findings)} {self.unit}: {wins} for, {losses} against"
         within = len(self.findings) - wins - losses
         counts += f", {within} within two standard errors" if within else ""
+        if verdict == UNDECIDED and (wins if self.need == "some" else losses if self.need == "every" else 0):
+            counts += f" (one of {len(self.findings)} decides beyond {searched(len(self.findings)):.1f})"
         return f"{counts}. {self._label(verdict)}: {shown.text}."
 
     def _telling(self, verdict: str) -> Finding:

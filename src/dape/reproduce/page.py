@@ -20,8 +20,9 @@ from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from dape.reproduce.figures import HEADLINE, inline_svg, on_page
 from dape.reproduce.folders import Folder, load_folders, with_claims
 from dape.reproduce.paper import Paper, load_paper
-from dape.reproduce.readme import another_scale, explained, machine, ran, settings, spoken
+from dape.reproduce.readme import machine, ran, settings, spoken
 from dape.reproduce.tables import html
+from dape.reproduce.wording import another_scale, explained, scale_of
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", NOT_RUN: "not-run"}
 SHORT = {NOT_RUN: "not run"}
@@ -85,7 +86,9 @@ def load_part(path: Path) -> Part:
 
 def head(title: str, parts: Sequence[Part]) -> list[str]:
     """Title, what this is about, the counts, the ledger, and where everything is."""
-    verdicts = [verdict for part in parts for verdict in part.verdicts]
+    # The tiles are of the paper's own claims; what goes beyond it has its count in the ledger.
+    own = [part for part in parts if part.paper.title] or list(parts)
+    verdicts = [verdict for part in own for verdict in part.verdicts]
     cards = "".join(
         f'<button class="card {CLASSES[name]}" data-verdict="{CLASSES[name]}" aria-pressed="false">'
         f"<b>{number}</b><span>{escape(name)}</span></button>"
@@ -96,6 +99,7 @@ def head(title: str, parts: Sequence[Part]) -> list[str]:
         '<p class="faint">The paper’s results, table by table, run again.</p>',
     ]
     lines += [f"<p>{escape(INTRODUCTION)}</p>", f'<div class="cards">{cards}</div>']
+    lines += [f'<p class="faint">{escape(scale_of(part.folders, part.paper))}</p>' for part in own]
     if parts and (drawn := headline(parts[0].path.parent)):
         lines.append(
             f'<div class="drawing headline" role="img" aria-label="Perplexity by length">{drawn}</div>'
@@ -105,7 +109,8 @@ def head(title: str, parts: Sequence[Part]) -> list[str]:
     lines += [
         f"<p>{_emphasised(explained([folder for part in parts for folder in part.folders]))}</p></details>"
     ]
-    lines += [f"<h2>{len(verdicts)} claims</h2>", *(ledger_of(part) for part in parts), contents(parts)]
+    total = sum(len(part.verdicts) for part in parts)
+    lines += [f"<h2>{total} claims</h2>", *(ledger_of(part) for part in parts), contents(parts)]
     return lines
 
 

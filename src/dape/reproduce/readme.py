@@ -10,12 +10,11 @@ from typing import Any
 from dape.files import write_atomically
 from dape.reproduce.claims import STYLES, Verdict, count, place, verdicts_of
 from dape.reproduce.content import tables
-from dape.reproduce.evidence import VERDICTS
 from dape.reproduce.figures import write_figure, write_headline
 from dape.reproduce.folders import Folder, Results, load_folders, with_claims
 from dape.reproduce.paper import Paper, load_paper
-from dape.reproduce.spread import ONE_POSITION, TWO_POSITIONS, Spread
 from dape.reproduce.tables import markdown
+from dape.reproduce.wording import another_scale, explained, scale_of
 
 MADE = (
     "<!-- Made by `dape reproduce --report` from results.json, claims.toml and paper.json: do not edit. -->"
@@ -68,7 +67,13 @@ def paper_readme(paper: Path, printed: Paper, folders: Sequence[Folder], verdict
     """The ledger: every claim with its verdict, by experiment."""
     title = printed.title or ("Beyond the paper" if paper.name == "beyond" else paper.name)
     total = ", ".join(f"{number} {name}" for name, number in count(verdicts).items())
-    parts = [f"# {title}", MADE, f"{len(verdicts)} claims: {total}.", explained(folders)]
+    parts = [
+        f"# {title}",
+        MADE,
+        f"{len(verdicts)} claims: {total}.",
+        scale_of(folders, printed),
+        explained(folders),
+    ]
     known = {folder.name: folder for folder in folders}
     for name in dict.fromkeys([*known, *(verdict.claim.experiment for verdict in verdicts)]):
         folder = known.get(name)
@@ -89,63 +94,10 @@ def told(verdict: Verdict, where: str = "") -> str:
     return f"{symbol} **{verdict.verdict}**{where}: {verdict.claim.text} *{verdict.sentence}*"
 
 
-def explained(folders: Sequence[Folder]) -> str:
-    return (
-        f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: the comparisons that a claim is made of lie beyond two standard errors, "
-        f"for it or against it. *{VERDICTS[2]}*: within. Losses are compared on the same tokens, window by window; "
-        "errors are over documents, joined with the spread between seeds. Few seeds say little of that spread, and "
-        f"one says nothing: it is joined with that of comparisons of the same kind that have several{borrowed(folders)}. "
-        "Where many comparisons are searched for one that decides, it must be as unlikely as a single one beyond two "
-        "errors."
-    )
-
-
-def borrowed(folders: Sequence[Folder]) -> str:
-    """The spread between seeds at the training length, by kind, where it is known."""
-    spread = next(
-        (folder.spread for folder in folders if folder.kind == "language" and folder.results), Spread()
-    )
-    known = {
-        words: spread.expected([("methods", kind)], 1.0)
-        for kind, words in (
-            (ONE_POSITION, "sharing a position encoding"),
-            (TWO_POSITIONS, "with different ones"),
-        )
-    }
-    told = [f"{words} {value:.3f}" for words, value in known.items() if value is not None]
-    return f" (at the training length, in nats, between methods {' and '.join(told)})" if told else ""
-
-
 def shows(folder: Folder, paper: Paper) -> str:
     whose = "What the paper shows" if paper.title else "What we ask"
     source = f" ({folder.source})" if folder.source else ""
     return f"**{whose}{source}:** {folder.shows}" if folder.shows else ""
-
-
-def another_scale(folder: Folder, paper: Paper) -> str:
-    """That ours and the paper's numbers are not to be compared digit by digit."""
-    results = folder.best
-    if results is None:
-        return "The paper's alone; ours are not run yet."
-    if not paper.title or results.get("scale") == "paper":
-        return ""
-    scale = f"the {results.get('scale')} scale"
-    if results.get("kind") == "tasks":
-        return f"Ours are trained for far fewer steps ({scale}): compare which methods lead, not the values."
-    if results.get("kind") == "timing":
-        return f"Ours are of small models on the processor named below ({scale}), the paper's on GPUs: compare ratios."
-    steps = paper.value("configuration", setting="thousand steps", size="125m")
-    budget = f", and {steps:g} thousand steps" if steps else ""
-    return (
-        f"Ours are small models on other text ({scale}), the paper's have {size_of(paper)} parameters or "
-        f"more{budget}: compare the order of methods and the shape of curves, not the values."
-    )
-
-
-def size_of(paper: Paper) -> str:
-    """The smallest size in the paper's table of configurations, as words."""
-    sizes = [number.get("size") for number in paper.numbers if number.quantity == "configuration"]
-    return f"{sizes[0].removesuffix('m')} million" if sizes else "many"
 
 
 def ran(folder: Folder, results: Results) -> str:
