@@ -10,7 +10,10 @@ import made_up
 import pytest
 from judging import AB, BAD, GOOD, SAME, A, B, C, judged, losses
 
+from dape.report.results import Estimate
 from dape.reproduce.evidence import ERRORS, FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding, searched
+from dape.reproduce.rules.tasks import has_learned
+from dape.tasks import build_task
 
 LANGUAGE = [
     # every comparison for; one against; within two errors
@@ -243,6 +246,21 @@ def test_a_change_counts_from_where_all_scored_tokens_have_text_before_them(tmp_
     assert judged(tmp_path, results, "rises", a=A, at=[2]).verdict == NOT_RUN
     results["settings"]["last"] = 32
     assert judged(tmp_path, results, "falls", a=A).verdict == HOLDS
+
+
+def test_what_nobody_has_learned_is_said_and_not_bold(tmp_path: Path) -> None:
+    even, stack = "even_pairs", "stack_manipulation"
+    accuracy = {(even, A): 0.99, (even, B): 0.5, (stack, A): 0.505, (stack, B): 0.5}
+    results = made_up.tasks(accuracy, samples=200)
+    found = judged(tmp_path, results, "accuracy_higher", **AB, tasks=stack)
+    assert "(stack_manipulation, neither learned)" in found.sentence
+    assert "neither" not in judged(tmp_path, results, "accuracy_higher", **AB, tasks=even).sentence
+    assert has_learned(even, Estimate(0.6, 0.04))
+    assert not has_learned(even, Estimate(0.6, 0.06))
+    # Always the same answer is right more often than a guess there.
+    brackets = "modular_arithmetic_brackets"
+    assert build_task(brackets).constant_accuracy > build_task(brackets).random_accuracy
+    assert not has_learned(brackets, Estimate(build_task(brackets).constant_accuracy, 0.01))
 
 
 SIZES = {("small", A): 1.5, ("small", B): 1.0, ("big", A): 11.0, ("big", B): 10.0}

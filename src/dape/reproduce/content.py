@@ -11,7 +11,7 @@ from dape.reproduce.language import Language
 from dape.reproduce.panels import Line, Panel, our_panels, paper_panels, partner
 from dape.reproduce.paper import Paper
 from dape.reproduce.rules.maps import measured
-from dape.reproduce.rules.tasks import Solver, Tasks
+from dape.reproduce.rules.tasks import Solver, Tasks, has_learned
 from dape.reproduce.rules.timing import Timing
 from dape.reproduce.tables import OURS, PAPER, Cell, Row, Table, joined, perplexity, plain, signed
 
@@ -133,7 +133,7 @@ def _task_rows(
     solvers = {(s.task, s.label): s for s in data.rows if s.layers == layers}
     for task in names:
         found = [data.accuracy(solvers[task, m]) if (task, m) in solvers else None for m in methods]
-        best = max((e.value for e in found if e is not None), default=math.nan)
+        best = max((e.value for e in found if e is not None and has_learned(task, e)), default=math.nan)
         wide = len(methods) > FEW_COLUMNS
         cells = [
             Cell("–")
@@ -146,7 +146,8 @@ def _task_rows(
             rows.append(Row(task.replace("_", " "), OURS, tuple(cells)))
         if any(value is not None for value in printed):
             rows.append(Row(task.replace("_", " "), PAPER, tuple(plain(value, 1) for value in printed)))
-    return Table(f"Accuracy in percent{title}", ("", "", *methods), joined(rows))
+    note = "Bold: the best, where any is beyond what guessing or always the same answer reaches."
+    return Table(f"Accuracy in percent{title}", ("", "", *methods), joined(rows), note if solvers else "")
 
 
 def _by_length(data: Tasks, task: str, layers: int) -> Table:

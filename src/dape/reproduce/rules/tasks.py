@@ -13,10 +13,11 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from dape.report.results import Estimate, over_seeds
-from dape.reproduce.evidence import Evidence, Finding
+from dape.reproduce.evidence import ERRORS, Evidence, Finding
 from dape.reproduce.folders import Folder, Results
 from dape.reproduce.paper import Paper
 from dape.reproduce.rules.choosing import Chosen, listed
+from dape.tasks import TASKS, build_task
 
 Row = dict[str, Any]
 
@@ -218,8 +219,17 @@ def _chosen(data: Tasks, method: str, tasks: Any, layers: Any, chosen: Chosen) -
 
 def _compare(data: Tasks, one: Solver, other: Solver) -> Finding:
     first, second = data.accuracy(one), data.accuracy(other)
-    text = f"{one.label} {percent(first)}, {other.label} {percent(second)} ({one.task})"
+    unlearned = not (has_learned(one.task, first) or has_learned(other.task, second))
+    text = f"{one.label} {percent(first)}, {other.label} {percent(second)} ({one.task}{', neither learned' * unlearned})"
     return Finding(first.value - second.value, math.hypot(first.error, second.error), text)
+
+
+def has_learned(task: str, found: Estimate) -> bool:
+    """Whether an accuracy lies beyond what is reached without the input: by guessing, or by always the same answer."""
+    if task not in TASKS:
+        return True
+    known = build_task(task)
+    return found.value - max(known.random_accuracy, known.constant_accuracy) > ERRORS * found.error
 
 
 def percent(estimate: Estimate) -> str:
