@@ -11,10 +11,13 @@ import pytest
 from judging import losses
 from numpy.testing import assert_allclose
 
-from dape.report.results import over_seeds
+from dape.report.results import Estimate, over_seeds
 from dape.reproduce.claims import ledger
+from dape.reproduce.curves import panels_figure, styles
 from dape.reproduce.evidence import HOLDS, UNDECIDED
 from dape.reproduce.folders import load_folders
+from dape.reproduce.language import Language
+from dape.reproduce.panels import Line, Panel, our_panels
 from dape.reproduce.spread import of_lengths, of_methods, spread_of
 from dape.reproduce.wording import borrowed
 
@@ -123,3 +126,28 @@ def test_the_reader_is_told_how_large_it_is(tmp_path: Path) -> None:
         "between methods sharing a position encoding 0.566)"
     )
     assert borrowed([]) == ""
+
+
+def test_bars_of_a_figure_are_errors_of_the_difference_to_its_first_curve(tmp_path: Path) -> None:
+    made_up.write(
+        tmp_path, "made_up", "trial", made_up.language(losses({B: (3.1, 3.1), A: (3.0, 3.0)}), noise=0.02)
+    )
+    (folder,) = load_folders(tmp_path / "made_up", ["trial"])
+    (panel,) = our_panels(folder)
+    base, other = panel.lines
+    assert (panel.reference, base.label) == (B, B)
+    assert all(math.isnan(bar) for bar in base.bars.values())
+    data = Language.of(folder)
+    b, a = data.scores
+    assert other.bars == {n: data.difference((1, a, n), (-1, b, n)).error for n in (64, 128)}
+    # Documents differ by far more than methods do.
+    assert other.bars[64] < other.losses[64].error / 3
+    assert other.curve().points[0].nll.error == other.bars[64]
+
+
+def test_two_points_far_apart_are_not_joined() -> None:
+    line = Line("a", "rope", {64: Estimate(1.0, math.nan), 1024: Estimate(2.0, math.nan)})
+    near = Line("b", "kerple", {64: Estimate(1.0, math.nan), 128: Estimate(2.0, math.nan)})
+    drawn = panels_figure([Panel("p", (), 64, (line, near))], styles(["a", "b"], ["rope", "kerple"]))
+    pair, joined = (container[0] for container in drawn.axes[0].containers)
+    assert (pair.get_linestyle(), joined.get_linestyle()) == ("None", "--")

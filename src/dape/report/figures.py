@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.style import context
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from dape.files import write_atomically
 from dape.report.results import VIEWS, Curve, Results, curves, views
@@ -21,6 +21,8 @@ from dape.report.style import Style, style_of, times
 FORMATS = ("svg", "pdf", "png")
 # A column and a half of a two-column paper, in inches.
 SIZE = (5.0, 3.3)
+# Two points whose lengths differ by more than this factor are not joined.
+FAR = 4
 LOOK: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -94,7 +96,7 @@ def draw_curves(
     axes.set_axisbelow(True)
     if QUANTITIES[quantity].logarithmic:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=_subs(axes.get_ylim())))
+        axes.yaxis.set_major_locator(_labelled(axes.get_ylim()))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -114,20 +116,26 @@ def _draw(axes: Any, style: Style, curve: Curve, quantity: str) -> None:
         color=style.colour,
         marker=style.marker,
         markersize=4,
-        linestyle="--" if style.dashed else "-",
+        linestyle="none" if _is_a_pair(shown) else "--" if style.dashed else "-",
         linewidth=style.width * 0.7,
         capsize=2,
         elinewidth=0.8,
     )
 
 
+def _is_a_pair(shown: Sequence[tuple[int, Any]]) -> bool:
+    """Whether there are two points alone, far apart: a line would tell of what lies between."""
+    return len(shown) == 2 and shown[1][0] > FAR * shown[0][0]
+
+
 def _known(error: float) -> float:
     return error if math.isfinite(error) else 0.0
 
 
-def _subs(limits: tuple[float, float]) -> tuple[float, ...]:
-    """Digits at which a logarithmic axis is labelled: more of them the fewer decades it spans."""
+def _labelled(limits: tuple[float, float]) -> Locator:
+    """Where a logarithmic axis is labelled: at more digits the fewer decades it spans, evenly within part of one."""
     decades = math.log10(limits[1] / limits[0])
-    return (
-        (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9) if decades < 0.5 else (1, 2, 3, 5, 7) if decades < 1.2 else (1, 2, 5)
-    )
+    if decades < 0.3:
+        return MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+    few = (1, 1.5, 2, 3, 5, 7) if decades < 1.2 else (1, 2, 5)
+    return LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9) if decades < 0.5 else few)

@@ -25,7 +25,7 @@ PLACES = {
     "t5": 5,
     "fire": 6,
     "nope": 7,
-    "cope": 15,
+    "cope": 10,
 }
 INK, FAINT, GRID = "#1a1d21", "#8f99a3", "#e3e7eb"
 # Inches of a panel, and of the legend beside panels.
@@ -74,8 +74,15 @@ def panels_figure(panels: Sequence[Panel], looks: dict[str, Style], *, columns: 
             axis.set_ylabel("")
         if place < len(panels) - columns:
             axis.set_xlabel("")
-    legend(drawn, axes.flat)
+    legend(drawn, axes.flat, bars_of(panels))
     return drawn
+
+
+def bars_of(panels: Sequence[Panel]) -> str:
+    """What the bars of our panels are."""
+    names = {panel.reference for panel in panels if panel.reference and len(panel.lines) > 1}
+    to = names.pop() if len(names) == 1 else "the first curve"
+    return f"bars: one standard error\nof the difference to\n{to}" if any(p.reference for p in panels) else ""
 
 
 def single_figure(panel: Panel, looks: dict[str, Style], size: tuple[float, float]) -> Figure:
@@ -84,7 +91,10 @@ def single_figure(panel: Panel, looks: dict[str, Style], size: tuple[float, floa
     FigureCanvasAgg(drawn)
     axis = drawn.add_subplot()
     draw_panel(axis, panel, looks)
-    drawn.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=2.6)
+    said = bars_of([panel]).replace("\n", " ") or None
+    drawn.legend(
+        loc="outside lower center", ncols=3, frameon=False, handlelength=2.6, title=said, title_fontsize=8
+    )
     return drawn
 
 
@@ -94,12 +104,19 @@ def draw_panel(axis: Any, panel: Panel, looks: dict[str, Style]) -> None:
     axis.set_xlabel("length read")
 
 
-def legend(drawn: Figure, axes: Any) -> None:
+def legend(drawn: Figure, axes: Any, title: str = "") -> None:
     """One entry a label, in the order of the first panel that has it."""
     entries: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     drawn.legend(
-        list(entries.values()), list(entries), loc="outside right upper", frameon=False, handlelength=2.6
+        list(entries.values()),
+        list(entries),
+        loc="outside right upper",
+        frameon=False,
+        handlelength=2.6,
+        title=title or None,
+        title_fontsize=7,
+        alignment="left",
     )

@@ -36,12 +36,13 @@ INTRODUCTION = (
 READING = (
     "Perplexity says how many tokens a model hesitates between: lower is better. Lengths are given in tokens and as "
     "multiples of the training length: at 16× a model reads sixteen times as much as in training. Each score is of "
-    "the same last tokens of the same passages, with more text before them as the length grows; bars are one standard "
-    "error over documents, most of which is that some documents are harder than others, for all methods alike. "
-    "Differences between methods are taken passage by passage and are far surer than the bars look. A change with the "
-    "length counts from the training length, or from twice it where the scored tokens fill it: the first of them have "
-    "next to no text before them there, so that every model gains when they have. Texts that anyone can obtain stand in for the paper's corpora: where a claim names one of those, it is "
-    "judged on the text that stands for it."
+    "the same last tokens of the same passages, with more text before them as the length grows. Errors in the tables "
+    "are over documents: mostly that some documents are harder than others, for all methods alike. Differences between "
+    "methods are taken passage by passage and are far surer; the bars in figures are the errors of such differences, "
+    "to the curve that the legend names. A change with the length counts from the training length, or from twice it "
+    "where the scored tokens fill it: the first of them have next to no text before them there, so that every model "
+    "gains when they have. Texts that anyone can obtain stand in for the paper's corpora: where a claim names one of "
+    "those, it is judged on the text that stands for it."
 )
 # Pictures beside an experiment's figure that are taken into the page.
 KINDS_OF_PICTURE = {".png": "image/png", ".svg": "image/svg+xml"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dape.methods import parse_method
 from dape.report.results import VIEWS, Curve, Estimate, Point
@@ -23,6 +23,7 @@ class Line:
     """A curve: its loss by length; `method` decides how it looks.
 
     change: of the loss to the longest input; later: whether it counts from a length beyond the training length.
+    bars: errors to draw by length; those of the losses if there are none.
     """
 
     label: str
@@ -30,9 +31,11 @@ class Line:
     losses: dict[int, Estimate]
     change: Estimate = UNKNOWN
     later: bool = False
+    bars: dict[int, float] = field(default_factory=dict)
 
     def curve(self) -> Curve:
-        points = [Point(n, loss, UNKNOWN, UNKNOWN) for n, loss in sorted(self.losses.items())]
+        drawn = {n: Estimate(loss.value, self.bars.get(n, loss.error)) for n, loss in self.losses.items()}
+        points = [Point(n, loss, UNKNOWN, UNKNOWN) for n, loss in sorted(drawn.items())]
         return Curve(self.label, "equal-step", (), 0, math.nan, tuple(points))
 
 
@@ -49,6 +52,7 @@ class Panel:
     unit: int
     lines: tuple[Line, ...]
     note: str = ""
+    reference: str = ""
 
     def columns(self) -> list[float]:
         """Lengths as multiples of the unit."""
@@ -63,10 +67,11 @@ def our_panels(folder: Folder) -> list[Panel]:
             trained = [t for t in data.scores if (t.view, t.corpus) == (view, corpus)]
             named = "" if view == "equal-step" else f", {VIEWS[view]}"
             for group in split(trained, by_method=by_method(data)):
-                lines = tuple(our_line(data, one, label(one, group)) for one in group.members)
+                base = group.members[0]
+                lines = tuple(our_line(data, one, label(one, group), base) for one in group.members)
                 key = (view, data.paper_corpus(corpus), *group.key)
                 title, note = f"{corpus}, {group.title}{named}", gains(data, group.members) if named else ""
-                panels.append(Panel(title, key, group.unit, lines, note))
+                panels.append(Panel(title, key, group.unit, lines, note, label(base, group)))
     return panels
 
 
@@ -129,13 +134,19 @@ def label(one: Trained, group: Group) -> str:
     return one.method if len({other.variant for other in group.members}) == 1 else one.label
 
 
-def our_line(data: Language, one: Trained, name: str) -> Line:
+def our_line(data: Language, one: Trained, name: str, base: Trained) -> Line:
+    """Bars are errors of the difference to the base: those of the loss are mostly of which documents are hard."""
     lengths = data.lengths(one)
     longest, start = lengths[-1], data.start(one)
     change, later = UNKNOWN, False
     if start is not None and longest > start:
         change, later = data.difference((1, one, longest), (-1, one, start)), start > one.train_length
-    return Line(name, one.method, {length: data.loss(one, length) for length in lengths}, change, later)
+    losses = {length: data.loss(one, length) for length in lengths}
+    shared = set(data.lengths(one, base)) if one != base else set()
+    bars = {
+        n: data.difference((1, one, n), (-1, base, n)).error if n in shared else math.nan for n in lengths
+    }
+    return Line(name, one.method, losses, change, later, bars)
 
 
 def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
