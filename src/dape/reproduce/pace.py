@@ -23,7 +23,7 @@ from dape.training import TrainConfig
 from dape.training.language import LanguageModelling
 from dape.training.run import build_model
 
-ROUNDS = 3
+ROUNDS = 12
 
 
 def equal_time_steps(group: list[Cell], place: Place) -> dict[str, int]:
