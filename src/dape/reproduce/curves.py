@@ -27,6 +27,8 @@ PLACES = {
     "nope": 7,
     "cope": 10,
 }
+# Of those, the colours of main methods that process the scores: their curves are full, the others dashed.
+FULL = (0, 2)
 INK, FAINT, GRID = "#1a1d21", "#8f99a3", "#e3e7eb"
 # Inches of a panel, and of the legend beside panels.
 PANEL, LEGEND = (3.6, 2.75), 1.6
@@ -35,13 +37,18 @@ PANEL, LEGEND = (3.6, 2.75), 1.6
 def styles(labels: Sequence[str], methods: Sequence[str]) -> dict[str, Style]:
     """A style for every label; a main method keeps its own, and the same label looks the same in every panel."""
     fixed = {label: PLACES[label] for label in labels if label in PLACES}
-    free = (place for place in range(8, 64) if place not in fixed.values())
     left = [place for place in range(8) if place not in fixed.values()]
-    found = {}
+    again = [place for place in range(8, 64) if place not in fixed.values()]
+    found: dict[str, Style] = {}
     for label, method in zip(labels, methods, strict=True):
         if label in found:
             continue
-        place = fixed[label] if label in fixed else left.pop(0) if left else next(free)
+        # When colours are used up, one that a dashed curve has is taken by a full one, and the other way round.
+        full = not style_of(0, method).dashed
+        apart = (place for place in again if (place % 8 in FULL) != full)
+        place = fixed[label] if label in fixed else left.pop(0) if left else next(apart, again[0])
+        if place in again:
+            again.remove(place)
         style = style_of(place, method)
         # A colour that is used a second time comes with another marker.
         found[label] = style._replace(marker=MARKERS[(place + 3) % 8][0]) if place >= 8 else style
@@ -80,8 +87,8 @@ def panels_figure(panels: Sequence[Panel], looks: dict[str, Style], *, columns: 
 
 def bars_of(panels: Sequence[Panel]) -> str:
     """What the bars of our panels are."""
-    names = {panel.reference for panel in panels if panel.reference and len(panel.lines) > 1}
-    to = names.pop() if len(names) == 1 else "the first curve"
+    names = dict.fromkeys(panel.reference for panel in panels if panel.reference and len(panel.lines) > 1)
+    to = " or ".join(names) if len(names) < 3 else "one of a panel"
     return f"bars: one standard error\nof the difference to\n{to}" if any(p.reference for p in panels) else ""
 
 

@@ -15,6 +15,8 @@ from dape.reproduce.rules.telling import signed
 
 # With more training lengths than this they are the curves of a method's panel.
 FEW = 2
+# The method to which bars of figures refer, where it is among the curves.
+BASE = "kerple"
 UNKNOWN = Estimate(math.nan, math.nan)
 
 
@@ -67,7 +69,7 @@ def our_panels(folder: Folder) -> list[Panel]:
             trained = [t for t in data.scores if (t.view, t.corpus) == (view, corpus)]
             named = "" if view == "equal-step" else f", {VIEWS[view]}"
             for group in split(trained, by_method=by_method(data)):
-                base = group.members[0]
+                base = next((one for one in group.members if one.method == BASE), group.members[0])
                 lines = tuple(our_line(data, one, label(one, group), base) for one in group.members)
                 key = (view, data.paper_corpus(corpus), *group.key)
                 title, note = f"{corpus}, {group.title}{named}", gains(data, group.members) if named else ""
