@@ -36,6 +36,7 @@ PAGES = (
     "retrofit.md",
     "train_and_compare.md",
     "tasks.md",
+    "reproduce.md",
     "inspect.md",
     "hugging_face.md",
     "scale_out.md",

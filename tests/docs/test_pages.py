@@ -70,6 +70,7 @@ def test_a_page_runs(page, tmp_path, monkeypatch):
             elif block.note.endswith(".sbatch"):
                 check_batch_job(block.text, tmp_path / block.note)
             elif block.note:
+                (tmp_path / block.note).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / block.note).write_text(block.text)
             elif block.language == "python":
                 exec(compile(block.text, page.name, "exec"), names)
@@ -93,7 +94,10 @@ def registries_left_alone():
 
 
 def write_texts(folder: Path) -> None:
-    """my_texts/ and book.txt, which the pages' commands read."""
+    """my_texts/ and book.txt, which the pages' commands read, and papers/ as in a clone, without experiments."""
+    (folder / "papers").mkdir()
+    for name in ("scales.toml", "corpora.toml"):
+        (folder / "papers" / name).write_text((ROOT / "papers" / name).read_text("utf-8"))
     (folder / "my_texts").mkdir()
     for number in range(40):
         words = " ".join(f"{number * word % 17} and {word}, {word % 7} times" for word in range(80))
