@@ -216,3 +216,9 @@ def test_undecided_by_exceptions_says_how_far_out_they_must_lie() -> None:
     verdict, sentence = Evidence(findings).verdict()
     assert verdict == UNDECIDED
     assert "1 against (one of 24 decides beyond 3.1)" in sentence
+
+
+def test_what_does_not_hold_has_been_looked_into() -> None:
+    """Of the paper's claims as shipped: with longer training, another length or another measurement."""
+    failed = [verdict for verdict in verdicts_of(PAPERS / "dape_v2") if verdict.verdict == FAILS]
+    assert [verdict.claim.id for verdict in failed if not verdict.closer] == []

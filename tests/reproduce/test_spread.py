@@ -18,7 +18,15 @@ from dape.reproduce.evidence import HOLDS, UNDECIDED
 from dape.reproduce.folders import load_folders
 from dape.reproduce.language import Language
 from dape.reproduce.panels import Line, Panel, our_panels
-from dape.reproduce.spread import of_lengths, of_methods, spread_of
+from dape.reproduce.spread import (
+    ONE_POSITION,
+    PRIOR,
+    TWO_POSITIONS,
+    Spread,
+    of_lengths,
+    of_methods,
+    spread_of,
+)
 from dape.reproduce.wording import borrowed
 
 
@@ -45,32 +53,52 @@ def test_the_nearest_of_its_kind_speaks_for_a_comparison() -> None:
             )
         ]
     )
-
-    def known(kinds, multiple: float = 1.0) -> float | None:
-        return spread.expected(kinds, multiple)
-
+    kerples, others = ("methods", ONE_POSITION), ("methods", TWO_POSITIONS)
     # Differences of −1.0 and −0.8 have a standard deviation of 0.2 / √2.
-    assert_allclose(known(of_methods("kerple", "dape-kerple")), 0.2 / math.sqrt(2))
-    assert known(of_methods("dape-kerple", "kerple")) == known(of_methods("kerple", "dape-kerple"))
-    assert_allclose(known(of_methods("kerple", "dape-kerple"), 4), 0.2 / math.sqrt(2))
-    assert_allclose(known(of_methods("kerple", "alibi")), 0.1 / math.sqrt(2))
-    # RoPE is not there: two that share an encoding are like Kerple's two, others like those with ALiBi.
-    assert known(of_methods("rope", "dape-rope")) == known(of_methods("kerple", "dape-kerple"))
-    assert_allclose(known(of_methods("rope", "t5")), math.sqrt((0.1**2 + 0.3**2) / 2 / 2))
-    # Far lengths borrow from the nearest known.
-    assert known(of_methods("kerple", "dape-kerple"), 3) == known(of_methods("kerple", "dape-kerple"), 4)
-    assert_allclose(known(of_lengths("kerple"), 4), 0.3 / math.sqrt(2))
-    assert_allclose(known(of_lengths("rope"), 16), math.sqrt((0.3**2 + 0.1**2) / 2 / 2))
+    assert_allclose(spread.expected([kerples], 1), 0.2 / math.sqrt(2))
+    assert_allclose(spread.expected([others], 1), math.sqrt((0.1**2 + 0.3**2) / 2 / 2))
+    # Other lengths borrow from the nearest known.
+    assert spread.expected([kerples], 3) == spread.expected([kerples], 4)
+    # Two that share an encoding are more like Kerple's two, others like those with ALiBi.
+    assert of_methods("rope", "dape-rope")[1:] == [kerples, ("methods",)]
+    assert of_methods("rope", "t5")[1:] == [others, ("methods",)]
+    assert of_methods("kerple", "alibi") == of_methods("alibi", "kerple")
+    assert_allclose(spread.expected([("lengths", "kerple")], 4), 0.3 / math.sqrt(2))
+    assert_allclose(spread.expected([("losses", "kerple")], 4), 0.4 / math.sqrt(2))
+    assert of_lengths("dape3x3-kerple")[1:3] == [("lengths", "kerple", "processed"), ("lengths", "processed")]
+    assert of_lengths("kerple")[1:3] == [("lengths", "kerple", "plain"), ("lengths", "plain")]
+
+
+def test_the_general_counts_beside_the_particular_and_nobody_for_himself() -> None:
+    spread = Spread()
+    for setting, by_seed in (("one", (0.0, 0.0)), ("two", (0.0, 0.2)), ("three", (0.0, 0.4))):
+        spread.add([("general",)], 1, setting, by_seed)
+    spread.add([("particular",)], 1, "four", (0.0, 0.6))
+    general = (0.0 + 0.02 + 0.08) / 3
+    assert_allclose(spread.expected([("general",)], 1), math.sqrt(general))
+    both = (0.18 + PRIOR * general) / (1 + PRIOR)
+    assert_allclose(spread.expected([("particular",), ("general",)], 1), math.sqrt(both))
+    assert spread.expected([("particular",), ("general",)], 1, "four") == spread.expected([("general",)], 1)
+    assert_allclose(spread.expected([("general",)], 1, "three"), math.sqrt(0.01))
+    assert spread.expected([("particular",)], 1, "four") is None
 
 
 def test_one_seed_tells_nothing_and_a_training_counts_once() -> None:
+    def counted(*many: dict) -> int:
+        return sum(map(len, spread_of(many).variances[("methods",)].values()))
+
     one = results({"kerple": {64: (3.0,)}, "alibi": {64: (2.0,)}})
-    assert spread_of([one]).expected(of_methods("kerple", "alibi"), 1) is None
+    assert counted(one) == 0
     two = results({"kerple": {64: (3.0, 3.1)}, "alibi": {64: (2.0, 2.0)}})
-    assert list(spread_of([two, two]).variances["methods",].values()) == [pytest.approx([0.005])]
-    # Trained for other steps it is another training.
-    longer = results({"kerple": {64: (3.0, 3.1)}, "alibi": {64: (2.0, 2.0)}}, steps=9)
-    assert len(spread_of([two, longer]).variances["methods",][1.0]) == 2
+    assert counted(two, two) == 1
+    # Trained for other steps, or in another size, it is another training.
+    assert counted(two, results({"kerple": {64: (3.0, 3.1)}, "alibi": {64: (2.0, 2.0)}}, steps=9)) == 2
+    assert counted(one, {**one, "settings": {"train": {"hidden_size": 9}}}) == 0
+    assert counted(two, {**two, "settings": {"train": {"hidden_size": 9}}}) == 2
+    # Two readings by one model are not two trainings.
+    read = [{**row, "variant": "stretched", "nll": 9.0} for row in two["records"]]
+    records = [{**row, "train_loss": (row["method"], row["seed"])} for row in [*two["records"], *read]]
+    assert counted({**two, "records": records}) == 4 * 1
 
 
 def test_an_expected_spread_counts_as_one_degree_of_freedom() -> None:
@@ -123,9 +151,9 @@ def test_the_reader_is_told_how_large_it_is(tmp_path: Path) -> None:
     (folder,) = load_folders(tmp_path / "beyond", ["seeds"])
     # Shifts of ±0.2 in opposite directions: differences of ±0.4, whose standard deviation is 0.8 / √2.
     assert borrowed([replace(folder, kind="language")]).endswith(
-        "between methods sharing a position encoding 0.566)"
+        "between methods sharing a position encoding 0.566)."
     )
-    assert borrowed([]) == ""
+    assert borrowed([]).endswith("another training might decide otherwise.")
 
 
 def test_bars_of_a_figure_are_errors_of_the_difference_to_its_first_curve(tmp_path: Path) -> None:

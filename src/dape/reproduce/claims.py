@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dape.reproduce.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, VERDICTS
 from dape.reproduce.experiment import read_toml
-from dape.reproduce.folders import CLAIMS, Folder, load_folders, with_claims
+from dape.reproduce.folders import CLAIMS, Folder, load_named, with_claims
 from dape.reproduce.paper import Paper, load_paper
 from dape.reproduce.rules import RULES, decide
 from dape.reproduce.rules.choosing import listed
@@ -72,7 +72,7 @@ def verdicts_of(paper: Path) -> list[Verdict]:
 
 def _judged(paper: Path, claims: Sequence[Claim]) -> list[Verdict]:
     printed = load_paper(paper)
-    folders = {f.name: f for f in load_folders(paper, [claim.experiment for claim in claims])}
+    folders = load_named(paper, [claim.experiment for claim in claims])
     return [judge(claim, folders[claim.experiment], printed) for claim in claims]
 
 
@@ -176,6 +176,7 @@ def _print(verdict: Verdict, console: Console) -> None:
         symbol, style = STYLES[closer.verdict]
         line = Text("looked into: ").append(f"{symbol} {closer.verdict}: ", style=style)
         console.print(Padding(line.append(closer.claim.text), (0, 0, 0, 4)))
+        console.print(Padding(Text(closer.sentence, style="dim"), (0, 0, 0, 4)))
 
 
 def place(section: str) -> str:

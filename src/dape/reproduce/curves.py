@@ -89,7 +89,7 @@ def bars_of(panels: Sequence[Panel]) -> str:
     """What the bars of our panels are."""
     names = dict.fromkeys(panel.reference for panel in panels if panel.reference and len(panel.lines) > 1)
     to = " or ".join(names) if len(names) < 3 else "one of a panel"
-    return f"bars: one standard error\nof the difference to\n{to}" if any(p.reference for p in panels) else ""
+    return f"bars: one standard error\nof the difference to\n{to}" if names else ""
 
 
 def single_figure(panel: Panel, looks: dict[str, Style], size: tuple[float, float]) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ def load_folders(paper: Path, named: Iterable[str] = ()) -> list[Folder]:
     return folders + [load_folder(paper / name, *shared) for name in absent]
 
 
+def load_named(paper: Path, names: Iterable[str]) -> dict[str, Folder]:
+    """The experiments of those names alone, whether they are there or not."""
+    shared = (load_corpora(paper.parent), load_spreads(paper.parent))
+    return {name: load_folder(paper / name, *shared) for name in dict.fromkeys(names)}
+
+
 def load_folder(path: Path, corpora: dict[str, dict[str, Any]], spreads: dict[str, Spread]) -> Folder:
     file = path / EXPERIMENT
     about = read_toml(file) if file.exists() else {}
@@ -104,9 +111,17 @@ def load(path: Path) -> Results:
 
 def load_spreads(papers: Path) -> dict[str, Spread]:
     """The spread between seeds by scale, from the results of all papers."""
+    files = {scale: sorted(papers.glob(f"*/*/{name}")) for scale, name in RESULTS.items()}
     return {
-        scale: spread_of(map(load, sorted(papers.glob(f"*/*/{name}")))) for scale, name in RESULTS.items()
+        scale: _spread(tuple((path, path.stat().st_mtime_ns) for path in paths))
+        for scale, paths in files.items()
     }
+
+
+@cache
+def _spread(files: tuple[tuple[Path, int], ...]) -> Spread:
+    """Of these files as they were written at those times: every look into a claim asks for it."""
+    return spread_of(load(path) for path, _ in files)
 
 
 def load_corpora(papers: Path) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from dape.evaluate.statistics import clustered_mean
 from dape.report.results import Estimate, over_seeds
 from dape.reproduce.folders import Folder, Results
-from dape.reproduce.spread import Spread, of_lengths, of_methods
+from dape.reproduce.spread import Spread, of_lengths, of_losses, of_methods, setting_of
 
 Row = dict[str, Any]
 # A time of a step that was measured once is trusted to this share of itself.
@@ -42,7 +42,7 @@ class Language:
     """
 
     def __init__(self, results: Results, stands_for: dict[str, str], spread: Spread | None = None) -> None:
-        self.stands_for = stands_for
+        self.results, self.stands_for = results, stands_for
         self.spread = spread or Spread()
         self.scores: dict[Trained, dict[int, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
         for row in results.get("records", ()):
@@ -122,15 +122,28 @@ class Language:
         factors = [factor for factor, _, _ in terms]
         corpus = terms[0][1].corpus
         pairs = [self._paired(factors, [row[seed] for row in rows], corpus) for seed in seeds]
-        trainings = {
-            _training(trained, row[seeds[0]]): trained.method
-            for (_, trained, _), row in zip(terms, rows, strict=True)
-        }
-        a, *others = trainings.values()
-        kinds = of_methods(a, others[0]) if others else of_lengths(a)
-        farthest = max(1.0, *(length / trained.train_length for _, trained, length in terms))
-        expected = self.spread.expected(kinds, farthest)
+        expected = self._expected(terms, [row[seeds[0]] for row in rows])
         return over_seeds((value for value, _ in pairs), (error for _, error in pairs), expected=expected)
+
+    def _expected(self, terms: Sequence[tuple[float, Trained, int]], rows: Sequence[Row]) -> float | None:
+        """The spread between seeds that other settings let expect, if any do."""
+        trainings = {
+            _training(trained, row): trained for (_, trained, _), row in zip(terms, rows, strict=True)
+        }
+        multiples: dict[Trained, float] = {}
+        for _, trained, length in terms:
+            multiples[trained] = max(multiples.get(trained, 1.0), length / trained.train_length)
+        here = [setting_of(self.results, row) for row in rows]
+        one, *others = trainings.values()
+        if not others:
+            return self.spread.expected(of_lengths(one.method), max(multiples.values()), here[0])
+        if len({trained.train_length for trained in trainings.values()}) == 1:
+            kinds = of_methods(one.method, others[0].method)
+            return self.spread.expected(kinds, max(multiples.values()), here[0])
+        # Trained at different lengths they have nothing in common that a seed could change for both.
+        each = [self.spread.expected(of_losses(t.method), multiples[t]) for t in (one, *others)]
+        known = [value for value in each if value is not None]
+        return math.hypot(*known) if len(known) == len(each) else None
 
     def _paired(self, factors: list[float], rows: list[Row], corpus: str) -> tuple[float, float]:
         windows = [row.get("windows") for row in rows]

@@ -53,7 +53,7 @@ def write_results(
 
 
 def shown(experiment: Experiment, scale: str) -> dict[str, Any]:
-    settings = {name: value for name, value in experiment.at(scale).items() if name != "grid"}
+    settings = {name: value for name, value in experiment.at(scale).items() if name not in ("grid", "also")}
     return {**settings, **({"grid": blocks} if (blocks := experiment.blocks(scale)) else {})}
 
 

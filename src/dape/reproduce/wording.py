@@ -14,17 +14,14 @@ def explained(folders: Sequence[Folder]) -> str:
     return (
         f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: the comparisons that a claim is made of lie beyond two standard errors, "
         f"for it or against it. *{VERDICTS[2]}*: within. Losses are compared on the same tokens, window by window; "
-        "errors are over documents, joined with the spread between seeds. Few seeds say little of that spread, and "
-        f"one says nothing: it is joined with that of comparisons of the same kind that have several{borrowed(folders)}. "
+        f"errors are over documents, joined with the spread between seeds. {borrowed(folders)} "
         f"An exception among many comparisons decides only further out, beyond {searched(24):.1f} errors for one of 24."
     )
 
 
 def borrowed(folders: Sequence[Folder]) -> str:
-    """The spread between seeds at the training length, by kind, where it is known."""
-    spread = next(
-        (folder.spread for folder in folders if folder.kind == "language" and folder.results), Spread()
-    )
+    """What few seeds say of their spread, and where it is known from others: how large at the training length."""
+    spread = next((f.spread for f in folders if f.kind == "language" and f.results), Spread())
     known = {
         words: spread.expected([("methods", kind)], 1.0)
         for kind, words in (
@@ -32,8 +29,14 @@ def borrowed(folders: Sequence[Folder]) -> str:
             (TWO_POSITIONS, "with different ones"),
         )
     }
+    said = "Few seeds say little of that spread, and one says nothing"
     told = [f"{words} {value:.3f}" for words, value in known.items() if value is not None]
-    return f" (at the training length, in nats, between methods {' and '.join(told)})" if told else ""
+    if not told:
+        return f"{said}: another training might decide otherwise."
+    return (
+        f"{said}: it is joined with that of comparisons of the same kind elsewhere (at the training length, in nats, "
+        f"between methods {' and '.join(told)})."
+    )
 
 
 def another_scale(folder: Folder, paper: Paper) -> str:

@@ -94,21 +94,25 @@ def _changes(
     need: str | int = "every",
     view: str = STEPS,
 ) -> Evidence:
-    data, chosen, findings = Language.of(folder), Chosen(), []
+    data, chosen, findings, short = Language.of(folder), Chosen(), [], []
     for place in settings(data, corpus, train, view, chosen):
         for one in (model for choice in listed(a) for model in models(data, choice, place, view, chosen)):
-            start = data.start(one)
-            if start is None:
+            start, lengths = data.start(one), lengths_of(data, one, at=at, chosen=chosen)
+            if one.train_length not in data.scores[one]:
                 chosen.lack(f"{one.label} at its training length {one.train_length}")
                 continue
-            for length in (n for n in lengths_of(data, one, at=at, chosen=chosen) if n > start):
+            if start is None or lengths[-1:] <= [start]:
+                short.append(f"{one.label} beyond {start or 2 * data.last} tokens")
+                continue
+            for length in (n for n in lengths if n > start):
                 change = data.difference((1, one, length), (-1, one, start))
                 text = (
                     f"{one.label} has perplexity {ppl(data, one, start)} at {start} and {ppl(data, one, length)} at "
                     f"{length} tokens ({one.corpus}; change of the loss {signed(change)})"
                 )
                 findings.append(Finding(sign * change.value - math.log(factor), change.error, text))
-    return Evidence(findings, chosen.missing, need)
+    # A setting whose inputs are too short to tell is left out if others can.
+    return Evidence(findings, [*chosen.missing, *([] if findings else short)], need)
 
 
 def at_most(

@@ -82,7 +82,7 @@ def slower(folder: Folder, _: Paper, *, a: str, b: Any, sizes: Any = None, facto
             ratio = data.ratio(place, a, method)
             one, other = data.times[place][a], data.times[place][method]
             text = (
-                f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {place[0]} "
+                f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {data.name_of(place)} "
                 f"({ratio_text(ratio)} times)"
             )
             findings.append(Finding(ratio.value - factor, ratio.error, text))
