@@ -13,6 +13,7 @@ from judging import AB, BAD, GOOD, SAME, A, B, C, judged, losses
 from dape.report.results import Estimate
 from dape.reproduce.evidence import ERRORS, FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding, searched
 from dape.reproduce.rules.tasks import has_learned
+from dape.reproduce.rules.timing import Timing
 from dape.tasks import build_task
 
 LANGUAGE = [
@@ -348,6 +349,20 @@ def test_ratios_of_each_round_decide_whatever_disturbed_a_round_as_a_whole(tmp_p
     for row in results["records"]:
         row["ratio_spread"] = 0.5 * row["ratio"]
     assert judged(tmp_path, results, "slower", a=A, b=B).verdict == UNDECIDED
+
+
+def test_places_are_told_by_what_sets_them_apart() -> None:
+    one = Timing(made_up.timing(SIZES))
+    assert [one.name_of(place) for place in one.times] == ["small", "big"]
+    many = Timing(made_up.timing({("small", A, 64): 1.0, ("small", A, 128): 2.0}, base=A, base_length=64))
+    assert [many.name_of(place) for place in many.times] == ["length 64", "length 128"]
+    assert many.base == f"{A} at 64"
+
+
+def test_seeds_that_both_have_are_counted(tmp_path: Path) -> None:
+    results = made_up.language(losses({A: GOOD, B: SAME}), seeds=(0, 1, 2))
+    results["records"] = [row for row in results["records"] if row["method"] == A or row["seed"] < 2]
+    assert "2 seeds)" in judged(tmp_path, results, "lower", **AB).sentence
 
 
 def test_a_time_measured_once_decides_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from dape.report.results import Estimate, over_seeds
 from dape.reproduce.claims import ledger
-from dape.reproduce.curves import panels_figure, styles
+from dape.reproduce.curves import PLACES, bars_of, panels_figure, styles
 from dape.reproduce.evidence import HOLDS, UNDECIDED
 from dape.reproduce.folders import load_folders
 from dape.reproduce.language import Language
@@ -156,21 +156,37 @@ def test_the_reader_is_told_how_large_it_is(tmp_path: Path) -> None:
     assert borrowed([]).endswith("another training might decide otherwise.")
 
 
-def test_bars_of_a_figure_are_errors_of_the_difference_to_its_first_curve(tmp_path: Path) -> None:
-    made_up.write(
-        tmp_path, "made_up", "trial", made_up.language(losses({B: (3.1, 3.1), A: (3.0, 3.0)}), noise=0.02)
-    )
+def test_bars_of_a_figure_are_errors_of_the_difference_to_kerple(tmp_path: Path) -> None:
+    trial = made_up.language(losses({A: (3.0, 3.0), B: (3.1, 3.1)}), noise=0.02)
+    made_up.write(tmp_path, "made_up", "trial", trial)
     (folder,) = load_folders(tmp_path / "made_up", ["trial"])
     (panel,) = our_panels(folder)
-    base, other = panel.lines
+    other, base = panel.lines
     assert (panel.reference, base.label) == (B, B)
     assert all(math.isnan(bar) for bar in base.bars.values())
     data = Language.of(folder)
-    b, a = data.scores
+    a, b = data.scores
     assert other.bars == {n: data.difference((1, a, n), (-1, b, n)).error for n in (64, 128)}
     # Documents differ by far more than methods do.
     assert other.bars[64] < other.losses[64].error / 3
     assert other.curve().points[0].nll.error == other.bars[64]
+    assert bars_of([panel]).endswith("of the difference to\nkerple")
+    assert bars_of([replace(panel, lines=(base,))]) == ""
+
+
+def test_an_axis_within_part_of_a_decade_is_labelled() -> None:
+    lines = [
+        Line("a", "rope", {64: Estimate(math.log(11.1), math.nan), 128: Estimate(math.log(12.4), math.nan)})
+    ]
+    drawn = panels_figure([Panel("p", (), 64, tuple(lines))], styles(["a"], ["rope"]))
+    low, high = drawn.axes[0].get_ylim()
+    assert len([tick for tick in drawn.axes[0].get_yticks() if low <= tick <= high]) >= 3
+
+
+def test_curves_of_one_colour_differ_by_their_dashes() -> None:
+    names = [*PLACES, "dape-rope", "dape1x3-alibi", "transformer-xl"]
+    looks = styles(names, names)
+    assert len({(look.colour, look.dashed) for look in looks.values()}) == len(names)
 
 
 def test_two_points_far_apart_are_not_joined() -> None:

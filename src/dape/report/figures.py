@@ -136,6 +136,6 @@ def _labelled(limits: tuple[float, float]) -> Locator:
     """Where a logarithmic axis is labelled: at more digits the fewer decades it spans, evenly within part of one."""
     decades = math.log10(limits[1] / limits[0])
     if decades < 0.3:
-        return MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+        return MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3)
     few = (1, 1.5, 2, 3, 5, 7) if decades < 1.2 else (1, 2, 5)
     return LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9) if decades < 0.5 else few)
