@@ -219,6 +219,8 @@ def test_undecided_by_exceptions_says_how_far_out_they_must_lie() -> None:
 
 
 def test_what_does_not_hold_has_been_looked_into() -> None:
-    """Of the paper's claims as shipped: with longer training, another length or another measurement."""
-    failed = [verdict for verdict in verdicts_of(PAPERS / "dape_v2") if verdict.verdict == FAILS]
+    """Of the claims as shipped: with longer training, at another length, or by another measurement."""
+    verdicts = ledger(PAPERS)
+    looks = {name.partition("/")[2] for verdict in verdicts for name in verdict.claim.closer}
+    failed = [v for v in verdicts if v.verdict == FAILS and v.claim.id not in looks]
     assert [verdict.claim.id for verdict in failed if not verdict.closer] == []
