@@ -122,6 +122,11 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys) -> None:
     options = ["--scale", "paper", "--papers", str(PAPERS), "--work", str(tmp_path)]
     assert main(["reproduce", "leakage", *options]) == 2
     assert "3 trainings of the paper's scale need GPUs" in capsys.readouterr().err
+    assert (
+        main(["reproduce", "step_time", "--scale", "paper", "--papers", str(PAPERS), "--work", str(tmp_path)])
+        == 2
+    )
+    assert "step_time times steps of the paper's models, for which it needs a GPU" in capsys.readouterr().err
 
 
 def test_an_order_runs_on_several_processes(tmp_path) -> None:

@@ -112,7 +112,13 @@ def make_plan(experiment: Experiment, place: Place) -> Plan:
 
 def check_place(plans: Iterable[Plan], place: Place) -> None:
     """Raise before anything is trained if a text or the hardware is not there."""
+    plans = list(plans)
     left = [cell for plan in plans for cell in plan.cells if not is_done(cell, place)]
+    timed = [plan.experiment.name for plan in plans if plan.experiment.kind == "timing"]
+    if timed and place.scale == "paper" and not torch.cuda.is_available():
+        raise ValueError(
+            f"{timed[0]} times steps of the paper's models, for which it needs a GPU: there is none here"
+        )
     if left and place.scale == "paper" and not torch.cuda.is_available():
         raise ValueError(
             f"{len(left)} trainings of the paper's scale need GPUs, and there is none here: --dry-run prints the "
