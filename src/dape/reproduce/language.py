@@ -133,13 +133,13 @@ class Language:
         multiples: dict[Trained, float] = {}
         for _, trained, length in terms:
             multiples[trained] = max(multiples.get(trained, 1.0), length / trained.train_length)
-        here = [setting_of(self.results, row) for row in rows]
+        here = setting_of(self.results, rows[0])
         one, *others = trainings.values()
         if not others:
-            return self.spread.expected(of_lengths(one.method), max(multiples.values()), here[0])
+            return self.spread.expected(of_lengths(one.method), max(multiples.values()), here)
         if len({trained.train_length for trained in trainings.values()}) == 1:
             kinds = of_methods(one.method, others[0].method)
-            return self.spread.expected(kinds, max(multiples.values()), here[0])
+            return self.spread.expected(kinds, max(multiples.values()), here)
         # Trained at different lengths they have nothing in common that a seed could change for both.
         each = [self.spread.expected(of_losses(t.method), multiples[t]) for t in (one, *others)]
         known = [value for value in each if value is not None]

@@ -47,6 +47,7 @@ class Panel:
 
     unit: the length that is 1×, the training length or the shortest of several. key: what ours and the paper's
     panel of the same thing have in common. note: what it shows, where the claims do not say.
+    reference: the label of the curve to which bars are errors of the difference.
     """
 
     title: str
