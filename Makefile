@@ -11,7 +11,7 @@ help:  ## list the targets
 
 setup: $(READY)  ## create .venv and install the package with all extras
 
-KERNEL := src/dape/ops/score_conv_attention/csrc
+KERNEL := src/dape/ops/score_attention/csrc
 
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -55,7 +55,7 @@ sanitize: $(READY)  ## the C++ kernel under AddressSanitizer and UBSan, over the
 	CFLAGS="-g -O1 $(SANITIZERS)" LDFLAGS="$(SANITIZERS)" \
 	$(BIN)/python setup.py --quiet build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/ops/sanitize.py $(SANITIZED)/dape/ops/score_conv_attention/_kernel*.so
+	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/ops/sanitize.py $(SANITIZED)/dape/ops/score_attention/_kernel*.so
 
 clean:  ## remove the virtual environment and the tools' caches
 	rm -rf $(VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-SOURCES = "src/dape/ops/score_conv_attention/csrc"
+SOURCES = "src/dape/ops/score_attention/csrc"
 # Never -ffast-math: it would switch the whole process to flush-to-zero.
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -44,7 +44,7 @@ class BuildKernel(build_ext):
 
 
 kernel = Extension(
-    "dape.ops.score_conv_attention._kernel",
+    "dape.ops.score_attention._kernel",
     sources=[f"{SOURCES}/dispatch.cpp", f"{SOURCES}/kernel.cpp"],
     depends=[str(path) for path in Path(SOURCES).glob("*.h")],
     language="c++",

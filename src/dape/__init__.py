@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dape.methods import Method, all_methods, parse_method
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias, TileBias, Visible, score_conv_attention
+from dape.ops.score_attention import ConvWeights, DistanceBias, TileBias, Visible, attention
 from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
 from dape.registration import register_everywhere
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
@@ -36,6 +36,7 @@ __all__ = [
     "TileBias",
     "Visible",
     "all_methods",
+    "attention",
     "load_adapter",
     "load_retrofitted",
     "parse_method",
@@ -43,7 +44,6 @@ __all__ = [
     "remove_retrofit",
     "retrofit",
     "save_adapter",
-    "score_conv_attention",
 ]
 
 

@@ -11,7 +11,7 @@ from dape import benchmarks
 from dape.benchmarks import attention, decode, memory, model, report, timing, workload
 from dape.benchmarks.workload import BOTH, FORWARD, Sizes, Workload
 from dape.cli import main
-from dape.ops.score_conv_attention import api
+from dape.ops.score_attention import api
 
 SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
 KEYS = {

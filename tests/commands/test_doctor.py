@@ -9,7 +9,7 @@ import pytest
 
 from dape.cli import main
 from dape.commands import doctor
-from dape.ops.score_conv_attention import api
+from dape.ops.score_attention import api
 
 
 @pytest.fixture

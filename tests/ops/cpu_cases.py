@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias, Visible, score_conv_attention
+from dape.ops.score_attention import ConvWeights, DistanceBias, Visible, attention
 
 EPSILON = 2.0**-23
 
@@ -114,7 +114,7 @@ def evaluate(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype, backend:
     if "bias" in leaves:
         lowest = -2 if case.causal else -case.queries - 2
         bias = DistanceBias(leaves["bias"], lowest) if case.bias == "distance" else leaves["bias"]
-    out = score_conv_attention(
+    out = attention(
         leaves["q"], leaves["k"], leaves["v"], conv,
         bias=bias, causal=case.causal, visible=visible(case), backend=backend,
     )  # fmt: skip

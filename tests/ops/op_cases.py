@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dape.ops.score_conv_attention import (
+from dape.ops.score_attention import (
     Bias,
     ConvWeights,
     DistanceBias,
     TileBias,
     Visible,
-    score_conv_attention,
+    attention,
 )
 
 BIASES = ("none", "dense", "dense of the batch", "distance", "tile")
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass
 class Call:
-    """Arguments of score_conv_attention and the tensors that want gradients."""
+    """Arguments of attention and the tensors that want gradients."""
 
     q: Tensor
     k: Tensor
@@ -56,7 +56,7 @@ class Call:
     leaves: dict[str, Tensor]
 
     def attend(self, backend: str, **options: object) -> Tensor:
-        return score_conv_attention(
+        return attention(
             self.q, self.k, self.v, self.conv,
             bias=self.bias, visible=self.visible, causal=self.causal, backend=backend, **options,
         )  # fmt: skip

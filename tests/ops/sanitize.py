@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from cpu_cases import SHAPES, Case, evaluate, tensors
 
-from dape.ops.score_conv_attention import native
+from dape.ops.score_attention import native
 
 BIASES = ("none", "distance", "shared", "dense")
 VISIBLE = ("all", "padded", "window", "cache", "nothing")

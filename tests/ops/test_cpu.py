@@ -10,9 +10,9 @@ from cpu_cases import SHAPES, Case, check, evaluate, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias, cpu, native, score_conv_attention, sdpa
-from dape.ops.score_conv_attention.api import choose
-from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+from dape.ops.score_attention import ConvWeights, DistanceBias, attention, cpu, native, sdpa
+from dape.ops.score_attention.api import choose
+from dape.ops.score_attention.types import EVERYTHING, Problem
 
 pytestmark = pytest.mark.skipif(not native.builds(), reason="no compiled kernel")
 
@@ -134,8 +134,8 @@ def test_strided_inputs():
         (q[:, :, ::2], k[:, :, ::2], v[:, :, ::2]),
         (q[..., ::2],) * 3,
     ]:
-        strided = score_conv_attention(a, b, c, None, bias=DistanceBias(torch.ones(4, 30)), backend="cpu")
-        dense = score_conv_attention(
+        strided = attention(a, b, c, None, bias=DistanceBias(torch.ones(4, 30)), backend="cpu")
+        dense = attention(
             *(x.contiguous() for x in (a, b, c)),
             None,
             bias=DistanceBias(torch.ones(4, 30)),
@@ -208,7 +208,7 @@ def test_opcheck():
 def test_second_derivative_is_refused():
     q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
     bias = DistanceBias(torch.zeros(2, 5, requires_grad=True))
-    out = score_conv_attention(q, k, v, None, bias=bias, backend="cpu")
+    out = attention(q, k, v, None, bias=bias, backend="cpu")
     (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
         grad.sum().backward()
@@ -229,7 +229,7 @@ class Layer(torch.nn.Module):
         q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         bias = DistanceBias(-self.slopes * torch.arange(x.shape[1]))
         conv = ConvWeights(self.expand.weight, self.expand.bias, self.out, self.reduce.bias, 1)
-        return score_conv_attention(q, k, v, conv, bias=bias, backend="cpu").transpose(1, 2).flatten(2)
+        return attention(q, k, v, conv, bias=bias, backend="cpu").transpose(1, 2).flatten(2)
 
 
 @pytest.mark.slow
@@ -282,5 +282,5 @@ def test_memory_is_linear():
     q = torch.randn(1, 2, 64, 8, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "_zeros", spy)
-        score_conv_attention(q, q, q, None, bias=torch.zeros(1, 2, 64, 64), backend="cpu").sum().backward()
+        attention(q, q, q, None, bias=torch.zeros(1, 2, 64, 64), backend="cpu").sum().backward()
     assert all(math.prod(shape) <= 2 * 64 * 8 for shape in shapes)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cpu_cases import SHAPES, Case, check, evaluate, tensors
 
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias, cpu, native, score_conv_attention
+from dape.ops.score_attention import ConvWeights, DistanceBias, attention, cpu, native
 
 pytestmark = pytest.mark.skipif(not native.builds(), reason="no compiled kernel")
 
@@ -65,7 +65,7 @@ def test_rows_that_see_a_bad_value_show_it():
     q, k, v = (torch.randn(1, 1, 60, 4) for _ in range(3))
     v[0, 0, 50] = torch.nan
     bias = DistanceBias(torch.zeros(1, 60))
-    out = score_conv_attention(q, k, v, None, bias=bias, backend="cpu")
+    out = attention(q, k, v, None, bias=bias, backend="cpu")
     assert out[0, 0, 50:].isnan().all()
 
 
@@ -75,8 +75,8 @@ def test_a_bias_of_minus_infinity_hides_a_key():
     bias[..., 7] = -torch.inf
     for queries in (30, 2):
         args = (q[:, :, -queries:], k, v, None)
-        ours = score_conv_attention(*args, bias=bias[:, :, -queries:], backend="cpu")
-        expected = score_conv_attention(*args, bias=bias[:, :, -queries:], backend="reference")
+        ours = attention(*args, bias=bias[:, :, -queries:], backend="cpu")
+        expected = attention(*args, bias=bias[:, :, -queries:], backend="reference")
         torch.testing.assert_close(ours, expected)
 
 
@@ -88,26 +88,26 @@ def test_denormals_survive():
 
 
 def test_bounds_far_outside_are_harmless():
-    from dape.ops.score_conv_attention import Visible
+    from dape.ops.score_attention import Visible
 
     q = torch.randn(1, 2, 30, 4)
     far = torch.full((1, 1), 2**40)
     bias = DistanceBias(torch.zeros(2, 30))
-    wide = score_conv_attention(q, q, q, None, bias=bias, visible=Visible(-far, far), backend="cpu")
-    torch.testing.assert_close(wide, score_conv_attention(q, q, q, None, bias=bias, backend="cpu"))
-    assert (score_conv_attention(q, q, q, None, bias=bias, visible=Visible(far), backend="cpu") == 0).all()
+    wide = attention(q, q, q, None, bias=bias, visible=Visible(-far, far), backend="cpu")
+    torch.testing.assert_close(wide, attention(q, q, q, None, bias=bias, backend="cpu"))
+    assert (attention(q, q, q, None, bias=bias, visible=Visible(far), backend="cpu") == 0).all()
 
 
 WORKER = """
     import os, sys, torch
-    from dape.ops.score_conv_attention import ConvWeights, DistanceBias, score_conv_attention
+    from dape.ops.score_attention import ConvWeights, DistanceBias, attention
 
     def result(by_distance=True):
         torch.manual_seed(0)
         q = torch.randn(2, 4, 100, 16, requires_grad=True)
         w = torch.randn(8, 8, 1, 3), torch.randn(8), torch.randn(4, 8, 1, 3), torch.randn(4)
         bias = DistanceBias(torch.randn(4, 100)) if by_distance else torch.randn(1, 4, 100, 100)
-        out = score_conv_attention(q, q, q, ConvWeights(*w, 1), bias=bias, backend="cpu")
+        out = attention(q, q, q, ConvWeights(*w, 1), bias=bias, backend="cpu")
         return torch.autograd.grad(out.sum(), q)[0].sum().item()
 """
 FORK = """
@@ -166,4 +166,4 @@ def test_weights_of_zero_width_are_plain_attention():
     q = torch.randn(1, 2, 30, 4)
     weights = ConvWeights(torch.zeros(3, 2, 1, 3), torch.zeros(3), torch.zeros(2, 3, 1, 3), torch.zeros(2), 1)
     plain = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-    torch.testing.assert_close(score_conv_attention(q, q, q, weights, backend="cpu"), plain)
+    torch.testing.assert_close(attention(q, q, q, weights, backend="cpu"), plain)

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from op_cases import BIASES, KERNELS, Case, build, replace
 
 from dape.benchmarks.listing import listing_attention
-from dape.ops.score_conv_attention import (
+from dape.ops.score_attention import (
     ConvWeights,
     DistanceBias,
     TileBias,
     Visible,
-    score_conv_attention,
+    attention,
 )
 
 BACKENDS = ["reference", "tiled"]
@@ -42,7 +42,7 @@ def test_a_row_does_not_depend_on_what_follows(kernel, padding, bias, backend):
     whole = call.attend(backend)
     for stop in (1, 2, 13):
         bias_part = call.bias[:, :, :stop, :stop] if bias == "dense" else call.bias
-        part = score_conv_attention(
+        part = attention(
             *(x[:, :, :stop] for x in (call.q, call.k, call.v)), call.conv, bias=bias_part, backend=backend
         )
         close(part, whole[:, :, :stop])
@@ -54,7 +54,7 @@ def test_chunks_of_queries_equal_the_whole(kernel, backend):
     call = build(Case(queries=20, keys=20, kernel=kernel))
     whole = call.attend(backend)
     for start, stop in ((0, 7), (7, 8), (8, 20)):
-        chunk = score_conv_attention(
+        chunk = attention(
             call.q[:, :, start:stop], call.k[:, :, :stop], call.v[:, :, :stop], call.conv,
             bias=call.bias, backend=backend,
         )  # fmt: skip
@@ -69,9 +69,7 @@ def test_left_padding_equals_being_alone(kernel, backend):
     padded = [F.pad(x, (0, 0, 5, 0), value=7.0) for x in (call.q, call.k, call.v)]
     mask = torch.tensor([[0] * 5 + [1] * 12])
     bias = DistanceBias(F.pad(call.bias.values, (0, 5), value=3.0), call.bias.lowest)
-    out = score_conv_attention(
-        *padded, call.conv, bias=bias, visible=Visible.from_padding(mask), backend=backend
-    )
+    out = attention(*padded, call.conv, bias=bias, visible=Visible.from_padding(mask), backend=backend)
     close(out[:, :, 5:], alone)
     # A padded query sees nothing.
     assert not out[:, :, :5].any()
@@ -113,7 +111,7 @@ def test_reference_differentiates_twice():
     call = build(Case(batch=1, heads=2, groups=2, queries=4, keys=4, head_width=2, width=3))
     # Away from zero LeakyReLU is smooth.
     inputs = (call.q, call.k, call.v)
-    attend = lambda q, k, v: score_conv_attention(  # noqa: E731 (a name for a line)
+    attend = lambda q, k, v: attention(  # noqa: E731 (a name for a line)
         q, k, v, call.conv, bias=call.bias, backend="reference"
     )
     assert torch.autograd.gradcheck(attend, inputs)
@@ -194,7 +192,7 @@ WRONG = {
 def test_a_wrong_call_is_refused_with_a_sentence(change, error, sentence):
     call = {"q": Q, "k": Q, "v": Q, "conv": CONV, "bias": BIAS} | change
     with pytest.raises(error, match=re.compile(sentence)):
-        score_conv_attention(**call)
+        attention(**call)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from op_cases import BIASES, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
 
-from dape.ops.score_conv_attention import DistanceBias, Visible, native, score_conv_attention, tiled_stack
-from dape.ops.score_conv_attention.api import choose
-from dape.ops.score_conv_attention.reference import logits, softmax_visible
-from dape.ops.score_conv_attention.types import Problem
+from dape.ops.score_attention import DistanceBias, Visible, attention, native, tiled_stack
+from dape.ops.score_attention.api import choose
+from dape.ops.score_attention.reference import logits, softmax_visible
+from dape.ops.score_attention.types import Problem
 
 # Kernel over queries, kernel over keys, padding, depth.
 STACKS = [(3, 3, "same", 2), (2, 2, "causal", 2), (4, 1, "same", 2), (1, 3, "same", 3), (1, 4, "same", 4), (2, 3, "causal", 3)]  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_row_depends_on_nothing_after_it(number, backend):
     call = build(stack(number, queries=12, keys=12, bias="dense"))
     whole = call.attend(backend)
     for stop in (1, 2, 7):
-        part = score_conv_attention(
+        part = attention(
             *(x[:, :, :stop] for x in (call.q, call.k, call.v)), call.conv,
             bias=call.bias[:, :, :stop, :stop], backend=backend,
         )  # fmt: skip
@@ -143,7 +143,7 @@ def test_padding_and_neighbours_in_a_row_change_nothing(number, backend):
         Visible.from_padding(((place >= 5) & (place < 14)).long()),
         Visible(first=torch.where(place < 5, 0, torch.where(place < 14, 5, 14))),
     ):
-        out = score_conv_attention(*around, call.conv, bias=bias, visible=visible, backend=backend)
+        out = attention(*around, call.conv, bias=bias, visible=visible, backend=backend)
         torch.testing.assert_close(out[:, :, 5:14], alone, rtol=1e-11, atol=1e-11)
 
 
@@ -154,7 +154,7 @@ def test_chunks_that_bring_their_earlier_queries_equal_the_whole(number, backend
     whole, reach = call.attend(backend), call.conv.earlier_rows
 
     def chunk(start, stop):
-        return score_conv_attention(
+        return attention(
             call.q[:, :, start:stop], call.k[:, :, :stop], call.v[:, :, :stop], call.conv,
             bias=call.bias, backend=backend,
         )  # fmt: skip

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_cases import BIASES, KERNELS, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
 
-from dape.ops.score_conv_attention import api, tiled, tiled_forward
-from dape.ops.score_conv_attention.reference import logits, softmax_visible
-from dape.ops.score_conv_attention.types import Problem
+from dape.ops.score_attention import api, tiled, tiled_forward
+from dape.ops.score_attention.reference import logits, softmax_visible
+from dape.ops.score_attention.types import Problem
 
 # Queries and keys, causal: ragged, and long enough for tiles of their own.
 SHAPES = [(11, 11), (1, 9), (35, 41), (67, 67), (1, 1), (8, 33)]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dape.ops.score_conv_attention import ConvWeights, score_conv_attention
-from dape.ops.score_conv_attention import triton as backend
-from dape.ops.score_conv_attention.api import BACKENDS
-from dape.ops.score_conv_attention.triton_cost import pair_cost, sdpa_cost, table
-from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+from dape.ops.score_attention import ConvWeights, attention
+from dape.ops.score_attention import triton as backend
+from dape.ops.score_attention.api import BACKENDS
+from dape.ops.score_attention.triton_cost import pair_cost, sdpa_cost, table
+from dape.ops.score_attention.types import EVERYTHING, Problem
 
 HERE = Path(__file__).parent
 
@@ -97,7 +97,7 @@ def test_it_is_chosen_before_the_portable_backends_but_needs_a_gpu():
     assert names.index("sdpa") < names.index("triton") < names.index("tiled")
     q = torch.zeros(1, 2, 3, 16)
     with pytest.raises(ValueError, match="CUDA devices, q is on cpu"):
-        score_conv_attention(q, q, q, None, backend="triton")
+        attention(q, q, q, None, backend="triton")
 
 
 @pytest.mark.parametrize(("make", "words"), REFUSALS.values(), ids=REFUSALS.keys())
@@ -112,7 +112,7 @@ def test_refusals_are_sentences(make, words, monkeypatch):
 
 def test_a_cpu_call_does_not_import_triton():
     code = (
-        "import sys, torch; from dape.ops.score_conv_attention import score_conv_attention as attend;"
+        "import sys, torch; from dape.ops.score_attention import attention as attend;"
         "q = torch.zeros(1, 2, 3, 16); attend(q, q, q, None); sys.exit('triton' in sys.modules)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -13,9 +13,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias, triton_call
-from dape.ops.score_conv_attention import triton as backend
-from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+from dape.ops.score_attention import ConvWeights, DistanceBias, triton_call
+from dape.ops.score_attention import triton as backend
+from dape.ops.score_attention.types import EVERYTHING, Problem
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}

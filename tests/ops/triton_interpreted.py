@@ -13,19 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime import interpreter
 
-from dape.ops.score_conv_attention import (
+from dape.ops.score_attention import (
     ConvWeights,
     DistanceBias,
     Visible,
+    attention,
     reference,
-    score_conv_attention,
     triton_call,
     triton_gradients,
 )
-from dape.ops.score_conv_attention import (
+from dape.ops.score_attention import (
     triton as backend,
 )
-from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+from dape.ops.score_attention.types import EVERYTHING, Problem
 
 NAMES = ("q", "k", "v", "expand_weight", "expand_bias", "project_weight", "project_bias", "bias")
 
@@ -309,7 +309,7 @@ def test_the_public_function_chooses_it():
     case = Case(queries=5, kernel=1)
     problem = case.problem({name: x.float() for name, x in case.tensors().items()})
     options = {"bias": problem.bias, "backend": "triton"}
-    out = score_conv_attention(problem.q, problem.k, problem.v, problem.conv, **options)
+    out = attention(problem.q, problem.k, problem.v, problem.conv, **options)
     assert torch.equal(out, backend.attend(problem))
 
 

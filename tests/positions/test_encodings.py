@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dape import Places, parse_method, randomized_positions
-from dape.ops.score_conv_attention import DistanceBias, TileBias
+from dape.ops.score_attention import DistanceBias, TileBias
 from dape.positions import (
     FIRE,
     POSITIONS,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dape import PlainScores, ScoreConv, Visible, score_conv_attention
+from dape import PlainScores, ScoreConv, Visible, attention
 
 
 def scores_and_bias(batch=2, heads=3, tokens=8, dtype=torch.float64):
@@ -174,7 +174,7 @@ def test_the_proposition_by_construction(backend):
         conv.project.weight.copy_(torch.tensor([[[[0.0, 1.0]]]]))
         conv.project.bias.zero_()
     # q = x, k = −x: W_KᵀW_Q = −I.
-    copied = score_conv_attention(x, -x, x, conv, scale=1.0, backend=backend)[0, 0, -1].detach()
+    copied = attention(x, -x, x, conv, scale=1.0, backend=backend)[0, 0, -1].detach()
     assert int(copied.argmax()) == 7
     assert float(copied[7]) > 0.99
 

@@ -16,7 +16,7 @@ from dape.benchmarks import memory, report, workload
 from dape.benchmarks.report import Record
 from dape.benchmarks.timing import Timing, growth_exponent, interleave
 from dape.benchmarks.workload import BOTH, COMPILED, FORWARD, LISTING, SDPA, Sizes, Workload
-from dape.ops.score_conv_attention.api import BACKENDS
+from dape.ops.score_attention.api import BACKENDS
 
 COLUMNS = (
     ("pass", "pass", ""),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_conv_attention.types import ConvWeights
+from dape.ops.score_attention.types import ConvWeights
 
 
 def listing_attention(q: Tensor, k: Tensor, v: Tensor, conv: ConvWeights, bias: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dape.benchmarks.listing import listing_attention
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias, score_conv_attention
-from dape.ops.score_conv_attention.api import BACKENDS, choose
-from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+from dape.ops.score_attention import ConvWeights, DistanceBias, attention
+from dape.ops.score_attention.api import BACKENDS, choose
+from dape.ops.score_attention.types import EVERYTHING, Problem
 
 LISTING, COMPILED, SDPA = "listing", "compiled listing", "sdpa"
 # What builds T×T maps.
@@ -71,9 +71,9 @@ class Workload:
         if backend in (LISTING, COMPILED):
             place = torch.arange(self.sizes.keys)
             bias = self.bias((place[:, None] - place).clamp(min=0).to(self.q.dtype))[None]
-            attention = _compiled() if backend == COMPILED else listing_attention
-            return attention(self.q, self.k, self.v, self.conv, bias)
-        return score_conv_attention(
+            listing = _compiled() if backend == COMPILED else listing_attention
+            return listing(self.q, self.k, self.v, self.conv, bias)
+        return attention(
             self.q, self.k, self.v, self.conv, bias=DistanceBias(self._by_distance()), backend=backend
         )
 

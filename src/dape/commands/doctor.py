@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 import dape
-from dape.ops.score_conv_attention import ConvWeights, DistanceBias
-from dape.ops.score_conv_attention.api import BACKENDS
-from dape.ops.score_conv_attention.types import EVERYTHING, Problem
+from dape.ops.score_attention import ConvWeights, DistanceBias
+from dape.ops.score_attention.api import BACKENDS
+from dape.ops.score_attention.types import EVERYTHING, Problem
 
 # What each extra brings, by import name.
 EXTRAS = {

@@ -20,9 +20,9 @@ from dape.inspection.memory import affordable_rows, check_memory
 from dape.models.attention import Attention
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
-from dape.ops.score_conv_attention import DistanceBias, TileBias, Visible
-from dape.ops.score_conv_attention.reference import process_scores, repeat_heads
-from dape.ops.score_conv_attention.types import Bias
+from dape.ops.score_attention import DistanceBias, TileBias, Visible
+from dape.ops.score_attention.reference import process_scores, repeat_heads
+from dape.ops.score_attention.types import Bias
 from dape.positions import Places, PositionEncoding
 
 # In the order in which the paper lays them out, the weights last.

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dape.ops.score_conv_attention import DistanceBias, TileBias
-from dape.ops.score_conv_attention.reference import repeat_heads, softmax_visible
-from dape.ops.score_conv_attention.types import Bias
+from dape.ops.score_attention import DistanceBias, TileBias
+from dape.ops.score_attention.reference import repeat_heads, softmax_visible
+from dape.ops.score_attention.types import Bias
 from dape.positions import Places, PositionEncoding
 from dape.scores import ScoreProcessor
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from dape.methods import Method, parse_method
-from dape.ops.score_conv_attention.api import check_backend
+from dape.ops.score_attention.api import check_backend
 from dape.positions import POSITIONS
 
 # Of saved models: raised when older versions of this package could no longer read them rightly.

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from dape.methods import parse_method
 from dape.models.attention import Attention
-from dape.ops.score_conv_attention import Visible
-from dape.ops.score_conv_attention.types import EVERYTHING
+from dape.ops.score_attention import Visible
+from dape.ops.score_attention.types import EVERYTHING
 from dape.positions import POSITIONS, Places
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from dape.ops.score_conv_attention import Visible
-from dape.ops.score_conv_attention.types import EVERYTHING
+from dape.ops.score_attention import Visible
+from dape.ops.score_attention.types import EVERYTHING
 from dape.positions import Places
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from dape.ops.score_conv_attention.types import EVERYTHING, Bias, DistanceBias, TileBias, Visible
+from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, TileBias, Visible
 
 
 @dataclass(frozen=True)

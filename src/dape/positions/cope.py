@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dape.ops.score_conv_attention.types import Bias, TileBias
+from dape.ops.score_attention.types import Bias, TileBias
 from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
 
 

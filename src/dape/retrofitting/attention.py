@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
-from dape.ops.score_conv_attention import Visible, score_conv_attention
-from dape.ops.score_conv_attention.reference import repeat_heads, softmax_visible
-from dape.ops.score_conv_attention.types import EVERYTHING
+from dape.ops.score_attention import Visible, attention
+from dape.ops.score_attention.reference import repeat_heads, softmax_visible
+from dape.ops.score_attention.types import EVERYTHING
 from dape.scores import ScoreConv
 
 # The implementation's name in `model.config._attn_implementation`, and that of the convolution in a layer.
@@ -98,9 +98,7 @@ def attend(
             )
     visible, num_keys = _visible(attention_mask, query.shape[2], key.shape[2])
     key, value = key[:, :, :num_keys], value[:, :, :num_keys]
-    out = score_conv_attention(
-        query, key, value, scores, causal=True, visible=visible, scale=scaling, dropout=dropout
-    )
+    out = attention(query, key, value, scores, causal=True, visible=visible, scale=scaling, dropout=dropout)
     weights = None
     if kwargs.get("output_attentions"):
         weights = _weights(scores, query, key, visible, scaling)

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from dape.ops.score_conv_attention import Bias, ConvWeights, Visible, score_conv_attention
-from dape.ops.score_conv_attention.reference import process_scores
-from dape.ops.score_conv_attention.types import EVERYTHING
+from dape.ops.score_attention import Bias, ConvWeights, Visible, attention
+from dape.ops.score_attention.reference import process_scores
+from dape.ops.score_attention.types import EVERYTHING
 
 
 class ScoreProcessor(nn.Module):
@@ -68,8 +68,8 @@ class ScoreProcessor(nn.Module):
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> Tensor:
-        """The whole attention, [B, H, Tq, D], never T×T in memory; arguments as in score_conv_attention."""
-        return score_conv_attention(
+        """The whole attention, [B, H, Tq, D], never T×T in memory; arguments as in attention."""
+        return attention(
             q,
             k,
             v,

@@ -6,8 +6,8 @@ from typing import Literal, SupportsIndex, cast
 
 from torch import Tensor, nn
 
-from dape.ops.score_conv_attention import ConvWeights
-from dape.ops.score_conv_attention.types import Residual
+from dape.ops.score_attention import ConvWeights
+from dape.ops.score_attention.types import Residual
 from dape.scores.base import ScoreProcessor
 
 Padding = Literal["same", "causal"]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.ops.score_conv_attention import tiled_stack
-from dape.ops.score_conv_attention.library import make_differentiable
-from dape.ops.score_conv_attention.tables import hidden_tables
-from dape.ops.score_conv_attention.tiled_backward import Gradients
-from dape.ops.score_conv_attention.tiled_forward import Call
-from dape.ops.score_conv_attention.types import DistanceBias, Problem
+from dape.ops.score_attention import tiled_stack
+from dape.ops.score_attention.library import make_differentiable
+from dape.ops.score_attention.tables import hidden_tables
+from dape.ops.score_attention.tiled_backward import Gradients
+from dape.ops.score_attention.tiled_forward import Call
+from dape.ops.score_attention.types import DistanceBias, Problem
 
 
 def unsupported(problem: Problem) -> str | None:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_conv_attention.types import ConvWeights, Problem, Visible
+from dape.ops.score_attention.types import ConvWeights, Problem, Visible
 
 
 def unsupported(problem: Problem) -> str | None:

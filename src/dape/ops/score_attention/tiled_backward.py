@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.ops.score_conv_attention.tiled_forward import Call, DistanceTable, Tile
+from dape.ops.score_attention.tiled_forward import Call, DistanceTable, Tile
 
 
 class TableGradient:

@@ -13,12 +13,12 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from dape.ops.score_conv_attention import triton_call
-from dape.ops.score_conv_attention.library import make_differentiable
-from dape.ops.score_conv_attention.tables import hidden_tables
-from dape.ops.score_conv_attention.triton_call import BLOCK_Q, Call, interpreting, padded
-from dape.ops.score_conv_attention.triton_gradients import Gradients
-from dape.ops.score_conv_attention.types import DistanceBias, Problem
+from dape.ops.score_attention import triton_call
+from dape.ops.score_attention.library import make_differentiable
+from dape.ops.score_attention.tables import hidden_tables
+from dape.ops.score_attention.triton_call import BLOCK_Q, Call, interpreting, padded
+from dape.ops.score_attention.triton_gradients import Gradients
+from dape.ops.score_attention.types import DistanceBias, Problem
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -95,7 +95,7 @@ def _forward(
     lowest: int, causal: bool, scale: float, left: int, slope: float, residual_bias: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output [B, H, Tq, D] and log-sum-exp of the logits [B, H, Tq]."""
-    from dape.ops.score_conv_attention.triton_forward import forward_kernel
+    from dape.ops.score_attention.triton_forward import forward_kernel
 
     call = Call(q, k, v, w1, b1, w2, b2, dense, values, hidden, edges, first, last,
                  lowest, causal, scale, left, slope, residual_bias)  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.ops.score_conv_attention import native
-from dape.ops.score_conv_attention.library import make_differentiable
-from dape.ops.score_conv_attention.tables import hidden_tables
-from dape.ops.score_conv_attention.types import DistanceBias, Problem, Visible
+from dape.ops.score_attention import native
+from dape.ops.score_attention.library import make_differentiable
+from dape.ops.score_attention.tables import hidden_tables
+from dape.ops.score_attention.types import DistanceBias, Problem, Visible
 
 NO_BIAS, BY_DISTANCE, DENSE = range(3)
 

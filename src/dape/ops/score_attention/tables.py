@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_conv_attention.types import ConvWeights, DistanceBias
+from dape.ops.score_attention.types import ConvWeights, DistanceBias
 
 
 class HiddenTables(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_conv_attention.types import EVERYTHING, DistanceBias, Problem, TileBias
+from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, TileBias
 
 # Above this many numbers a mask or bias of T×T is no longer a detail.
 MASK_NUMBERS = 16 * 1024 * 1024

@@ -12,7 +12,7 @@ are [channels, rows]; rings hold the positions that the taps reach.
 import triton
 import triton.language as tl
 
-from dape.ops.score_conv_attention.triton_forward import (
+from dape.ops.score_attention.triton_forward import (
     dot,
     dot_keys,
     empty_rings,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dape.ops.score_conv_attention import triton_call
-from dape.ops.score_conv_attention.triton_call import BLOCK_Q, Call
+from dape.ops.score_attention import triton_call
+from dape.ops.score_attention.triton_call import BLOCK_Q, Call
 
 # Rows of a program that walks along distances, and the distances that it owns.
 BLOCK_R, SEGMENT = 16, 64
@@ -68,7 +68,7 @@ class Gradients:
     def _logits(
         self, chunk: dict, maps: dict, weights: Tensor, grad_out: Tensor, lse: Tensor, delta: Tensor
     ) -> None:
-        from dape.ops.score_conv_attention.triton_backward import logits_kernel
+        from dape.ops.score_attention.triton_backward import logits_kernel
 
         strides = dict(zip(("grad_batch", "grad_head", "grad_token"), grad_out.stride(), strict=False))
         own = {"grad_out": grad_out, "lse": lse, "delta": delta, "weights_out": weights, **strides, **chunk}
@@ -79,7 +79,7 @@ class Gradients:
         )
 
     def _convolutions(self, chunk: dict, maps: dict, grad_scores: Tensor, grad_bias: Tensor) -> None:
-        from dape.ops.score_conv_attention.triton_backward import convolution_kernel
+        from dape.ops.score_attention.triton_backward import convolution_kernel
 
         call, device = self.call, self.call.q.device
         top = chunk["row_stop"] - 1 + call.offset

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_conv_attention.library import CallTensors
-from dape.ops.score_conv_attention.types import Visible
+from dape.ops.score_attention.library import CallTensors
+from dape.ops.score_attention.types import Visible
 
 # Queries and key streams of a program: the smallest that tensor cores take.
 BLOCK_Q = STREAMS = 16

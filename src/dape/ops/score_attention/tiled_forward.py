@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_conv_attention.library import CallTensors
-from dape.ops.score_conv_attention.types import Visible
+from dape.ops.score_attention.library import CallTensors
+from dape.ops.score_attention.types import Visible
 
 # Rows × columns (over all batch entries) of a tile: its maps stay in the processor's last cache.
 PIXELS = 64 * 1024

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dape.ops.score_conv_attention import cpu, reference, sdpa, tiled, triton
-from dape.ops.score_conv_attention.types import (
+from dape.ops.score_attention import cpu, reference, sdpa, tiled, triton
+from dape.ops.score_attention.types import (
     EVERYTHING,
     Bias,
     ConvWeights,
@@ -50,7 +50,7 @@ class HasConvWeights(Protocol):
     def weights(self) -> ConvWeights: ...
 
 
-def score_conv_attention(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dape.ops.score_conv_attention.reference import softmax_visible
-from dape.ops.score_conv_attention.types import ConvWeights, DistanceBias, Problem, TileBias
+from dape.ops.score_attention.reference import softmax_visible
+from dape.ops.score_attention.types import ConvWeights, DistanceBias, Problem, TileBias
 
 # Rows × columns (over all batch entries) of a tile.
 PIXELS = 32 * 1024
