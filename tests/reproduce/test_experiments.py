@@ -18,7 +18,7 @@ EXPERIMENTS = load_experiments(PAPERS)
 CORPORA = load_corpora(PAPERS)
 NAMES = (
     "nope_rope baselines length_1024 same_tokens model_size effect leakage same_cost kernel_size che time_cost "
-    "data_adaptive visualisation recall"
+    "data_adaptive visualisation recall headline"
 )
 
 
@@ -67,7 +67,7 @@ def test_experiments_share_what_they_have_in_common() -> None:
     assert not named("leakage", "dape1x3-kerple") & named("baselines", "dape1x3-kerple")
 
 
-def test_windows_are_the_same_for_all_cells_of_a_scale() -> None:
+def test_windows_are_the_same_for_all_cells_of_a_corpus_at_a_scale() -> None:
     for scale in SCALES:
         cells = [
             cell
@@ -75,7 +75,22 @@ def test_windows_are_the_same_for_all_cells_of_a_scale() -> None:
             if e.kind == "language" and scale in e.scales
             for cell in cells_of(e, scale, CORPORA)
         ]
-        assert len({str(cell.evaluation) for cell in cells}) == 1
+        asked = {(cell.corpus.name, str(cell.evaluation)) for cell in cells}
+        assert len(asked) == len({corpus for corpus, _ in asked})
+
+
+def test_the_headline_scores_at_most_a_quarter_of_the_training_length_on_three_seeds() -> None:
+    cells = grid("headline", "laptop")
+    assert {cell.seed for cell in cells} == {0, 1, 2}
+    assert len(cells) == 18
+    for scale in SCALES:
+        for cell in grid("headline", scale):
+            assert 4 * cell.evaluation["last"] <= cell.train_length
+    # The pilot comes first.
+    assert [(cell.method, cell.seed) for cell in cells[:2]] == [("kerple", 0), ("dape1x3-kerple", 0)]
+    for cell in cells:
+        assert cell.evaluation["windows"] == 256
+        assert len(cell.corpus.hold_out) >= 12
 
 
 def test_same_tokens_means_the_same_number_a_step() -> None:
