@@ -279,6 +279,14 @@ def test_gradients(case):
     compare(case, gradients=True)
 
 
+# No multiple of 16, multiples of 16 and 32 between powers of two: a tile of the head width ends inside a row.
+@pytest.mark.parametrize("head_width", [1, 24, 48, 80, 96, 112, 160, 192])
+def test_every_head_width(head_width):
+    case = Case(heads=2, groups=1, head_width=head_width, queries=7, kernel=2, width=4)
+    compare(case, gradients=True)
+    compare(replace(case, dtype=torch.float16, conv=False), gradients=True)
+
+
 def test_chunks_of_rows_and_segments_of_distances_change_nothing(monkeypatch):
     monkeypatch.setattr(triton_gradients, "SCRATCH_NUMBERS", 1)
     monkeypatch.setattr(triton_gradients, "SEGMENT", 16)

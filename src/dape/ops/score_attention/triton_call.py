@@ -48,9 +48,13 @@ class Call(CallTensors):
         # Keys and values are addressed alike.
         if self.k.stride() != self.v.stride():
             self.k, self.v = self.k.contiguous(), self.v.contiguous()
-        self.heads, self.dims = padded(self.num_heads), padded(self.head_width)
+        self.heads = padded(self.num_heads)
         # Whether two stages of keys and values fit on the chip beside the queries.
-        self.small = self.heads * self.dims * self.q.element_size() <= 2048
+        dims = padded(self.head_width)
+        self.small = self.heads * dims * self.q.element_size() <= 2048
+        # A whole number of parts that ends with the head width's last: nothing behind it may be read.
+        self.part = min(PART, dims) if self.small else 16
+        self.dims = -(-self.head_width // self.part) * self.part
         self.stages = 2 if self.small and self.dense is None else 1
         self.width = 16 if self.w1 is None else padded(self.w1.shape[0])
         self.kernel_size = 1 if self.w1 is None else self.w1.shape[2]
@@ -112,7 +116,7 @@ class Call(CallTensors):
             "num_queries": self.num_queries, "offset": self.offset,
             "scale": self.scale, "slope": self.slope,
             "H": self.num_heads, "G": self.num_groups, "D": self.head_width,
-            "HEADS": self.heads, "DIMS": self.dims, "PART": min(PART, self.dims) if self.small else 16, "WIDTH": self.width,
+            "HEADS": self.heads, "DIMS": self.dims, "PART": self.part, "WIDTH": self.width,
             "KERNEL": self.kernel_size, "LEFT": self.left, "BLOCK_Q": BLOCK_Q, "STREAMS": STREAMS,
             "CAUSAL": self.causal, "CONV": self.w1 is not None, "BIAS": self.bias,
             "TABLE": self.hidden is not None, "RESIDUAL_BIAS": self.residual_bias, "PRECISION": precision(), "HOLD": self.small,

@@ -5,7 +5,8 @@ A program takes BLOCK_Q queries, all heads, and STREAMS key streams: stream g wa
 [channels, pixels], a convolution is one matrix product a tap, and its shift along the keys is the loop
 itself: the last few maps are kept in a ring. A stream starts 2·LEFT keys early and runs 2·RIGHT late.
 
-Padded sizes are HEADS, DIMS, WIDTH (powers of two, at least 16). Padded channels hold zeros.
+Padded sizes are HEADS, WIDTH (powers of two, at least 16) and DIMS (a multiple of PART). Padded channels hold
+zeros.
 """
 
 # Kernels are compiled from a language of their own.
