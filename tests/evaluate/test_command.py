@@ -9,7 +9,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dape.cli import main
 from dape.data import ByteTokenizer, open_data, prepare
-from dape.evaluate import evaluate_by_length, paired_difference, sliding_window
+from dape.evaluate import (
+    RecallSlices,
+    evaluate_by_length,
+    losses_by_length,
+    paired_difference,
+    recall_slices,
+    sliding_window,
+)
 from dape.models import DapeForCausalLM, preset
 from dape.training import TrainConfig, train
 
@@ -78,6 +85,47 @@ def test_two_models_side_by_side(folder, tmp_path, capsys):
     assert [float(row["ppl"]) for row in rows] == pytest.approx([r["ppl"] for r in saved["scores"]])
     assert "<svg" in files["svg"].read_text()
     assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+def test_slices_by_recall(folder, tmp_path, capsys):
+    models = (f"hf:{folder}/gpt2", f"hf:{folder}/dape")
+    options = ("--data", folder / "data", "--lengths", "32,64", "--last", 16, "--windows", 6)
+    sliced, whole = tmp_path / "sliced.json", tmp_path / "whole.json"
+    assert evaluate(folder, *models, *options, "--slices", "recall", "--ngram", 2, "--json", sliced) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "hits are tokens whose 2-gram occurred before" in printed
+    assert evaluate(folder, *models, *options, "--json", whole) == 0
+    found = json.loads(sliced.read_text())
+    assert found["scores"] == json.loads(whole.read_text())["scores"]
+    tokens = open_data(folder / "data").validation
+    losses = losses_by_length(
+        DapeForCausalLM.from_pretrained(folder / "dape"), tokens, [32, 64], last=16, windows=6
+    )
+    expected = recall_slices(tokens, losses, ngram=2).records()
+    mine = [record for record in found["recall"] if record["model"] == "dape"]
+    assert [(r["eval_length"], r["slice"]) for r in mine] == [
+        (r["eval_length"], r["slice"]) for r in expected
+    ]
+    assert [r["nll"] for r in mine] == pytest.approx([r["nll"] for r in expected])
+    # The sums say everything that the records do.
+    one, other = (RecallSlices.of_json(content) for content in found["recall_sums"])
+    assert other.difference(one, 64, "new") == (mine[-2]["difference"], mine[-2]["difference_se"])
+    assert found["recall"][0]["difference"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--slices", "recall", "--protocol", "paper"), "it needs --protocol same-targets"),
+        (("--ngram", "2"), "--ngram needs --slices recall"),
+        (("--slices", "recall", "--ngram", "0"), "ngram=0: the longest input has n-grams of 1 to 64 tokens"),
+    ],
+)
+def test_impossible_slices_say_why(folder, capsys, options, sentence):
+    arguments = (f"hf:{folder}/gpt2", "--data", folder / "data", "--lengths", "32,64")
+    assert evaluate(folder, *arguments, *options) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_corpus_is_packed_with_the_models_tokenizer(folder, capsys):

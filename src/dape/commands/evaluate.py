@@ -12,7 +12,15 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dape.evaluate import evaluate_by_length, loss_by_position, sliding_window
+from dape.data import Tokens
+from dape.evaluate import (
+    evaluate_by_length,
+    loss_by_position,
+    losses_by_length,
+    recall_slices,
+    sliding_window,
+)
+from dape.evaluate.recall import DEFAULT_NGRAM
 from dape.evaluate.report import Evaluation, check_plot, print_evaluation, save
 from dape.evaluate.subjects import Subject, open_subject
 from dape.files import distinct_names
@@ -45,6 +53,10 @@ class Evaluate:
     """Text to evaluate on instead, packed with the model's tokenizer; for hf:PATH by default stdlib."""
     by_position: int | None = None
     """Also the loss by position, in windows of this length."""
+    slices: Literal["none", "recall"] = "none"
+    """"recall": also the loss of tokens that repeat what the input said before, against all others."""
+    ngram: int | None = None
+    """How many tokens must have occurred before for a token to count as recall, itself included; 3 by default."""
     sliding: int | None = None
     """Also the sliding-window perplexity with windows of this length."""
     stride: int | None = None
@@ -67,6 +79,12 @@ def main(arguments: list[str]) -> int:
         raise ValueError("give a run folder, or hf:PATH")
     if options.stride is not None and options.sliding is None:
         raise ValueError("--stride needs --sliding LENGTH")
+    if options.ngram is not None and options.slices != "recall":
+        raise ValueError("--ngram needs --slices recall")
+    if options.slices != "none" and options.protocol != "same-targets":
+        raise ValueError(
+            f"--slices {options.slices} compares the same tokens at every length: it needs --protocol same-targets"
+        )
     if options.plot is not None:
         check_plot(options.plot)
     transformers.logging.disable_progress_bar()
@@ -99,21 +117,7 @@ def main(arguments: list[str]) -> int:
 
 def evaluate(subject: Subject, lengths: list[int], options: Evaluate) -> Evaluation:
     tokens = subject.data.split(options.split)
-    columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24), TimeRemainingColumn())
-    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
-        # The cost of a window grows with its length.
-        task = bar.add_task(subject.label[:24], total=sum(lengths) * options.windows)
-        scores = evaluate_by_length(
-            subject.model,
-            tokens,
-            lengths,
-            last=options.last,
-            windows=options.windows,
-            protocol=options.protocol,
-            context=options.context,
-            progress=lambda length, count: bar.advance(task, length * count),
-        )
-    evaluation = Evaluation(subject, options.protocol, scores)
+    evaluation = by_length(subject, tokens, lengths, options)
     if options.by_position is not None:
         evaluation.by_position = loss_by_position(
             subject.model, tokens, options.by_position, windows=options.windows, context=options.context
@@ -129,6 +133,30 @@ def evaluate(subject: Subject, lengths: list[int], options: Evaluate) -> Evaluat
             )
         )
     return evaluation
+
+
+def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Evaluate) -> Evaluation:
+    """Scores by length, and the slices that are asked for, from the same pass over the windows."""
+    columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24), TimeRemainingColumn())
+    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
+        # The cost of a window grows with its length.
+        task = bar.add_task(subject.label[:24], total=sum(lengths) * options.windows)
+        asked: dict[str, Any] = {
+            "last": options.last,
+            "windows": options.windows,
+            "context": options.context,
+            "progress": lambda length, count: bar.advance(task, length * count),
+        }
+        if options.slices == "none":
+            scores = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
+            return Evaluation(subject, options.protocol, scores)
+        losses = losses_by_length(subject.model, tokens, lengths, **asked)
+    base = subject.train_length if subject.train_length in lengths else min(lengths)
+    recall = recall_slices(
+        tokens, losses, ngram=DEFAULT_NGRAM if options.ngram is None else options.ngram, base=base
+    )
+    scores = [losses.score(length) for length in lengths]
+    return Evaluation(subject, options.protocol, scores, recall=recall)
 
 
 def parse_lengths(text: str) -> list[int]:

@@ -1,17 +1,23 @@
-"""Evaluation by length, by position and by sliding windows, with standard errors over documents."""
+"""Evaluation by length, by position, by recall and by sliding windows, with standard errors over documents."""
 
-from dape.evaluate.by_length import evaluate_by_length
+from dape.evaluate.by_length import WindowLosses, evaluate_by_length, losses_by_length
 from dape.evaluate.by_position import PositionLoss, loss_by_position
+from dape.evaluate.recall import RecallSlices, recall_lengths, recall_slices
 from dape.evaluate.sliding import SlidingScore, sliding_window
 from dape.evaluate.statistics import LengthScore, clustered_mean, paired_difference
 
 __all__ = [
     "LengthScore",
     "PositionLoss",
+    "RecallSlices",
     "SlidingScore",
+    "WindowLosses",
     "clustered_mean",
     "evaluate_by_length",
     "loss_by_position",
+    "losses_by_length",
     "paired_difference",
+    "recall_lengths",
+    "recall_slices",
     "sliding_window",
 ]

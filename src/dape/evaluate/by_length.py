@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,38 @@ Protocol = Literal["same-targets", "paper"]
 Progress = Callable[[int, int], None]
 
 DEFAULT_LAST = 256
+
+
+@dataclass(frozen=True)
+class WindowLosses:
+    """Losses of the same target tokens at several lengths: by length, −log p of each window's targets [n, last]."""
+
+    windows: Windows
+    last: int
+    losses: dict[int, np.ndarray]
+
+    def score(self, length: int) -> LengthScore:
+        """The score at one length."""
+        return _score(self.windows, length, self.last, self.losses[length])
+
+
+def losses_by_length(
+    model: nn.Module,
+    tokens: Tokens,
+    lengths: Sequence[int],
+    *,
+    last: int | None = None,
+    windows: int = 128,
+    context: Context = "document",
+    batch_tokens: int = BATCH_TOKENS,
+    progress: Progress | None = None,
+) -> WindowLosses:
+    """The loss of every target token at each length, of the windows that `evaluate_by_length` scores."""
+    last = check(lengths, last, windows, "same-targets", context)
+    chosen = same_targets(tokens, max(lengths), last, windows, context=context)
+    with scoring(model, batch_tokens=batch_tokens) as scorer:
+        losses = {n: token_losses(scorer, tokens, chosen, n, last, progress) for n in lengths}
+    return WindowLosses(chosen, last, losses)
 
 
 def evaluate_by_length(
@@ -42,29 +75,49 @@ def evaluate_by_length(
               targets; scores of different lengths are then of different tokens.
     context:  "document" or "stream", for "same-targets".
     """
+    if protocol == "same-targets":
+        found = losses_by_length(
+            model,
+            tokens,
+            lengths,
+            last=last,
+            windows=windows,
+            context=context,
+            batch_tokens=batch_tokens,
+            progress=progress,
+        )
+        return [found.score(n) for n in lengths]
     last = check(lengths, last, windows, protocol, context)
     with scoring(model, batch_tokens=batch_tokens) as scorer:
-        if protocol == "paper":
-            return [
-                score(scorer, tokens, consecutive(tokens, n, windows), n, min(last, n), progress)
-                for n in lengths
-            ]
-        chosen = same_targets(tokens, max(lengths), last, windows, context=context)
-        return [score(scorer, tokens, chosen, n, last, progress) for n in lengths]
+        return [
+            score(scorer, tokens, consecutive(tokens, n, windows), n, min(last, n), progress) for n in lengths
+        ]
 
 
 def score(
     scorer: Scorer, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
 ) -> LengthScore:
     """The score of the windows at one length."""
-    means = []
+    return _score(windows, length, last, token_losses(scorer, tokens, windows, length, last, progress))
+
+
+def token_losses(
+    scorer: Scorer, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
+) -> np.ndarray:
+    """The loss of every target of the windows at one length [n, last]."""
+    parts = []
     size = scorer.batch_size(length, last)
     for start in range(0, len(windows), size):
         ids = windows.ids(tokens, length, slice(start, start + size))
-        means.append(scorer.losses(ids, last).astype(np.float64).mean(1))
+        parts.append(scorer.losses(ids, last))
         if progress is not None:
             progress(length, len(ids))
-    return LengthScore.of(length, np.concatenate(means), windows.documents, windows.ends, last)
+    return np.concatenate(parts)
+
+
+def _score(windows: Windows, length: int, last: int, losses: np.ndarray) -> LengthScore:
+    means = losses.astype(np.float64).mean(1)
+    return LengthScore.of(length, means, windows.documents, windows.ends, last)
 
 
 def check(lengths: Sequence[int], last: int | None, windows: int, protocol: str, context: str) -> int:

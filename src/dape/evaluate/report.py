@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dape.evaluate.by_position import PositionLoss, position_records
+from dape.evaluate.recall import RecallSlices
 from dape.evaluate.sliding import SlidingScore
 from dape.evaluate.statistics import LengthScore, paired_difference
 from dape.evaluate.subjects import Subject
@@ -33,6 +34,7 @@ class Evaluation:
     scores: list[LengthScore]
     reference: Evaluation | None = None
     by_position: PositionLoss | None = None
+    recall: RecallSlices | None = None
     sliding: list[SlidingScore] = field(default_factory=list)
 
     def changes(self) -> list[tuple[float, float] | None]:
@@ -46,6 +48,15 @@ class Evaluation:
         if self.reference is None:
             return [None for _ in self.scores]
         return [paired_difference(a, b) for a, b in zip(self.scores, self.reference.scores, strict=True)]
+
+    def recall_records(self) -> list[dict[str, Any]]:
+        """A record for each length and slice, in the terms of `records`; `contribution`: the slice's part of the
+        difference over all tokens."""
+        if self.recall is None:
+            return []
+        reference = None if self.reference is None else self.reference.recall
+        told = {"ngram": self.recall.ngram, "base": self.recall.base}
+        return [{**self.subject.identity, **told, **r} for r in self.recall.records(reference)]
 
     def records(self) -> list[dict[str, Any]]:
         """A record a length; `change` is against the shortest length, `difference` against the first model."""
@@ -73,6 +84,11 @@ def as_json(evaluations: Sequence[Evaluation], settings: dict[str, Any]) -> str:
             for e in evaluations
             if e.by_position is not None
             for record in position_records(e.by_position)
+        ],
+        "recall": [record for e in evaluations for record in e.recall_records()],
+        # Enough for every slice, and for differences to models evaluated elsewhere.
+        "recall_sums": [
+            {**e.subject.identity, **e.recall.as_json()} for e in evaluations if e.recall is not None
         ],
         "sliding": [{**e.subject.identity, **s.record()} for e in evaluations for s in e.sliding],
     }
@@ -123,6 +139,8 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         console.print("(no ±: standard errors need two documents or more)")
     if evaluation.by_position is not None:
         _print_positions(evaluation.by_position, console)
+    if evaluation.recall is not None:
+        _print_recall(evaluation, evaluation.recall, console)
     for sliding in evaluation.sliding:
         console.print(
             f"sliding window of {sliding.length}, stride {sliding.stride}: perplexity {sliding.ppl:.2f}, loss "
@@ -140,6 +158,30 @@ def _print_positions(loss: PositionLoss, console: Console) -> None:
     for start, stop, nll, error in loss.doublings():
         label = f"{start}" if stop == start + 1 else f"{start}–{stop - 1}"
         table.add_row(label, plus_minus(nll, error))
+    console.print(table)
+
+
+def _print_recall(evaluation: Evaluation, recall: RecallSlices, console: Console) -> None:
+    console.print(
+        f"recall: hits are tokens whose {recall.ngram}-gram occurred before in the input, new ones not yet in "
+        f"{recall.base} tokens; change from {recall.base} tokens of input"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("length", "tokens", "share", "loss", "change", "vs first"):
+        table.add_column(name, justify="left" if name == "tokens" else "right")
+    paired = evaluation.reference is not None
+    for record in evaluation.recall_records():
+        if record["slice"] == "all" or not record["tokens"]:
+            continue
+        length, base = record["eval_length"], record["eval_length"] == recall.base
+        table.add_row(
+            f"{length}" if record["slice"] == "hit" else "",
+            record["slice"],
+            f"{record['share']:.1%}",
+            plus_minus(record["nll"], record["nll_se"]),
+            "–" if base else plus_minus(record["change"], record["change_se"], sign="+"),
+            plus_minus(record["difference"], record["difference_se"], sign="+") if paired else "–",
+        )
     console.print(table)
 
 
