@@ -262,3 +262,15 @@ def test_lora_wraps_it(tmp_path):
     assert model.generate(input_ids=ids, max_new_tokens=2, do_sample=False).shape == (2, 10)
     model.save_pretrained(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").exists()
+
+
+def test_smoothed_labels_are_the_next_tokens(tmp_path):
+    """Trainer shifts labels only for classes in transformers' table of causal models."""
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    model, ids = tiny(), torch.randint(0, 40, (2, 9))
+    loss = Trainer(model=model, args=arguments).compute_loss(model, {"input_ids": ids, "labels": ids})
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)

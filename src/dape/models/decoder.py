@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
 from dape.models.attention import Attention, KeyValueCache, ResidualLinear
 from dape.models.config import DapeConfig
-from dape.models.places import decoder_places, without_holes
+from dape.models.places import check_packing_arguments, decoder_places, starts_again, without_holes
 from dape.positions import Places, PositionEncoding, randomized_positions
 
 
@@ -148,8 +149,11 @@ class DapeModel(DapePreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        self._check_cache(bool(use_cache), past_key_values)
+        check_packing_arguments(position_ids, kwargs)
+        packed = starts_again(position_ids, attention_mask)
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and not packed
+        self._check_cache(bool(use_cache), past_key_values, packed)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if (
@@ -184,7 +188,12 @@ class DapeModel(DapePreTrainedModel):
             output.attentions = cast(Any, tuple(map(arranged.in_place, output.attentions)))
         return output
 
-    def _check_cache(self, use_cache: bool, cache: Cache | None) -> None:
+    def _check_cache(self, use_cache: bool, cache: Cache | None, packed: bool) -> None:
+        if packed and (use_cache or cache is not None):
+            raise ValueError(
+                "position_ids start again within a row, which packs several documents, but a cache would mix the "
+                "documents when it is continued: pass use_cache=False and no past_key_values"
+            )
         if (use_cache or cache is not None) and not self.config.can_cache:
             raise ValueError(
                 f"{self.config.method} convolves over {self.config.parsed_method.query_kernel_size} queries, but a cache "
@@ -272,6 +281,7 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            **kwargs,
         )
         hidden = outputs.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -288,3 +298,7 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+# Trainer and others know by this table of class names alone which models predict the next token.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DapeConfig.model_type] = DapeForCausalLM.__name__

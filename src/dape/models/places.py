@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -73,9 +74,52 @@ def _places_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | No
             )
         else:
             queries, keys = queries + shift, keys + shift
+    first, last = num_padding, num_padding + rank[:, index]
+    if starts_again(position_ids, mask):
+        # Without a cache, so that `keys` are the positions of every token as arranged.
+        starts = document_starts(keys, real.gather(1, order))
+        first = torch.maximum(starts.gather(1, last.clamp(min=0)), num_padding)
     room = int((1 - real)[:, index].sum(-1).max())
     keys = torch.cat([keys, keys[:, -1:].expand(-1, room)], 1)
-    return Places(queries, keys, causal=True, visible=Visible(num_padding, num_padding + rank[:, index]))
+    return Places(queries, keys, causal=True, visible=Visible(first, last))
+
+
+def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = None) -> bool:
+    """Whether any row holds several documents: positions that do not ascend from token to token."""
+    if position_ids is None or position_ids.dim() != 2 or torch.compiler.is_compiling():
+        return False
+    if attention_mask is None or attention_mask.shape[-1] != position_ids.shape[1]:
+        return bool(_begins(position_ids, None).any())
+    if attention_mask.dim() != 2:
+        return False
+    # Of tokens with padding between them, the one before a token is the one before the padding.
+    order = attention_mask.bool().long().argsort(dim=-1, stable=True)
+    position_ids = position_ids.expand(attention_mask.shape[0], -1)
+    return bool(_begins(position_ids.gather(1, order), attention_mask.gather(1, order)).any())
+
+
+def check_packing_arguments(position_ids: Tensor | None, arguments: Mapping[str, object]) -> None:
+    """Refuse documents told by lengths alone, as collators for flash-attention do: we read positions."""
+    for name in ("cu_seq_lens_q", "seq_idx"):
+        if position_ids is None and arguments.get(name) is not None:
+            raise ValueError(
+                f"{name} without position_ids would be dropped and the packed documents mixed: pass position_ids "
+                f"that start again with each document (return_position_ids=True of the collator)"
+            )
+
+
+def document_starts(position_ids: Tensor, real: Tensor | None = None) -> Tensor:
+    """Index of the first token of each token's document, [B, T], from positions and the mask of tokens."""
+    index = torch.arange(position_ids.shape[1], device=position_ids.device)
+    return torch.where(_begins(position_ids, real), index, 0).cummax(-1).values
+
+
+def _begins(position_ids: Tensor, real: Tensor | None) -> Tensor:
+    """Which tokens begin another document, [B, T]: those whose position is not after that of the token before."""
+    begins = position_ids.diff(dim=-1) <= 0
+    if real is not None:
+        begins = begins & real[:, 1:].bool() & real[:, :-1].bool()
+    return torch.nn.functional.pad(begins, (1, 0))
 
 
 def decoder_places(
@@ -90,8 +134,9 @@ def decoder_places(
 
     attention_mask: [B, keys], ones for tokens and zeros for padding; where zeros lie between ones, the keys must be
                     arranged by `without_holes`.
-    position_ids:   [1 or B, queries]; without a cache any ascending integers, with one they must continue
-                    the cached tokens' positions by ones.
+    position_ids:   [1 or B, queries]; without a cache any integers: where they do not ascend, another document
+                    begins, which sees nothing of those before it (packing). With a cache they must continue the
+                    cached tokens' positions by ones.
     """
     compiling = torch.compiler.is_compiling()
     seen = 0 if cache is None else cache.get_seq_length()
@@ -119,6 +164,9 @@ def decoder_places(
             raise ValueError(
                 f"position_ids have shape {tuple(position_ids.shape)}, expected [batch, {num_queries} tokens]"
             )
+        whole = not preallocated and seen == 0
+        if whole and (compiling or starts_again(position_ids, attention_mask)):
+            return _packed_places(position_ids, visible, None if attention_mask is None else mask)
         shift = position_ids[:, -1:] - queries[:, -1:]
         if compiling:
             follows = preallocated or seen > 0
@@ -133,6 +181,17 @@ def decoder_places(
         queries, keys = position_ids, keys + shift if follows else position_ids
         consecutive = consecutive and follows
     return Places(queries, keys, causal=True, visible=visible, consecutive=consecutive)
+
+
+def _packed_places(position_ids: Tensor, visible: Visible, mask: Tensor | None) -> Places:
+    """Places of whole rows of documents, each by itself, among padding at the ends of rows."""
+    starts = document_starts(position_ids, mask)
+    first = starts if visible.first is None else torch.maximum(starts, visible.first)
+    consecutive = False
+    if mask is None and not torch.compiler.is_compiling():
+        index = torch.arange(position_ids.shape[1], device=position_ids.device)
+        consecutive = bool((position_ids == index - starts + position_ids[:, :1]).all())
+    return Places(position_ids, position_ids, visible=Visible(first, visible.last), consecutive=consecutive)
 
 
 def _fit(attention_mask: Tensor, num_keys: int, *, preallocated: bool) -> Tensor:

@@ -17,8 +17,9 @@ class Places:
 
     queries: [1 or B, Tq] and keys: [1 or B, Tk], integer positions; only their order must agree with
              the order of the tokens, so offsets, padding and randomized positions are all data.
-    consecutive: promises that positions grow by one from key to key and that the last query stands at
-             the last key; a bias by distance is then a vector. Never needed for being right.
+    consecutive: promises that the positions of a query and a key that it sees differ as their indices do, the last
+             query standing at the last key, and those of a query and any key by no more; a bias by distance is
+             then a vector. Optimisation hint; never affects results.
     """
 
     queries: Tensor
