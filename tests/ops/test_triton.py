@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dape.ops.score_attention import ConvWeights, attention
+from dape.ops.score_attention import ConvWeights, attention, triton_compile
 from dape.ops.score_attention import triton as backend
 from dape.ops.score_attention.api import BACKENDS
 from dape.ops.score_attention.triton_cost import pair_cost, sdpa_cost, table
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
 HERE = Path(__file__).parent
-
-# Shared memory of a block, in bytes, by GPU generation (compute capability times ten).
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 
 @pytest.mark.parametrize("part", ["test_output", "test_gradients", "not (test_output or test_gradients)"])
@@ -35,40 +32,85 @@ def test_numerics_in_the_interpreter(part):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("capability", SHARED)
-def test_the_standard_shape_compiles_without_spills(capability, monkeypatch):
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_the_standard_shape_compiles_without_spills(capability):
     pytest.importorskip("triton")
-    from triton_ahead_of_time import compile_launch, launches
-
-    recorded = launches(monkeypatch)
+    recorded = [variants[0] for variants in backend.record_launches()]
     names = ["forward_kernel", "logits_kernel", "convolution_kernel"]
     assert [launch.kernel.__name__ for launch in recorded] == names
     issued = 0.0
     for launch in recorded:
-        compiled = compile_launch(launch, capability)
+        compiled = triton_compile.inspect(launch, capability)
         name = launch.kernel.__name__
         assert "mma.sync" in compiled.ptx, f"{name} uses no tensor cores"
         # A step of the loop is all there is: instructions of 16×8×16 products, for each warp.
         pairs = 256 if "STREAMS" in launch.kernel.arg_names else launch.arguments["BLOCK_R"]
         issued += compiled.ptx.count("mma.sync") * launch.options["num_warps"] * 16 * 8 * 16 / pairs
         assert compiled.spills == 0, f"{name} spills {compiled.spills} bytes"
-        assert compiled.shared <= SHARED[capability], f"{name} wants {compiled.shared} bytes of shared memory"
+        assert compiled.shared <= triton_compile.SHARED_MEMORY[capability]
     cost = pair_cost(12, 64, 32, 3)
     # The products for dq, dk and dv are PyTorch's.
     assert issued == cost.forward_macs + cost.backward_macs - 3 * 12 * 64
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bias", [None, "distance", "dense"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_dtype_and_bias_fits_in_shared_memory(dtype, bias, monkeypatch):
-    pytest.importorskip("triton")
-    from triton_ahead_of_time import compile_launch, launches
+LAUNCHABLE = {
+    "standard": {},
+    "tiny preset": {"dtype": torch.float32, "num_heads": 4, "head_width": 32},
+    "seven keys": {"kernel_size": 7},
+    "dense bfloat16": {"dtype": torch.bfloat16, "bias": "dense"},
+    "plain float32": {"dtype": torch.float32, "width": None},
+}
 
-    for launch in launches(monkeypatch, dtype=dtype, bias=bias):
-        compiled = compile_launch(launch, 80)
-        assert "mma.sync" in compiled.ptx
-        assert compiled.shared <= SHARED[80], f"{launch.kernel.__name__} wants {compiled.shared} bytes"
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", LAUNCHABLE.values(), ids=LAUNCHABLE.keys())
+@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100])
+def test_what_is_accepted_can_be_launched(capability, shape):
+    pytest.importorskip("triton")
+    limit = triton_compile.SHARED_MEMORY[capability]
+    for variants in backend.record_launches(**shape):
+        assert triton_compile.first_that_fits(variants, capability, limit) is not None
+
+
+@pytest.fixture
+def a_small_gpu(monkeypatch):
+    """A GPU whose blocks have 100 kB, and a compiler that reports the size of the first variants as 120, 90 …"""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(backend, "_answers", {})
+    monkeypatch.setattr(backend, "limits", lambda device: (86, 100_000))
+    sizes = {}
+
+    def size(launch, capability):
+        assert capability == 86
+        return sizes.setdefault(launch.key(), 120_000 - 30_000 * (len(sizes) % 2))
+
+    monkeypatch.setattr(triton_compile, "shared_memory", size)
+
+
+@pytest.mark.usefixtures("a_small_gpu")
+def test_a_smaller_variant_is_taken_where_the_first_does_not_fit():
+    assert backend.missing_resources(0, dtype=torch.float16) is None
+    (variants, *_) = backend.record_launches()
+    assert triton_compile.first_that_fits(variants, 86, 100_000) is variants[1]
+
+
+@pytest.mark.usefixtures("a_small_gpu")
+def test_a_call_that_no_variant_fits_is_refused_with_one_warning(monkeypatch):
+    monkeypatch.setattr(backend, "limits", lambda device: (86, 1000))
+    with pytest.warns(UserWarning, match="a block of this GPU has 1000") as said:
+        reasons = [backend.missing_resources(0, dtype=torch.float16) for _ in range(2)]
+    assert len(said) == 1
+    assert reasons[0] == reasons[1]
+    assert "bytes of shared memory" in reasons[0]
+
+
+@pytest.mark.usefixtures("a_small_gpu")
+def test_the_question_of_resources_does_not_break_a_compiled_graph():
+    @torch.compile(backend="eager", fullgraph=True)
+    def double(x):
+        return x * (2 if backend.missing_resources(0, num_heads=x.shape[1]) is None else 0)
+
+    assert torch.equal(double(torch.ones(1, 3)), torch.full((1, 3), 2.0))
 
 
 def problem(**changes) -> Problem:

@@ -9,6 +9,9 @@ the gradients of q, k and v. Sums over programs are partial buffers added in ord
 from __future__ import annotations
 
 import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +20,16 @@ from dape.ops.score_attention import triton_call
 from dape.ops.score_attention.library import make_differentiable
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.triton_call import BLOCK_Q, Call, interpreting, padded
+from dape.ops.score_attention.triton_compile import (
+    Launch,
+    first_that_fits,
+    limits,
+    recording,
+    run,
+    too_large,
+)
 from dape.ops.score_attention.triton_gradients import Gradients
-from dape.ops.score_attention.types import DistanceBias, Problem
+from dape.ops.score_attention.types import EVERYTHING, Bias, ConvWeights, DistanceBias, Problem, Visible
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -38,7 +49,7 @@ def unsupported(problem: Problem) -> str | None:
         return f"it has no dropout, got dropout={problem.dropout}"
     if conv is not None and conv.leak_future:
         return "it cannot read keys that the query may not see (leak_future=True)"
-    return _too_large(problem)
+    return _too_large(problem) or _cannot_launch(problem)
 
 
 def _too_large(problem: Problem) -> str | None:
@@ -59,6 +70,105 @@ def _too_large(problem: Problem) -> str | None:
     if max(spans) >= 2**31:
         return f"its addresses have 32 bits, an input spans {max(spans)} numbers"
     return None
+
+
+def _cannot_launch(problem: Problem) -> str | None:
+    """Why the device cannot hold the kernels of a call, or None."""
+    if problem.q.device.type != "cuda" or interpreting():
+        return None
+    conv, bias = problem.conv, problem.bias
+    tensors = [problem.q, problem.k, problem.v, *(() if conv is None else conv.tensors)]
+    tensors += [
+        x for x in (bias.values if isinstance(bias, DistanceBias) else bias,) if isinstance(x, Tensor)
+    ]
+    return missing_resources(
+        problem.q.device.index or 0,
+        dtype=problem.q.dtype,
+        num_heads=problem.q.shape[1],
+        num_groups=problem.k.shape[1],
+        head_width=problem.q.shape[3],
+        width=None if conv is None else conv.width,
+        kernel_size=1 if conv is None else conv.kernel_size,
+        left=0 if conv is None else conv.left,
+        bias="none" if bias is None else "distance" if isinstance(bias, DistanceBias) else "dense",
+        causal=problem.causal,
+        cut=problem.visible.last is not None,
+        backward=torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
+    )
+
+
+def missing_resources(device: int, **shape: Any) -> str | None:
+    """The sentence that says which kernel of such a call the device cannot hold, or None; a warning at the first time."""
+    key = (device, *shape.items())
+    if key not in _answers:
+        capability, limit = limits(torch.device("cuda", device))
+        reason = None
+        for launches in record_launches(**shape):
+            if first_that_fits(launches, capability, limit) is None:
+                reason = too_large(launches, capability, limit)
+                warnings.warn(f"the Triton kernels cannot run: {reason}", stacklevel=2)
+                break
+        _answers[key] = reason
+    return _answers[key]
+
+
+# torch.compile takes the answer as it is: what torch._dynamo.assume_constant_result does, which is slow to import.
+missing_resources._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function takes any attribute
+_answers: dict[tuple, str | None] = {}
+
+
+def record_launches(
+    *,
+    dtype: torch.dtype = torch.float16,
+    num_heads: int = 12,
+    num_groups: int | None = None,
+    head_width: int = 64,
+    width: int | None = 32,
+    kernel_size: int = 3,
+    left: int | None = None,
+    bias: str = "distance",
+    causal: bool = True,
+    cut: bool = False,
+    backward: bool = True,
+    batch: int = 1,
+    length: int = 128,
+) -> list[list[Launch]]:
+    """What a call of that shape would launch, each with its variants: recorded on small CPU tensors.
+
+    cut: queries have a last visible key of their own.
+    """
+    with torch.device("cpu"):
+        q = torch.zeros(batch, num_heads, length, head_width, dtype=dtype, requires_grad=backward)
+        groups = num_groups or num_heads
+        k, v = (
+            torch.zeros(batch, groups, length, head_width, dtype=dtype, requires_grad=backward)
+            for _ in range(2)
+        )
+        channels = num_heads * (1 if bias == "none" else 2)
+        conv = None
+        if width is not None:
+            left = kernel_size // 2 if left is None else left
+            shapes = (
+                (width, channels, 1, kernel_size),
+                (width,),
+                (num_heads, width, 1, kernel_size),
+                (num_heads,),
+            )
+            w1, b1, w2, b2 = (torch.zeros(shape) for shape in shapes)
+            conv = ConvWeights(w1, b1, w2, b2, left)
+        lowest = 0 if causal else 1 - length
+        encodings: dict[str, Callable[[], Bias]] = {
+            "none": lambda: None,
+            "distance": lambda: DistanceBias(torch.zeros(num_heads, length - lowest), lowest),
+            "dense": lambda: torch.zeros(batch, num_heads, length, length),
+        }
+        visible = Visible(last=torch.zeros(1, 1, dtype=torch.int64)) if cut else EVERYTHING
+        problem = Problem(q, k, v, conv, encodings[bias](), visible, causal, 1.0, 0.0)
+        with recording() as launches:
+            out = attend(problem)
+            if backward:
+                out.backward(torch.zeros_like(out))
+    return launches
 
 
 def attend(problem: Problem) -> Tensor:
@@ -102,9 +212,7 @@ def _forward(
     out = triton_call.blank_memory(*q.shape, dtype=q.dtype, device=q.device)
     lse = triton_call.blank_memory(*q.shape[:3], dtype=torch.float32, device=q.device)
     grid = (-(-call.num_queries // BLOCK_Q), call.batch)
-    triton_call.launch(
-        forward_kernel, grid, call.arguments() | {"out": out, "lse": lse}, num_warps=8, num_stages=call.stages
-    )
+    run(forward_kernel, grid, call.arguments() | {"out": out, "lse": lse}, call.variants())
     return out, lse
 
 

@@ -49,13 +49,6 @@ class Call(CallTensors):
         if self.k.stride() != self.v.stride():
             self.k, self.v = self.k.contiguous(), self.v.contiguous()
         self.heads = padded(self.num_heads)
-        # Whether two stages of keys and values fit on the chip beside the queries.
-        dims = padded(self.head_width)
-        self.small = self.heads * dims * self.q.element_size() <= 2048
-        # A whole number of parts that ends with the head width's last: nothing behind it may be read.
-        self.part = min(PART, dims) if self.small else 16
-        self.dims = -(-self.head_width // self.part) * self.part
-        self.stages = 2 if self.small and self.dense is None else 1
         self.width = 16 if self.w1 is None else padded(self.w1.shape[0])
         self.kernel_size = 1 if self.w1 is None else self.w1.shape[2]
         self.right = self.kernel_size - 1 - self.left
@@ -88,6 +81,22 @@ class Call(CallTensors):
             taps["table"] = pad(planes.to(dtype), planes.shape[1], width)
         return taps
 
+    def variants(self) -> list[dict[str, Any]]:
+        """Ways to walk along the keys, the one that keeps the most on the chip first.
+
+        HOLD: the queries stay on the chip, or are loaded again at each step.
+        """
+        widest = min(PART, padded(self.head_width))
+        small = self.heads * padded(self.head_width) * self.q.element_size() <= 2048
+        found = []
+        for hold, part, stages in ((True, widest, 2), (True, widest, 1), (False, 16, 1)):
+            if (hold and not small) or (stages > 1 and self.dense is not None):
+                continue
+            # A whole number of parts that ends with the head width's last: nothing behind it may be read.
+            dims = -(-self.head_width // part) * part
+            found.append({"HOLD": hold, "PART": part, "DIMS": dims, "num_warps": 8, "num_stages": stages})
+        return found
+
     def arguments(self) -> dict[str, Any]:
         """What every walk along the keys takes."""
         # The steps of the bias from one batch entry, head, query and key to the next.
@@ -116,10 +125,10 @@ class Call(CallTensors):
             "num_queries": self.num_queries, "offset": self.offset,
             "scale": self.scale, "slope": self.slope,
             "H": self.num_heads, "G": self.num_groups, "D": self.head_width,
-            "HEADS": self.heads, "DIMS": self.dims, "PART": self.part, "WIDTH": self.width,
+            "HEADS": self.heads, "WIDTH": self.width,
             "KERNEL": self.kernel_size, "LEFT": self.left, "BLOCK_Q": BLOCK_Q, "STREAMS": STREAMS,
             "CAUSAL": self.causal, "CONV": self.w1 is not None, "BIAS": self.bias,
-            "TABLE": self.hidden is not None, "RESIDUAL_BIAS": self.residual_bias, "PRECISION": precision(), "HOLD": self.small,
+            "TABLE": self.hidden is not None, "RESIDUAL_BIAS": self.residual_bias, "PRECISION": precision(),
         }  # fmt: skip
         return arguments
 
@@ -137,11 +146,6 @@ def precision() -> str:
     if interpreting():
         return "interpreted"
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], **options: int) -> None:
-    """Run a kernel with those of the arguments that it takes."""
-    kernel[grid](**{name: arguments[name] for name in kernel.arg_names}, **options)
 
 
 def blank_memory(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dape.ops.score_attention import triton_call
 from dape.ops.score_attention.triton_call import BLOCK_Q, Call
+from dape.ops.score_attention.triton_compile import run
 
 # Rows of a program that walks along distances, and the distances that it owns.
 BLOCK_R, SEGMENT = 16, 64
@@ -74,9 +75,7 @@ class Gradients:
         own = {"grad_out": grad_out, "lse": lse, "delta": delta, "weights_out": weights, **strides, **chunk}
         own |= {"scores_out": maps["scores"], "grad_logits": maps["grad_logits"]}
         grid = (-(-(chunk["row_stop"] - chunk["row_start"]) // BLOCK_Q), self.call.batch)
-        triton_call.launch(
-            logits_kernel, grid, self.arguments | own, num_warps=8, num_stages=self.call.stages
-        )
+        run(logits_kernel, grid, self.arguments | own, self.call.variants())
 
     def _convolutions(self, chunk: dict, maps: dict, grad_scores: Tensor, grad_bias: Tensor) -> None:
         from dape.ops.score_attention.triton_backward import convolution_kernel
@@ -111,7 +110,8 @@ class Gradients:
         for name in ("w1", "wb", "w2"):
             own[f"{name}_turned"] = self.arguments[name].transpose(-1, -2).contiguous()
         own |= {"grad_scores": grad_scores, "grad_bias": grad_bias, **chunk, **maps, **sums}
-        triton_call.launch(convolution_kernel, grid, self.arguments | own, num_warps=2, num_stages=2)
+        variants = [{"num_warps": 2, "num_stages": stages} for stages in (2, 1)]
+        run(convolution_kernel, grid, self.arguments | own, variants)
         self._add_sums({name: x.sum(0) for name, x in sums.items()}, top, bottom)
 
     def _add_sums(self, sums: dict[str, Tensor], top: int, bottom: int) -> None:

@@ -1,0 +1,200 @@
+"""Kernels compiled without a GPU: what a call would launch, and what a GPU must have to run it.
+
+A launch that asks for more shared memory than a block may have fails on the device. So the launches of a call are
+recorded on small CPU tensors, compiled for the device at hand, and held against its limit before anything runs.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Shared memory that a block may have, in bytes, by compute capability times ten.
+SHARED_MEMORY = {
+    75: 65_536,
+    80: 166_912,
+    86: 101_376,
+    87: 166_912,
+    89: 101_376,
+    90: 232_448,
+    100: 232_448,
+    120: 101_376,
+}
+
+POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
+
+Options = dict[str, Any]
+
+_recorded: ContextVar[list[list[Launch]] | None] = ContextVar("recorded", default=None)
+_shared: dict[tuple, int] = {}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: the kernel, its grid, its arguments, the compiler's options."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+    def key(self) -> tuple:
+        """What the compiled kernel depends on."""
+        values = []
+        for parameter in self.kernel.params:
+            value = self.arguments[parameter.name]
+            if torch.is_tensor(value):
+                value = value.dtype
+            elif isinstance(value, int) and not parameter.is_constexpr:
+                value = "any" if parameter.do_not_specialize else (value == 1, value % 16 == 0)
+            elif isinstance(value, float):
+                value = float
+            values.append(value)
+        return (self.kernel.__name__, *values, *self.options.items())
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a GPU would need to run a kernel, in bytes (registers: a thread's), and its code."""
+
+    registers: int
+    spills: int
+    shared: int
+    ptx: str
+    cubin: bytes
+
+
+@contextmanager
+def recording() -> Iterator[list[list[Launch]]]:
+    """Launches inside are appended to the list, each with all its variants, instead of run."""
+    launches: list[list[Launch]] = []
+    token = _recorded.set(launches)
+    try:
+        yield launches
+    finally:
+        _recorded.reset(token)
+
+
+def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], variants: Sequence[Options]) -> None:
+    """Start a kernel with those of the arguments that it takes, by the first of its variants that the device can hold.
+
+    variants: compiler options and constants of the kernel, the fastest first. The device is the tensors'.
+    """
+    launches = [_launch(kernel, grid, arguments, variant) for variant in variants]
+    if (recorded := _recorded.get()) is not None:
+        recorded.append(launches)
+        return
+    device = next(x.device for x in arguments.values() if torch.is_tensor(x))
+    if device.type != "cuda":
+        _start(launches[0])
+        return
+    fitting = first_that_fits(launches, *limits(device))
+    if fitting is None:
+        raise RuntimeError(too_large(launches, *limits(device)))
+    # The current device may be another one than the tensors'.
+    with torch.cuda.device(device):
+        _start(fitting)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], variant: Options) -> Launch:
+    given = arguments | variant
+    options = {name: value for name, value in variant.items() if name not in kernel.arg_names}
+    return Launch(kernel, grid, {name: given[name] for name in kernel.arg_names}, options)
+
+
+def _start(launch: Launch) -> None:
+    launch.kernel[launch.grid](**launch.arguments, **launch.options)
+
+
+def first_that_fits(launches: Sequence[Launch], capability: int, limit: int) -> Launch | None:
+    """The first launch whose shared memory the device has, or None."""
+    return next((launch for launch in launches if shared_memory(launch, capability) <= limit), None)
+
+
+def too_large(launches: Sequence[Launch], capability: int, limit: int) -> str:
+    """The sentence for launches of which none fits."""
+    least = min(shared_memory(launch, capability) for launch in launches)
+    return (
+        f"{launches[0].kernel.__name__} needs {least} bytes of shared memory for this shape, "
+        f"a block of this GPU has {limit}"
+    )
+
+
+def compile_launch(launch: Launch, capability: int) -> Any:
+    """Triton's compiled kernel for a GPU generation, specialised as the launch would be."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(launch.kernel.params):
+        name, value = parameter.name, launch.arguments[parameter.name]
+        # Arguments equal to 1 become constants, multiples of 16 are marked: as at a launch.
+        special = isinstance(value, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or (special and value == 1):
+            signature[name], constants[name] = "constexpr", value
+            continue
+        kinds = {float: "fp32", int: "i32"}
+        signature[name] = POINTERS[value.dtype] if torch.is_tensor(value) else kinds[type(value)]
+        if torch.is_tensor(value) or (special and value % 16 == 0):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
+
+
+def shared_memory(launch: Launch, capability: int) -> int:
+    """Bytes of shared memory that a block of the launch needs."""
+    key = (capability, launch.key())
+    if key not in _shared:
+        _shared[key] = int(compile_launch(launch, capability).metadata.shared)
+    return _shared[key]
+
+
+def inspect(launch: Launch, capability: int) -> Compiled:
+    """Registers, spills, shared memory and code of a launch."""
+    compiled = compile_launch(launch, capability)
+    report = _assemble(compiled.asm["ptx"], capability)
+    registers = re.search(r"Used (\d+) registers", report)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    assert registers and spills, report
+    return Compiled(
+        int(registers[1]),
+        int(spills[1]) + int(spills[2]),
+        int(compiled.metadata.shared),
+        compiled.asm["ptx"],
+        compiled.asm["cubin"],
+    )
+
+
+def tools() -> Path:
+    """The folder of the assembler and disassembler that come with Triton."""
+    import triton
+
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def _assemble(ptx: str, capability: int) -> str:
+    """What the assembler says of its use of registers."""
+    tool = tools() / ("ptxas-blackwell" if capability >= 100 else "ptxas")
+    name = f"sm_{capability}{'a' if capability >= 90 else ''}"
+    command = [str(tool), "-v", f"--gpu-name={name}", "-o", "/dev/null", "/dev/stdin"]
+    return subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+
+
+@lru_cache
+def limits(device: torch.device) -> tuple[int, int]:
+    """Compute capability times ten, and bytes of shared memory that a block may have."""
+    from triton.runtime import driver
+
+    major, minor = torch.cuda.get_device_capability(device)
+    # What Triton itself compares with at a launch.
+    return 10 * major + minor, driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
