@@ -1,10 +1,13 @@
 """Files are whole or absent."""
 
 import os
+import stat
+import subprocess
+import sys
 
 import pytest
 
-from dape.files import distinct_names, replacing, write_atomically
+from dape.files import check_output, distinct_names, replacing, write_atomically
 
 
 def test_write_replaces(tmp_path):
@@ -48,6 +51,84 @@ def test_mode_is_that_of_any_new_file(tmp_path):
     (tmp_path / "plain").write_text("x")
     write_atomically(tmp_path / "ours", "x")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_link_is_followed_and_stays(tmp_path):
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "x.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    write_atomically(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, "content")
+    assert os.read(reader, 100) == b"content"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_device_is_written_to_and_stays():
+    write_atomically(os.devnull, "content")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device")
+def test_a_full_device_is_an_error_and_stays():
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically("/dev/full", "content")
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="no such device")
+@pytest.mark.parametrize("where", ["file", "pipe"])
+def test_standard_output_is_written_to(tmp_path, where):
+    program = (
+        "from dape.files import write_atomically; print('first'); write_atomically('/dev/stdout', 'content')"
+    )
+    with open(tmp_path / "out", "wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=file if where == "file" else subprocess.PIPE, check=True
+        )
+    said = (tmp_path / "out").read_bytes() if where == "file" else done.stdout
+    assert said.endswith(b"content")
+
+
+def test_a_folder_is_not_replaced(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path, "content")
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "message"),
+    [
+        ("file/x.json", False, "cannot be written: Not a directory"),
+        ("file", True, "is a file, expected a folder"),
+        ("folder", False, "is a folder, expected a file"),
+        ("nosuch/x.json", False, "there is no folder"),
+        ("file/deeper/still", True, "cannot be written: Not a directory"),
+        ("n" * 300, False, "cannot be written: File name too long"),
+        ("n" * 300 + "/deeper", True, "cannot be written: File name too long"),
+        ("/proc/nosuch", True, "/proc/nosuch cannot be written"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_said_beforehand(tmp_path, path, folder, message):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=message):
+        check_output(tmp_path / path, folder=folder)
+
+
+def test_a_check_leaves_nothing(tmp_path):
+    check_output(tmp_path / "x.json")
+    check_output(tmp_path / "deep" / "er", folder=True)
+    check_output("/dev/null")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

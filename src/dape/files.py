@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,21 +20,101 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path`, for writers that take a name; it becomes `path` if the block succeeds."""
+    """A temporary path beside `path`, for writers that take a name; it becomes `path` if the block succeeds.
+
+    A link is followed and stays one. What is no regular file, such as a device or a pipe, is never replaced: the
+    content is written into it when the block has succeeded.
+    """
     path = Path(path)
+    target = _regular_target(path)
     # The suffix stays, because writers of pictures and archives choose the format by it.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    folder = tempfile.gettempdir() if target is None else target.parent
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.stem[:200]}.", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        os.chmod(temporary, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+        if target is None:
+            _copy_into(temporary, path)
+            temporary.unlink()
+            return
+        _adopt(temporary, target)
         sync(temporary)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_folder(target.parent)
+
+
+def _regular_target(path: Path) -> Path | None:
+    """The file to replace, links followed; None for a device, a pipe or an open file's name under /dev or /proc."""
+    for _ in range(40):
+        # /dev/stdout leads to a file that is open already: a file of the same name would not be that one.
+        if os.path.realpath(path.parent).split(os.sep)[1:2] in (["dev"], ["proc"]):
+            return None
+        if not path.is_symlink():
+            break
+        path = path.parent / os.readlink(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder, expected a file", str(path))
+    return None if path.exists() and not path.is_file() else Path(os.path.realpath(path))
+
+
+def _copy_into(source: Path, device: Path) -> None:
+    sys.stdout.flush()
+    with open(source, "rb") as content, open(device, "wb") as file:
+        shutil.copyfileobj(content, file)
+
+
+def _adopt(temporary: Path, path: Path) -> None:
+    """Give the new file the mode and owner of the one that it replaces, or the mode of any new file."""
+    if not path.exists():
+        os.chmod(temporary, 0o666 & ~_umask())
+        return
+    before = path.stat()
+    with contextlib.suppress(PermissionError, AttributeError):
+        os.chown(temporary, before.st_uid, before.st_gid)
+    os.chmod(temporary, before.st_mode)
+
+
+def check_output(path: str | os.PathLike[str], *, folder: bool = False) -> None:
+    """Raise an OSError that says why the file or folder could not be written; nothing stays behind."""
+    path = Path(path)
+    try:
+        if folder:
+            if path.exists() and not path.is_dir():
+                raise NotADirectoryError(f"{path} is a file, expected a folder")
+            place = path
+            while not place.exists():
+                _check_name(place)
+                place = place.parent
+            _try_writing(place)
+            return
+        target = _regular_target(path)
+        if target is None:
+            if not os.access(path, os.W_OK):
+                raise PermissionError(f"{path} cannot be written")
+            return
+        _check_name(target)
+        if not target.parent.exists():
+            raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
+        _try_writing(target.parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise type(error)(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _check_name(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.lstat()  # a name that is too long is an OSError here
+
+
+def _try_writing(folder: Path) -> None:
+    # Permissions do not say it all: the file system may be read-only, full, or not one for files.
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from dape.commands.options import ModelOptions, check_options, with_options
+from dape.commands.options import ModelOptions, check_options, training_defaults, with_options
+from dape.commands.parsing import parse as parse_options
 from dape.compare.comparing import compare, exit_code
 from dape.compare.runs import Job, Watcher, steps_done
 from dape.compare.settings import Comparison, by_recipe
 from dape.report import curves, plot, print_tables, views
 from dape.report.build import Paths
 from dape.report.results import VIEWS, Results
-from dape.training.configfile import read_config
 
 DESCRIPTION = """Train methods alike and see how each holds up beyond its training length.
 
@@ -53,18 +51,11 @@ def main(arguments: list[str]) -> int:
 
 def parse(arguments: list[str]) -> Comparison:
     """The options: the preset's recipe, changed by the file, changed by those given."""
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--config", "--preset", "--steps"):
-        early.add_argument(name)
-    given, _ = early.parse_known_args(arguments)
-    changes = read_config(given.config) if given.config else {}
-    size = given.preset or changes.pop("preset", "tiny")
-    # The warm-up goes with the number of steps; what else is wrong with that number is said below.
-    steps = {"steps": int(given.steps)} if (given.steps or "").isdecimal() else {}
-    default = by_recipe(size, **{**changes, **steps, "preset": size})
-    parsed = tyro.cli(
+    changes = training_defaults(arguments)
+    default = by_recipe(changes["preset"], **changes)
+    parsed: CommandLine = parse_options(
         CommandLine,
-        args=arguments,
+        arguments,
         default=CommandLine(**asdict(default)),
         prog="dape compare",
         description=DESCRIPTION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, TypeVar
@@ -10,14 +11,18 @@ from typing import Annotated, Any, TypeVar
 import torch
 import tyro
 
+from dape.commands.parsing import Parser
 from dape.models import DapeForCausalLM
 from dape.training import TrainConfig
+from dape.training.configfile import read_config
 
 # Several after one flag, or the flag several times.
 Named = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE …")
 ]
 Config = TypeVar("Config", bound=TrainConfig)
+# Options from which others derive their defaults.
+DERIVED_FROM: dict[str, type] = {"steps": int, "learning_rate": float}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +59,30 @@ def with_options(kind: type[Config], parsed: Any) -> Config:
     return kind(**values)
 
 
+def training_defaults(arguments: list[str]) -> dict[str, Any]:
+    """What decides the defaults of the other options: the file's options, the preset, and what others derive from."""
+    early = Parser(add_help=False, allow_abbrev=False)
+    for name in ("config", "preset", *DERIVED_FROM):
+        early.add_argument(f"--{name.replace('_', '-')}")
+    try:
+        given = {
+            name: text
+            for name, text in vars(early.parse_known_args(arguments)[0]).items()
+            if text is not None
+        }
+    except ValueError:  # said in full when all options are parsed
+        given = {}
+    changes = read_config(given["config"]) if "config" in given else {}
+    if "preset" in given:
+        changes["preset"] = given["preset"]
+    for name, kind in DERIVED_FROM.items():
+        with contextlib.suppress(KeyError, ValueError):
+            changes[name] = kind(given[name])
+    return {"preset": "tiny", **changes}
+
+
 def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
     """What is wrong with options together, said before any work; every method is built once, without memory."""
-    if config.warmup_steps > config.steps:
-        raise ValueError(
-            f"warmup_steps={config.warmup_steps} of steps={config.steps}: the learning rate would never reach "
-            f"{config.learning_rate:g}"
-        )
     if "width" in config.score_options:
         raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
     for method in methods:

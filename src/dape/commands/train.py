@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import tyro
-
-from dape.commands.options import ModelOptions, check_options, with_options
+from dape.commands.options import ModelOptions, check_options, training_defaults, with_options
+from dape.commands.parsing import parse as parse_options
+from dape.settings import setting
 from dape.training.config import TrainConfig, recipe
-from dape.training.configfile import read_config
 from dape.training.progress import clock
 from dape.training.run import Run, train
 
@@ -30,8 +28,11 @@ AutoModelForCausalLM.from_pretrained reads after `import dape`."""
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine(ModelOptions, TrainConfig):
-    config: Path | None = None
-    """A TOML, YAML or JSON file of these options (underscores for dashes); what is given here wins."""
+    config: Path | None = setting(
+        None,
+        help="A TOML, YAML or JSON file of these options (underscores for dashes); what is given here wins.",
+        reads="file",
+    )
 
 
 # What tyro calls it where it says what is wrong.
@@ -49,18 +50,11 @@ def main(arguments: list[str]) -> int:
 
 def parse(arguments: list[str]) -> TrainConfig:
     """The configuration: the preset's recipe, changed by the file, changed by the options."""
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--config", "--preset", "--steps"):
-        early.add_argument(name)
-    given, _ = early.parse_known_args(arguments)
-    changes = read_config(given.config) if given.config else {}
-    size = given.preset or changes.get("preset", "tiny")
-    # The warm-up goes with the number of steps; what else is wrong with that number is said below.
-    steps = {"steps": int(given.steps)} if (given.steps or "").isdecimal() else {}
-    default = recipe(size, **{**changes, **steps, "preset": size})
-    parsed = tyro.cli(
+    changes = training_defaults(arguments)
+    default = recipe(changes["preset"], **changes)
+    parsed: CommandLine = parse_options(
         CommandLine,
-        args=arguments,
+        arguments,
         default=CommandLine(**asdict(default)),
         prog="dape train",
         description=DESCRIPTION,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from dape.methods import parse_method
+from dape.settings import setting
 from dape.training import TrainConfig, recipe
 
 MULTIPLES = (1, 2, 4, 8, 16)
@@ -51,16 +52,23 @@ class Asked:
     training length."""
     baseline: str | None = None
     """The method that others are compared with, token by token; kerple if it is there, else the first."""
-    last: int | None = None
-    """Tokens predicted at the end of each window; by default 256, or the shortest length if that is less."""
-    windows: int = 128
-    """Windows to evaluate, at most."""
+    last: int | None = setting(
+        None,
+        help="Tokens predicted at the end of each window; by default 256, or the shortest length if that is less.",
+        low=1,
+        high=2**24,
+    )
+    windows: int = setting(128, help="Windows to evaluate, at most.", low=1, high=10**9)
     context: Literal["document", "stream"] = "document"
     """"stream" lets the context run on into earlier documents (for corpora of short ones)."""
     equal_time: bool = True
     """Also train every method for as long as the fastest took, with a schedule of that many steps."""
-    jobs: int = 1
-    """Runs at a time, each in a process of its own; the cores are divided among them."""
+    jobs: int = setting(
+        1,
+        help="Runs at a time, each in a process of its own; the cores are divided among them.",
+        low=1,
+        high=1024,
+    )
     out: str | None = "runs/compare"
     """The folder for runs, results and report."""
     config: str | None = None
@@ -75,7 +83,7 @@ class Comparison(TrainConfig, Asked):
     out: str | None = "runs/compare"
     """The folder for runs, results and report; a comparison that is there is continued."""
     method: Annotated[str, tyro.conf.Suppress] = "kerple"
-    seed: Annotated[int, tyro.conf.Suppress] = 0
+    seed: Annotated[int, tyro.conf.Suppress] = setting(0, help="", low=0, high=2**63 - 1)
     distributed: Annotated[Literal["none", "ddp", "fsdp"], tyro.conf.Suppress] = "none"
 
     def __post_init__(self) -> None:
@@ -85,8 +93,6 @@ class Comparison(TrainConfig, Asked):
         self.check_lists()
         if self.baseline is not None and self.baseline not in self.method_list:
             raise ValueError(f'baseline="{self.baseline}" is not one of the methods {self.methods}')
-        if self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs} must be at least 1")
         if self.out is None:
             raise ValueError("a comparison needs a folder: give --out")
 

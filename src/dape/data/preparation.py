@@ -21,6 +21,7 @@ from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, open_data
 from dape.files import exclusive, sync_folder, write_atomically
+from dape.settings import split_names
 
 # Pieces of text handed to the BPE trainer, which holds a few hundred of them.
 TRAINING_PIECE = 1 << 16
@@ -77,6 +78,19 @@ def prepare(
         os.rename(partial, folder)
         sync_folder(folder.parent)
     return open_data(folder)
+
+
+def parse_validation(text: str) -> float | list[str]:
+    """Documents to hold out, as a user writes them: a fraction where it reads as a number, else names."""
+    try:
+        fraction = float(text)
+    except ValueError:
+        if names := split_names(text):
+            return names
+        raise ValueError("give a fraction, or names of documents") from None
+    if not 0 <= fraction <= 1:
+        raise ValueError("a fraction is from 0 to 1")
+    return fraction
 
 
 def _recipe(

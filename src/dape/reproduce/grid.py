@@ -13,9 +13,9 @@ from dape.methods import parse_method
 from dape.reproduce.corpora import NamedCorpus
 from dape.reproduce.experiment import Experiment
 from dape.reproduce.reading import Reading, checked_reading
+from dape.settings import free_names
 from dape.training import TrainConfig
 from dape.training.configfile import checked
-from dape.training.run import FREE_WITHIN_A_RUN
 
 # Where the text is and which of it is held out: said by the corpus, not by the training.
 PLACES = {"corpus", "validation", "field", "data", "out"}
@@ -79,7 +79,7 @@ class Cell:
         own = {
             name: value
             for name, value in asdict(TrainConfig(**self.train)).items()
-            if name not in FREE_WITHIN_A_RUN | PLACES and value != USUAL[name]
+            if name not in free_names(TrainConfig) | PLACES and value != USUAL[name]
         }
         text = json.dumps([self.corpus.identity, own], sort_keys=True, default=list)
         words = [self.corpus.name, self.method, *(f"{name}-{own[name]}" for name in TOLD if name in own)]

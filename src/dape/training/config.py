@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import tyro
 
+from dape.data.preparation import parse_validation
 from dape.models import PRESETS, DapeConfig, preset
+from dape.settings import setting
 from dape.training.settings import LoopSettings
 
 
@@ -20,48 +22,58 @@ from dape.training.settings import LoopSettings
 class ModelSettings:
     """The model, by method and size."""
 
-    method: str = "dape1x3-kerple"
-    """Position encoding and score processor; `dape methods` lists them."""
-    preset: str = "tiny"
-    """Size of the model, and the recipe that goes with it: tiny, 125m, 350m, 2.7b, 6.7b."""
-    num_layers: int | None = None
-    """Layers, where other than the preset's."""
-    hidden_size: int | None = None
-    """Width, where other than the preset's."""
-    num_heads: int | None = None
-    """Heads, where other than the preset's."""
-    score_width: int = 32
-    """Channels between the two convolutions."""
-    dropout: float = 0.0
-    """Dropout of what every layer adds."""
-    randomized_positions: int | None = None
-    """Train on positions drawn from this many places, instead of 0, 1, 2, …"""
-    position_options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
-    """Options of the position encoding, such as scaling and factor of RoPE (in a file or in Python; --position-option)."""
-    score_options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
-    """Further options of the score convolution (in a file or in Python; --score-option)."""
-    backend: str = "auto"
-    """Of the attention; auto takes the fastest that can run."""
+    method: str = setting(
+        "dape1x3-kerple", help="Position encoding and score processor; `dape methods` lists them."
+    )
+    preset: str = setting(
+        "tiny", help="Size of the model, and the recipe that goes with it: tiny, 125m, 350m, 2.7b, 6.7b."
+    )
+    num_layers: int | None = setting(None, help="Layers, where other than the preset's.", low=1, high=10_000)
+    hidden_size: int | None = setting(None, help="Width, where other than the preset's.", low=1, high=2**20)
+    num_heads: int | None = setting(None, help="Heads, where other than the preset's.", low=1, high=2**16)
+    score_width: int = setting(32, help="Channels between the two convolutions.", low=1, high=2**16)
+    dropout: float = setting(0.0, help="Dropout of what every layer adds.", low=0, below=1)
+    randomized_positions: int | None = setting(
+        None, help="Train on positions drawn from this many places, instead of 0, 1, 2, …", low=1, high=2**31
+    )
+    position_options: Annotated[dict[str, Any], tyro.conf.Suppress] = setting(
+        default_factory=dict,
+        help="Options of the position encoding, such as scaling and factor of RoPE (in a file or in Python; --position-option).",
+    )
+    score_options: Annotated[dict[str, Any], tyro.conf.Suppress] = setting(
+        default_factory=dict,
+        help="Further options of the score convolution (in a file or in Python; --score-option).",
+    )
+    backend: str = setting(
+        "auto", help="Of the attention; auto takes the fastest that can run.", fixes_run=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """The text, its tokens, and how much of it makes a step."""
 
-    corpus: str = "stdlib"
-    """stdlib (this Python's library sources), a file, folder or glob, or hf:NAME[:SPLIT][:FIELD]."""
-    tokenizer: str = "bytes"
-    """bytes, bpe:VOCAB (trained on the training split), a tokenizer.json, or a Hugging Face name."""
-    validation: str = "0.1"
-    """Documents held out: a fraction, or their names, separated by commas."""
-    field: str = "text"
-    """Where a JSON line or a parquet row has its text."""
-    data: str | None = None
-    """Folder of packed tokens, made if absent; by default one beside the run, shared by runs on the same text."""
-    train_length: int = 64
-    """Tokens in a training window."""
-    batch_size: int = 16
-    """Windows in a step, all processes together."""
+    corpus: str = setting(
+        "stdlib",
+        help="stdlib (this Python's library sources), a file, folder or glob, or hf:NAME[:SPLIT][:FIELD].",
+    )
+    tokenizer: str = setting(
+        "bytes",
+        help="bytes, bpe:VOCAB (trained on the training split), a tokenizer.json, or a Hugging Face name.",
+    )
+    validation: str = setting(
+        "0.1",
+        help="Documents held out: a fraction, or their names, separated by commas.",
+        test=parse_validation,
+    )
+    field: str = setting("text", help="Where a JSON line or a parquet row has its text.")
+    data: str | None = setting(
+        None,
+        help="Folder of packed tokens, made if absent; by default one beside the run, shared by runs on the same text.",
+        fixes_run=False,
+    )
+    train_length: int = setting(64, help="Tokens in a training window.", low=1, high=2**24)
+    batch_size: int = setting(16, help="Windows in a step, all processes together.", low=1, high=2**24)
 
 
 # Fields of this order in --help: model, data, loop, run.
@@ -69,15 +81,20 @@ class DataSettings:
 class TrainConfig(LoopSettings, DataSettings, ModelSettings):
     """All of `dape train`. The defaults suit the tiny preset; `recipe` has those of the others."""
 
-    out: str | None = None
-    """The run's folder; by default runs/METHOD-PRESET-LENGTH-SEED. A run that is there is continued."""
+    out: str | None = setting(
+        None,
+        help="The run's folder; by default runs/METHOD-PRESET-LENGTH-SEED. A run that is there is continued.",
+        writes="folder",
+        fixes_run=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("train_length", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         self.model_config(vocab_size=256)
+
+    @property
+    def warmup_percent(self) -> int:
+        return PAPER_WARMUP_PERCENT if self.preset in LEARNING_RATES else super().warmup_percent
 
     def model_config(self, vocab_size: int) -> DapeConfig:
         """The Hugging Face configuration of this run's model."""
@@ -101,10 +118,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
 
     def held_out(self) -> float | list[str]:
         """What `prepare` takes as validation."""
-        try:
-            return float(self.validation)
-        except ValueError:
-            return [name.strip() for name in self.validation.split(",")]
+        return parse_validation(self.validation)
 
     def resolved(self) -> TrainConfig:
         """The same with folders filled in, as absolute paths."""
@@ -116,10 +130,10 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
         return replace(self, out=str(Path(out).absolute()), data=str(Path(data).absolute()))
 
 
-# What the paper trains with; final learning rate a tenth, warm-up 1 %. Above 350m: GPT-3's learning rates.
+# What the paper trains with; final learning rate a tenth. Above 350m: GPT-3's learning rates.
+PAPER_WARMUP_PERCENT = 1
 PAPER = {
     "steps": 50_000,
-    "warmup_steps": 500,
     "batch_size": 256,
     "train_length": 512,
     "tokenizer": "gpt2",
@@ -129,10 +143,7 @@ LEARNING_RATES = {"125m": 6e-4, "350m": 3e-4, "2.7b": 1.6e-4, "6.7b": 1.2e-4}
 
 
 def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
-    """The recipe of a preset, with whatever is to be changed: the paper's, or small settings for tiny.
-
-    For another number of steps the warm-up is the same share of them.
-    """
+    """The recipe of a preset, with whatever is to be changed: the paper's, or small settings for tiny."""
     if size not in PRESETS:
         raise ValueError(f'unknown preset "{size}": choose one of {", ".join(PRESETS)}')
     settings: dict[str, Any] = {"preset": size}
@@ -140,7 +151,4 @@ def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
         rate = LEARNING_RATES[size]
         precision = "fp16" if torch.cuda.is_available() else "fp32"
         settings |= {**PAPER, "learning_rate": rate, "final_learning_rate": rate / 10, "precision": precision}
-    if "steps" in changes and "warmup_steps" not in changes:
-        whole = TrainConfig(**settings)
-        settings["warmup_steps"] = max(1, round(changes["steps"] * whole.warmup_steps / whole.steps))
     return TrainConfig(**{**settings, **changes})

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dape import __version__
 from dape.data import TokenData, open_data, prepare
 from dape.files import write_atomically
 from dape.models import DapeForCausalLM
+from dape.settings import changed
 from dape.training.checkpoint import Checkpoints
 from dape.training.config import TrainConfig
 from dape.training.configfile import checked
@@ -37,24 +38,6 @@ from dape.training.settings import FitResult
 from dape.training.state import model_tensors
 
 CONFIG = "run.json"
-
-# What may change when a run is continued: where and how it computes, not what.
-FREE_WITHIN_A_RUN = {
-    "accumulate",
-    "backend",
-    "checkpoint_every",
-    "checkpoint_format",
-    "compile",
-    "data",
-    "device",
-    "distributed",
-    "explosion",
-    "keep_checkpoints",
-    "log_every",
-    "out",
-    "tensorboard",
-    "wandb",
-}
 
 
 @dataclass(frozen=True)
@@ -186,14 +169,13 @@ def check_continues(folder: Path, config: TrainConfig) -> None:
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} exists and is no run: choose another --out")
         return
-    before = load_run(folder).config
-    for name in (f.name for f in fields(TrainConfig) if f.name not in FREE_WITHIN_A_RUN):
-        old, new = getattr(before, name), getattr(config, name)
-        if old != new and not nothing_to_lose(folder):
-            raise ValueError(
-                f"{folder} holds a run with {name}={old}, now {name}={new} is asked for: "
-                f"choose another --out, or delete that run"
-            )
+    difference = changed(vars(load_run(folder).config), config)
+    if difference and not nothing_to_lose(folder):
+        name, old, new = difference
+        raise ValueError(
+            f"{folder} holds a run with {name}={old}, now {name}={new} is asked for: "
+            f"choose another --out, or delete that run"
+        )
 
 
 def nothing_to_lose(folder: Path) -> bool:

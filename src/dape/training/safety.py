@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
+from dape.settings import changed
 from dape.training.parallel import Parallel
-from dape.training.settings import FIXED_WITHIN_A_RUN, DiskFull, LoopSettings
+from dape.training.settings import DiskFull, LoopSettings
 
 
 def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
-    now = asdict(settings)
-    for name in FIXED_WITHIN_A_RUN:
-        old, new = before.get(name), now[name]
-        if (list(old) if isinstance(old, list | tuple) else old) != (
-            list(new) if isinstance(new, tuple) else new
-        ):
-            raise ValueError(
-                f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with "
-                f"its own settings; give a new one another folder"
-            )
+    """Raise if a checkpoint's settings are those of another run."""
+    if difference := changed(before, settings):
+        name, old, new = difference
+        raise ValueError(
+            f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with "
+            f"its own settings; give a new one another folder"
+        )
 
 
 @contextlib.contextmanager

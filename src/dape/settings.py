@@ -1,0 +1,244 @@
+"""Settings: dataclass fields that carry their help, range and role, and one check for all of them.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        steps: int = setting(1000, help="Optimizer steps.", low=1, high=10**9)
+
+        def __post_init__(self) -> None:
+            check(self)
+
+A number without a range cannot be declared: `check` raises. Not-a-number and infinity are refused everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+import os
+import types
+import typing
+from collections.abc import Callable, Hashable
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+RULE = "rule"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What holds for the value of a setting, beside its type. None is always allowed where the type has it.
+
+    low, high:    inclusive bounds of a number, or of every number of a tuple or list.
+    above, below: exclusive bounds.
+    listed:       the value is text: items of that type, separated by commas, none of them twice.
+    words:        texts that are accepted in place of a list.
+    reads:        the value names an existing file or folder.
+    writes:       the value names a file or folder to be written; `dape.files.check_output` looks before the work.
+    suffixes:     endings that the name of a file may have.
+    test:         raises ValueError for a value that it refuses.
+    fixes_run:    a run or a comparison continues only with the same value.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    listed: type[int] | type[str] | None = None
+    words: tuple[str, ...] = ()
+    reads: Literal["file", "folder", "path"] | None = None
+    writes: Literal["file", "folder"] | None = None
+    suffixes: tuple[str, ...] = ()
+    test: Callable[[Any], object] | None = None
+    fixes_run: bool = True
+
+    @property
+    def bounded(self) -> bool:
+        return None not in (
+            (self.low, self.above)[self.low is None],
+            (self.high, self.below)[self.high is None],
+        )
+
+
+class SettingError(ValueError):
+    """A setting whose value cannot be taken; `name` is the field's, the message says `name=value` and why."""
+
+    def __init__(self, name: str, value: Any, problem: str) -> None:
+        super().__init__(f"{name}={shown(value)}{problem}")
+        self.name, self.value = name, value
+
+
+def setting(
+    default: Any = MISSING, *, help: str, default_factory: Callable[[], Any] | None = None, **rule: Any
+) -> Any:
+    """A dataclass field with its help and the arguments of `Rule`."""
+    metadata = {"help": " ".join(help.split()), RULE: Rule(**rule)}
+    if default_factory is not None:
+        return field(default_factory=default_factory, metadata=metadata)
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+def rule_of(member: Field[Any]) -> Rule:
+    return member.metadata.get(RULE, Rule())
+
+
+def check(settings: Any) -> None:
+    """Raise SettingError for the first field whose value is not of its type or within its range."""
+    kind: Any = type(settings)
+    hints = type_hints(kind)
+    for member in fields(settings):
+        value, rule = getattr(settings, member.name), rule_of(member)
+        if _numeric(hints[member.name], rule) and not rule.bounded:
+            raise TypeError(f"{kind.__name__}.{member.name} is a number and declares no range")
+        problem = _type_problem(value, hints[member.name])
+        if problem is None and value is not None:
+            problem = _rule_problem(value, rule)
+        if problem is not None:
+            raise SettingError(member.name, value, problem)
+
+
+def free_names(kind: type) -> set[str]:
+    """The settings that do not fix a run."""
+    return {member.name for member in fields(kind) if not rule_of(member).fixes_run}
+
+
+def fixed(settings: Any) -> dict[str, Any]:
+    """The values that fix a run, by name."""
+    return {m.name: getattr(settings, m.name) for m in fields(settings) if rule_of(m).fixes_run}
+
+
+def changed(before: dict[str, Any], settings: Any) -> tuple[str, Any, Any] | None:
+    """The first setting that fixes a run and has another value now: name, old, new. Unknown to `before`: the default."""
+    for member in fields(settings):
+        if not rule_of(member).fixes_run:
+            continue
+        new = getattr(settings, member.name)
+        if member.name in before:
+            old = before[member.name]
+        elif member.default is not MISSING:
+            old = new if member.default is None else member.default
+        else:
+            old = member.default_factory() if member.default_factory is not MISSING else new
+        if _plain(old) != _plain(new):
+            return member.name, old, new
+    return None
+
+
+def split_numbers(name: str, text: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise SettingError(name, text, ": expected whole numbers, separated by commas") from None
+
+
+def split_names(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+@functools.cache
+def type_hints(kind: Hashable) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def shown(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str | os.PathLike) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the type alone."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _numeric(hint: Any, rule: Rule) -> bool:
+    items = [item for member in _members(hint) for item in (member, *typing.get_args(member))]
+    return rule.listed is int or int in items or float in items
+
+
+NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+
+
+def _type_problem(value: Any, hint: Any) -> str | None:
+    members = _members(hint)
+    for member in members:
+        if typing.get_origin(member) is Literal:
+            choices = typing.get_args(member)
+            if value in choices:
+                return None
+            if len(members) == 1:
+                return f": choose one of {', '.join(map(str, choices))}"
+        elif _is_a(value, member):
+            return None
+    expected = [NAMES.get(member, str(member)) for member in members if member is not type(None)]
+    return f": expected {' or '.join(expected)}"
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint) or hint
+    if hint is Any:
+        return True
+    if origin in (tuple, list):
+        arguments = typing.get_args(hint)
+        if not isinstance(value, tuple | list):
+            return False
+        if not arguments:
+            return True
+        if origin is list or arguments[-1] is Ellipsis:
+            return all(_is_a(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(_is_a, value, arguments))
+    if origin is bool:
+        return isinstance(value, bool)
+    if origin is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if origin is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if origin in (str, Path):
+        return isinstance(value, str | os.PathLike)
+    return isinstance(value, origin)
+
+
+def _rule_problem(value: Any, rule: Rule) -> str | None:
+    if rule.listed is not None and value not in rule.words:
+        try:
+            items: list[Any] = split_numbers("", value) if rule.listed is int else split_names(value)
+        except SettingError:
+            return ": expected whole numbers, separated by commas"
+        if not items:
+            return " is empty: give at least one"
+        if len(set(items)) < len(items):
+            return " names one of them twice"
+        value = items if rule.listed is int else value
+    for item in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(item, numbers.Real) and not isinstance(item, bool):
+            problem = _range_problem(float(item), rule)
+            if problem is not None:
+                return problem
+    if rule.suffixes and Path(value).suffix.lower() not in rule.suffixes:
+        return f" must end in {', '.join(rule.suffixes)}"
+    if rule.test is not None:
+        try:
+            rule.test(value)
+        except ValueError as error:
+            return f": {error}"
+    return None
+
+
+def _range_problem(value: float, rule: Rule) -> str | None:
+    if not math.isfinite(value):
+        return " must be a finite number"
+    if rule.low is not None and value < rule.low:
+        return f" must be at least {rule.low:,}"
+    if rule.above is not None and value <= rule.above:
+        return f" must be greater than {rule.above:,}"
+    if rule.high is not None and value > rule.high:
+        return f" must be at most {rule.high:,}"
+    if rule.below is not None and value >= rule.below:
+        return f" must be less than {rule.below:,}"
+    return None
