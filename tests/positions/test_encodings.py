@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from dape import Places, parse_method, randomized_positions
 from dape.ops.score_attention import DistanceBias, TileBias
@@ -65,6 +66,12 @@ def test_sandwich_is_an_inner_product_of_sinusoids():
         torch.testing.assert_close(bias[head], product / (8 * (head + 1) / 4))
 
 
+def mlp(fire, x):
+    """FIRE's network as it is defined, [..., 1] → [..., H]."""
+    w1, b1, w2, b2 = fire.mlp.parameters()
+    return F.linear(F.linear(x, w1, b1).relu(), w2, b2)
+
+
 def test_fire_is_its_formula():
     fire = FIRE(2, threshold=4.0)
     places = Places.of(9)
@@ -73,7 +80,9 @@ def test_fire_is_its_formula():
     tile = bias.tile(slice(0, 9), 9)
     for i, j in ((2, 1), (8, 0), (5, 5)):
         relative = math.log1p(0.1 * (i - j)) / (math.log1p(0.1 * max(4.0, i)) + 1e-6)
-        torch.testing.assert_close(tile[0, :, i, j], fire.mlp(torch.tensor([relative])), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            tile[0, :, i, j], mlp(fire, torch.tensor([relative])), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("kind", ["drawn", "no slope", "one knot", "far knots"])
@@ -91,7 +100,7 @@ def test_the_network_of_fire_by_pieces_is_its_mlp(kind):
     x = torch.rand(2, 7, 5, dtype=torch.float64, requires_grad=True)
     leaves = [x, *fire.mlp.parameters()]
     grad = torch.randn(3, 2, 7, 5, dtype=torch.float64)
-    found, wanted = fire.network(x), fire.mlp(x[..., None]).movedim(-1, 0)
+    found, wanted = fire.network(x.device)(x), mlp(fire, x[..., None]).movedim(-1, 0)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     for one, other in zip(
         torch.autograd.grad(found, leaves, grad), torch.autograd.grad(wanted, leaves, grad), strict=True
@@ -119,7 +128,7 @@ def test_transformer_xl_is_its_formula():
     assert isinstance(bias, TileBias)
     tile = bias.tile(slice(0, 5), 5)
     sinusoid = Sinusoidal(8).embed(torch.zeros(1, 5, 8), torch.arange(5)[None])[0]
-    relative = encoding.distance_key(sinusoid).view(5, 2, 4)
+    relative = F.linear(sinusoid, encoding.distance_key.weight).view(5, 2, 4)
     for i, j in ((4, 0), (3, 2), (1, 1)):
         expected = 0.5 * (
             (encoding.key_bias * k[0, :, j]).sum(-1)

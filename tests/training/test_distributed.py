@@ -77,6 +77,16 @@ def test_one_process_continues_what_two_began(runs, alone, way):
     assert losses(runs / way / "two") == pytest.approx(alone, abs=TOLERANCE)
 
 
+def test_parameters_of_one_number_are_shared_out(runs, tmp_path):
+    fit(
+        toy.task(toy.decoder("dape1x3-fire")),
+        two_processes.settings("sharded", distributed="none"),
+        tmp_path,
+        progress=False,
+    )
+    assert losses(runs / "fire") == pytest.approx(losses(tmp_path), abs=TOLERANCE)
+
+
 def test_a_signal_to_torchrun_saves_once_and_every_process_returns(tmp_path):
     command = [*TORCHRUN, str(Path(toy.__file__)), str(tmp_path), "--distributed", "ddp", "--say-steps"]
     command += ["--steps", "2000", "--checkpoint-every", "2000"]

@@ -28,3 +28,6 @@ if __name__ == "__main__":
         for way in WAYS:
             fit(toy.task(toy.decoder()), settings(way), folder / way / "two", progress=False)
             fit(toy.task(toy.decoder()), settings(way), folder / way / "one-then-two", progress=False)
+        # An encoding with parameters of a single number.
+        fire = toy.task(toy.decoder("dape1x3-fire"))
+        fit(fire, settings("sharded"), folder / "fire", progress=False)

@@ -53,6 +53,15 @@ class Places:
         first, last = (x if x is None or x.shape[1] == 1 else x[:, -count:] for x in bounds)
         return replace(self, queries=self.queries[:, -count:], visible=Visible(first, last))
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Places:
+        """The same places on that device; what moves a layer's inputs to its device finds this by its name."""
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=non_blocking)
+
+        first, last = (None if x is None else moved(x) for x in (self.visible.first, self.visible.last))
+        return replace(self, queries=moved(self.queries), keys=moved(self.keys), visible=Visible(first, last))
+
     def distances(self, rows: slice, num_keys: int) -> Tensor:
         """Query position minus key position, [1 or B, rows, num_keys], exact integers."""
         return self.queries[:, rows, None] - self.keys[:, None, :num_keys]
@@ -66,7 +75,38 @@ class Places:
         return ((key >= first[:, rows, None]) & (key <= last[:, rows, None]))[:, None]
 
 
-class PositionEncoding(nn.Module):
+class Parameters(nn.Module):
+    """A module that is called for its own parameters.
+
+    Tools that offload, shard or move a module act when it is called: parameters read past `forward` would be on
+    the wrong device, or not there.
+    """
+
+    def forward(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The parameters on that device, in the order of their definition, in float32 or finer."""
+        return tuple(at_least_float32(parameter.to(device)) for parameter in self.parameters(recurse=False))
+
+
+class LinearMap(Parameters):
+    """Weight [out, in] and bias [out] of a linear map inside an encoding.
+
+    Deliberately no nn.Linear: quantisers would round it to 8 bits, and `target_modules="all-linear"` adapt it.
+    """
+
+    def __init__(self, num_inputs: int, num_outputs: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
+        self.register_parameter("bias", nn.Parameter(torch.empty(num_outputs)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As nn.Linear: uniform within 1/√num_inputs."""
+        bound = self.weight.shape[1] ** -0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+
+class PositionEncoding(Parameters):
     """What a model knows of where its tokens stand. Override one hook; the others do nothing.
 
     additive: whether `bias` returns one, so that a score convolution has channels for it.

@@ -29,6 +29,8 @@ class CoPE(PositionEncoding):
         nn.init.zeros_(self.embeddings)
 
     def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+        (embeddings,) = self(q.device)
+
         def tile(rows: slice, num_keys: int) -> Tensor:
             query = at_least_float32(q[:, :, rows])
             keys = at_least_float32(k[:, :, :num_keys]).repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -36,7 +38,7 @@ class CoPE(PositionEncoding):
             gates = torch.sigmoid(scores).masked_fill(~places.shown(rows, num_keys), 0.0)
             count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.num_positions - 1)
             floor = count.floor()
-            at = query @ at_least_float32(self.embeddings)
+            at = query @ embeddings
             # The last position has no right neighbour; its share there is 0.
             low, high = floor.long(), (floor.long() + 1).clamp(max=self.num_positions - 1)
             share = count - floor

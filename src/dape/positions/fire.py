@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
+from dape.positions.base import LinearMap, Places, PositionEncoding, check_sizes
 
 EPSILON = 1e-6
 # More than any distance relative to its reach.
@@ -24,43 +27,58 @@ class FIRE(PositionEncoding):
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads)
-        self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, num_heads))
+        # A ReLU stands between the two; see `network`.
+        self.mlp = nn.ModuleDict({"0": LinearMap(1, width), "2": LinearMap(width, num_heads)})
         self.initial_rate, self.threshold = rate, threshold
-        self.rate = nn.Parameter(torch.empty(()))
-        self.threshold_factor = nn.Parameter(torch.empty(()))
+        # One number each, but no scalars, which FSDP cannot shard.
+        self.rate = nn.Parameter(torch.empty(1))
+        self.threshold_factor = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.rate, self.initial_rate)
         nn.init.constant_(self.threshold_factor, 1.0)
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                layer.reset_parameters()
+        for layer in self.mlp.values():
+            cast(LinearMap, layer).reset_parameters()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """As saved before the two numbers had a dimension."""
+        for name in ("rate", "threshold_factor"):
+            if prefix + name in state_dict and state_dict[prefix + name].dim() == 0:
+                state_dict[prefix + name] = state_dict[prefix + name][None]
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+        rate, factor = self(q.device)
+        rate, threshold = rate.abs(), (factor * self.threshold).abs()
+        network = self.network(q.device)
+
         def tile(rows: slice, num_keys: int) -> Tensor:
-            rate, factor = at_least_float32(self.rate).abs(), at_least_float32(self.threshold_factor)
             distance = places.distances(rows, num_keys).abs()
-            reach = torch.maximum(places.queries[:, rows, None], (factor * self.threshold).abs())
+            reach = torch.maximum(places.queries[:, rows, None], threshold)
             relative = torch.log1p(rate * distance) / (torch.log1p(rate * reach) + EPSILON)
-            return self.network(relative).transpose(0, 1)
+            return network(relative).transpose(0, 1)
 
         return TileBias(tile, places.batch)
 
-    def network(self, x: Tensor) -> Tensor:
-        """The MLP at numbers x […], as [H, …].
+    def network(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """The MLP as a function of numbers x […], as [H, …].
 
         Of one number it is a piecewise linear function: a table has the slope and offset of each piece, which takes
         a fraction of the time and memory of `width` hidden values for each query and key.
         """
-        w1, b1, w2, b2 = (at_least_float32(parameter) for parameter in self.mlp.parameters())
+        (w1, b1), (w2, b2) = self.mlp["0"](device), self.mlp["2"](device)
         w1 = w1[:, 0]
         with torch.no_grad():
             # Pieces far from any x need no knots of their own.
             knots = (-b1 / w1).nan_to_num().clamp(-1.0, FARTHEST).sort().values
             inside = torch.cat([knots[:1] - 1, (knots[1:] + knots[:-1]) / 2, knots[-1:] + 1])
             active = (inside[:, None] * w1 + b1 > 0).to(w1.dtype)
-            piece = torch.bucketize(x.flatten(), knots, out_int32=True)
         slopes, offsets = w2 @ (active * w1).T, w2 @ (active * b1).T + b2[:, None]
-        found = torch.addcmul(offsets.index_select(1, piece), slopes.index_select(1, piece), x.flatten())
-        return found.view(-1, *x.shape)
+
+        def evaluate(x: Tensor) -> Tensor:
+            piece = torch.bucketize(x.detach().flatten(), knots, out_int32=True)
+            found = torch.addcmul(offsets.index_select(1, piece), slopes.index_select(1, piece), x.flatten())
+            return found.view(-1, *x.shape)
+
+        return evaluate

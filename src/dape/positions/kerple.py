@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dape.positions.base import DistanceEncoding, at_least_float32, check_sizes
+from dape.positions.base import DistanceEncoding, check_sizes
 
 FLOOR = 0.01
 
 
 def positive(raw: Tensor, distance: Tensor) -> Tensor:
     """|raw| + 0.01, [H, 1, …]: at least 0.01 whatever an optimizer does, and moving as raw does."""
-    return (at_least_float32(raw).abs() + FLOOR).view(-1, *[1] * distance.dim())
+    return (raw.abs() + FLOOR).view(-1, *[1] * distance.dim())
 
 
 class Kerple(DistanceEncoding):
@@ -32,7 +32,7 @@ class Kerple(DistanceEncoding):
         nn.init.uniform_(self.raw_rate, 0, 1)
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
-        height, rate = positive(self.raw_height, distance), positive(self.raw_rate, distance)
+        height, rate = (positive(raw, distance) for raw in self(distance.device))
         return -height * torch.log1p(rate * distance.abs())
 
 
@@ -53,8 +53,9 @@ class KerplePower(DistanceEncoding):
         nn.init.normal_(self.raw_power, std=0.5)
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
-        height = positive(self.raw_height, distance)
-        power = 2 * torch.sigmoid(at_least_float32(self.raw_power)).view(-1, *[1] * distance.dim())
+        raw_height, raw_power = self(distance.device)
+        height = positive(raw_height, distance)
+        power = 2 * torch.sigmoid(raw_power).view(-1, *[1] * distance.dim())
         # 0^r has no finite derivative in r by autograd's rule; distance 0 has bias 0 whatever r.
         apart = distance != 0
         return torch.where(apart, -height * distance.abs().clamp(min=1).to(power.dtype) ** power, 0.0)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dape.positions.base import DistanceEncoding, at_least_float32, check_sizes
+from dape.positions.base import DistanceEncoding, check_sizes
 
 
 def buckets(distance: Tensor, *, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
@@ -50,4 +50,5 @@ class T5Bias(DistanceEncoding):
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
         index = buckets(distance, num_buckets=self.num_buckets, max_distance=self.max_distance, causal=causal)
-        return (at_least_float32(self.table)[index] * self.gain).movedim(-1, 0)
+        (table,) = self(distance.device)
+        return (table[index] * self.gain).movedim(-1, 0)

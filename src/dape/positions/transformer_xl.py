@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
+from dape.positions.base import LinearMap, Places, PositionEncoding, at_least_float32, check_sizes
 from dape.positions.sinusoidal import sinusoids
 
 
@@ -22,7 +22,7 @@ class TransformerXL(PositionEncoding):
         self.key_bias = nn.Parameter(torch.empty(num_heads, head_width))
         self.distance_bias = nn.Parameter(torch.empty(num_heads, head_width))
         width = num_heads * head_width
-        self.distance_key = nn.Linear(width + width % 2, width, bias=False)
+        self.distance_key = LinearMap(width + width % 2, width, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -33,19 +33,20 @@ class TransformerXL(PositionEncoding):
     def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
         num_heads, head_width = self.key_bias.shape
         repeats = num_heads // k.shape[1]
+        key_bias, distance_bias = self(q.device)
+        (weight,) = self.distance_key(q.device)
 
         def tile(rows: slice, num_keys: int) -> Tensor:
             keys = at_least_float32(k[:, :, :num_keys]).repeat_interleave(repeats, 1)
-            to_key = torch.einsum("hd,bhkd->bhk", at_least_float32(self.key_bias), keys)
+            to_key = torch.einsum("hd,bhkd->bhk", key_bias, keys)
             distance = places.distances(rows, num_keys)
             distance = distance.clamp(min=0) if places.causal else distance
             # Each distance that occurs is embedded once, however many pairs share it.
             lowest, highest = _span(places, rows, num_keys)
             occurring = torch.arange(lowest, highest + 1, device=q.device)
-            weight = at_least_float32(self.distance_key.weight)
             table = sinusoids(occurring, weight.shape[1]).to(weight.dtype) @ weight.T
             table = table.unflatten(-1, (num_heads, head_width)).movedim(1, 0)
-            query = at_least_float32(q[:, :, rows]) + at_least_float32(self.distance_bias)[:, None]
+            query = at_least_float32(q[:, :, rows]) + distance_bias[:, None]
             to_distance = query @ table.transpose(-1, -2)
             index = (distance - lowest)[:, None].expand(q.shape[0], num_heads, -1, -1)
             return scale * (to_key[:, :, None] + to_distance.gather(-1, index))

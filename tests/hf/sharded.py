@@ -1,0 +1,23 @@
+"""What torchrun starts for test_tools_that_wrap_layers: every method under FSDP2 against the same model whole."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from test_tools_that_wrap_layers import METHODS, tiny
+
+from dape.training.parallel import shard
+
+dist.init_process_group("gloo")
+for method in METHODS:
+    ids = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(1))
+    whole, sharded = tiny(method).train(), shard(tiny(method).train())
+    for model in (whole, sharded):
+        model(ids, labels=ids).loss.backward()
+    for (name, parameter), other in zip(whole.named_parameters(), sharded.parameters(), strict=True):
+        assert (parameter.grad is None) == (other.grad is None), (method, name)
+        if parameter.grad is not None:
+            torch.testing.assert_close(other.grad.full_tensor(), parameter.grad, rtol=1e-4, atol=1e-6)
+if dist.get_rank() == 0:
+    print(f"{len(METHODS)} methods")
+dist.destroy_process_group()

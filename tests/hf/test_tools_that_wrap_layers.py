@@ -1,0 +1,120 @@
+"""Quantisers, adapters, offloading and sharding take our encodings as they are: whole, in full precision."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dape import POSITIONS, Places
+from dape.models import DapeConfig, DapeForCausalLM
+from dape.positions import FIRE, PositionEncoding
+
+METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")]
+
+
+def tiny(method="dape1x3-fire", **changes):
+    torch.manual_seed(0)
+    config = DapeConfig(
+        **{
+            "method": method,
+            "vocab_size": 40,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "score_width": 8,
+            **changes,
+        }
+    )
+    return DapeForCausalLM(config).eval()
+
+
+def touched(before, model):
+    """Names of the modules whose type changed."""
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    return {name for name, kind in before.items() if kinds.get(name) is not kind}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_encoding_or_convolution_holds_a_linear_layer(method):
+    model = tiny(method)
+    for owner in (*model.model.encodings, *(layer.attention.scores for layer in model.model.layers)):
+        assert not any(isinstance(part, nn.Linear | nn.Embedding) for part in owner.modules())
+
+
+@pytest.mark.parametrize("method", ["dape1x3-fire", "transformer-xl"])
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
+def test_dynamic_quantisation_leaves_them(method):
+    model = tiny(method)
+    before = {name: type(module) for name, module in model.named_modules()}
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    changed = touched(before, quantised)
+    assert any(name.endswith("attention.query") for name in changed)
+    assert not any("encodings" in name or "scores" in name for name in changed)
+
+
+@pytest.mark.parametrize("method", ["dape1x3-fire", "transformer-xl"])
+def test_adapters_of_all_linear_layers_leave_them(method):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=2)
+    model = peft.get_peft_model(tiny(method), config)
+    adapted = {name for name, _ in model.named_parameters() if "lora_" in name}
+    assert any("attention.query" in name for name in adapted)
+    assert not any("encodings" in name or "scores" in name for name in adapted)
+
+
+def test_weights_of_fire_from_before_its_numbers_had_a_dimension_load():
+    old = FIRE(4)
+    state = {name: value[0] if value.numel() == 1 else value for name, value in old.state_dict().items()}
+    assert state["rate"].dim() == 0
+    new = FIRE(4)
+    new.load_state_dict(state)
+    torch.testing.assert_close(dict(new.state_dict()), dict(old.state_dict()))
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_no_parameter_of_an_encoding_is_a_scalar(name):
+    assert all(parameter.dim() for parameter in tiny(name).model.encodings.parameters())
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_parameters_are_read_when_the_module_is_called(name):
+    """What offloads a module fills its parameters right before each call and empties them right after."""
+    encoding: PositionEncoding = tiny(name).double().model.encodings[0]
+    q, k = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
+    places = Places(torch.arange(6)[None], torch.arange(6)[None])
+
+    def image():
+        bias = encoding.bias(q, k, places, scale=1.0)
+        return None if bias is None else bias.tile(slice(0, 6), 6)
+
+    told = image()
+    stored = {part: dict(part._parameters) for part in encoding.modules()}
+
+    def fill(part, _):
+        part._parameters.update(stored[part])
+
+    def empty(part, *_):
+        part._parameters.update({n: p.to("meta") for n, p in stored[part].items() if p is not None})
+
+    for part in encoding.modules():
+        part.register_forward_pre_hook(fill)
+        part.register_forward_hook(empty)
+        empty(part)
+    torch.testing.assert_close(image(), told)
+
+
+def test_fully_sharded_models_are_the_model():
+    """Two processes, each with half of every parameter, give the gradients of one, for every method."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run(
+        [*torchrun, str(Path(__file__).parent / "sharded.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert f"{len(METHODS)} methods" in ran.stdout
