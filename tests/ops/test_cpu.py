@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cpu_cases import SHAPES, Case, check, evaluate, tensors
+from cpu_cases import SHAPES, Case, check, evaluate, kernel_expected, needs_kernel, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ from dape.ops.score_attention import ConvWeights, DistanceBias, attention, cpu, 
 from dape.ops.score_attention.api import choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
-pytestmark = pytest.mark.skipif(not native.builds(), reason="no compiled kernel")
+pytestmark = needs_kernel
 
 BIASES = ("none", "distance", "shared", "dense")
 VISIBLE = ("all", "padded", "window", "cache", "nothing")
@@ -51,6 +51,24 @@ def test_pairs_of_columns_for_every_alignment_of_the_kernel(left, bias, visible)
     check(Case(heads=8, queries=51, keys=64, width=9, left=left, bias=bias, visible=visible))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("kernel_size", "left"), [(k, left) for k in range(1, 5) for left in range(k)])
+def test_every_reach_at_every_place_in_a_chunk(kernel_size, left, causal):
+    """Nothing is lost at the end of the walk, wherever the last key falls in a chunk of keys."""
+    torch.set_num_threads(1)
+    # Linear, so that no sign can flip and a plain tolerance holds.
+    small = Case(heads=1, groups=1, head_width=2, width=2, kernel_size=kernel_size, left=left, slope=1.0)
+    chunk = 24
+    for keys in range(chunk, 2 * chunk):
+        for bias in BIASES:
+            case = small.but(queries=keys, keys=keys, causal=causal, bias=bias, seed=keys)
+            inputs = tensors(case)
+            exact = evaluate(case, inputs, torch.float64, "reference")
+            for name, ours in evaluate(case, inputs, torch.float32, "cpu").items():
+                expected = exact[name].float()
+                torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4, msg=f"{name} of {case}")
+
+
 @pytest.mark.parametrize("bias", ["distance", "shared"])
 @pytest.mark.parametrize("shape", ["two tiles", "few queries"])
 def test_residual_of_scores_alone(shape, bias):
@@ -63,6 +81,19 @@ def test_residual_of_scores_alone(shape, bias):
 def test_every_build(build, shape, bias):
     with native.use_build(build):
         check(SHAPES[shape].but(bias=bias))
+
+
+@pytest.mark.parametrize(
+    ("environment", "compiler", "expected"),
+    [
+        ({}, None, False),
+        ({}, "/usr/bin/g++", True),
+        ({"CI": "true"}, None, True),
+        ({"CI": "false"}, None, False),
+    ],
+)
+def test_a_missing_kernel_is_a_failure_where_it_could_be_built(environment, compiler, expected):
+    assert kernel_expected(environment, lambda name: compiler if name == "g++" else None) is expected
 
 
 def test_unknown_build():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
-from cpu_cases import SHAPES, Case, check, evaluate, tensors
+from cpu_cases import SHAPES, Case, check, evaluate, needs_kernel, tensors
 
 from dape.ops.score_attention import ConvWeights, DistanceBias, attention, cpu, native
 
-pytestmark = pytest.mark.skipif(not native.builds(), reason="no compiled kernel")
+pytestmark = needs_kernel
 
 
 @pytest.mark.parametrize("visible", ["all", "nothing"])
@@ -149,6 +150,25 @@ def test_wrong_memory_is_refused():
         call.point(q=torch.zeros(3, dtype=torch.float64))
     with pytest.raises(AssertionError):
         call.stride(q=torch.zeros(1, 2, 3, 4).transpose(2, 3))
+
+
+def test_a_kernel_with_other_fields_is_refused(monkeypatch):
+    """Not by the size of a call alone: two fields that changed places keep it."""
+    names = [name for name, *_ in native.Call._fields_]
+    kernel = native.KERNEL
+    assert native.layout_difference(kernel) is None
+    swapped = [dict(zip(("k", "v"), ("v", "k"), strict=True)).get(name, name) for name in names]
+    kinds = dict((name, kind) for name, kind in native.Call._fields_)
+
+    class Swapped(ctypes.Structure):
+        _fields_ = [(name, kinds[name]) for name in swapped]
+
+    class Shorter(ctypes.Structure):
+        _fields_ = [(name, kinds[name]) for name in names[:-1]]
+
+    for other in (Swapped, Shorter):
+        monkeypatch.setattr(native, "Call", other)
+        assert "is ('" in native.layout_difference(kernel)
 
 
 def test_out_of_memory_is_an_error(monkeypatch):

@@ -202,3 +202,54 @@ def test_a_wrong_call_is_refused_with_a_sentence(change, error, sentence):
 def test_a_wrong_padding_mask_is_refused(mask, sentence):
     with pytest.raises(ValueError, match=sentence):
         Visible.from_padding(mask)
+
+
+TRANSFORMS = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).square().sum())(x),
+    "jvp of vmap": lambda f, x: torch.func.jvp(torch.func.vmap(f), (x[None],), (torch.ones_like(x)[None],))[
+        1
+    ],
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).square().sum()))(x[None]),
+}
+
+
+def forward_mode(f, x):
+    with torch.autograd.forward_ad.dual_level():
+        out = f(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        return torch.autograd.forward_ad.unpack_dual(out).tangent
+
+
+# PyTorch's own, in the forward mode and under vmap.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:There is a performance drop")
+@pytest.mark.parametrize("name", ["q", "w1", "bias"])
+@pytest.mark.parametrize("transform", [*TRANSFORMS.values(), forward_mode], ids=[*TRANSFORMS, "dual"])
+def test_function_transforms_are_right_or_refused(transform, name):
+    """PyTorch would return zero tangents, in silence, from a derivative that is written for backward()."""
+    call = build(Case(), torch.float32)
+    fixed = {key: leaf.detach() for key, leaf in call.leaves.items()}
+
+    def attend(x, backend):
+        given = {**fixed, name: x}
+        conv = ConvWeights(*(given[key] for key in ("w1", "b1", "w2", "b2")), call.conv.left)
+        bias = DistanceBias(given["bias"], call.bias.lowest)
+        return attention(given["q"], given["k"], given["v"], conv, bias=bias, backend=backend)
+
+    expected = transform(lambda x: attend(x, "reference"), fixed[name])
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(transform(lambda x: attend(x, "auto"), fixed[name]), expected)
+    for backend in ("tiled", "cpu"):
+        with pytest.raises(ValueError, match=f'backend="{backend}" cannot run this call: '):
+            transform(lambda x, backend=backend: attend(x, backend), fixed[name])
+
+
+@pytest.mark.parametrize("bias", ["none", "dense", "distance"])
+def test_no_queries_give_no_output(bias):
+    call = build(Case(queries=0, causal=False, bias=bias))
+    assert call.attend("auto").shape == call.q.shape
+
+
+def test_a_head_width_of_zero_is_refused():
+    q = torch.zeros(1, 2, 3, 0)
+    with pytest.raises(ValueError, match="q has head width 0"):
+        attention(q, q, q, None)

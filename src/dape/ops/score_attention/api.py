@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dape.ops.score_attention import cpu, reference, sdpa, tiled, triton
+from dape.ops.score_attention.library import unsupported_transform
 from dape.ops.score_attention.types import (
     EVERYTHING,
     Bias,
@@ -38,6 +39,9 @@ LARGE_PLAIN = 4 * 1024 * 1024
 
 # Those that run any stack of kq×k convolutions; the others run the paper's two of 1×k.
 ANY_STACK = ("tiled", "reference")
+
+# Those whose derivative is written by hand, for `backward` alone.
+BACKWARD_ONLY = ("triton", "cpu", "tiled")
 
 # A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
 TILE_NUMBERS = 4 * 1024 * 1024
@@ -76,11 +80,15 @@ def attention(
     """
     weights = conv.weights() if isinstance(conv, HasConvWeights) else conv
     visible = EVERYTHING if visible is None else visible
+    if q.dim() == 4 and q.shape[3] == 0:
+        raise ValueError("q has head width 0: a dot product needs at least one number a head")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     _check(q, k, v, weights, bias, visible, causal=causal, scale=scale, dropout=dropout, backend=backend)
     if isinstance(bias, TileBias) and (weights is None or weights.is_pair):
         return _attend_by_tiles(q, k, v, weights, bias, visible, causal, scale, dropout, backend)
     problem = Problem(q, k, v, weights, bias, visible, causal, scale, dropout)
+    if q.shape[2] == 0:
+        return q.clone()
     if q.numel() == 0:
         return reference.attend(problem)
     return choose(problem, backend).attend(problem)
@@ -93,6 +101,8 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     for name in names:
         module = BACKENDS[name]
         reason = module.unsupported(problem) or _unsupported_stack(name, problem.conv)
+        if reason is None and name in BACKWARD_ONLY:
+            reason = unsupported_transform(problem)
         if reason is None:
             return module
         reasons.append(f'backend="{name}" cannot run this call: {reason}')

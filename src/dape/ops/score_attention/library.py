@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import FunctionCtx
 from torch.library import CustomOpDef
+
+from dape.ops.score_attention.types import DistanceBias, Problem
 
 
 @dataclass
@@ -67,3 +71,26 @@ def _refuse_second_derivative(ctx: object, *grads: object) -> tuple:
         'second derivatives are not implemented by this backend: pass backend="reference", '
         "which differentiates any number of times"
     )
+
+
+def unsupported_transform(problem: Problem) -> str | None:
+    """Why a derivative written for `backward` cannot run inside torch.func.grad, jvp and their like, or None.
+
+    PyTorch would give zero tangents without a word in the forward mode.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    bias = problem.bias.values if isinstance(problem.bias, DistanceBias) else problem.bias
+    tensors = [problem.q, problem.k, problem.v, bias if isinstance(bias, Tensor) else None]
+    if problem.conv is not None:
+        tensors += [tensor for layer in problem.conv.layers for tensor in layer]
+    functorch = torch._C._functorch
+    transforms = {level.key() for level in functorch.get_interpreter_stack() or ()}
+    if transforms & {functorch.TransformType.Grad, functorch.TransformType.Jvp} or any(
+        tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors
+    ):
+        return (
+            "its derivative is written for backward(), not for torch.func or forward mode differentiation; "
+            'backend="reference" has them'
+        )
+    return None

@@ -103,10 +103,27 @@ def load(path: Path) -> ctypes.CDLL:
     for name in ("dape_forward", "dape_backward", "dape_decode"):
         getattr(kernel, name).argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int]
     kernel.dape_build_name.restype = ctypes.c_char_p
-    kernel.dape_call_size.restype = ctypes.c_int64
-    if kernel.dape_call_size() != ctypes.sizeof(Call):
-        raise OSError(f"{path} belongs to another version of dape")
+    if (difference := layout_difference(kernel)) is not None:
+        raise OSError(f"{path} belongs to another version of dape: {difference}")
     return kernel
+
+
+def layout_difference(kernel: ctypes.CDLL) -> str | None:
+    """The first field that the kernel's Call and ours do not have in the same place, in a sentence, or None."""
+    if not hasattr(kernel, "dape_call_field"):
+        return "it does not say how its calls are laid out"
+    kernel.dape_call_field.restype = ctypes.c_char_p
+    kernel.dape_call_field.argtypes = [ctypes.c_int, *[ctypes.POINTER(ctypes.c_int64)] * 2]
+    offset, size = ctypes.c_int64(), ctypes.c_int64()
+    ours = [("Call", 0, ctypes.sizeof(Call))]
+    for name, *_ in Call._fields_:
+        ours.append((name, getattr(Call, name).offset, getattr(Call, name).size))
+    for place, expected in enumerate([*ours, None], start=-1):
+        name = kernel.dape_call_field(place, ctypes.byref(offset), ctypes.byref(size))
+        found = None if name is None else (name.decode(), offset.value, size.value)
+        if found != expected:
+            return f"field {place} of a call (name, offset, size) is {found} there and {expected} here"
+    return None
 
 
 def _find() -> tuple[ctypes.CDLL | None, str | None]:

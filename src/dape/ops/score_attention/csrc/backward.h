@@ -12,6 +12,13 @@ namespace {
 // Whether no two rows share a place in the gradient of `edges`, so that threads write there directly.
 bool direct_edges(const Call &c) { return c.batch == 1 && !c.first; }
 
+// How many columns past the last visible key the walk goes on, until the last stage is done: the gradient of the
+// image up to that key, and that of the hidden map, which goes on `ahead` columns past it.
+int64_t backward_delay(const Call &c) {
+  const Geometry g(c);
+  return c.width ? 2 * g.right + c.left + most(c.left, g.ahead) : 0;
+}
+
 // What one thread sums up over its tiles; `lanes` sums are added up over the lanes at the end.
 struct Partials {
   float *dw1, *dw2, *db1, *db2, *values, *hidden, *edges;
@@ -30,11 +37,13 @@ struct Partials {
   }
 };
 
-INLINE void add_column_sums(float *sums, const float *column, int64_t channels) {
-  for (int64_t i = 0; i < channels; ++i) {
-    vec s = load(sums + i * LANES);
-    for (int v = 0; v < VECTORS; ++v) s += load(column + i * ROWS + v * LANES);
-    store(sums + i * LANES, s);
+// Adds what some columns of a map hold, channel by channel; the columns are summed by themselves first.
+INLINE void add_column_sums(float *sums, const Map &map, Columns cols) {
+  for (int64_t i = 0; i < map.channels; ++i) {
+    vec s = vec{};
+    for (int64_t j = cols.from; j < cols.to; ++j)
+      for (int v = 0; v < VECTORS; ++v) s += load(map.at(j) + i * ROWS + v * LANES);
+    store(sums + i * LANES, load(sums + i * LANES) + s);
   }
 }
 
@@ -122,7 +131,7 @@ struct BackwardTile : RowTile {
     const int64_t start = first_base();
     Map *maps[] = {&x, &a, &weights, &dlogits, &dhidden, &dimage};
     for (Map *map : maps) map->begin(start);
-    for (int64_t base = start; base - 2 * g.reach <= hi; base += CHUNK) {
+    for (int64_t base = start; base <= hi + backward_delay(c); base += CHUNK) {
       fill_image(base);
       if (c.width) fill_hidden(base - g.right);
       const int64_t logits_base = base - 2 * g.right;
@@ -168,7 +177,7 @@ struct BackwardTile : RowTile {
     if (!cols.count()) return;
     outer<VECTORS>(sums.dw2, dlogits.at(cols.from), c.heads * ROWS, a.at(cols.from - c.left), c.width * ROWS,
                    cols.count(), c.heads, c.width * c.taps);
-    for (int64_t j = cols.from; j < cols.to; ++j) add_column_sums(sums.db2, dlogits.at(j), c.heads);
+    add_column_sums(sums.db2, dlogits, cols);
   }
 
   // The gradient of the hidden map before its activation.
@@ -191,7 +200,7 @@ struct BackwardTile : RowTile {
     outer<VECTORS>(sums.dw1, dhidden.at(cols.from), c.width * ROWS, x.at(cols.from - c.left),
                    c.channels * ROWS, cols.count(), c.width, c.channels * c.taps);
     if (c.tables) return add_table_gradients(cols);
-    for (int64_t j = cols.from; j < cols.to; ++j) add_column_sums(sums.db1, dhidden.at(j), c.width);
+    add_column_sums(sums.db1, dhidden, cols);
   }
 
   // Sums the columns in a slice of the table first: its rows lie side by side, the table's on as many pages.
@@ -310,11 +319,11 @@ struct BackwardTile : RowTile {
     move(unit);
     if (!sees_something()) return;
     int32_t *turns = worker.turns + entry * worker.num_tickets;
-    for (int64_t base = first_base(); base - 2 * g.reach <= hi; base += CHUNK) ++turns[base / CHUNK];
+    for (int64_t base = first_base(); base <= hi + backward_delay(c); base += CHUNK) ++turns[base / CHUNK];
   }
 };
 
-int64_t backward_tickets(const Call &c) { return (c.keys - 1 + 2 * Geometry(c).reach) / CHUNK + 1; }
+int64_t backward_tickets(const Call &c) { return (c.keys - 1 + backward_delay(c)) / CHUNK + 1; }
 
 // A bias gradient shared by the batch has one writer for each row.
 bool by_tile(const Call &c) { return c.bias == DENSE && c.dense_grad && c.dense_batch == 1; }

@@ -9,7 +9,7 @@
 
 enum BiasKind : int64_t { NO_BIAS = 0, BY_DISTANCE = 1, DENSE = 2 };
 
-// Mirrored field by field in native.py.
+// Mirrored field by field in native.py, which compares dape_call_field with its own layout when it loads the kernel.
 struct Call {
   int64_t batch, heads, groups, queries, keys, head_width;
   // width = 0: no convolution. channels: of the first convolution's input, H or 2H.

@@ -195,4 +195,25 @@ extern "C" const char *dape_build_name(int n) {
   return nullptr;
 }
 
-extern "C" int64_t dape_call_size() { return sizeof(Call); }
+// Name, offset and size of the n-th field of Call, or null after the last; the size of Call itself for n = -1.
+extern "C" const char *dape_call_field(int n, int64_t *offset, int64_t *size) {
+  static const struct {
+    const char *name;
+    size_t offset, size;
+  } fields[] = {
+#define FIELD(name) {#name, offsetof(Call, name), sizeof(Call::name)}
+      FIELD(batch), FIELD(heads), FIELD(groups), FIELD(queries), FIELD(keys), FIELD(head_width), FIELD(width),
+      FIELD(taps), FIELD(left), FIELD(channels), FIELD(causal), FIELD(residual_bias), FIELD(bias), FIELD(tables),
+      FIELD(lowest), FIELD(distances), FIELD(table_length), FIELD(dense_batch), FIELD(dense_grad), FIELD(q_stride),
+      FIELD(k_stride), FIELD(v_stride), FIELD(out_stride), FIELD(grad_stride), FIELD(scale), FIELD(slope), FIELD(q),
+      FIELD(k), FIELD(v), FIELD(w1), FIELD(b1), FIELD(w2), FIELD(b2), FIELD(dense), FIELD(values), FIELD(hidden),
+      FIELD(edges), FIELD(first), FIELD(last), FIELD(out), FIELD(lse), FIELD(grad_out), FIELD(dq), FIELD(dk),
+      FIELD(dv), FIELD(dw1), FIELD(db1), FIELD(dw2), FIELD(db2), FIELD(ddense), FIELD(dvalues), FIELD(dhidden),
+      FIELD(dedges),
+#undef FIELD
+  };
+  if (n < 0) return *offset = 0, *size = sizeof(Call), "Call";
+  if (static_cast<size_t>(n) >= sizeof(fields) / sizeof(fields[0])) return nullptr;
+  *offset = static_cast<int64_t>(fields[n].offset), *size = static_cast<int64_t>(fields[n].size);
+  return fields[n].name;
+}
