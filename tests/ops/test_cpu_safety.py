@@ -157,8 +157,8 @@ def test_a_kernel_with_other_fields_is_refused(monkeypatch):
     names = [name for name, *_ in native.Call._fields_]
     kernel = native.KERNEL
     assert native.layout_difference(kernel) is None
-    swapped = [dict(zip(("k", "v"), ("v", "k"), strict=True)).get(name, name) for name in names]
-    kinds = dict((name, kind) for name, kind in native.Call._fields_)
+    swapped = [{"k": "v", "v": "k"}.get(name, name) for name in names]
+    kinds = dict(native.Call._fields_)
 
     class Swapped(ctypes.Structure):
         _fields_ = [(name, kinds[name]) for name in swapped]
