@@ -112,6 +112,10 @@ def test_slices_by_recall(folder, tmp_path, capsys):
     one, other = (RecallSlices.of_json(content) for content in found["recall_sums"])
     assert other.difference(one, 64, "new") == (mine[-2]["difference"], mine[-2]["difference_se"])
     assert found["recall"][0]["difference"] is None
+    rare = (*options, "--slices", "recall", "--ngram", 2, "--max-training-count", 3, "--json", sliced)
+    assert evaluate(folder, *models, *rare) == 0
+    fewer = [record for record in json.loads(sliced.read_text())["recall"] if record["model"] == "dape"]
+    assert 0 < fewer[1]["tokens"] < mine[1]["tokens"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +123,7 @@ def test_slices_by_recall(folder, tmp_path, capsys):
     [
         (("--slices", "recall", "--protocol", "paper"), "it needs --protocol same-targets"),
         (("--ngram", "2"), "--ngram needs --slices recall"),
+        (("--max-training-count", "2"), "--max-training-count needs --slices recall"),
         (("--slices", "recall", "--ngram", "0"), "ngram=0: the longest input has n-grams of 1 to 64 tokens"),
     ],
 )

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dape.data import Tokens
-from dape.evaluate import RecallSlices, losses_by_length, recall_lengths, recall_slices
+from dape.evaluate import RecallBins, RecallSlices, losses_by_length, recall_lengths, recall_slices
 from dape.evaluate.by_length import WindowLosses
-from dape.evaluate.recall import NEVER
+from dape.evaluate.recall import NEVER, training_counts
 from dape.evaluate.statistics import clustered_mean
 from dape.evaluate.windows import Windows, same_targets
 
@@ -65,6 +65,54 @@ def test_impossible_ngrams_say_why(ngram: int) -> None:
     tokens = documents(100)
     with pytest.raises(ValueError, match=rf"ngram={ngram}: the longest input has n-grams of 1 to 48 tokens"):
         recall_slices(tokens, made_up(tokens, [24, 48], 8), ngram=ngram)
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 4])
+@pytest.mark.parametrize("batch_tokens", [7, 1 << 20])
+def test_ngrams_are_counted_in_the_training_tokens(ngram: int, batch_tokens: int) -> None:
+    train, other = documents(80, 40, vocabulary=3), documents(60, vocabulary=4, seed=1)
+    grams = np.lib.stride_tricks.sliding_window_view(other.ids, ngram)[:20].reshape(4, 5, ngram)
+    found = training_counts(train, grams, batch_tokens=batch_tokens)
+    text = train.ids.tolist()
+    for place in np.ndindex(4, 5):
+        wanted = grams[place].tolist()
+        assert found[place] == sum(text[n : n + ngram] == wanted for n in range(len(text)))
+    assert found.max() > 1
+    assert found.min() == 0
+
+
+def test_a_training_text_shorter_than_an_ngram_has_none() -> None:
+    assert training_counts(Tokens.of([np.array([1])]), np.array([[1, 2]])).tolist() == [0]
+
+
+@pytest.mark.parametrize("most", [0, 2, 5, 10_000])
+def test_frequent_ngrams_are_no_recall(tokens: Tokens, most: int) -> None:
+    train = documents(900, vocabulary=7, seed=5)
+    losses = made_up(tokens, LENGTHS, 8)
+    windows = losses.windows
+    rare = RecallBins.of(tokens, windows, LENGTHS, 8, ngram=3, train=train, max_training_count=most)
+    everything = RecallBins.of(tokens, windows, LENGTHS, 8, ngram=3)
+    text = train.ids.tolist()
+    bins = len(LENGTHS) + 1
+    for row, end in enumerate(windows.ends):
+        for place in range(8):
+            target = end - 8 + place
+            gram = tokens.ids[target - 2 : target + 1].tolist()
+            frequent = sum(text[n : n + 3] == gram for n in range(len(text))) > most
+            expected = bins - 1 if frequent else everything.place[row, place] % bins
+            assert rare.place[row, place] % bins == expected
+    assert (rare.digest == everything.digest) == np.array_equal(rare.counts, everything.counts)
+    with pytest.raises(ValueError, match="needs the training tokens"):
+        RecallBins.of(tokens, windows, LENGTHS, 8, max_training_count=1)
+
+
+def test_lengths_may_be_added_one_at_a_time(tokens: Tokens) -> None:
+    losses, whole = sliced(tokens)
+    bins = RecallBins.of(tokens, losses.windows, LENGTHS, 8, ngram=3)
+    sums = {length: bins.sums(losses.losses[length]) for length in (64, 32)}
+    part = RecallSlices.of(bins, sums, base=32)
+    wanted = [record for record in whole.records() if record["eval_length"] in sums]
+    assert sorted(part.records(), key=lambda r: r["eval_length"]) == wanted
 
 
 def made_up(tokens: Tokens, lengths: list[int], last: int, seed: int = 1) -> WindowLosses:
@@ -165,6 +213,9 @@ def test_other_targets_are_not_paired(tokens: Tokens) -> None:
     shifted = made_up(tokens, LENGTHS, 8)
     windows = Windows(shifted.windows.ends - 1, shifted.windows.documents)
     other = recall_slices(tokens, WindowLosses(windows, 8, shifted.losses), base=32)
+    text = documents(200, 150, 300, vocabulary=6, seed=9)
+    with pytest.raises(ValueError, match="different target tokens"):
+        slices.records(reference=recall_slices(text, shifted, base=32))
     with pytest.raises(ValueError, match="different target tokens"):
         slices.records(reference=other)
 

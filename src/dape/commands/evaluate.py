@@ -57,6 +57,8 @@ class Evaluate:
     """"recall": also the loss of tokens that repeat what the input said before, against all others."""
     ngram: int | None = None
     """How many tokens must have occurred before for a token to count as recall, itself included; 3 by default."""
+    max_training_count: int | None = None
+    """Count as recall only n-grams that the training split has at most so often; by default all of them."""
     sliding: int | None = None
     """Also the sliding-window perplexity with windows of this length."""
     stride: int | None = None
@@ -79,8 +81,9 @@ def main(arguments: list[str]) -> int:
         raise ValueError("give a run folder, or hf:PATH")
     if options.stride is not None and options.sliding is None:
         raise ValueError("--stride needs --sliding LENGTH")
-    if options.ngram is not None and options.slices != "recall":
-        raise ValueError("--ngram needs --slices recall")
+    for name in ("ngram", "max_training_count"):
+        if getattr(options, name) is not None and options.slices != "recall":
+            raise ValueError(f"--{name.replace('_', '-')} needs --slices recall")
     if options.slices != "none" and options.protocol != "same-targets":
         raise ValueError(
             f"--slices {options.slices} compares the same tokens at every length: it needs --protocol same-targets"
@@ -153,7 +156,12 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
         losses = losses_by_length(subject.model, tokens, lengths, **asked)
     base = subject.train_length if subject.train_length in lengths else min(lengths)
     recall = recall_slices(
-        tokens, losses, ngram=DEFAULT_NGRAM if options.ngram is None else options.ngram, base=base
+        tokens,
+        losses,
+        base=base,
+        ngram=DEFAULT_NGRAM if options.ngram is None else options.ngram,
+        train=subject.data.train,
+        max_training_count=options.max_training_count,
     )
     scores = [losses.score(length) for length in lengths]
     return Evaluation(subject, options.protocol, scores, recall=recall)

@@ -2,13 +2,14 @@
 
 from dape.evaluate.by_length import WindowLosses, evaluate_by_length, losses_by_length
 from dape.evaluate.by_position import PositionLoss, loss_by_position
-from dape.evaluate.recall import RecallSlices, recall_lengths, recall_slices
+from dape.evaluate.recall import RecallBins, RecallSlices, recall_lengths, recall_slices
 from dape.evaluate.sliding import SlidingScore, sliding_window
 from dape.evaluate.statistics import LengthScore, clustered_mean, paired_difference
 
 __all__ = [
     "LengthScore",
     "PositionLoss",
+    "RecallBins",
     "RecallSlices",
     "SlidingScore",
     "WindowLosses",

@@ -1,16 +1,18 @@
 """Loss by recall: tokens that repeat what the input has said before, against all others.
 
 A target is a *recall hit* if the n-gram that ends with it also occurs earlier in the input, so that it could be copied
-(after the associative-recall hits of Arora et al., 2023, "Zoology", there for bigrams). Whether it is one depends on
-how long the input is; the shortest input that makes it one is a property of the target alone. So the targets are
-sorted once by that length, into bins that are the same at every length read and for every model.
+(after the associative-recall hits of Arora et al., 2023, "Zoology": bigrams there, without those that are frequent in
+training, as `max_training_count` leaves them out). Whether it is one depends on how long the input is; the shortest
+input that makes it one is a property of the target alone. So the targets are sorted once by that length, into bins
+that are the same at every length read and for every model.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,15 +76,95 @@ def _gram_codes(ids: np.ndarray, ngram: int) -> np.ndarray:
     return codes
 
 
+def training_counts(train: Tokens, grams: np.ndarray, *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
+    """How often the training tokens, read end to end, have each n-gram [...] of grams [..., n]."""
+    ngram = grams.shape[-1]
+    size = int(max(train.ids.max(initial=0), grams.max(initial=0))) + 1
+    # One level a token: an n-gram's number follows from that of all but its last token, and from that token.
+    levels: list[np.ndarray] = []
+    codes = np.zeros(grams.shape[:-1], np.int64)
+    for column in range(ngram):
+        level, codes = np.unique(codes * size + grams[..., column].astype(np.int64), return_inverse=True)
+        codes = codes.reshape(grams.shape[:-1])
+        levels.append(level)
+    counts = np.zeros(len(levels[-1]), np.int64)
+    for start in range(0, len(train) - ngram + 1, batch_tokens):
+        ids = train.ids[start : start + batch_tokens + ngram - 1].astype(np.int64)
+        places = np.arange(len(ids) - ngram + 1)
+        found = np.zeros(len(places), np.int64)
+        for column, level in enumerate(levels):
+            wanted = found * size + ids[places + column]
+            found = np.searchsorted(level, wanted)
+            known = level[np.minimum(found, len(level) - 1)] == wanted
+            places, found = places[known], found[known]
+        counts += np.bincount(found, minlength=len(counts))
+    return counts[codes]
+
+
+@dataclass(frozen=True)
+class RecallBins:
+    """Targets by document and by the length that recall needs; the same for every model and every length read.
+
+    bounds: [bins − 1] lengths, ascending: bin b holds targets whose recall needs more than bounds[b − 1] and at most
+            bounds[b] tokens of input, the last bin those that no length makes a hit.
+    place:  document · bins + bin of each target [windows, last]; counts: targets [documents, bins].
+    digest: of which tokens are scored, and how they are sorted.
+    """
+
+    bounds: tuple[int, ...]
+    ngram: int
+    place: np.ndarray
+    counts: np.ndarray
+    digest: str
+
+    @staticmethod
+    def of(
+        tokens: Tokens,
+        windows: Windows,
+        lengths: Sequence[int],
+        last: int,
+        *,
+        ngram: int = DEFAULT_NGRAM,
+        train: Tokens | None = None,
+        max_training_count: int | None = None,
+    ) -> RecallBins:
+        """The bins of windows that are read at these lengths.
+
+        max_training_count: n-grams that `train` has more often are no recall: a model may know them by heart.
+        """
+        bounds = tuple(sorted(lengths))
+        if not 1 <= ngram <= bounds[-1]:
+            raise ValueError(f"ngram={ngram}: the longest input has n-grams of 1 to {bounds[-1]} tokens")
+        needed = recall_lengths(tokens, windows, bounds[-1], last, ngram=ngram)
+        if max_training_count is not None:
+            if train is None:
+                raise ValueError("max_training_count needs the training tokens")
+            hits = np.nonzero(needed != NEVER)
+            ends = (windows.ends[:, None] + np.arange(-last, 0))[hits]
+            grams = tokens.ids[ends[:, None] + np.arange(1 - ngram, 1)]
+            needed[hits] = np.where(training_counts(train, grams) > max_training_count, NEVER, needed[hits])
+        _, document = np.unique(windows.documents, return_inverse=True)
+        shape = (int(document.max()) + 1, len(bounds) + 1)
+        place = document[:, None] * shape[1] + np.searchsorted(bounds, needed)
+        counts = np.bincount(place.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
+        targets = windows.ids(tokens, last)[:, 1:]
+        told = [windows.ends.tolist(), targets.tolist(), ngram, bounds, counts.tolist()]
+        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        return RecallBins(bounds, ngram, place, counts, digest)
+
+    def sums(self, losses: np.ndarray) -> np.ndarray:
+        """Losses of the targets [windows, last] summed by document and bin [documents, bins]."""
+        weights = losses.ravel().astype(np.float64)
+        return np.bincount(self.place.ravel(), weights, minlength=self.counts.size).reshape(self.counts.shape)
+
+
 @dataclass(frozen=True)
 class RecallSlices:
     """Losses of one model, summed by document and by the length that recall needs; enough for every slice.
 
-    bounds:  [bins − 1] the lengths read, ascending: bin b holds targets whose recall needs more than bounds[b − 1] and
-             at most bounds[b] tokens of input, the last bin those that no length makes a hit.
-    base:    the length that changes are counted from, and past which a hit is new.
-    counts:  targets [documents, bins]; sums: by length read, of their losses [documents, bins].
-    targets: a digest of which tokens were scored.
+    bounds, ngram, counts, digest: of the RecallBins.
+    base: the length that changes are counted from, and past which a hit is new.
+    sums: by length read, of the losses [documents, bins].
     """
 
     bounds: tuple[int, ...]
@@ -90,7 +172,15 @@ class RecallSlices:
     ngram: int
     counts: np.ndarray
     sums: dict[int, np.ndarray]
-    targets: str
+    digest: str
+
+    @staticmethod
+    def of(bins: RecallBins, sums: Mapping[int, np.ndarray], *, base: int | None = None) -> RecallSlices:
+        """The slices of sums by length; `base` is the shortest length by default."""
+        base = bins.bounds[0] if base is None else base
+        if base not in sums:
+            raise ValueError(f"base={base} is not one of the lengths {', '.join(map(str, sums))}")
+        return RecallSlices(bins.bounds, base, bins.ngram, bins.counts, dict(sums), bins.digest)
 
     def bins(self, name: str, length: int) -> np.ndarray:
         """The bins [bins] that make up a slice at a length: "all", "hit", "new" or "other"."""
@@ -143,7 +233,7 @@ class RecallSlices:
             "bounds": list(self.bounds),
             "base": self.base,
             "ngram": self.ngram,
-            "targets": self.targets,
+            "digest": self.digest,
             "counts": self.counts.tolist(),
             "sums": {str(length): sums.tolist() for length, sums in self.sums.items()},
         }
@@ -156,11 +246,11 @@ class RecallSlices:
             content["ngram"],
             np.array(content["counts"]),
             {int(length): np.array(sums) for length, sums in content["sums"].items()},
-            content["targets"],
+            content["digest"],
         )
 
     def _against(self, other: RecallSlices, length: int) -> np.ndarray:
-        if (self.targets, self.ngram, self.bounds) != (other.targets, other.ngram, other.bounds):
+        if self.digest != other.digest:
             raise ValueError(
                 "the slices have different target tokens, lengths or n-grams, so their differences are not paired"
             )
@@ -176,40 +266,18 @@ class RecallSlices:
 
 
 def recall_slices(
-    tokens: Tokens, losses: WindowLosses, *, ngram: int = DEFAULT_NGRAM, base: int | None = None
+    tokens: Tokens, losses: WindowLosses, *, base: int | None = None, **options: Any
 ) -> RecallSlices:
     """Losses of windows, sliced by recall.
 
-    ngram: how many tokens must have occurred before, the target included.
-    base:  the length that changes are counted from, such as that of training; the shortest by default.
+    base:    the length that changes are counted from, such as that of training; the shortest by default.
+    options: those of `RecallBins.of`: ngram, the number of tokens that must have occurred before, the target
+             included; train and max_training_count.
     """
-    bounds = tuple(sorted(losses.losses))
-    base = bounds[0] if base is None else base
-    _check(bounds, base, ngram)
-    needed = recall_lengths(tokens, losses.windows, bounds[-1], losses.last, ngram=ngram)
-    bins = np.searchsorted(bounds, needed)
-    _, document = np.unique(losses.windows.documents, return_inverse=True)
-    shape = (int(document.max()) + 1, len(bounds) + 1)
-    cell = (document[:, None] * shape[1] + bins).ravel()
-
-    def sums(values: np.ndarray | None) -> np.ndarray:
-        weights = None if values is None else values.ravel().astype(np.float64)
-        return np.bincount(cell, weights, minlength=shape[0] * shape[1]).reshape(shape)
-
-    by_length = {length: sums(losses.losses[length]) for length in bounds}
-    return RecallSlices(bounds, base, ngram, sums(None), by_length, _digest(losses))
-
-
-def _check(bounds: Sequence[int], base: int, ngram: int) -> None:
-    if not 1 <= ngram <= bounds[-1]:
-        raise ValueError(f"ngram={ngram}: the longest input has n-grams of 1 to {bounds[-1]} tokens")
-    if base not in bounds:
-        raise ValueError(f"base={base} is not one of the lengths {', '.join(map(str, bounds))}")
-
-
-def _digest(losses: WindowLosses) -> str:
-    ends = losses.windows.ends.astype("<i8").tobytes()
-    return hashlib.sha256(ends + losses.last.to_bytes(8, "little")).hexdigest()[:16]
+    bins = RecallBins.of(tokens, losses.windows, list(losses.losses), losses.last, **options)
+    return RecallSlices.of(
+        bins, {length: bins.sums(found) for length, found in losses.losses.items()}, base=base
+    )
 
 
 def _pair(name: str, value: tuple[float, float]) -> dict[str, float]:
