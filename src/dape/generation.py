@@ -87,6 +87,8 @@ def generate_text(
         produced = model.generate(  # type: ignore[operator]  # of transformers, untyped
             inputs,
             attention_mask=torch.ones_like(inputs),
+            # Special tokens are named for others' tools; no text that we trained on has one to end with.
+            min_new_tokens=tokens,
             max_new_tokens=tokens,
             use_cache=model.config.use_cache,
             streamer=TextStreamer(tokenizer, write) if write else None,

@@ -31,6 +31,33 @@ def test_round_trip_here_and_in_transformers(make, text, tmp_path):
     assert theirs.decode(ids) == text
 
 
+@pytest.mark.parametrize("make", [ByteTokenizer, trained])
+def test_a_saved_tokenizer_ends_and_pads_texts_with_a_token_that_no_text_has(make, tmp_path):
+    tokenizer = make()
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.eos_token == theirs.pad_token == "<|endoftext|>"
+    assert len(theirs) == tokenizer.vocab_size
+    odd = "".join(map(chr, range(1, 0x2FF))) + "ÿĀ\U0001f642"
+    assert theirs(odd)["input_ids"] == tokenizer.encode(odd)
+    assert theirs.eos_token_id not in tokenizer.encode(odd)
+    # Text that spells the token out is text to us; to transformers it is the token, as users of it expect.
+    spelled = tokenizer.encode("a<|endoftext|>")
+    assert theirs.eos_token_id not in spelled
+    assert load_tokenizer(tmp_path).encode("a<|endoftext|>") == spelled
+    assert theirs("a<|endoftext|>")["input_ids"] == [*tokenizer.encode("a"), theirs.eos_token_id]
+    batch = theirs(["a", "some text"], padding=True, return_tensors="pt")
+    assert batch["input_ids"].shape == batch["attention_mask"].shape
+
+
+def test_a_tokenizer_of_others_keeps_its_special_tokens(tmp_path):
+    tokenizer = trained()
+    tokenizer.backend.add_special_tokens(["</s>"])
+    tokenizer.save(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).eos_token == "</s>"
+    assert load_tokenizer(tmp_path).vocab_size == tokenizer.vocab_size
+
+
 def test_bytes_are_bytes():
     assert ByteTokenizer().encode("é") == [0xC3, 0xA9]
     assert ByteTokenizer().decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"

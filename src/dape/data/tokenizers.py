@@ -14,6 +14,12 @@ import tokenizers as hf
 from dape.files import write_atomically
 from dape.names import not_loaded
 
+# The special token that ends texts and pads batches, where a tokenizer brings none of its own.
+END = "<|endoftext|>"
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
+# This byte occurs in no UTF-8 text: its token is free to be the special one, and no vocabulary has to grow.
+FREE_BYTE = 0xFF
+
 
 class Tokenizer(Protocol):
     @property
@@ -56,6 +62,8 @@ class SubwordTokenizer:
         self.settings = settings or {}
         backend.no_padding()
         backend.no_truncation()
+        # A corpus that spells out a special token is text like any other.
+        backend.encode_special_tokens = True
 
     @property
     def vocab_size(self) -> int:
@@ -141,13 +149,37 @@ def _byte_characters() -> dict[int, str]:
 
 def _save(tokenizer: hf.Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+    description = json.loads(tokenizer.to_str())
+    end = settings.get("eos_token") or _end_of_text(description)
+    write_atomically(folder / "tokenizer.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
+        **({"eos_token": end, "pad_token": end} if end else {}),
         **settings,
     }
     write_atomically(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
+
+
+def _end_of_text(description: dict[str, Any]) -> str | None:
+    """The special token that ends texts; given to a byte-level vocabulary that has none by naming a free byte's.
+
+    description: the contents of a tokenizer.json, changed in place.
+    """
+    known = {token["content"] for token in description["added_tokens"] if token["special"]}
+    for name in ENDS:
+        if name in known:
+            return name
+    vocabulary = description["model"].get("vocab", {})
+    free = _byte_characters()[FREE_BYTE]
+    byte_level = (description["pre_tokenizer"] or {}).get("type") == "ByteLevel"
+    if not byte_level or free not in vocabulary or END in vocabulary:
+        return None
+    number = vocabulary.pop(free)
+    vocabulary[END] = number
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    description["added_tokens"].append({"id": number, "content": END, **flags})
+    return END
 
 
 def _load_file(path: Path, settings: dict[str, Any]) -> SubwordTokenizer:

@@ -8,16 +8,17 @@ from transformers import PreTrainedTokenizerFast
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """256 tokens, one a byte of UTF-8; any text goes in and comes out unchanged."""
-    tokenizer = Tokenizer(models.BPE(vocab={character: byte for byte, character in _names()}, merges=[]))
+    # Byte 255 occurs in no UTF-8 text: its token begins documents, ends them and pads batches.
+    end = "<|endoftext|>"
+    names = [*(name for _, name in _names()[:255]), end]
+    tokenizer = Tokenizer(models.BPE(vocab={name: byte for byte, name in enumerate(names)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    # Byte 0 does not occur in text: it begins documents, ends them and pads batches.
-    name = dict(_names())[0]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=name,
-        eos_token=name,
-        pad_token=name,
+        bos_token=end,
+        eos_token=end,
+        pad_token=end,
         clean_up_tokenization_spaces=False,
     )
 

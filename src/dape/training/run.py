@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from transformers import AutoTokenizer
 
 from dape import __version__
 from dape.data import TokenData, open_data, prepare
@@ -196,11 +197,19 @@ def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Para
     config: Any = model.config
     plain = DapeForCausalLM(config)
     plain.load_state_dict(tensors)
+    data.tokenizer.save(temporary)
+    name_special_tokens(plain, AutoTokenizer.from_pretrained(temporary))
     with no_bars():
         plain.save_pretrained(temporary)
-    data.tokenizer.save(temporary)
     make_loadable(folder, temporary)
     os.rename(temporary, folder / "model")
+
+
+def name_special_tokens(model: DapeForCausalLM, tokenizer: Any) -> None:
+    """Tell the configurations of a model and of its generation which tokens of the tokenizer are special."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for config in (model.config, model.generation_config):
+            setattr(config, name, getattr(tokenizer, name))
 
 
 def make_loadable(folder: Path, model: Path) -> None:

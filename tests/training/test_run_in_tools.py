@@ -1,0 +1,67 @@
+"""The folder that `dape train` leaves, in other people's tools as it is."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, pipeline
+
+from dape import cli
+
+SMALL = ["--num-layers", "1", "--hidden-size", "32", "--num-heads", "2", "--train-length", "16"]
+SMALL += ["--batch-size", "4", "--steps", "2", "--score-width", "8"]
+
+
+@pytest.fixture(scope="module", params=["bytes", "bpe:300"])
+def run(request, tmp_path_factory):
+    corpus = tmp_path_factory.mktemp("corpus")
+    for number in range(3):
+        (corpus / f"{number}.txt").write_text(f"{number}: the cat sat on the mat, née Ürsüla. " * 40)
+    out = tmp_path_factory.mktemp("runs") / "small"
+    words = ["train", *SMALL, "--tokenizer", request.param, "--corpus", str(corpus), "--out", str(out)]
+    assert cli.main([*words, "--validation", "2.txt"]) == 0
+    return out
+
+
+def test_model_tokenizer_and_generation_agree_on_special_tokens(run):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
+    assert tokenizer.eos_token_id is not None
+    for name in ("eos_token_id", "pad_token_id"):
+        told = {getattr(source, name) for source in (model.config, model.generation_config, tokenizer)}
+        assert len(told) == 1
+    assert len(tokenizer) == model.config.vocab_size
+
+
+def test_a_pipeline_takes_batches(run):
+    write = pipeline("text-generation", model=str(run), tokenizer=str(run), device="cpu")
+    write.tokenizer.padding_side = "left"
+    prompts = ["the cat", "the cat sat on"]
+    together = write(prompts, batch_size=2, max_new_tokens=4, do_sample=False)
+    alone = [write(prompt, max_new_tokens=4, do_sample=False) for prompt in prompts]
+    assert together == alone
+
+
+def test_collators_pad(run):
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    rows = [tokenizer("the cat"), tokenizer("the cat sat")]
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)
+    assert (batch["labels"] == -100).sum() == (batch["attention_mask"] == 0).sum() > 0
+    loss = AutoModelForCausalLM.from_pretrained(run)(**batch).loss
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the harness and of its data library
+def test_the_harness_scores_it(run, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = tmp_path / "texts.jsonl"
+    data.write_text("\n".join(json.dumps({"text": "the cat sat on the mat " * n}) for n in (1, 3)))
+    task = tmp_path / "texts.yaml"
+    task.write_text(
+        f"task: texts\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\n"
+        'output_type: loglikelihood_rolling\ntest_split: test\ndoc_to_text: ""\n'
+        'doc_to_target: "{{text}}"\nmetric_list:\n  - metric: byte_perplexity\n'
+    )
+    out = tmp_path / "results.json"
+    assert cli.main(["lm-eval", str(run), "--tasks", str(task), "--out", str(out), "--batch-size", "2"]) == 0
+    assert json.loads(out.read_text())["results"]["texts"]["byte_perplexity,none"] > 1
