@@ -243,3 +243,22 @@ def test_a_deeper_stack_decodes_from_a_cache():
     cache = model(ids[:, :6], use_cache=True).past_key_values
     rest = model(ids[:, 6:], past_key_values=cache, use_cache=True).logits
     torch.testing.assert_close(rest, full[:, 6:], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_keys_that_a_longer_input_would_rotate_otherwise_are_not_taken_from_a_cache(scaling):
+    options = {"scaling": scaling, "factor": 2.0, "original_length": 8}
+    if scaling == "longrope":
+        options |= {"short": [1.0, 1.1, 1.2, 1.3], "long": [1.0, 2.0, 3.0, 4.0]}
+    model, ids = tiny("dape1x3-rope", position_options=options), torch.randint(0, 40, (1, 12))
+    short = model(ids[:, :6], use_cache=True).past_key_values
+    within = model(ids[:, 6:8], past_key_values=short, use_cache=True).logits
+    torch.testing.assert_close(within, model(ids[:, :8]).logits[:, 6:], rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match="those cached at 8 tokens do not serve 9: pass use_cache=False"):
+        model(ids[:, 8:9], past_key_values=short, use_cache=True)
+    if scaling == "longrope":
+        cache = model(ids[:, :10], use_cache=True).past_key_values
+        rest = model(ids[:, 10:], past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(rest, model(ids).logits[:, 10:], rtol=1e-10, atol=1e-10)
+    said = model.generate(ids, max_new_tokens=3, do_sample=False, use_cache=False)
+    assert said.shape == (1, 15)

@@ -11,6 +11,8 @@ from dape.positions import ALiBi, RoPE
 from dape.positions.t5 import buckets
 
 WIDTH = 32
+SHORT = [1 + 0.05 * feature for feature in range(WIDTH // 2)]
+LONG = [1 + 0.7 * feature for feature in range(WIDTH // 2)]
 ROPES = [
     pytest.param({}, {}, id="plain"),
     pytest.param({"base": 500.0}, {"rope_theta": 500.0}, id="base"),
@@ -20,15 +22,51 @@ ROPES = [
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
         id="yarn",
     ),
+    pytest.param(
+        {"scaling": "llama3", "factor": 8.0, "original_length": 256},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "original_max_position_embeddings": 256,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        id="llama3",
+    ),
+    pytest.param(
+        {"scaling": "dynamic", "factor": 2.0, "original_length": 512},
+        {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 512},
+        id="dynamic",
+    ),
+    pytest.param(
+        {"scaling": "dynamic", "factor": 2.0, "original_length": 1024},
+        {"rope_type": "dynamic", "factor": 2.0},
+        id="dynamic within its length",
+    ),
+    *(
+        pytest.param(
+            {"scaling": "longrope", "factor": 8.0, "original_length": n, "short": SHORT, "long": LONG},
+            {
+                "rope_type": "longrope",
+                "factor": 8.0,
+                "original_max_position_embeddings": n,
+                "short_factor": SHORT,
+                "long_factor": LONG,
+            },
+            id=f"longrope {n}",
+        )
+        for n in (256, 1024)
+    ),
 ]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), ROPES)
 def test_rope_rotates_as_llama_does(ours, theirs):
+    theirs = dict(theirs)
     config = LlamaConfig(
         hidden_size=WIDTH * 2,
         num_attention_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=theirs.pop("max_position_embeddings", 1024),
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, **theirs},
     )
     q, k = torch.randn(2, 2, 50, WIDTH), torch.randn(2, 2, 50, WIDTH)
@@ -42,14 +80,14 @@ def test_rope_rotates_as_llama_does(ours, theirs):
 
 
 def test_ntk_scaling_keeps_the_highest_frequency_and_interpolates_the_lowest():
-    device = torch.device("cpu")
+    length = torch.tensor(1024)
     plain, scaled = (
-        RoPE(WIDTH, **options).frequencies(device) for options in ({}, {"scaling": "ntk", "factor": 8.0})
+        RoPE(WIDTH, **options).frequencies(length) for options in ({}, {"scaling": "ntk", "factor": 8.0})
     )
     torch.testing.assert_close(scaled[0], plain[0])
     torch.testing.assert_close(scaled[-1], plain[-1] / 8.0)
     # The same as a larger base, which is how others write it.
-    torch.testing.assert_close(scaled, RoPE(WIDTH, base=10000 * 8 ** (32 / 30)).frequencies(device))
+    torch.testing.assert_close(scaled, RoPE(WIDTH, base=10000 * 8 ** (32 / 30)).frequencies(length))
 
 
 @pytest.mark.parametrize("causal", [True, False])

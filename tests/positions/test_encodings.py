@@ -121,6 +121,15 @@ def test_cope_counts_gated_keys():
     torch.testing.assert_close(last, torch.tensor(expected))
 
 
+def test_cope_divides_by_the_root_of_the_width_if_asked():
+    plain, scaled = CoPE(4), CoPE(4, scaled=True)
+    for cope in (plain, scaled):
+        torch.nn.init.constant_(cope.embeddings, 0.5)
+    q, k = torch.randn(2, 1, 3, 6, 4)
+    tiles = [cope.bias(q, k, Places.of(6), scale=0.5).tile(slice(0, 6), 6) for cope in (plain, scaled)]
+    torch.testing.assert_close(tiles[1], tiles[0] * 0.5)
+
+
 def test_transformer_xl_is_its_formula():
     encoding = TransformerXL(2, 4)
     q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
@@ -173,10 +182,24 @@ REFUSALS = {
     "no sinusoids": (lambda: Sinusoidal(0), "hidden_size=0 must be at least 1"),
     "no count": (lambda: CoPE(0), "head_width=0 must be at least 1"),
     "odd rope": (lambda: RoPE(5), "head_width=5 is odd"),
-    "unknown scaling": (lambda: RoPE(4, scaling="magic"), 'unknown scaling "magic".*linear, ntk, yarn'),
+    "unknown scaling": (
+        lambda: RoPE(4, scaling="magic"),
+        'unknown scaling "magic".*linear, ntk, dynamic, yarn, llama3, longrope',
+    ),
     "factor without scaling": (lambda: RoPE(4, factor=2.0), "factor=2.0 has no effect"),
     "shrinking": (lambda: RoPE(4, scaling="linear", factor=0.5), "factor=0.5 would shrink"),
-    "yarn without a length": (lambda: RoPE(4, scaling="yarn", factor=2.0), "original_length goes with"),
+    "yarn without a length": (
+        lambda: RoPE(4, scaling="yarn", factor=2.0),
+        'scaling="yarn" needs original_length',
+    ),
+    "an option of another scaling": (
+        lambda: RoPE(4, scaling="ntk", factor=2.0, slow=2.0),
+        'slow goes with scaling="yarn" or "llama3": got 2.0 and "ntk"',
+    ),
+    "divisors": (
+        lambda: RoPE(4, scaling="longrope", original_length=8, short=[1.0], long=[1.0, 2.0]),
+        "short has 1 numbers, expected head_width / 2 = 2",
+    ),
     "odd sinusoids": (lambda: Sinusoidal(7), "hidden_size=7 is odd"),
     "odd sandwich": (lambda: Sandwich(2, width=3), "width=3 must be even"),
     "buckets": (lambda: T5Bias(2, 4, num_buckets=6), "num_buckets=6"),

@@ -230,3 +230,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=name):
         read_config(tmp_path / name)
+
+
+def test_the_threshold_of_fire_follows_the_training_length():
+    def threshold(method, **changes):
+        return TrainConfig(method=method, **changes).model_config(256).position_options.get("threshold")
+
+    assert threshold("dape1x3-fire", train_length=512) == 256
+    assert threshold("fire", train_length=64) == 32
+    assert threshold("fire", train_length=64, position_options={"threshold": 100.0}) == 100.0
+    assert threshold("kerple", train_length=64) is None

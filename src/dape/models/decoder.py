@@ -154,6 +154,7 @@ class DapeModel(DapePreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
         self._check_cache(bool(use_cache), past_key_values, packed)
+        self._check_cached_keys(past_key_values, x.shape[1])
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if (
@@ -187,6 +188,17 @@ class DapeModel(DapePreTrainedModel):
         if arranged is not None and output.attentions is not None:
             output.attentions = cast(Any, tuple(map(arranged.in_place, output.attentions)))
         return output
+
+    def _check_cached_keys(self, cache: Cache | None, num_tokens: int) -> None:
+        """Raise where an encoding would rotate the cached keys otherwise in the longer input."""
+        if cache is None or torch.compiler.is_compiling() or not (seen := int(cache.get_seq_length())):
+            return
+        for encoding in self.encodings:
+            if not cast(PositionEncoding, encoding).keys_serve(seen, seen + num_tokens):
+                raise ValueError(
+                    f"{self.config.method} with {self.config.position_options} rotates keys by the input's length, so "
+                    f"those cached at {seen} tokens do not serve {seen + num_tokens}: pass use_cache=False"
+                )
 
     def _check_cache(self, use_cache: bool, cache: Cache | None, packed: bool) -> None:
         if packed and (use_cache or cache is not None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,15 @@ class PositionEncoding(Parameters):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, by functions of torch.nn.init alone."""
+
+    @classmethod
+    def trained_at(cls, length: int) -> dict[str, Any]:
+        """Options that follow the length of training windows, unless they are given."""
+        return {}
+
+    def keys_serve(self, before: int, after: int) -> bool:
+        """Whether keys computed in an input of `before` tokens, and cached, are those of one of `after`."""
+        return True
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Token embeddings [B, T, hidden] at positions [1 or B, T]."""

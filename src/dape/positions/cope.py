@@ -10,18 +10,21 @@ from dape.positions.base import Places, PositionEncoding, at_least_float32, chec
 
 
 class CoPE(PositionEncoding):
-    """q · e[p], p(i, j) = Σ σ(score(i, m)) over the keys m = j … i, at most num_positions − 1, e interpolated."""
+    """q · e[p], p(i, j) = Σ σ(score(i, m)) over the keys m = j … i, at most num_positions − 1, e interpolated.
+
+    scaled: divide q · e[p] by √D, as the scores are; the paper adds it as it is.
+    """
 
     summary = "positions counted by content: a query counts the keys that it gates in"
     additive = True
     direction = "causal"
 
-    def __init__(self, head_width: int, *, num_positions: int = 64) -> None:
+    def __init__(self, head_width: int, *, num_positions: int = 64, scaled: bool = False) -> None:
         super().__init__()
         check_sizes(head_width=head_width)
         if num_positions < 2:
             raise ValueError(f"num_positions={num_positions}: counting needs at least 2")
-        self.num_positions = num_positions
+        self.num_positions, self.scaled = num_positions, scaled
         self.embeddings = nn.Parameter(torch.empty(head_width, num_positions))
         self.reset_parameters()
 
@@ -30,6 +33,7 @@ class CoPE(PositionEncoding):
 
     def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
         (embeddings,) = self(q.device)
+        embeddings = embeddings * scale if self.scaled else embeddings
 
         def tile(rows: slice, num_keys: int) -> Tensor:
             query = at_least_float32(q[:, :, rows])

@@ -35,6 +35,11 @@ class FIRE(PositionEncoding):
         self.threshold_factor = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
+    @classmethod
+    def trained_at(cls, length: int) -> dict[str, Any]:
+        """Half the training length, as the DAPE authors configure it (256 for 512)."""
+        return {"threshold": length / 2}
+
     def reset_parameters(self) -> None:
         nn.init.constant_(self.rate, self.initial_rate)
         nn.init.constant_(self.threshold_factor, 1.0)

@@ -2,16 +2,22 @@
 
 A pair of features (m, m + D/2) turns by position · θₘ, θₘ = base^(−2m/D), so q·k depends on the distance.
 Scaling to contexts `factor` times as long as `original_length`:
-    linear  position / factor (position interpolation, Chen et al. 2023)
-    ntk     base · factor^(D/(D−2)): high frequencies kept, the lowest interpolated
-    yarn    linear below `slow` turns over the original length, untouched above `fast`, a ramp between,
-            and logits sharpened by (0.1 · ln factor + 1)² (Peng et al. 2023)
+    linear    position / factor (position interpolation, Chen et al. 2023)
+    ntk       base · factor^(D/(D−2)): high frequencies kept, the lowest interpolated
+    dynamic   ntk by the input's own length n: factor · n / original_length − (factor − 1), none up to original_length
+    yarn      linear below `slow` turns over the original length, untouched above `fast`, a ramp over features
+              between, and logits sharpened by (0.1 · ln factor + 1)² (Peng et al. 2023)
+    llama3    linear below `slow` turns, untouched above `fast`, a ramp over turns between (Llama 3.1)
+    longrope  θ divided by `short` [D/2], or by `long` in inputs longer than original_length; logits sharpened by
+              1 + ln factor / ln original_length (Ding et al. 2024)
+With `dynamic` and `longrope` a key depends on the length of the input: what is cached does not serve a longer one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,18 +25,19 @@ from torch import Tensor
 from dape.positions.base import PositionEncoding, angle_dtype, check_sizes
 
 
-def _linear(rope: RoPE, frequencies: Tensor) -> Tensor:
-    return frequencies / rope.factor
-
-
-def _ntk(rope: RoPE, frequencies: Tensor) -> Tensor:
+def _ntk(rope: RoPE, frequencies: Tensor, stretch: float | Tensor) -> Tensor:
+    """The frequencies of base · stretch^(D/(D−2))."""
     width = rope.head_width
-    stretch = rope.factor ** (width / (width - 2))
     exponent = torch.arange(0, width, 2, device=frequencies.device, dtype=frequencies.dtype) / width
-    return frequencies * stretch**-exponent
+    return frequencies * stretch ** (-exponent * width / (width - 2))
 
 
-def _yarn(rope: RoPE, frequencies: Tensor) -> Tensor:
+def _dynamic(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
+    ratio = length.clamp(min=rope.original_length).to(frequencies.dtype) / rope.original_length
+    return _ntk(rope, frequencies, rope.factor * ratio - (rope.factor - 1))
+
+
+def _yarn(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
     def feature_turning(times: float) -> float:
         """The (fractional) feature that turns so many times over the original length."""
         turns = rope.original_length / (times * 2 * math.pi)
@@ -43,18 +50,51 @@ def _yarn(rope: RoPE, frequencies: Tensor) -> Tensor:
     return frequencies * (1 - interpolated) + frequencies / rope.factor * interpolated
 
 
-SCALINGS: dict[str, Callable[[RoPE, Tensor], Tensor]] = {
-    "none": lambda rope, frequencies: frequencies,
-    "linear": _linear,
-    "ntk": _ntk,
-    "yarn": _yarn,
+def _llama3(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
+    turns = rope.original_length * frequencies / (2 * math.pi)
+    kept = ((turns - rope.slow) / (rope.fast - rope.slow)).clamp(0, 1)
+    return frequencies * kept + frequencies / rope.factor * (1 - kept)
+
+
+def _longrope(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
+    short, long = (frequencies.new_tensor(divisors) for divisors in (rope.short, rope.long))
+    return frequencies / torch.where(length > rope.original_length, long, short)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A way to stretch: θ [D/2] after it, given the input's length; which options it must have and may have."""
+
+    stretch: Callable[[RoPE, Tensor, Tensor], Tensor]
+    needs: frozenset[str] = frozenset()
+    takes: frozenset[str] = frozenset()
+    gain: Callable[[RoPE], float] = lambda rope: 1.0
+    by_length: bool = False
+
+
+ORIGINAL = frozenset({"original_length"})
+TURNS = frozenset({"fast", "slow"})
+SCALINGS: dict[str, Scaling] = {
+    "none": Scaling(lambda rope, frequencies, length: frequencies),
+    "linear": Scaling(lambda rope, frequencies, length: frequencies / rope.factor),
+    "ntk": Scaling(lambda rope, frequencies, length: _ntk(rope, frequencies, rope.factor)),
+    "dynamic": Scaling(_dynamic, ORIGINAL, by_length=True),
+    "yarn": Scaling(_yarn, ORIGINAL, TURNS, lambda rope: 0.1 * math.log(rope.factor) + 1),
+    "llama3": Scaling(_llama3, ORIGINAL, TURNS),
+    "longrope": Scaling(
+        _longrope,
+        ORIGINAL | {"short", "long"},
+        gain=lambda rope: math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length)),
+        by_length=True,
+    ),
 }
+FAST = {"llama3": 4.0}
 
 
 class RoPE(PositionEncoding):
     """Rotates queries and keys; adds no bias."""
 
-    summary = "queries and keys rotated by their position (scaling: linear, ntk, yarn)"
+    summary = f"queries and keys rotated by their position (scaling: {', '.join(list(SCALINGS)[1:])})"
 
     def __init__(
         self,
@@ -64,8 +104,10 @@ class RoPE(PositionEncoding):
         scaling: str = "none",
         factor: float = 1.0,
         original_length: int | None = None,
-        fast: float = 32.0,
-        slow: float = 1.0,
+        fast: float | None = None,
+        slow: float | None = None,
+        short: Sequence[float] | None = None,
+        long: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         check_sizes(head_width=head_width)
@@ -77,27 +119,50 @@ class RoPE(PositionEncoding):
             raise ValueError(f"factor={factor} would shrink the context; it must be at least 1")
         if scaling == "none" and factor != 1:
             raise ValueError(f'factor={factor} has no effect with scaling="none"')
-        if (scaling == "yarn") != (original_length is not None):
-            raise ValueError(
-                f'original_length goes with scaling="yarn": got {original_length} and "{scaling}"'
-            )
-        if scaling == "ntk" and head_width == 2:
-            raise ValueError("ntk scaling needs head_width of at least 4")
-        self.head_width, self.base, self.scaling, self.factor = head_width, base, scaling, factor
-        self.original_length, self.fast, self.slow = original_length or 0, fast, slow
-
-    def frequencies(self, device: torch.device) -> Tensor:
-        """θ [D/2], after scaling."""
-        exponent = (
-            torch.arange(0, self.head_width, 2, device=device, dtype=angle_dtype(device)) / self.head_width
+        chosen = SCALINGS[scaling]
+        given = {"original_length": original_length, "fast": fast, "slow": slow, "short": short, "long": long}
+        for name, value in given.items():
+            if name in chosen.needs and value is None:
+                raise ValueError(f'scaling="{scaling}" needs {name}')
+            if value is not None and name not in chosen.needs | chosen.takes:
+                takers = [f'"{way}"' for way, about in SCALINGS.items() if name in about.needs | about.takes]
+                raise ValueError(
+                    f'{name} goes with scaling={" or ".join(takers)}: got {value} and "{scaling}"'
+                )
+        for name, divisors in (("short", short), ("long", long)):
+            if divisors is not None and len(divisors) != head_width // 2:
+                raise ValueError(
+                    f"{name} has {len(divisors)} numbers, expected head_width / 2 = {head_width // 2}"
+                )
+        if scaling in ("ntk", "dynamic") and head_width == 2:
+            raise ValueError(f"{scaling} scaling needs head_width of at least 4")
+        self.head_width, self.base, self.scaling = head_width, base, scaling
+        self.factor: float = factor
+        self.original_length: int = original_length or 0
+        self.fast, self.slow = (
+            FAST.get(scaling, 32.0) if fast is None else fast,
+            1.0 if slow is None else slow,
         )
-        return SCALINGS[self.scaling](self, self.base**-exponent)
+        self.short, self.long = list(short or ()), list(long or ())
+
+    def frequencies(self, length: Tensor) -> Tensor:
+        """θ [D/2] in an input of that length, after scaling."""
+        exponent = (
+            torch.arange(0, self.head_width, 2, device=length.device, dtype=angle_dtype(length.device))
+            / self.head_width
+        )
+        return SCALINGS[self.scaling].stretch(self, self.base**-exponent, length)
+
+    def keys_serve(self, before: int, after: int) -> bool:
+        if not SCALINGS[self.scaling].by_length or after <= self.original_length:
+            return True
+        return self.scaling == "longrope" and before > self.original_length
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        theta = self.frequencies(x.device)
+        theta = self.frequencies(positions.max() + 1)
         angles = positions[:, None, :, None].to(theta.dtype) * theta
-        # YaRN's sharper softmax: q and k each carry the square root of the logits' factor.
-        gain = 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
+        # A sharper softmax: q and k each carry the square root of the logits' factor.
+        gain = SCALINGS[self.scaling].gain(self)
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = (angles.cos() * gain).to(dtype), (angles.sin() * gain).to(dtype)
         a, b = x.to(dtype).chunk(2, -1)

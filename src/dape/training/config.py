@@ -13,7 +13,9 @@ import torch
 import tyro
 
 from dape.data.preparation import parse_validation
+from dape.methods import parse_method
 from dape.models import PRESETS, DapeConfig, preset
+from dape.positions import POSITIONS
 from dape.settings import setting
 from dape.training.settings import LoopSettings
 
@@ -110,11 +112,16 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
             score_width=self.score_width,
             hidden_dropout=self.dropout,
             randomized_positions=self.randomized_positions,
-            position_options=dict(self.position_options),
+            position_options=self.encoding_options(),
             score_options=dict(self.score_options),
             backend=self.backend,
             **{name: size for name, size in sizes.items() if size is not None},
         )
+
+    def encoding_options(self) -> dict[str, Any]:
+        """Options of the position encoding, those that follow the training length included."""
+        encoding = POSITIONS[parse_method(self.method).position]
+        return {**encoding.trained_at(self.train_length), **self.position_options}
 
     def held_out(self) -> float | list[str]:
         """What `prepare` takes as validation."""

@@ -67,7 +67,7 @@ class Run:
             )
         changes: dict[str, Any] = {}
         if position_options:
-            changes["position_options"] = {**self.config.position_options, **position_options}
+            changes["position_options"] = {**self.config.encoding_options(), **position_options}
         with no_bars():
             return DapeForCausalLM.from_pretrained(self.folder / "model", **changes).eval()
 
