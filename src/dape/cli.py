@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import io
 import os
@@ -12,6 +13,9 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from dape.errors import expected, sentence
+from dape.settings import SettingError
 
 
 class Command(NamedTuple):
@@ -54,10 +58,15 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a subcommand and return its exit code; a user's mistake is one sentence on stderr and code 2."""
+    """Run a subcommand and return its exit code; an error is one sentence on stderr and code 2.
+
+    `--debug` among the arguments, or DAPE_DEBUG=1 in the environment, shows the traceback instead.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments or os.environ.get("DAPE_DEBUG", "0") not in ("", "0")
     try:
         try:
-            return run(sys.argv[1:] if arguments is None else arguments)
+            return run([word for word in arguments if word != "--debug"], debug=debug)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -66,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], *, debug: bool = False) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -77,7 +86,9 @@ def run(arguments: list[str]) -> int:
         print(f"dape {__version__}")
         return 0
     if name not in COMMANDS:
-        print(f'dape: unknown command "{name}"\n\n{usage()}', file=sys.stderr)
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        print(f'dape: unknown command "{name}"; {hint}`dape --help` lists them', file=sys.stderr)
         return 2
     command = COMMANDS[name]
     module, function = command.target.split(":")
@@ -93,12 +104,19 @@ def run(arguments: list[str]) -> int:
             with narrow_output():
                 return entry(rest) or 0
         return entry(rest) or 0
-    except (ValueError, TypeError, FileNotFoundError) as error:
-        print(f"dape {name}: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"\ndape {name}: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        # The one place where errors end: nothing below needs to know how they are shown.
+        if debug:
+            raise
+        more = "" if expected(error) else " (a fault of dape: --debug shows where)"
+        said = error.as_option if isinstance(error, SettingError) else sentence(error)
+        print(f"dape {name}: {said}{more}", file=sys.stderr)
+        return 2 if expected(error) else 1
 
 
 @contextlib.contextmanager
@@ -133,4 +151,11 @@ def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     head = ["usage: dape COMMAND [options]", "", "Attention scores as feature maps.", ""]
-    return "\n".join([*head, *lines, "", "dape COMMAND --help explains a command."])
+    return "\n".join(
+        [
+            *head,
+            *lines,
+            "",
+            "dape COMMAND --help explains a command; --debug shows where an error comes from.",
+        ]
+    )

@@ -4,18 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+# Files and folders on their way begin like this, so that what a kill leaves can be told and swept.
+WRITING = ".writing-"
+
+
+def sweep(folder: str | os.PathLike[str]) -> None:
+    """Remove what writers in this folder left that do not live any more; for whoever holds the folder's lock."""
+    for path in Path(folder).glob(f"{WRITING}*"):
+        process = path.name.removeprefix(WRITING).split("-")[0]
+        if path.is_file() and process.isdecimal() and not _lives(int(process)):
+            path.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Replace the file by `content` (text as UTF-8): a reader, or a crash, sees the old file or the new one."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def read_json(path: str | os.PathLike[str], kind: type = dict) -> Any:
+    """The JSON in a file of ours; anything else in it is a ValueError that names the file."""
+    try:
+        content = json.loads(Path(path).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: it is not JSON ({error})") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{path} is damaged: it holds {type(content).__name__}, not {kind.__name__}")
+    return content
 
 
 @contextlib.contextmanager
@@ -29,7 +63,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = _regular_target(path)
     # The suffix stays, because writers of pictures and archives choose the format by it.
     folder = tempfile.gettempdir() if target is None else target.parent
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.stem[:200]}.", suffix=path.suffix)
+    os.makedirs(folder, exist_ok=True)
+    prefix = f"{WRITING}{os.getpid()}-{path.stem[:180]}."
+    handle, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -97,9 +133,7 @@ def check_output(path: str | os.PathLike[str], *, folder: bool = False) -> None:
                 raise PermissionError(f"{path} cannot be written")
             return
         _check_name(target)
-        if not target.parent.exists():
-            raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
-        _try_writing(target.parent)
+        check_output(target.parent, folder=True)
     except OSError as error:
         if error.errno is None:
             raise

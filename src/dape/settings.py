@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 RULE = "rule"
+# What figures can be written as.
+PICTURES = (".svg", ".pdf", ".png")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,16 @@ class SettingError(ValueError):
 
     def __init__(self, name: str, value: Any, problem: str) -> None:
         super().__init__(f"{name}={shown(value)}{problem}")
-        self.name, self.value = name, value
+        self.name, self.value, self.problem = name, value, problem
+
+    @property
+    def as_option(self) -> str:
+        """The message in the words of a command line."""
+        return f"{option_name(self.name)}={shown(self.value)}{self.problem}"
+
+
+def option_name(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def setting(

@@ -124,7 +124,7 @@ def test_slices_by_recall(folder, tmp_path, capsys):
         (("--slices", "recall", "--protocol", "paper"), "it needs --protocol same-targets"),
         (("--ngram", "2"), "--ngram needs --slices recall"),
         (("--max-training-count", "2"), "--max-training-count needs --slices recall"),
-        (("--slices", "recall", "--ngram", "0"), "ngram=0: the longest input has n-grams of 1 to 64 tokens"),
+        (("--slices", "recall", "--ngram", "0"), "--ngram=0 must be at least 1"),
     ],
 )
 def test_impossible_slices_say_why(folder, capsys, options, sentence):
@@ -184,9 +184,9 @@ def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):
 MISTAKES = {
     "words": (
         ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "a,b"],
-        'lengths "a,b" is not a list of numbers',
+        '--lengths="a,b": expected whole numbers',
     ),
-    "twice": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16,16"], "names a length twice"),
+    "twice": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16,16"], "names one of them twice"),
     "both": (["hf:{}/gpt2", "--data", "{}/data", "--corpus", "{}/texts"], "token data or a corpus, not both"),
     "long": (
         ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "64,99999"],
@@ -198,7 +198,7 @@ MISTAKES = {
     "no model": (["hf:{}/texts", "--data", "{}/data"], "no causal language model in the folder"),
     "picture": (
         ["no such model", "--plot", "x.doc"],
-        "x.doc: a figure's name ends in one of .svg, .pdf, .png",
+        '--plot="x.doc" must end in .svg, .pdf, .png',
     ),
 }
 

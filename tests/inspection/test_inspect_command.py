@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
+from dape import devices
 from dape.cli import main
 from dape.commands.inspect import read
-from dape.inspection import memory
 from dape.models import DapeForCausalLM, preset
 from dape.models.byte_tokenizer import byte_tokenizer
 
@@ -62,7 +62,7 @@ REFUSALS = {
     "no model": (lambda model, path: [path / "nothing", "--text", "a"], "is neither a run nor a model"),
     "other model": (lambda model, path: [other(path), "--text", "a"], "is not a model of ours"),
     "format": (lambda model, path: [model, "--text", "a", "--formats", "bmp"], "choose among png, svg, pdf"),
-    "lengths": (lambda model, path: [model, "--text", "a", "--lengths", "x"], "takes whole numbers separated by commas"),
+    "lengths": (lambda model, path: [model, "--text", "a", "--lengths", "x"], "--lengths=\"x\": expected whole numbers, separated by commas"),
 }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_a_tokenizer_that_is_named_does_for_a_missing_one(model, tmp_path):
 
 
 def test_a_text_too_long_for_the_memory_is_one_sentence(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 10**6)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 10**6)
     options = ["--text", "word " * 100, "--lengths", "400", "--out", str(tmp_path / "out")]
     assert main(["inspect", str(model), *options]) == 2
     assert "free: look at fewer tokens, or at fewer layers and heads" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import dape
+from dape import devices
 from dape.inspection import memory
 from dape.inspection.figure import draw
 from dape.inspection.page import png
@@ -76,8 +77,8 @@ def test_tiles_change_no_pixel(rows, resolution):
 
 
 def test_more_than_the_memory_holds_is_refused_before_anything_is_computed(monkeypatch):
-    assert (memory.free_memory(torch.device("cpu")) or 10**8) > 10**7
-    monkeypatch.setattr(memory, "free_memory", lambda device: 5 * 10**6)
+    assert (devices.free_memory(torch.device("cpu")) or 10**8) > 10**7
+    monkeypatch.setattr(devices, "free_memory", lambda device: 5 * 10**6)
     sentence = (
         r"looking at 300 tokens needs about 0\.\d GB of memory and 0\.0 GB are free: look at fewer tokens"
     )

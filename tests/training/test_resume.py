@@ -121,7 +121,7 @@ DAMAGES = {
     damage_flip: "optimizer.safetensors does not have the SHA-256",
     damage_state: "state.json does not have the SHA-256",
     damage_manifest: "manifest.json cannot be read",
-    damage_missing: "model.safetensors: No such file",
+    damage_missing: "model.safetensors is missing",
 }
 
 
@@ -281,3 +281,52 @@ def test_parts_continue_bit_for_bit_and_hold_no_pickle(tmp_path, uninterrupted):
     assert files == {".json", ".jsonl", ".safetensors"}
     fit(toy.task(), sharded, tmp_path, progress=False)
     assert losses(tmp_path) == uninterrupted
+
+
+def test_a_checkpoint_of_a_later_version_is_neither_damaged_nor_lost(tmp_path):
+    fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(10), progress=False)
+    manifest = tmp_path / "checkpoints" / "step-00000010" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(
+        ValueError, match=r"step-00000010 has format 2, .* continue with the version that wrote"
+    ):
+        toy.train(tmp_path)
+    assert checkpoints(tmp_path) == ["step-00000008", "step-00000010"]
+
+
+def test_a_checkpoint_that_may_not_be_read_is_neither_damaged_nor_lost(tmp_path, monkeypatch):
+    fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(10), progress=False)
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(checkpoint_module, "file_digest", denied)
+    with pytest.raises(PermissionError):
+        toy.train(tmp_path)
+    assert checkpoints(tmp_path) == ["step-00000008", "step-00000010"]
+
+
+def test_one_bad_line_of_metrics_costs_one_record(tmp_path, uninterrupted):
+    fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(10), progress=False)
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    lines[3] = lines[3][:5] + "\udcff"
+    file.write_bytes(("\n".join([*lines, "null", "[]"]) + "\n").encode(errors="surrogateescape"))
+    assert len(read_metrics(file)) == 9
+    toy.train(tmp_path)
+    kept = [record["loss"] for record in read_metrics(file)]
+    assert kept == uninterrupted[:3] + uninterrupted[4:]
+
+
+def test_leftovers_of_killed_writers_are_swept_and_those_of_live_ones_stay(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left, other = (
+        tmp_path / f".writing-{dead.pid}-run.xyz.json",
+        tmp_path / f".writing-{os.getpid()}-run.xyz.json",
+    )
+    for path in (left, other):
+        path.write_text("{")
+    toy.train(tmp_path)
+    assert not left.exists()
+    assert other.exists()

@@ -187,7 +187,7 @@ def test_options_are_added_to_those_of_the_file(tmp_path):
     [
         (["--position-option", "scalin=yarn"], '"rope" has no option scalin; its options: base, scaling'),
         (["--position-option", "scaling=yarm"], 'unknown scaling "yarm"'),
-        (["--warmup-steps", "100", "--steps", "10"], "warmup_steps=100 of steps=10: the learning rate would never"),
+        (["--warmup-steps", "100", "--steps", "10"], "--warmup-steps=100 of steps=10: the learning rate would never"),
         (["--position-option", "scaling"], 'option "scaling" is not of the form name=value'),
         (["--score-option", "depth=3"], '"rope" leaves scores as they are; it has no option depth'),
         (["--method", "dape-rope", "--score-option", "deph=3"], "no option deph of its convolution; it has width"),
@@ -281,3 +281,15 @@ def test_a_streamer_writes_whole_characters_and_all_of_them(tokenizer):
     streamer.end()
     assert tokenizer.decode(ids[:2]) + "".join(pieces) == TEXT
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_kill_in_the_first_write_of_a_run_does_not_block_its_folder(tmp_path):
+    from dape.training.run import check_continues
+
+    config = TrainConfig(out=str(tmp_path))
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".writing-123456-run.abc.json").write_text('{"half')
+    check_continues(tmp_path, config)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="is no run"):
+        check_continues(tmp_path, config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
 COMMANDS = {
     "attention": "forward and backward of every backend, beside the paper's listing and PyTorch's own attention",
@@ -22,8 +21,7 @@ def main(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        print(f'dape bench: unknown benchmark "{name}"\n\n{usage()}', file=sys.stderr)
-        return 2
+        raise ValueError(f'unknown benchmark "{name}"; the benchmarks are {", ".join(COMMANDS)}')
     return importlib.import_module(f"dape.benchmarks.{name}").main(rest)
 
 

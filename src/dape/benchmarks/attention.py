@@ -16,7 +16,9 @@ from dape.benchmarks import memory, report, workload
 from dape.benchmarks.report import Record
 from dape.benchmarks.timing import Timing, growth_exponent, interleave
 from dape.benchmarks.workload import BOTH, COMPILED, FORWARD, LISTING, SDPA, Sizes, Workload
+from dape.commands.parsing import parse
 from dape.ops.score_attention.api import BACKENDS
+from dape.settings import PICTURES, setting, split_numbers
 
 COLUMNS = (
     ("pass", "pass", ""),
@@ -38,34 +40,44 @@ class Options:
     the definition in float64 before anything is timed.
     """
 
-    lengths: str = "512,1024,2048"
-    """Tokens, separated by commas. Three or more also print how the time grows with the length."""
-    backends: str = "all"
-    """Candidates, separated by commas: listing, sdpa and the op's own backends; all: those that can run here."""
-    passes: str = f"{FORWARD},{BOTH}"
-    """What to time, separated by commas."""
-    batch: int = 1
-    heads: int = 12
-    head_width: int = 64
-    width: int = 32
-    """Channels between the two convolutions."""
-    kernel: int = 3
-    """Kernel size of the convolutions; odd, as in the listing."""
-    threads: int = 0
-    """Threads of PyTorch; 0 leaves its own choice."""
-    rounds: int = 5
-    compile: bool = False
-    """Also time torch.compile of the listing (compiling takes a minute a length)."""
-    memory: bool = True
-    """Also measure the peak memory of every cell, in processes of their own (Linux)."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write one record a cell."""
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Draw milliseconds over length."""
+    lengths: str = setting(
+        "512,1024,2048",
+        help="Tokens, separated by commas. Three or more also print how the time grows with the length.",
+        listed=int,
+        low=1,
+        high=2**24,
+    )
+    backends: str = setting(
+        "all",
+        help="Candidates, separated by commas: listing, sdpa and the op's own backends; all: those that can run here.",
+        listed=str,
+    )
+    passes: str = setting(f"{FORWARD},{BOTH}", help="What to time, separated by commas.", listed=str)
+    batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
+    heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
+    head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
+    width: int = setting(32, help="Channels between the two convolutions.", low=1, high=4096)
+    kernel: int = setting(
+        3, help="Kernel size of the convolutions; odd, as in the listing.", low=1, high=1023
+    )
+    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
+    rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
+    compile: bool = setting(
+        False, help="Also time torch.compile of the listing (compiling takes a minute a length)."
+    )
+    memory: bool = setting(
+        True, help="Also measure the peak memory of every cell, in processes of their own (Linux)."
+    )
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Write one record a cell.", writes="file"
+    )
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Draw milliseconds over length.", writes="file", suffixes=PICTURES
+    )
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Options, args=arguments, prog="dape bench attention")
+    options: Options = parse(Options, arguments, prog="dape bench attention")
     records = run(options)
     title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, kernel {options.kernel}, "
     report.print_table(title + f"{torch.get_num_threads()} threads", COLUMNS, records)
@@ -90,7 +102,7 @@ def run(options: Options) -> list[Record]:
     """One record a cell, in the order of passes, lengths and backends."""
     if options.kernel % 2 == 0:
         raise ValueError(f"kernel={options.kernel}: the listing is defined for odd kernels")
-    lengths, passes = numbers("lengths", options.lengths), options.passes.split(",")
+    lengths, passes = split_numbers("lengths", options.lengths), options.passes.split(",")
     if wrong := [name for name in passes if name not in (FORWARD, BOTH)]:
         raise ValueError(f'unknown pass "{wrong[0]}": choose {FORWARD} or {BOTH}')
     if options.threads:
@@ -102,16 +114,6 @@ def run(options: Options) -> list[Record]:
     square = [LISTING, *([COMPILED] if options.compile else [])]
     backends = candidates(options.backends, sizes[0], square)
     return measure(sizes, backends, passes, rounds=options.rounds, memory_too=options.memory)
-
-
-def numbers(name: str, text: str) -> list[int]:
-    try:
-        values = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(f'{name}="{text}": expected whole numbers separated by commas') from None
-    if min(values) < 1:
-        raise ValueError(f'{name}="{text}": they must be at least 1')
-    return values
 
 
 def candidates(text: str, sizes: Sizes, further: list[str]) -> list[str]:

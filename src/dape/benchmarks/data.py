@@ -15,8 +15,10 @@ import tyro
 
 from dape.benchmarks import report
 from dape.benchmarks.timing import interleave
+from dape.commands.parsing import parse
 from dape.data import find_corpus, load_tokenizer, prepare, train_bpe
 from dape.data.packing import BATCH
+from dape.settings import setting
 
 COLUMNS: list[report.Column] = [
     ("what", "what", ""),
@@ -33,19 +35,17 @@ COLUMNS: list[report.Column] = [
 class Options:
     """Time `dape data prepare` on the library sources of this Python, repeated to a size, as files and as records."""
 
-    megabytes: int = 100
-    """Text to pack as bytes."""
-    bpe_megabytes: int = 8
-    """Text to pack with a BPE."""
-    vocab: int = 2048
-    """Of that BPE, which is trained beforehand."""
-    rounds: int = 3
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write one record a row."""
+    megabytes: int = setting(100, help="Text to pack as bytes.", low=1, high=10**6)
+    bpe_megabytes: int = setting(8, help="Text to pack with a BPE.", low=1, high=10**6)
+    vocab: int = setting(2048, help="Of that BPE, which is trained beforehand.", low=256, high=2**24)
+    rounds: int = setting(3, help="Rounds; the median counts.", low=1, high=10**6)
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Write one record a row.", writes="file"
+    )
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Options, args=arguments, prog="dape bench data")
+    options: Options = parse(Options, arguments, prog="dape bench data")
     records = run(options)
     report.print_table("packing text into tokens", COLUMNS, records)
     if options.json is not None:

@@ -10,37 +10,42 @@ import torch
 import tyro
 
 from dape.benchmarks import report
-from dape.benchmarks.attention import COLUMNS, candidates, finish, measure, numbers
+from dape.benchmarks.attention import COLUMNS, candidates, finish, measure
 from dape.benchmarks.workload import FORWARD, Sizes
+from dape.commands.parsing import parse
+from dape.settings import PICTURES, setting, split_numbers
 
 
 @dataclass(frozen=True)
 class Options:
     """Time one decoding step (a single query, no gradients) against caches of several lengths."""
 
-    lengths: str = "1024,4096,8192"
-    """Keys in the cache, separated by commas."""
-    backends: str = "all"
-    """Candidates, separated by commas: sdpa and the op's own backends; all: those that can run here."""
-    batch: int = 1
-    heads: int = 12
-    head_width: int = 64
-    width: int = 32
-    """Channels between the two convolutions."""
-    kernel: int = 3
-    threads: int = 0
-    """Threads of PyTorch; 0 leaves its own choice."""
-    rounds: int = 50
-    memory: bool = True
-    """Also measure the peak memory of every cell (Linux)."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write one record a cell."""
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Draw milliseconds over length."""
+    lengths: str = setting(
+        "1024,4096,8192", help="Keys in the cache, separated by commas.", listed=int, low=1, high=2**24
+    )
+    backends: str = setting(
+        "all",
+        help="Candidates, separated by commas: sdpa and the op's own backends; all: those that can run here.",
+        listed=str,
+    )
+    batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
+    heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
+    head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
+    width: int = setting(32, help="Channels between the two convolutions.", low=1, high=4096)
+    kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=1023)
+    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
+    rounds: int = setting(50, help="Rounds; the median counts.", low=1, high=10**6)
+    memory: bool = setting(True, help="Also measure the peak memory of every cell (Linux).")
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Write one record a cell.", writes="file"
+    )
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Draw milliseconds over length.", writes="file", suffixes=PICTURES
+    )
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Options, args=arguments, prog="dape bench decode")
+    options: Options = parse(Options, arguments, prog="dape bench decode")
     records = run(options)
     title = f"one query, batch {options.batch}, {options.heads} heads × {options.head_width}, kernel {options.kernel}"
     columns = [column for column in COLUMNS if column[1] not in ("speedup_over_listing", "pass")]
@@ -54,7 +59,7 @@ def run(options: Options) -> list[report.Record]:
         torch.set_num_threads(options.threads)
     sizes = [
         Sizes(n, 1, options.batch, options.heads, options.head_width, options.width, options.kernel)
-        for n in numbers("lengths", options.lengths)
+        for n in split_numbers("lengths", options.lengths)
     ]
     backends = candidates(options.backends, sizes[0], [])
     return measure(

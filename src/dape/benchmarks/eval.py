@@ -14,9 +14,11 @@ import torch
 import tyro
 
 from dape.benchmarks import report
+from dape.commands.parsing import parse
 from dape.data import Tokens
 from dape.evaluate import evaluate_by_length
 from dape.models import DapeForCausalLM, preset
+from dape.settings import setting
 
 COLUMNS: list[report.Column] = [
     ("method", "method", ""),
@@ -33,21 +35,30 @@ COLUMNS: list[report.Column] = [
 class Options:
     """Evaluate a model with random weights on random tokens; the peak is that of the whole process up to then."""
 
-    preset: str = "125m"
-    method: str = "dape1x3-kerple"
-    lengths: str = "512,8192"
-    """Tokens of input, separated by commas, in rising order (a peak never falls)."""
-    windows: int = 16
-    """Windows of each length; memory depends on those that go through the model at a time."""
-    last: int = 256
-    threads: int = 0
-    """Threads of PyTorch; 0 leaves its own choice."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write one record a length."""
+    preset: str = setting("125m", help="tiny, 125m, 350m, 2.7b or 6.7b.")
+    method: str = setting("dape1x3-kerple", help="Of the model; `dape methods` lists them.")
+    lengths: str = setting(
+        "512,8192",
+        help="Tokens of input, separated by commas, in rising order (a peak never falls).",
+        listed=int,
+        low=1,
+        high=2**24,
+    )
+    windows: int = setting(
+        16,
+        help="Windows of each length; memory depends on those that go through the model at a time.",
+        low=1,
+        high=10**9,
+    )
+    last: int = setting(256, help="Tokens predicted at the end of each window.", low=1, high=2**24)
+    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Write one record a length.", writes="file"
+    )
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Options, args=arguments, prog="dape bench eval")
+    options: Options = parse(Options, arguments, prog="dape bench eval")
     records = run(options)
     report.print_table(f"evaluating {options.preset}, last {options.last} tokens", COLUMNS, records)
     if options.json is not None:

@@ -12,7 +12,9 @@ import tyro
 
 from dape.benchmarks import report
 from dape.benchmarks.timing import interleave
+from dape.commands.parsing import parse
 from dape.models import Attention, DapeForCausalLM, preset
+from dape.settings import setting
 
 BASELINE = "kerple"
 COLUMNS = (
@@ -28,23 +30,24 @@ COLUMNS = (
 class Options:
     """Time a training step (forward, backward, AdamW) of a model for several methods, as ratios to kerple."""
 
-    preset: str = "tiny"
-    """tiny, 125m, 350m, 2.7b or 6.7b."""
-    methods: str = "rope,alibi,kerple,dape-kerple,dape1x3-kerple"
-    """Separated by commas; kerple is always among them."""
-    length: int = 512
-    batch: int = 1
-    backend: str = "auto"
-    """Of the attention op."""
-    threads: int = 0
-    """Threads of PyTorch; 0 leaves its own choice."""
-    rounds: int = 5
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write one record a method."""
+    preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
+    methods: str = setting(
+        "rope,alibi,kerple,dape-kerple,dape1x3-kerple",
+        help="Separated by commas; kerple is always among them.",
+        listed=str,
+    )
+    length: int = setting(512, help="Tokens of an input.", low=1, high=2**24)
+    batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
+    backend: str = setting("auto", help="Of the attention op.")
+    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
+    rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Write one record a method.", writes="file"
+    )
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Options, args=arguments, prog="dape bench model")
+    options: Options = parse(Options, arguments, prog="dape bench model")
     records = run(options)
     title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {torch.get_num_threads()} threads"
     report.print_table(title, COLUMNS, records)

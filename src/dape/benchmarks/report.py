@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from dape.files import replacing, write_atomically
 
 Record = dict[str, Any]
 
@@ -32,7 +33,7 @@ def print_table(title: str, columns: Sequence[Column], records: Sequence[Record]
 
 
 def write_json(path: Path, records: Sequence[Record]) -> None:
-    _write_whole(path, lambda temporary: temporary.write_text(json.dumps(records, indent=2) + "\n"))
+    write_atomically(path, json.dumps(records, indent=2) + "\n")
 
 
 def write_plot(path: Path, records: Sequence[Record]) -> None:
@@ -57,14 +58,6 @@ def write_plot(path: Path, records: Sequence[Record]) -> None:
         if axis.lines:
             axis.legend()
     figure.tight_layout()
-    _write_whole(path, lambda temporary: figure.savefig(temporary, format=path.suffix[1:] or "png"))
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:] or "png")
     pyplot.close(figure)
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from rich.progress import track
 
 from dape.benchmarks.report import Column, Record, print_table, write_json
 from dape.benchmarks.timing import interleave
+from dape.commands.parsing import parse
+from dape.settings import setting
 from dape.tasks import TASKS, build_task, generator_for
 from dape.tasks.training import GeneratedTask, build_model
 
@@ -28,24 +30,17 @@ COLUMNS: list[Column] = [
 class BenchOptions:
     """Time sampling a batch of each task at a training and a test length, and a training step, taking turns."""
 
-    names: tyro.conf.Positional[tuple[str, ...]] = tuple(TASKS)
-    """Tasks; all by default."""
-    batch_size: int = 128
-    """Samples a batch."""
-    length: int = 40
-    """Of the training batch."""
-    long_length: int = 500
-    """Of the test batch."""
-    method: str = "kerple"
-    """The model's method: a cheap one makes the strictest comparison."""
-    rounds: int = 5
-    """The median of so many is shown."""
-    json: Path | None = None
-    """Write the records there."""
+    names: tyro.conf.Positional[tuple[str, ...]] = setting(tuple(TASKS), help="Tasks; all by default.")
+    batch_size: int = setting(128, help="Samples a batch.", low=1, high=2**24)
+    length: int = setting(40, help="Of the training batch.", low=1, high=2**24)
+    long_length: int = setting(500, help="Of the test batch.", low=1, high=2**24)
+    method: str = setting("kerple", help="The model's method: a cheap one makes the strictest comparison.")
+    rounds: int = setting(5, help="The median of so many is shown.", low=1, high=10**6)
+    json: Path | None = setting(None, help="Write the records there.", writes="file")
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(BenchOptions, args=arguments, prog="dape bench tasks")
+    options: BenchOptions = parse(BenchOptions, arguments, prog="dape bench tasks")
     records = [measure(name, options) for name in track(options.names, "measuring", transient=True)]
     where = f"lengths {options.length} and {options.long_length}, {torch.get_num_threads()} threads"
     print_table(f"batch {options.batch_size}, {where}", COLUMNS, records)

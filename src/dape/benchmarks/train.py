@@ -15,7 +15,9 @@ import tyro
 
 from dape.benchmarks import report
 from dape.benchmarks.timing import interleave
+from dape.commands.parsing import parse
 from dape.models import DapeForCausalLM, preset
+from dape.settings import setting
 from dape.training import LoopSettings, initialise
 from dape.training.language import LanguageModelling
 from dape.training.loop import Loop
@@ -38,23 +40,22 @@ class Options:
     """Time a step of `dape train` (data, loss, clipping, optimizer, metrics) beside a bare loop of the same model
     and fused AdamW on a batch at hand, and each method beside kerple. Ten steps of every candidate in turn."""
 
-    preset: str = "tiny"
-    """tiny, 125m, 350m, 2.7b or 6.7b."""
-    methods: str = "kerple,dape1x3-kerple"
-    """Separated by commas; kerple is always among them."""
-    length: int = 64
-    batch: int = 16
-    backend: str = "auto"
-    """Of the attention op."""
-    threads: int = 0
-    """Threads of PyTorch; 0 leaves its own choice."""
-    rounds: int = 9
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write one record a method."""
+    preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
+    methods: str = setting(
+        "kerple,dape1x3-kerple", help="Separated by commas; kerple is always among them.", listed=str
+    )
+    length: int = setting(64, help="Tokens of an input.", low=1, high=2**24)
+    batch: int = setting(16, help="Inputs at a time.", low=1, high=2**20)
+    backend: str = setting("auto", help="Of the attention op.")
+    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
+    rounds: int = setting(9, help="Rounds; the median counts.", low=1, high=10**6)
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Write one record a method.", writes="file"
+    )
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Options, args=arguments, prog="dape bench train")
+    options: Options = parse(Options, arguments, prog="dape bench train")
     records = run(options)
     title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {torch.get_num_threads()} threads"
     report.print_table(title, COLUMNS, records)

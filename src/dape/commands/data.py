@@ -11,7 +11,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dape.commands.parsing import parse
 from dape.data import TokenData, open_data, prepare, verify
+from dape.data.preparation import parse_validation
+from dape.settings import setting
 
 
 @dataclass
@@ -22,25 +25,33 @@ class Prepare:
     texts in the same folder are an error.
     """
 
-    corpus: tyro.conf.Positional[str] = "stdlib"
-    """"stdlib" (the library sources of this Python); a file, folder or glob (.txt .md .tex .py .jsonl
-    .jsonl.gz .jsonl.zst .parquet); or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD], streamed."""
-    out: Path = Path("data")
-    """The folder to make."""
-    tokenizer: str = "bytes"
-    """"bytes"; "bpe:VOCAB", trained on the training split; a tokenizer.json; a Hugging Face name or folder."""
-    validation: str = "0.1"
-    """The fraction of documents to hold out, or their names, separated by commas."""
-    seed: int = 0
-    """Of the choice of documents to hold out."""
-    field: str = "text"
-    """Where a JSON line or a parquet row has its text."""
-    cut: int | None = None
-    """Make documents of at least this many characters out of longer ones (for one or few long files)."""
-    skip_bad: bool = False
-    """Leave out documents that are empty, binary, not UTF-8 or without the field, and count them."""
-    restart: bool = False
-    """Throw away an interrupted packing instead of going on with it."""
+    corpus: tyro.conf.Positional[str] = setting(
+        "stdlib",
+        help='"stdlib" (the library sources of this Python); a file, folder or glob (.txt .md .tex .py .jsonl .jsonl.gz .jsonl.zst .parquet); or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD], streamed.',
+    )
+    out: Path = setting(Path("data"), help="The folder to make.", writes="folder")
+    tokenizer: str = setting(
+        "bytes",
+        help='"bytes"; "bpe:VOCAB", trained on the training split; a tokenizer.json; a Hugging Face name or folder.',
+    )
+    validation: str = setting(
+        "0.1",
+        help="The fraction of documents to hold out, or their names, separated by commas.",
+        test=parse_validation,
+    )
+    seed: int = setting(0, help="Of the choice of documents to hold out.", low=0, high=2**63 - 1)
+    field: str = setting("text", help="Where a JSON line or a parquet row has its text.")
+    cut: int | None = setting(
+        None,
+        help="Make documents of at least this many characters out of longer ones (for one or few long files).",
+        low=1,
+        high=2**40,
+    )
+    skip_bad: bool = setting(
+        False,
+        help="Leave out documents that are empty, binary, not UTF-8 or without the field, and count them.",
+    )
+    restart: bool = setting(False, help="Throw away an interrupted packing instead of going on with it.")
 
     def run(self) -> None:
         data = prepare(
@@ -62,10 +73,10 @@ class Prepare:
 class Show:
     """What a folder of token data holds."""
 
-    folder: tyro.conf.Positional[Path]
-    """The folder that `dape data prepare` made."""
-    verify: bool = False
-    """Read all of it and compare with the checksums."""
+    folder: tyro.conf.Positional[Path] = setting(
+        help="The folder that `dape data prepare` made.", reads="folder"
+    )
+    verify: bool = setting(False, help="Read all of it and compare with the checksums.")
 
     def run(self) -> None:
         data = open_data(self.folder)
@@ -80,17 +91,9 @@ Command = Annotated[Prepare, tyro.conf.subcommand("prepare")] | Annotated[Show, 
 
 
 def main(arguments: list[str]) -> int:
-    command = tyro.cli(Command, prog="dape data", args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+    command: Prepare | Show = parse(Command, arguments, prog="dape data", config=(tyro.conf.OmitArgPrefixes,))
     command.run()
     return 0
-
-
-def parse_validation(text: str) -> float | list[str]:
-    """A fraction where it reads as a number, else names."""
-    try:
-        return float(text)
-    except ValueError:
-        return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def print_data(data: TokenData, console: Console | None = None) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from dape.commands.parsing import parse
+from dape.settings import setting
 
 METHODS = {"nope": "plain attention", "dape1x3-nope": "with the 1×3 convolution"}
 TRAIN_LENGTH = 24
@@ -27,18 +29,19 @@ class DemoOptions:
     then train five methods on the sources of Python's library and evaluate each to 16 times its training
     length (minutes), with a report. Interrupted, it continues."""
 
-    quick: bool = False
-    """Only the recall part."""
-    steps: int = 120
-    """Training steps of each model of the recall part; the comparison has its own."""
-    seed: int = 0
-    """Of initial weights and data."""
-    out: str = "runs/demo"
-    """The folder for the comparison and its report."""
+    quick: bool = setting(False, help="Only the recall part.")
+    steps: int = setting(
+        120,
+        help="Training steps of each model of the recall part; the comparison has its own.",
+        low=1,
+        high=10**9,
+    )
+    seed: int = setting(0, help="Of initial weights and data.", low=0, high=2**63 - 1)
+    out: str = setting("runs/demo", help="The folder for the comparison and its report.", writes="folder")
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(DemoOptions, args=arguments, prog="dape demo")
+    options: DemoOptions = parse(DemoOptions, arguments, prog="dape demo")
     console = Console()
     codes = [part(options, console) for part in (PARTS[:1] if options.quick else PARTS)]
     return max(codes)

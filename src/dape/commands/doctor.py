@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 import dape
+from dape.commands.parsing import Parser
 from dape.ops.score_attention import ConvWeights, DistanceBias
 from dape.ops.score_attention.api import BACKENDS
 from dape.ops.score_attention.types import EVERYTHING, Problem
@@ -32,7 +32,7 @@ WORKAROUND = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dape doctor",
         description="Say what is installed, which attention backends can run here and, for each that "
         "cannot, why and what to do.",

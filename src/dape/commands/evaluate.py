@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import transformers
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dape.commands.parsing import parse
 from dape.data import Tokens
+from dape.devices import device_name
 from dape.evaluate import (
     evaluate_by_length,
     loss_by_position,
@@ -21,9 +23,10 @@ from dape.evaluate import (
     sliding_window,
 )
 from dape.evaluate.recall import DEFAULT_NGRAM
-from dape.evaluate.report import Evaluation, check_plot, print_evaluation, save
+from dape.evaluate.report import Evaluation, print_evaluation, save
 from dape.evaluate.subjects import Subject, open_subject
 from dape.files import distinct_names
+from dape.settings import PICTURES, fixed, setting, split_numbers
 
 
 @dataclass
@@ -35,48 +38,87 @@ class Evaluate:
 
     models: tyro.conf.Positional[list[str]]
     """Run folders, or hf:PATH for any causal language model of Hugging Face."""
-    lengths: str | None = None
-    """Tokens of input, separated by commas; by default 1, 2, 4, 8 and 16 times the training length."""
-    last: int | None = None
-    """Tokens predicted at the end of each window; by default 256, or the shortest length if that is less."""
-    windows: int = 128
-    """Windows, at most."""
-    protocol: Literal["same-targets", "paper"] = "same-targets"
-    """"paper": each length has its own windows, one after the other, so its own target tokens."""
-    context: Literal["document", "stream"] = "document"
-    """"stream" lets the context run on into earlier documents (for corpora of short ones)."""
-    split: Literal["train", "validation"] = "validation"
-    """Which documents."""
-    data: Path | None = None
-    """Token data (`dape data prepare`) instead of a run's own."""
-    corpus: str | None = None
-    """Text to evaluate on instead, packed with the model's tokenizer; for hf:PATH by default stdlib."""
-    by_position: int | None = None
-    """Also the loss by position, in windows of this length."""
-    slices: Literal["none", "recall"] = "none"
-    """"recall": also the loss of tokens that repeat what the input said before, against all others."""
-    ngram: int | None = None
-    """How many tokens must have occurred before for a token to count as recall, itself included; 3 by default."""
-    max_training_count: int | None = None
-    """Count as recall only n-grams that the training split has at most so often; by default all of them."""
-    sliding: int | None = None
-    """Also the sliding-window perplexity with windows of this length."""
-    stride: int | None = None
-    """How far the sliding window advances; half of its length by default."""
-    sliding_tokens: int = 100_000
-    """About how many tokens the sliding window goes over, at the beginnings of all documents."""
-    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None
-    """Write everything to this file as JSON."""
-    csv_file: Annotated[Path | None, tyro.conf.arg(name="csv")] = None
-    """Write the scores to this file as CSV."""
-    plot: Path | None = None
-    """Draw perplexity against length (.svg, .pdf or .png)."""
-    device: str = "auto"
-    """Where to run: "auto", "cpu", "cuda", …"""
+    lengths: str | None = setting(
+        None,
+        help="Tokens of input, separated by commas; by default 1, 2, 4, 8 and 16 times the training length.",
+        listed=int,
+        low=1,
+        high=2**24,
+    )
+    last: int | None = setting(
+        None,
+        help="Tokens predicted at the end of each window; by default 256, or the shortest length if that is less.",
+        low=1,
+        high=2**24,
+    )
+    windows: int = setting(128, help="Windows, at most.", low=1, high=10**9)
+    protocol: Literal["same-targets", "paper"] = setting(
+        "same-targets",
+        help='"paper": each length has its own windows, one after the other, so its own target tokens.',
+    )
+    context: Literal["document", "stream"] = setting(
+        "document",
+        help='"stream" lets the context run on into earlier documents (for corpora of short ones).',
+    )
+    split: Literal["train", "validation"] = setting("validation", help="Which documents.")
+    data: Path | None = setting(
+        None, help="Token data (`dape data prepare`) instead of a run's own.", reads="folder"
+    )
+    corpus: str | None = setting(
+        None,
+        help="Text to evaluate on instead, packed with the model's tokenizer; for hf:PATH by default stdlib.",
+    )
+    by_position: int | None = setting(
+        None, help="Also the loss by position, in windows of this length.", low=1, high=2**24
+    )
+    slices: Literal["none", "recall"] = setting(
+        "none",
+        help='"recall": also the loss of tokens that repeat what the input said before, against all others.',
+    )
+    ngram: int | None = setting(
+        None,
+        help="How many tokens must have occurred before for a token to count as recall, itself included; 3 by default.",
+        low=1,
+        high=1024,
+    )
+    max_training_count: int | None = setting(
+        None,
+        help="Count as recall only n-grams that the training split has at most so often; by default all of them.",
+        low=0,
+        high=10**12,
+    )
+    sliding: int | None = setting(
+        None, help="Also the sliding-window perplexity with windows of this length.", low=1, high=2**24
+    )
+    stride: int | None = setting(
+        None, help="How far the sliding window advances; half of its length by default.", low=1, high=2**24
+    )
+    sliding_tokens: int = setting(
+        100_000,
+        help="About how many tokens the sliding window goes over, at the beginnings of all documents.",
+        low=1,
+        high=10**12,
+    )
+    json: Path | None = setting(
+        None, help="Write everything to this file as JSON.", writes="file", fixes_run=False
+    )
+    csv: Path | None = setting(
+        None, help="Write the scores to this file as CSV.", writes="file", fixes_run=False
+    )
+    plot: Path | None = setting(
+        None,
+        help="Draw perplexity against length (.svg, .pdf or .png).",
+        writes="file",
+        suffixes=PICTURES,
+        fixes_run=False,
+    )
+    device: str = setting(
+        "auto", help='Where to run: "auto", "cpu", "cuda", …', test=device_name, fixes_run=False
+    )
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Evaluate, prog="dape eval", args=arguments)
+    options: Evaluate = parse(Evaluate, arguments, prog="dape eval")
     if not options.models:
         raise ValueError("give a run folder, or hf:PATH")
     if options.stride is not None and options.sliding is None:
@@ -88,12 +130,10 @@ def main(arguments: list[str]) -> int:
         raise ValueError(
             f"--slices {options.slices} compares the same tokens at every length: it needs --protocol same-targets"
         )
-    if options.plot is not None:
-        check_plot(options.plot)
     transformers.logging.disable_progress_bar()
     console = Console(width=80, highlight=False)
     evaluations: list[Evaluation] = []
-    lengths = None if options.lengths is None else parse_lengths(options.lengths)
+    lengths = None if options.lengths is None else split_numbers("lengths", options.lengths)
     labels = distinct_names([name.removeprefix("hf:") for name in options.models])
     for name, label in zip(options.models, labels, strict=True):
         with open_subject(
@@ -111,8 +151,8 @@ def main(arguments: list[str]) -> int:
     save(
         evaluations,
         settings(options),
-        json_file=options.json_file,
-        csv_file=options.csv_file,
+        json_file=options.json,
+        csv_file=options.csv,
         plot=options.plot,
     )
     return 0
@@ -167,16 +207,6 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
     return Evaluation(subject, options.protocol, scores, recall=recall)
 
 
-def parse_lengths(text: str) -> list[int]:
-    try:
-        lengths = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f'--lengths "{text}" is not a list of numbers such as 64,128,256') from None
-    if len(set(lengths)) < len(lengths):
-        raise ValueError(f'--lengths "{text}" names a length twice')
-    return lengths
-
-
 def default_lengths(subject: Subject) -> list[int]:
     """Up to 16 times the training length, where it is known."""
     return [(subject.train_length or 64) * times for times in (1, 2, 4, 8, 16)]
@@ -184,9 +214,4 @@ def default_lengths(subject: Subject) -> list[int]:
 
 def settings(options: Evaluate) -> dict[str, Any]:
     """The options that decide the numbers."""
-    left_out = {"json_file", "csv_file", "plot", "device"}
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(options).items()
-        if name not in left_out
-    }
+    return {name: str(value) if isinstance(value, Path) else value for name, value in fixed(options).items()}

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import tyro
 
+from dape.commands.parsing import parse
 from dape.data import load_tokenizer
+from dape.devices import device_name, find_device
 from dape.generation import generate_text
-from dape.training.parallel import find_device
+from dape.settings import setting
 from dape.training.run import load_run
 
 
@@ -22,26 +24,25 @@ class Options:
     dape generate runs/dape1x3-kerple-tiny-64-0 --prompt 'def main(' --tokens 1000
     """
 
-    run: tyro.conf.Positional[Path]
-    """The folder that `dape train` wrote."""
-    prompt: str = "\n"
-    """What to continue; - reads it from standard input."""
-    tokens: int = 256
-    """How many tokens to write."""
-    temperature: float = 0.8
-    """Below 1 likelier tokens gain, above 1 they lose; 0 takes the likeliest each time."""
-    top_k: int | None = None
-    """Draw from this many likeliest tokens only."""
-    top_p: float | None = None
-    """Draw from the likeliest tokens that together have this probability only."""
-    seed: int = 0
-    """The same seed, the same text."""
-    device: str = "auto"
-    """auto takes the GPU if there is one."""
+    run: tyro.conf.Positional[Path] = setting(help="The folder that `dape train` wrote.", reads="folder")
+    prompt: str = setting("\n", help="What to continue; - reads it from standard input.")
+    tokens: int = setting(256, help="How many tokens to write.", low=1, high=10**9)
+    temperature: float = setting(
+        0.8,
+        help="Below 1 likelier tokens gain, above 1 they lose; 0 takes the likeliest each time.",
+        low=0,
+        high=1e6,
+    )
+    top_k: int | None = setting(None, help="Draw from this many likeliest tokens only.", low=1, high=2**31)
+    top_p: float | None = setting(
+        None, help="Draw from the likeliest tokens that together have this probability only.", above=0, high=1
+    )
+    seed: int = setting(0, help="The same seed, the same text.", low=0, high=2**63 - 1)
+    device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Options, args=arguments, prog="dape generate")
+    options: Options = parse(Options, arguments, prog="dape generate")
     run = load_run(options.run)
     model = run.model().to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
     tokenizer = load_tokenizer(run.folder / "model")

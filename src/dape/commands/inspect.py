@@ -14,16 +14,23 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from dape.commands.parsing import parse
 from dape.data import Tokenizer, load_tokenizer
 from dape.files import distinct_names, write_atomically
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw
 from dape.inspection.page import Named, page
 from dape.models import DapeForCausalLM
+from dape.settings import setting, split_names, split_numbers
 from dape.training.run import load_run, no_bars
 
 # A single word with an ending, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
 FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
+
+
+def known_formats(text: str) -> None:
+    if not {*split_names(text)} <= {"png", "svg", "pdf"}:
+        raise ValueError("choose among png, svg, pdf")
 
 
 @dataclass(frozen=True)
@@ -36,34 +43,46 @@ class Options:
     entropy of every head are printed and saved.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders that `dape train` wrote, or Hugging Face folders of our models."""
-    text: str
-    """A file, or the text itself."""
-    lengths: str = "512"
-    """How many tokens to look at; several lengths by commas (the paper shows 512,2048,8192)."""
-    layers: str = "all"
-    """Layers by commas, from 0."""
-    heads: str = "all"
-    """Heads by commas, from 0."""
-    resolution: int = 512
-    """Most rows and columns of a map; longer texts are averaged into as many."""
-    formats: str = "png"
-    """Of the pictures: png, svg, pdf, several by commas."""
-    tokenizer: str | None = None
-    """bytes, a tokenizer.json or a folder, for models that come without; by default the one beside the weights."""
-    out: Path = Path("inspection")
-    """Where to write index.html, heads.json and the pictures."""
+    runs: tyro.conf.Positional[tuple[Path, ...]] = setting(
+        help="Folders that `dape train` wrote, or Hugging Face folders of our models."
+    )
+    text: str = setting(help="A file, or the text itself.")
+    lengths: str = setting(
+        "512",
+        help="How many tokens to look at; several lengths by commas (the paper shows 512,2048,8192).",
+        listed=int,
+        low=1,
+        high=2**24,
+    )
+    layers: str = setting(
+        "all", help="Layers by commas, from 0.", listed=int, low=0, high=10_000, words=("all",)
+    )
+    heads: str = setting(
+        "all", help="Heads by commas, from 0.", listed=int, low=0, high=2**16, words=("all",)
+    )
+    resolution: int = setting(
+        512, help="Most rows and columns of a map; longer texts are averaged into as many.", low=1, high=2**16
+    )
+    formats: str = setting(
+        "png", help="Of the pictures: png, svg, pdf, several by commas.", listed=str, test=known_formats
+    )
+    tokenizer: str | None = setting(
+        None,
+        help="bytes, a tokenizer.json or a folder, for models that come without; by default the one beside the weights.",
+    )
+    out: Path = setting(
+        Path("inspection"), help="Where to write index.html, heads.json and the pictures.", writes="folder"
+    )
 
 
 def main(arguments: list[str]) -> int:
-    options = tyro.cli(Options, args=arguments, prog="dape inspect")
-    lengths = numbers("--lengths", options.lengths)
-    layers, heads = (None if text == "all" else numbers(name, text) for name, text in
-                     (("--layers", options.layers), ("--heads", options.heads)))  # fmt: skip
-    formats = options.formats.split(",")
-    if not set(formats) <= {"png", "svg", "pdf"}:
-        raise ValueError(f"--formats {options.formats}: choose among png, svg, pdf")
+    options: Options = parse(Options, arguments, prog="dape inspect")
+    lengths = split_numbers("lengths", options.lengths)
+    layers, heads = (
+        None if text == "all" else split_numbers(name, text)
+        for name, text in (("layers", options.layers), ("heads", options.heads))
+    )
+    formats = split_names(options.formats)
     if not options.runs:
         raise ValueError("name at least one run")
     console = Console()
@@ -86,13 +105,6 @@ def main(arguments: list[str]) -> int:
     write_atomically(options.out / "index.html", page(named))
     console.print(f"Explore: {options.out / 'index.html'}   Pictures: {options.out}", soft_wrap=True)
     return 0
-
-
-def numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f'{option} takes whole numbers separated by commas, got "{text}"') from None
 
 
 def read(text: str) -> str:

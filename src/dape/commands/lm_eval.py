@@ -13,6 +13,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import make_table
 
+from dape.commands.parsing import Parser
 from dape.harness import DapeLM, register_command
 from dape.training.parallel import find_device
 
@@ -54,7 +55,7 @@ class Register(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dape lm-eval",
         description="Score a model on tasks of the lm-evaluation-harness, local ones or the hub's.",
     )

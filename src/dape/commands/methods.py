@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import textwrap
 
+from dape.commands.parsing import Parser
 from dape.methods import LISTED_KERNELS, Method, all_methods
 from dape.positions import POSITIONS
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dape methods",
         description="List every method: a position encoding, alone or with a convolution of the scores "
         "(dape-NAME is kernel 1, dape1xK-NAME kernel K; any K works, the usual ones are listed; dapeQxK-NAME "

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
 
 from dape.files import check_output
-from dape.settings import rule_of
+from dape.settings import check, option_name, rule_of
 
 Options = TypeVar("Options")
 
@@ -43,6 +43,7 @@ def parse(kind: type[Options] | Any, arguments: list[str], *, prog: str, **optio
         raise ValueError(one_line(complaint.read())) from None
     complaint.seek(0)
     sys.stderr.write(complaint.read())
+    check(parsed)
     check_outputs(parsed)
     return parsed
 
@@ -56,10 +57,6 @@ def check_outputs(settings: Any) -> None:
                 check_output(value, folder=rule.writes == "folder")
             except OSError as error:
                 raise type(error)(f"{option_name(member.name)}: {error}") from None
-
-
-def option_name(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def one_line(complaint: str) -> str:

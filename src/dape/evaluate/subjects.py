@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from dape.data import TokenData, open_data, prepare
+from dape.devices import find_device
 from dape.names import not_loaded
 
 
@@ -62,12 +62,13 @@ def open_subject(
     """
     if data is not None and corpus is not None:
         raise ValueError("give token data or a corpus, not both")
+    place = find_device(device)
     with contextlib.ExitStack() as cleanup:
         if name.startswith("hf:"):
             subject = _hugging_face(name, data, corpus, cleanup)
         else:
             subject = _run(name, data, corpus, cleanup)
-        subject.model.to(_device(device))
+        subject.model.to(place)
         yield subject if label is None else replace(subject, label=label)
 
 
@@ -107,9 +108,3 @@ def _run(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.E
 def _pack(corpus: str, tokenizer: str, cleanup: contextlib.ExitStack) -> TokenData:
     folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="dape-eval-"))
     return prepare(corpus, Path(folder) / "data", tokenizer=tokenizer, validation=1.0, skip_bad=True)
-
-
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

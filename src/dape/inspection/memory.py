@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
+from dape.devices import check_fits
 from dape.models import DapeConfig
 
 # What a tile of rows may take, in all the forms in which it exists at a time.
@@ -40,23 +39,9 @@ def check_memory(
 ) -> None:
     """Raise, with what to do, where the memory there is would not do."""
     needed = memory_needed(config, num_tokens, num_maps=num_maps, resolution=resolution, rows=rows)
-    free = free_memory(device)
-    if free is not None and needed > free:
-        raise ValueError(
-            f"looking at {num_tokens} tokens needs about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
-            f"free: look at fewer tokens, or at fewer layers and heads, or at a lower resolution than {resolution}"
-        )
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be had, or None where nobody says."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError):
-            return None
+    check_fits(
+        needed,
+        f"looking at {num_tokens} tokens",
+        advice=f"look at fewer tokens, or at fewer layers and heads, or at a lower resolution than {resolution}",
+        device=device,
+    )

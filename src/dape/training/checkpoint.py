@@ -76,7 +76,10 @@ class Checkpoints:
         return final
 
     def newest_good(self, say: Callable[[str], None]) -> Path | None:
-        """The newest checkpoint that is whole; damaged ones are set aside, saying so."""
+        """The newest checkpoint that is whole; damaged ones are set aside, saying so.
+
+        One that this process may not read, or that a later version wrote, is not damaged: it raises.
+        """
         self.discard_unfinished()
         for path in reversed(self.all()):
             damage = find_damage(path)
@@ -94,13 +97,20 @@ class Checkpoints:
 
 
 def find_damage(path: Path) -> str | None:
-    """None for a whole checkpoint, or what is wrong with it."""
+    """None for a whole checkpoint, or what is wrong with it; an OSError where it cannot be read."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         entries = {name: (entry["sha256"], entry["bytes"]) for name, entry in manifest["files"].items()}
         number = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
+    if isinstance(number, int) and number > FORMAT:
+        raise ValueError(
+            f"checkpoint {path} has format {number}, this version of dape reads {FORMAT}: continue with the version "
+            f"that wrote it"
+        )
     if number != FORMAT:
         return f"it has format {number}, this version reads {FORMAT}"
     for name, (digest, size) in entries.items():
@@ -109,8 +119,8 @@ def find_damage(path: Path) -> str | None:
                 return f"{name} has {(path / name).stat().st_size} bytes instead of {size}"
             if file_digest(path / name) != digest:
                 return f"{name} does not have the SHA-256 of its manifest"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
+        except FileNotFoundError:
+            return f"{name} is missing"
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dape.files import sweep
 from dape.training.checkpoint import Checkpoints, read_state
 from dape.training.guard import Guard
 from dape.training.lock import locked
@@ -56,6 +57,7 @@ def fit(
         if parallel.main:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder))
+            sweep(folder)
         parallel.wait()
         # What a step draws at random is seeded by the step; the caller's own generators are left alone.
         cuda = [parallel.device] if parallel.device.type == "cuda" else []

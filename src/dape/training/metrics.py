@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,15 +14,15 @@ Record = dict[str, float]
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records, in order; a last line that a kill cut short is left out."""
+    """The records, in order; lines that cannot be read, such as one that a kill cut short, are left out."""
     if not path.exists():
         return []
     records = []
-    for line in path.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
     return records
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dape.devices import find_device
 from dape.training.settings import LoopSettings
 
 T = TypeVar("T")
@@ -109,16 +110,3 @@ def processes(settings: LoopSettings) -> Iterator[Parallel]:
     finally:
         if ours:
             dist.destroy_process_group()
-
-
-def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of that name; "auto" is the accelerator this process should take, or the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f'device="{name}", but torch sees no CUDA device')
-        if device.index is None:
-            return torch.device("cuda", local_rank)
-    return device

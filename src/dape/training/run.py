@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from dape import __version__
 from dape.data import TokenData, open_data, prepare
-from dape.files import write_atomically
+from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
 from dape.settings import changed
 from dape.training.checkpoint import Checkpoints
@@ -36,6 +36,7 @@ from dape.training.parallel import Parallel, processes
 from dape.training.precision import check_precision
 from dape.training.seeds import initialise
 from dape.training.settings import FitResult
+from dape.training.sizes import check_memory
 from dape.training.state import model_tensors
 
 CONFIG = "run.json"
@@ -91,7 +92,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
                 "; it looks like a Hugging Face model, which `dape eval` and `dape lm-eval` take (hf:FOLDER)"
             )
         raise FileNotFoundError(f"{folder} is not a run: it has no {CONFIG}{hint}")
-    saved = json.loads(file.read_text("utf-8"))
+    saved = read_json(file)
     version = saved.pop("dape_version", __version__)
     try:
         return Run(folder, TrainConfig(**checked(saved)))
@@ -112,7 +113,9 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
     with processes(config) as parallel:
         # Before minutes of packing, what cannot work anyway.
         check_precision(config.precision, parallel.device)
+        check_memory(config, device=parallel.device, world=parallel.world)
         if parallel.main:
+            check_output(folder, folder=True)
             check_continues(folder, config)
         data = open_prepared(config, parallel, progress=progress)
         model = build_model(config, data.tokenizer.vocab_size)
@@ -167,7 +170,10 @@ def open_prepared(config: TrainConfig, parallel: Parallel, *, progress: bool) ->
 def check_continues(folder: Path, config: TrainConfig) -> None:
     """Raise if the folder holds another run."""
     if not (folder / CONFIG).exists():
-        if folder.exists() and any(folder.iterdir()):
+        # A kill in the first write leaves a lock and half a file.
+        if folder.exists() and any(
+            p.name != ".lock" and not p.name.startswith(WRITING) for p in folder.iterdir()
+        ):
             raise ValueError(f"{folder} exists and is no run: choose another --out")
         return
     difference = changed(vars(load_run(folder).config), config)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
-
+from dape.devices import device_name
 from dape.settings import SettingError, check, setting
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -14,16 +13,6 @@ Distributed = Literal["none", "ddp", "fsdp"]
 CheckpointFormat = Literal["whole", "sharded"]
 
 FINAL_LEARNING_RATE = 1e-4
-
-
-def device_name(name: str) -> None:
-    """Refuse what names no device; whether the device is there is found out when it is used."""
-    if name == "auto":
-        return
-    try:
-        torch.device(name)
-    except RuntimeError:
-        raise ValueError("there is no such device: give auto, cpu, cuda, cuda:1, …") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,64 @@
+"""Devices by name, and whether what is asked for fits their memory."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def device_name(name: str) -> None:
+    """Refuse what names no device; whether the device is there is found out when it is used."""
+    if name == "auto":
+        return
+    try:
+        torch.device(name)
+    except RuntimeError:
+        raise ValueError("there is no such device: give auto, cpu, cuda, cuda:1, …") from None
+
+
+def find_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of that name, tried; "auto" is the accelerator this process should take, or the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device_name(name)
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f'device="{name}", but torch sees no CUDA device')
+        if device.index is None:
+            device = torch.device("cuda", local_rank)
+    if device.type != "cpu":
+        try:
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f'device="{name}" cannot compute here: {reason}') from error
+    return device
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be had, or None where nobody says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (ValueError, OSError):
+            return None
+
+
+def check_fits(needed: int, what: str, *, advice: str, device: torch.device | None = None) -> None:
+    """Raise if that many bytes, a lower bound of what is needed, are not free."""
+    free = free_memory(device or torch.device("cpu"))
+    if free is not None and needed > free:
+        raise ValueError(
+            f"{what} needs about {gigabytes(needed)} of memory and {gigabytes(free)} are free: {advice}"
+        )
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB"

@@ -1,0 +1,82 @@
+"""Every error ends as one sentence; a traceback only where it is asked for."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+
+import pytest
+import torch
+
+from dape import cli
+from dape.errors import expected, sentence
+from dape.training import load_run
+
+
+def test_errors_of_the_system_name_the_path():
+    assert sentence(PermissionError(errno.EACCES, "Permission denied", "a/b")) == "a/b: permission denied"
+    assert sentence(OSError(errno.ENOSPC, "No space left on device", "x.json")) == "x.json: the disk is full"
+    assert sentence(OSError(errno.ENOSPC, "No space left on device")) == "the disk is full"
+    assert sentence(IsADirectoryError(errno.EISDIR, "Is a directory", "runs")) == "runs: is a directory"
+    assert sentence(FileNotFoundError("there is no corpus x")) == "there is no corpus x"
+
+
+def test_too_little_memory_names_the_size():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert expected(caught.value)
+    assert "out of memory for 4611686018427387904 bytes" in sentence(caught.value)
+    assert sentence(MemoryError("Unable to allocate 3.64 TiB for an array")) == (
+        "out of memory for 3.64 TiB: make the batch, the length or the model smaller"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "dape methods: x: permission denied\n"),
+        (MemoryError(), 2, "dape methods: out of memory: make the batch, the length or the model smaller\n"),
+        (ValueError("two\nlines"), 2, "dape methods: two lines\n"),
+        (
+            KeyError("splits"),
+            1,
+            "dape methods: there is no 'splits' (a fault of dape: --debug shows where)\n",
+        ),
+        (IndexError("3"), 1, "dape methods: IndexError: 3 (a fault of dape: --debug shows where)\n"),
+    ],
+)
+def test_one_boundary(error, code, said, monkeypatch, capsys):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr("dape.commands.methods.main", fail)
+    monkeypatch.delenv("DAPE_DEBUG", raising=False)
+    assert cli.main(["methods"]) == code
+    assert capsys.readouterr().err == said
+    with pytest.raises(type(error)):
+        cli.main(["methods", "--debug"])
+    monkeypatch.setenv("DAPE_DEBUG", "1")
+    with pytest.raises(type(error)):
+        cli.main(["methods"])
+
+
+def test_a_full_disk_behind_standard_output_is_a_sentence(monkeypatch, capsys):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sys.stdout", Full())
+    assert cli.main(["methods"]) == 2
+    assert capsys.readouterr().err == "dape methods: the disk is full\n"
+
+
+@pytest.mark.parametrize(
+    "content", ["null", "3", "[]", '"text"', "{", '{"steps": "many"}', '{"nosuch": 1}', "[" * 10**5]
+)
+def test_a_damaged_run_is_a_sentence(tmp_path, content, capsys):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"run\.json|nosuch|steps"):
+        load_run(tmp_path)
+    assert cli.main(["generate", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
