@@ -7,59 +7,105 @@ import sys
 import pytest
 import torch
 
-from dape import POSITIONS, SCORES, Method, PlainScores, ScoreConv, all_methods, parse_method
+from dape import (
+    POSITIONS,
+    SCORES,
+    Method,
+    ScoreProcessor,
+    ScoreProgram,
+    Stage,
+    all_methods,
+    parse_method,
+    register_position,
+    register_scores,
+)
 from dape.cli import COMMANDS, main
+from dape.methods import canonical, parse_layers
 
 
-class Sharp(PlainScores):
-    """Stands for a processor that somebody adds: q·k three times as large."""
+class Sharp(ScoreProcessor):
+    """Stands for a processor that somebody adds: q·k times a factor."""
 
     summary = "sharper scores"
 
     def __init__(self, num_heads: int, factor: float = 3.0) -> None:
         super().__init__()
+        self.mix = torch.nn.Linear(num_heads, num_heads, bias=False)
+        torch.nn.init.eye_(self.mix.weight)
         self.factor = factor
 
-    def attend(self, q, k, v, **options):
-        return super().attend(q * self.factor, k, v, **options)
+    def program(self) -> ScoreProgram:
+        return ScoreProgram((Stage(self.mix.weight[:, :, None, None] * self.factor),), residual="bias")
 
 
-def test_a_processor_in_the_registry_is_a_method(monkeypatch):
+def test_a_registered_processor_is_a_method_everywhere(monkeypatch, capsys):
     pytest.importorskip("transformers")
     from dape.models import DapeConfig, DapeForCausalLM
 
     sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(ValueError, match='unknown method "sharp-kerple"'):
         parse_method("sharp-kerple")
-    monkeypatch.setitem(SCORES, "sharp", Sharp)
+    monkeypatch.delitem(SCORES, "sharp", raising=False)
+    register_scores("sharp", Sharp)
     method = parse_method("sharp-kerple-power")
     assert (method.name, method.position) == ("sharp-kerple-power", "kerple-power")
     assert method.summary.startswith("sharper scores; ")
-    ids = torch.arange(10)[None]
-    logits = []
-    for name, options in (("kerple", {}), ("sharp-kerple", {}), ("sharp-kerple", {"factor": 1.0})):
+    ids, logits, weights = torch.arange(10)[None], [], []
+    for name in ("kerple", "sharp-kerple", "sharp-kerple[factor=1.0]"):
         torch.manual_seed(0)
-        model = DapeForCausalLM(
-            DapeConfig(method=name, score_options=options, initializer_range=1.0, **sizes)
-        )
-        logits.append(model(ids).logits)
-    assert not torch.allclose(logits[0], logits[1])
-    assert torch.equal(logits[0], logits[2])
+        model = DapeForCausalLM(DapeConfig(method=name, initializer_range=1.0, **sizes))
+        if name == "kerple":
+            weights_of_all = model.state_dict()
+        else:
+            model.load_state_dict(weights_of_all, strict=False)
+            assert torch.equal(model.model.layers[0].attention.scores.mix.weight, torch.eye(2))
+        shown = model(ids, output_attentions=True)
+        logits.append(shown.logits)
+        weights.append(shown.attentions[0])
+    # What is shown changes as the output does.
+    for found in (logits, weights):
+        assert not torch.allclose(found[0], found[1])
+        torch.testing.assert_close(found[0], found[2])
+    assert main(["methods"]) == 0
+    assert "sharp-" in capsys.readouterr().out
+    SCORES.pop("sharp")
+
+
+def test_registering_refuses_what_would_not_work():
+    with pytest.raises(ValueError, match='there is already a "dape": ScoreConv'):
+        register_scores("dape", Sharp)
+    with pytest.raises(ValueError, match="letters a to z"):
+        register_scores("my-own", Sharp)
+    with pytest.raises(TypeError, match="is not a subclass of ScoreProcessor"):
+        register_scores("mine", torch.nn.Linear)
+    with pytest.raises(TypeError, match="is not a subclass of PositionEncoding"):
+        register_position("mine", Sharp)
+    with pytest.raises(TypeError, match=r"Own defines attend\(\), which nothing would call"):
+        type("Own", (ScoreProcessor,), {"attend": lambda self, q, k, v: v})
 
 
 @pytest.mark.parametrize(
     ("name", "method"),
     [
         ("kerple", Method("kerple")),
-        ("dape-kerple", Method("kerple", 1)),
-        ("dape1x1-kerple", Method("kerple", 1)),
-        ("dape1x3-kerple", Method("kerple", 3)),
-        ("dape1x7-fire", Method("fire", 7)),
-        ("dape1x12-rope", Method("rope", 12)),
-        ("dape1x2-kerple-power", Method("kerple-power", 2)),
-        ("dape1x3-nope", Method("nope", 3)),
-        ("dape3x3-kerple", Method("kerple", 3, 3)),
-        ("dape2x1-fire", Method("fire", 1, 2)),
+        ("dape-kerple", Method("kerple", "dape", (1, 1))),
+        ("dape1x1-kerple", Method("kerple", "dape", (1, 1))),
+        ("dape1x3-kerple", Method("kerple", "dape", (1, 3))),
+        ("dape1x12-rope", Method("rope", "dape", (1, 12))),
+        ("dape1x2-kerple-power", Method("kerple-power", "dape", (1, 2))),
+        ("dape3x3-kerple", Method("kerple", "dape", (3, 3))),
+        ("dape2x1-fire", Method("fire", "dape", (2, 1))),
+        ("talking-alibi", Method("alibi", "talking")),
+        ("mta-rope", Method("rope", "mta", (6, 11))),
+        ("mta3x5-fox", Method("fox", "mta", (3, 5))),
+        ("keyconv1x3-transformer-xl", Method("transformer-xl", "keyconv", (1, 3))),
+        ("rope[scaling=linear,factor=8]", Method("rope", options=(("factor", 8), ("scaling", "linear")))),
+        ("dape1x3-kerple[depth=3]", Method("kerple", "dape", (1, 3), (("depth", 3),))),
+        ("kerple[normaliser=ssmax]", Method("kerple", options=(("normaliser", "ssmax"),))),
+        (
+            "dape1x3-kerple[bias_channels=false,negative_slope=0.5]",
+            Method("kerple", "dape", (1, 3), (("bias_channels", False), ("negative_slope", 0.5))),
+        ),
     ],
 )
 def test_names_parse(name, method):
@@ -70,13 +116,11 @@ def test_names_parse(name, method):
 def test_every_listed_name_parses_to_itself_and_builds():
     for method in all_methods():
         assert parse_method(method.name) == method
-        scores = method.build_scores(4)
-        if method.kernel_size is None:
-            assert isinstance(scores, PlainScores)
-        else:
-            assert isinstance(scores, ScoreConv)
+        program = method.build_scores(4).program()
+        program.check(4, has_bias=POSITIONS[method.position].additive)
+        if method.processor == "dape":
             channels = 8 if POSITIONS[method.position].additive else 4
-            assert scores.expand.weight.shape == (32, channels, 1, method.kernel_size)
+            assert program.pre[0].weight.shape == (32, channels, *method.kernel)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +131,33 @@ def test_every_listed_name_parses_to_itself_and_builds():
         ("alibbi", "alibi"),
         ("dape1x0-fire", "dape1x3-fire"),
         ("dape-", "dape"),
+        ("talking1x3-rope", "talking-rope"),
+        ("plain-rope", "rope"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest(name, nearest):
     with pytest.raises(ValueError, match=f'unknown method "{name}"; did you mean .*{nearest}'):
         parse_method(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("rope[depth=3]", '"rope" has no option depth; it has .*scaling'),
+        ("dape1x3-rope[scale=3]", '"dape1x3-rope" has no option scale; it has .*scaling.*depth'),
+        ("rope[scaling]", '"scaling" in .* is not an option: write name=value'),
+        ("rope[]x", "unknown method"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(name, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        parse_method(name)
+
+
+def test_layers_are_written_with_a_slash():
+    methods = parse_layers("rope[scaling=linear,factor=2]/nope")
+    assert methods == parse_layers(["rope[factor=2,scaling=linear]", "nope"])
+    assert canonical(["rope", "dape1x1-nope"]) == "rope/dape-nope"
 
 
 @pytest.mark.parametrize("arguments", [[], ["methods"]])
@@ -104,8 +170,8 @@ def test_a_reader_that_has_enough_ends_it_quietly(arguments):
 
 
 def test_options_of_plain_scores_are_refused():
-    with pytest.raises(ValueError, match='"kerple" leaves scores as they are; it has no option width'):
-        parse_method("kerple").build_scores(4, width=3)
+    with pytest.raises(ValueError, match='"kerple" has no option depth; its score processor has normaliser'):
+        parse_method("kerple").build_scores(4, depth=3)
 
 
 def test_dape_methods_lists_them_all(capsys):
@@ -116,7 +182,12 @@ def test_dape_methods_lists_them_all(capsys):
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert {line.split()[0] for line in lines if line.startswith("  ")} >= {m.name for m in all_methods()}
+    shown = {word.rstrip(",") for line in lines for word in line.split()}
+    assert shown >= {
+        *POSITIONS,
+        *(m.short_name.partition("-")[0] + "-" for m in all_methods() if not m.is_plain),
+    }
+    assert len(lines) <= 48
 
 
 def test_help_and_mistakes(capsys):

@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dape.methods import Method, all_methods, parse_method
-from dape.ops.score_attention import ConvWeights, DistanceBias, TileBias, Visible, attention
+from dape.methods import Method, all_methods, parse_method, register_position, register_scores
+from dape.ops.score_attention import (
+    DistanceBias,
+    ScoreProgram,
+    SeparableBias,
+    Stage,
+    TileBias,
+    Visible,
+    attention,
+    attention_weights,
+)
 from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
 from dape.registration import register_everywhere
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
@@ -25,7 +34,6 @@ __version__ = "0.1.0"
 __all__ = [
     "POSITIONS",
     "SCORES",
-    "ConvWeights",
     "DistanceBias",
     "Method",
     "Places",
@@ -33,14 +41,20 @@ __all__ = [
     "PositionEncoding",
     "ScoreConv",
     "ScoreProcessor",
+    "ScoreProgram",
+    "SeparableBias",
+    "Stage",
     "TileBias",
     "Visible",
     "all_methods",
     "attention",
+    "attention_weights",
     "load_adapter",
     "load_retrofitted",
     "parse_method",
     "randomized_positions",
+    "register_position",
+    "register_scores",
     "remove_retrofit",
     "retrofit",
     "save_adapter",

@@ -1,110 +1,230 @@
 """Method names as the paper writes them: a score processor and a position encoding, parsed in one place.
 
-kerple            plain scores
-dape-kerple       score convolution with kernel 1 (DAPE)
-dape1x3-kerple    score convolution with kernel 3 (DAPE V2); any kernel size
-dape3x3-kerple    the same over 3 queries × 3 keys, a query's own row and those before it
-NAME-kerple       any other processor, by its name in SCORES
+kerple                          plain scores
+dape-kerple                     score convolution with kernel 1 (DAPE)
+dape1x3-kerple                  score convolution with kernel 3 (DAPE V2); any kernel size
+dape3x3-kerple                  the same over 3 queries × 3 keys, a query's own row and those before it
+talking-alibi, mta-rope         any other processor, by its name in SCORES
+rope[scaling=linear,factor=8]   options, of the encoding or the processor, whichever has them
+kerple[normaliser=ssmax]        a normaliser other than the softmax, with any processor
+rope/rope/rope/nope             one method a layer, cycled over the layers
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dape.positions import POSITIONS, PositionEncoding, build_position
-from dape.scores import SCORES, ScoreProcessor
+from dape.rebuilding import constructor_parameters as _parameters
+from dape.scores import SCORES, Normalised, ScoreProcessor
 
-# Processors that names write in their own way: plain by nothing, convolutions by dape….
-NAMED_OTHERWISE = ("plain", "conv")
-# The kernel sizes that listings show; any other parses as well.
-LISTED_KERNELS = (None, 1, 3, 5, 7)
+# What a method decides for the constructor of its processor.
+OWN = ("num_heads", "kernel_size", "query_kernel_size")
+# Separates the methods of different layers in one name.
+LAYERS = "/"
 
 
 @dataclass(frozen=True)
 class Method:
-    """A pair: `position` names an encoding, `kernel_size` is the convolution's, None for plain scores.
+    """A pair: `position` names an encoding, `processor` a score processor.
 
-    query_kernel_size: how many queries the convolution reads, 1 in the paper.
-    processor:         the name in SCORES of one that is neither plain nor a convolution.
+    kernel:  (queries, keys) of the processor, None for one that has no kernel.
+    options: (name, value) of either constructor, and "normaliser".
     """
 
     position: str
-    kernel_size: int | None = None
-    query_kernel_size: int = 1
-    processor: str | None = None
+    processor: str = "plain"
+    kernel: tuple[int, int] | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
-        if self.processor is not None:
-            return f"{self.processor}-{self.position}"
-        if self.kernel_size is None:
+        return self.short_name + _written(self.options)
+
+    @property
+    def short_name(self) -> str:
+        """The name without options."""
+        if self.processor == "plain":
             return self.position
-        kernel = f"{self.query_kernel_size}x{self.kernel_size}"
-        return f"dape{'' if kernel == '1x1' else kernel}-{self.position}"
+        bare = self.kernel in (None, SCORES[self.processor].bare_kernel)
+        kernel = "" if bare else "{}x{}".format(*(self.kernel or ()))
+        return f"{self.processor}{kernel}-{self.position}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are left as they are."""
+        return self.processor == "plain"
 
     @property
     def summary(self) -> str:
         """A line of explanation."""
         encoding = POSITIONS[self.position].summary
-        if self.processor is not None:
-            return f"{SCORES[self.processor].summary}; {encoding}"
-        if self.kernel_size is None:
+        if self.is_plain:
             return encoding
-        over = "heads and keys" if self.query_kernel_size == 1 else "heads, queries and keys"
-        kernel = f"{self.query_kernel_size}×{self.kernel_size}"
-        return f"{kernel} convolution of the scores over {over}; {encoding}"
+        kernel = "" if self.kernel is None else "{}×{}: ".format(*self.kernel)
+        return f"{kernel}{SCORES[self.processor].summary}; {encoding}"
 
     def build_position(
-        self, *, num_heads: int, head_width: int, hidden_size: int, **options: object
+        self, *, num_heads: int, head_width: int, hidden_size: int, **options: Any
     ) -> PositionEncoding:
+        """The position encoding; options are its own, beside those in the name."""
+        own = {name: value for name, value in self.options if self._is_position_option(name)}
         return build_position(
-            self.position, num_heads=num_heads, head_width=head_width, hidden_size=hidden_size, **options
+            self.position,
+            num_heads=num_heads,
+            head_width=head_width,
+            hidden_size=hidden_size,
+            **(own | options),
         )
 
-    def build_scores(self, num_heads: int, **options: object) -> ScoreProcessor:
-        """The score processor; options are its own, those of ScoreConv for a convolution."""
-        if self.processor is not None:
-            return SCORES[self.processor](num_heads, **options)
-        if self.kernel_size is None:
-            if options:
-                raise ValueError(
-                    f'"{self.name}" leaves scores as they are; it has no option {", ".join(options)}'
-                )
-            return SCORES["plain"]()
-        additive = POSITIONS[self.position].additive
-        own = {
-            "bias_channels": additive,
-            "kernel_size": self.kernel_size,
-            "query_kernel_size": self.query_kernel_size,
-        }
-        asked = inspect.signature(SCORES["conv"]).parameters
-        valid = [option for option in asked if option not in {"num_heads", *own}]
-        if unknown := [option for option in options if option not in valid]:
+    def build_scores(self, num_heads: int, *, width: int | None = None, **options: Any) -> ScoreProcessor:
+        """The score processor; options are its own, beside those in the name.
+
+        width: the default of processors that have hidden channels.
+        """
+        options = {
+            name: value for name, value in self.options if not self._is_position_option(name)
+        } | options
+        normaliser = options.pop("normaliser", "softmax")
+        length = {"length": options.pop("length")} if "length" in options and normaliser == "ssmax" else {}
+        cls = SCORES[self.processor]
+        asked = _parameters(cls)
+        valid = [name for name in asked if name not in OWN]
+        if unknown := [name for name in options if name not in valid]:
             raise ValueError(
-                f'"{self.name}" has no option {", ".join(unknown)} of its convolution; it has {", ".join(valid)}'
+                f'"{self.short_name}" has no option {", ".join(unknown)}; its score processor has '
+                f"{', '.join([*valid, 'normaliser'])}"
             )
-        return SCORES["conv"](num_heads, **own, **options)
+        additive = POSITIONS[self.position].additive
+        if options.get("bias_channels") and not additive:
+            raise ValueError(f'"{self.position}" adds no bias that bias_channels=True could read')
+        queries, keys = self.kernel or (None, None)
+        given = {
+            "num_heads": num_heads,
+            "kernel_size": keys,
+            "query_kernel_size": queries,
+            "bias_channels": additive,
+            "width": width,
+        }
+        arguments = {name: value for name, value in given.items() if name in asked and value is not None}
+        processor = cls(**(arguments | options))
+        if normaliser == "softmax":
+            return processor
+        return Normalised(processor, num_heads, normaliser, **length)
+
+    def _is_position_option(self, name: str) -> bool:
+        return name in _parameters(POSITIONS[self.position]) and name not in ("num_heads", "width")
 
 
 def parse_method(name: str) -> Method:
     """The method of that name; an unknown one raises with the nearest names."""
-    match = re.fullmatch(r"(?:dape(?:(?P<rows>[1-9]\d*)x(?P<kernel>[1-9]\d*))?-)?(?P<position>.+)", name)
-    if match and match["position"] in POSITIONS:
-        kernel = int(match["kernel"] or 1) if name.startswith("dape") else None
-        return Method(match["position"], kernel, int(match["rows"] or 1))
-    processor, _, position = name.partition("-")
-    if processor in SCORES and processor not in NAMED_OTHERWISE and position in POSITIONS:
-        return Method(position, processor=processor)
-    known = [method.name for method in all_methods()]
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or list(POSITIONS)
-    raise ValueError(
-        f'unknown method "{name}"; did you mean {", ".join(near)}? `dape methods` lists them all'
-    )
+    match = re.fullmatch(r"(?P<pair>[^\[\]]+)(?:\[(?P<options>[^\[\]]*)\])?", name)
+    method = _parse_pair(match["pair"]) if match else None
+    if match is None or method is None:
+        known = [method.name for method in all_methods()]
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or list(POSITIONS)
+        raise ValueError(
+            f'unknown method "{name}"; did you mean {", ".join(near)}? `dape methods` lists them all'
+        )
+    if not match["options"]:
+        return method
+    options = dict(_parse_option(name, part) for part in match["options"].split(","))
+    encoding, processor = _parameters(POSITIONS[method.position]), _parameters(SCORES[method.processor])
+    valid = [n for n in (*encoding, *processor) if n not in (*OWN, "head_width", "hidden_size")]
+    for option in options:
+        if option not in (*valid, "normaliser", "length"):
+            raise ValueError(
+                f'"{method.name}" has no option {option}; it has {", ".join(dict.fromkeys([*valid, "normaliser"]))}'
+            )
+    return Method(method.position, method.processor, method.kernel, tuple(sorted(options.items())))
+
+
+def parse_layers(method: str | Sequence[str]) -> tuple[Method, ...]:
+    """The methods of a model's layers, to be cycled over them: of a name, a list, or names with "/" between."""
+    names = split_outside_brackets(method, LAYERS) if isinstance(method, str) else list(method)
+    if not names:
+        raise ValueError("an empty list of methods: give at least one")
+    return tuple(parse_method(name) for name in names)
+
+
+def canonical(method: str | Sequence[str]) -> str:
+    """The name by which a method, or a list of them for layers, is known everywhere."""
+    return LAYERS.join(parsed.name for parsed in parse_layers(method))
+
+
+def split_outside_brackets(text: str, separator: str) -> list[str]:
+    """The parts of a text between separators that are not within brackets."""
+    return re.findall(rf"(?:\[[^\]]*\]|[^\[{re.escape(separator)}])+", text)
 
 
 def all_methods() -> list[Method]:
-    """Every encoding with plain scores and with the usual kernel sizes."""
-    return [Method(position, kernel) for kernel in LISTED_KERNELS for position in POSITIONS]
+    """Every encoding with every processor, in the kernel sizes that are listed."""
+    found = []
+    for processor, cls in SCORES.items():
+        kernels: tuple = cls.listed or (None,)
+        found += [Method(position, processor, kernel) for kernel in kernels for position in POSITIONS]
+    return found
+
+
+def register_scores(name: str, processor: type[ScoreProcessor]) -> None:
+    """Make a score processor of your own a method everywhere: "NAME-kerple", "NAME-rope" …"""
+    if not re.fullmatch(r"[a-z][a-z_]*", name):
+        raise ValueError(f'a processor\'s name is written in the letters a to z and "_", got "{name}"')
+    _register(SCORES, name, processor, ScoreProcessor)
+
+
+def register_position(name: str, encoding: type[PositionEncoding]) -> None:
+    """Make a position encoding of your own a method everywhere: "NAME", "dape1x3-NAME" …"""
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        raise ValueError(f'an encoding\'s name is written in a to z, 0 to 9, "_" and "-", got "{name}"')
+    _register(POSITIONS, name, encoding, PositionEncoding)
+
+
+def _register(registry: dict[str, Any], name: str, cls: type, base: type) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise TypeError(f"{cls!r} is not a subclass of {base.__name__}")
+    if registry.get(name, cls) is not cls:
+        raise ValueError(f'there is already a "{name}": {registry[name].__name__}; choose another name')
+    registry[name] = cls
+
+
+def _parse_pair(pair: str) -> Method | None:
+    if pair in POSITIONS:
+        return Method(pair)
+    written, _, position = pair.partition("-")
+    match = re.fullmatch(r"(?P<name>[a-z_]+)(?:(?P<queries>[1-9]\d*)x(?P<keys>[1-9]\d*))?", written)
+    if match is None or position not in POSITIONS or match["name"] not in SCORES or match["name"] == "plain":
+        return None
+    cls = SCORES[match["name"]]
+    if "kernel_size" not in _parameters(cls):
+        return None if match["keys"] else Method(position, match["name"])
+    kernel = (int(match["queries"]), int(match["keys"])) if match["keys"] else cls.bare_kernel
+    if kernel[0] > 1 and "query_kernel_size" not in _parameters(cls):
+        return None
+    return Method(position, match["name"], kernel)
+
+
+def _parse_option(method: str, text: str) -> tuple[str, Any]:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not name or not equals or not value:
+        raise ValueError(f'"{text}" in "{method}" is not an option: write name=value')
+    known = {"true": True, "false": False, "none": None}
+    if value.lower() in known:
+        return name, known[value.lower()]
+    for number in (int, float):
+        try:
+            return name, number(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+def _written(options: tuple[tuple[str, Any], ...]) -> str:
+    def text(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) or value is None else f"{value}"
+
+    return "[" + ",".join(f"{name}={text(value)}" for name, value in options) + "]" if options else ""

@@ -158,7 +158,7 @@ def test_weights_times_values_is_what_attention_computes():
 
     x = block.attention_norm(model.model.embed(ids))
     places = Places.of(8)
-    _, _, v, _ = block.attention.inputs(x, encoding, places)
+    v = block.attention.inputs(x, encoding, places).v
     shown = (block.attention.weights(x, encoding, places) @ v).transpose(1, 2).flatten(2)
     torch.testing.assert_close(block.attention.out(shown), block.attention(x, encoding, places))
 
@@ -198,7 +198,7 @@ REFUSALS = {
     "method": (lambda: DapeConfig(method="dape1x3-kerpel"), "did you mean dape1x3-kerple"),
     "typo": (lambda: DapeConfig(hidden_sise=12), 'no option "hidden_sise"; did you mean "hidden_size"'),
     "preset": (lambda: preset("126m"), 'unknown preset "126m": choose one of tiny, 125m'),
-    "score option": (lambda: tiny("kerple", score_options={"padding": "same"}), "it has no option padding"),
+    "score option": (lambda: tiny("kerple", score_options={"padding": "same"}), "has no option padding"),
     "no input": (lambda: tiny()(), "either input_ids or inputs_embeds"),
     "mask shape": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 1, 4, 4)), r"expected \[batch, tokens\]"),
     "mask length": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 3)), "covers 3 tokens, but there are 4"),
@@ -220,21 +220,93 @@ def test_positions_that_do_not_continue_the_cache_are_refused():
         model(ids[:, :2], past_key_values=cache, position_ids=torch.tensor([[9, 20]]), use_cache=True)
 
 
-def test_a_kernel_over_several_queries_refuses_a_cache_and_generates_without():
+EARLIER_QUERIES = ["dape3x3-kerple", "mta-rope", "mta3x4-fox", "dape2x2-cope/kerple"]
+
+
+@pytest.mark.parametrize("method", EARLIER_QUERIES)
+def test_a_kernel_over_several_queries_decodes_from_any_cache(method):
+    model, ids = tiny(method), torch.randint(1, 40, (2, 9))
+    mask = torch.tensor([[0, 0] + [1] * 7, [1] * 9])
+    full = model(ids, attention_mask=mask, use_cache=False).logits
+    for sizes in ([1] * 9, [4, 1, 1, 3], [8, 1]):
+        cache, parts, seen = DynamicCache(config=model.config), [], 0
+        for size in sizes:
+            seen += size
+            parts.append(
+                model(
+                    ids[:, seen - size : seen],
+                    attention_mask=mask[:, :seen],
+                    past_key_values=cache,
+                    use_cache=True,
+                ).logits
+            )
+        decoded = torch.cat(parts, 1)
+        torch.testing.assert_close(decoded[0, 2:], full[0, 2:], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(decoded[1], full[1], rtol=1e-10, atol=1e-10)
+    options = {"max_new_tokens": 6, "pad_token_id": 0, "do_sample": False, "attention_mask": mask}
+    for further in ({}, {"num_beams": 3}, {"cache_implementation": "static", "disable_compile": True}):
+        cached = model.generate(ids, **options, **further)
+        assert torch.equal(
+            cached,
+            model.generate(
+                ids, use_cache=False, **options, **{k: v for k, v in further.items() if k == "num_beams"}
+            ),
+        )
+
+
+def test_padding_between_tokens_is_refused_where_a_kernel_would_convolve_across_it():
     model, ids = tiny("dape3x3-kerple"), torch.randint(1, 40, (2, 7))
-    assert not model.config.use_cache
-    assert model(ids).past_key_values is None
-    sentence = "dape3x3-kerple convolves over 3 queries, but a cache keeps keys and values alone"
-    for options in ({"use_cache": True}, {"past_key_values": DynamicCache(config=model.config)}):
-        with pytest.raises(ValueError, match=sentence):
-            model(ids, **options)
-    with pytest.raises(ValueError, match=sentence):
-        model.generate(ids, max_new_tokens=2, use_cache=True, pad_token_id=0)
     holes = torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1] * 7])
     with pytest.raises(
         ValueError, match="padding between tokens, across which dape3x3-kerple would convolve"
     ):
         model(ids, attention_mask=holes)
+
+
+def test_layers_take_methods_in_turn():
+    model = tiny(["rope", "dape1x3-nope", "t5"], num_hidden_layers=5)
+    assert model.config.method == "rope/dape1x3-nope/t5"
+    names = [type(model.model.encoding(layer)).__name__ for layer in range(5)]
+    assert names == ["RoPE", "NoPE", "T5Bias", "RoPE", "NoPE"]
+    assert [layer.attention.scores.program().is_plain for layer in model.model.layers] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    again = DapeForCausalLM(DapeConfig.from_dict(model.config.to_dict())).double()
+    again.load_state_dict(model.state_dict())
+    ids = torch.randint(0, 40, (1, 9))
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    shared = tiny("t5/kerple", num_hidden_layers=4)
+    assert shared.model.encoding(0) is shared.model.encoding(2)
+    assert shared.model.encoding(1) is not shared.model.encoding(3)
+    with pytest.raises(ValueError, match='"sinusoidal" is added to the embeddings'):
+        tiny("rope/sinusoidal")
+
+
+def test_the_model_leaves_the_start_of_encodings_and_processors_to_them():
+    """Whatever a processor is made of, a linear layer that starts as the identity for instance."""
+    model = tiny("talking-kerple")
+    for layer in model.model.layers:
+        assert torch.equal(layer.attention.scores.before.weight[:, :, 0, 0].float(), torch.eye(4))
+    ids = torch.randint(0, 40, (1, 9))
+    plain = tiny("kerple")
+    plain.load_state_dict(model.state_dict(), strict=False)
+    torch.testing.assert_close(model(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("option", ["head_norm", "head_gate"])
+def test_options_of_the_attention_block(option):
+    model, ids = tiny("mta-rope", **{option: True}), torch.randint(0, 40, (1, 9))
+    full = model(ids, use_cache=False).logits
+    cache = model(ids[:, :6], use_cache=True).past_key_values
+    rest = model(ids[:, 6:], past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(rest, full[:, 6:], rtol=1e-10, atol=1e-10)
+    plain = tiny("mta-rope")
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert not torch.allclose(plain(ids).logits, full)
 
 
 def test_a_deeper_stack_decodes_from_a_cache():

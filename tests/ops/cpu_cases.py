@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dape.ops.score_attention import ConvWeights, DistanceBias, Visible, attention, native
+from dape.ops.score_attention import DistanceBias, Visible, attention, conv_program, native
 
 EPSILON = 2.0**-23
 
@@ -130,7 +130,7 @@ def evaluate(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype, backend:
     conv = bias = None
     if case.width:
         weights = (leaves[name] for name in NAMES[3:7])
-        conv = ConvWeights(*weights, case.left, case.residual, negative_slope=case.slope)  # type: ignore[arg-type]  # the literal is a string here
+        conv = conv_program(*weights, case.left, case.residual, negative_slope=case.slope)  # type: ignore[arg-type]  # the literal is a string here
     if "bias" in leaves:
         lowest = -2 if case.causal else -case.queries - 2
         bias = DistanceBias(leaves["bias"], lowest) if case.bias == "distance" else leaves["bias"]

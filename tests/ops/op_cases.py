@@ -9,14 +9,17 @@ from torch import Tensor
 
 from dape.ops.score_attention import (
     Bias,
-    ConvWeights,
     DistanceBias,
+    ScoreProgram,
+    SeparableBias,
+    Stage,
     TileBias,
     Visible,
     attention,
+    conv_program,
 )
 
-BIASES = ("none", "dense", "dense of the batch", "distance", "tile")
+BIASES = ("none", "dense", "dense of the batch", "distance", "separable", "tile")
 VISIBILITIES = ("all", "left padding", "window", "rows that see nothing")
 # Kernel size and padding; a kernel of one has no padding to choose.
 KERNELS = [(1, "same")] + [(k, padding) for k in (2, 3, 5, 7) for padding in ("same", "causal")]
@@ -40,6 +43,8 @@ class Case:
     leak: bool = False
     query_kernel: int = 1
     depth: int = 2
+    # A key of PROGRAMS, in place of the convolutions that the fields above describe.
+    program: str | None = None
 
 
 @dataclass
@@ -49,7 +54,7 @@ class Call:
     q: Tensor
     k: Tensor
     v: Tensor
-    conv: ConvWeights | None
+    program: ScoreProgram | None
     bias: Bias
     visible: Visible
     causal: bool
@@ -57,7 +62,7 @@ class Call:
 
     def attend(self, backend: str, **options: object) -> Tensor:
         return attention(
-            self.q, self.k, self.v, self.conv,
+            self.q, self.k, self.v, self.program,
             bias=self.bias, visible=self.visible, causal=self.causal, backend=backend, **options,
         )  # fmt: skip
 
@@ -85,12 +90,14 @@ def build(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Call
     c = case
     q = draw("q", c.batch, c.heads, c.queries, c.head_width)
     k, v = (draw(name, c.batch, c.groups, c.keys, c.head_width) for name in "kv")
-    conv = None
-    if c.kernel is not None:
+    program = None
+    if c.program is not None:
+        program = PROGRAMS[c.program](c, draw)
+    elif c.kernel is not None:
         channels = c.heads * (1 if c.bias == "none" else 2)
         left = {"same": c.kernel // 2, "causal": c.kernel - 1}[c.padding]
         kernel = (c.query_kernel, c.kernel)
-        conv = ConvWeights(
+        program = conv_program(
             draw("w1", c.width, channels, *kernel), draw("b1", c.width),
             draw("w2", c.heads, c.width, *kernel), draw("b2", c.heads),
             left, c.residual, c.leak,
@@ -98,12 +105,74 @@ def build(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Call
                          for n in range(1, c.depth - 1)),
         )  # fmt: skip
     bias = _bias(c, draw)
-    return Call(q, k, v, conv, bias, _visible(c, generator), c.causal, leaves)
+    return Call(q, k, v, program, bias, _visible(c, generator), c.causal, leaves)
+
+
+def _talking(c: Case, draw) -> ScoreProgram:
+    return ScoreProgram(
+        (Stage(draw("w1", c.heads, c.heads, 1, 1)),), (Stage(draw("w2", c.heads, c.heads, 1, 1)),), "bias"
+    )
+
+
+def _mta(c: Case, draw) -> ScoreProgram:
+    pre = Stage(draw("w1", c.heads, 1, 3, 4), left=2, groups=c.heads)
+    return ScoreProgram((pre,), (Stage(draw("w2", c.heads, c.heads // 2, 1, 1), groups=2),), "bias")
+
+
+def _keyconv(c: Case, draw) -> ScoreProgram:
+    return ScoreProgram((Stage(draw("w1", c.heads, 1, 1, 3), left=1, groups=c.heads),), residual="bias")
+
+
+def _grouped(c: Case, draw) -> ScoreProgram:
+    """Two groups of heads, the bias read beside the scores where there is one."""
+    channels = c.heads // 2 * (1 if c.bias == "none" else 2)
+    expand = Stage(draw("w1", 6, channels, 1, 3), draw("b1", 6), 1, 2, 0.01)
+    return ScoreProgram((expand, Stage(draw("w2", c.heads, 3, 1, 3), draw("b2", c.heads), 1, 2)))
+
+
+def _scores_alone(c: Case, draw) -> ScoreProgram:
+    """Convolutions of different kernels that read no bias, and no residual."""
+    expand = Stage(draw("w1", c.width, c.heads, 1, 3), draw("b1", c.width), 1, slope=0.2)
+    return ScoreProgram((expand, Stage(draw("w2", c.heads, c.width, 1, 2))), residual="none")
+
+
+def _post(c: Case, draw) -> ScoreProgram:
+    """A plain softmax, then two convolutions over queries and keys with an activation between."""
+    expand = Stage(draw("w1", c.width, c.heads, 2, 3), draw("b1", c.width), 1, slope=0.1)
+    return ScoreProgram(post=(expand, Stage(draw("w2", c.heads, c.width, 2, 2), left=1)))
+
+
+def _sink(c: Case, draw) -> ScoreProgram:
+    return replace(_talking(c, draw), sink=draw("sink", c.heads))
+
+
+def _ssmax(c: Case, draw) -> ScoreProgram:
+    return replace(_grouped(c, draw), length_scale=draw("length_scale", c.heads))
+
+
+def _capped(c: Case, draw) -> ScoreProgram:
+    return ScoreProgram(softcap=1.5, sink=draw("sink", c.heads), length_scale=draw("length_scale", c.heads))
+
+
+# Programs other than the paper's, one of each kind.
+PROGRAMS = {
+    "talking": _talking,
+    "mta": _mta,
+    "keyconv": _keyconv,
+    "grouped": _grouped,
+    "scores alone": _scores_alone,
+    "post": _post,
+    "sink": _sink,
+    "ssmax": _ssmax,
+    "capped": _capped,
+}
 
 
 def _bias(c: Case, draw) -> Bias:
     if c.bias == "none":
         return None
+    if c.bias == "separable":
+        return SeparableBias(draw("row", c.batch, c.heads, c.queries), draw("column", 1, c.heads, c.keys))
     if c.bias.startswith("dense"):
         return draw("bias", c.batch if c.bias == "dense of the batch" else 1, c.heads, c.queries, c.keys)
     lowest = 0 if c.causal else 1 - c.queries
@@ -168,6 +237,7 @@ def assert_equal(results: dict[str, Tensor], truth: dict[str, Tensor], tolerance
 __all__ = [
     "BIASES",
     "KERNELS",
+    "PROGRAMS",
     "VISIBILITIES",
     "Call",
     "Case",

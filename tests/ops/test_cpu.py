@@ -10,7 +10,7 @@ from cpu_cases import SHAPES, Case, check, evaluate, kernel_expected, needs_kern
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dape.ops.score_attention import ConvWeights, DistanceBias, attention, cpu, native, sdpa
+from dape.ops.score_attention import DistanceBias, attention, conv_program, cpu, native, sdpa
 from dape.ops.score_attention.api import choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
@@ -179,7 +179,7 @@ def problem(**changes) -> Problem:
     q = torch.zeros(1, 2, 3, 4)
     weights = [torch.zeros(5, 2, 1, 3), torch.zeros(5), torch.zeros(2, 5, 1, 3), torch.zeros(2)]
     options = {"leak_future": changes.pop("leak_future", False), "negative_slope": changes.pop("slope", 0.01)}
-    conv = ConvWeights(*weights, 1, **options)
+    conv = conv_program(*weights, 1, **options)
     fields = {"q": q, "k": q, "v": q, "conv": conv, "bias": None, "visible": EVERYTHING, "causal": True,
               "scale": 1.0, "dropout": 0.0}  # fmt: skip
     return Problem(**{**fields, **changes})
@@ -259,7 +259,7 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         bias = DistanceBias(-self.slopes * torch.arange(x.shape[1]))
-        conv = ConvWeights(self.expand.weight, self.expand.bias, self.out, self.reduce.bias, 1)
+        conv = conv_program(self.expand.weight, self.expand.bias, self.out, self.reduce.bias, 1)
         return attention(q, k, v, conv, bias=bias, backend="cpu").transpose(1, 2).flatten(2)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cpu_cases import SHAPES, Case, check, evaluate, needs_kernel, tensors
 
-from dape.ops.score_attention import ConvWeights, DistanceBias, attention, cpu, native
+from dape.ops.score_attention import DistanceBias, attention, conv_program, cpu, native
 
 pytestmark = needs_kernel
 
@@ -101,14 +101,14 @@ def test_bounds_far_outside_are_harmless():
 
 WORKER = """
     import os, sys, torch
-    from dape.ops.score_attention import ConvWeights, DistanceBias, attention
+    from dape.ops.score_attention import conv_program, DistanceBias, attention
 
     def result(by_distance=True):
         torch.manual_seed(0)
         q = torch.randn(2, 4, 100, 16, requires_grad=True)
         w = torch.randn(8, 8, 1, 3), torch.randn(8), torch.randn(4, 8, 1, 3), torch.randn(4)
         bias = DistanceBias(torch.randn(4, 100)) if by_distance else torch.randn(1, 4, 100, 100)
-        out = attention(q, q, q, ConvWeights(*w, 1), bias=bias, backend="cpu")
+        out = attention(q, q, q, conv_program(*w, 1), bias=bias, backend="cpu")
         return torch.autograd.grad(out.sum(), q)[0].sum().item()
 """
 FORK = """
@@ -184,6 +184,8 @@ def test_out_of_memory_is_an_error(monkeypatch):
 
 def test_weights_of_zero_width_are_plain_attention():
     q = torch.randn(1, 2, 30, 4)
-    weights = ConvWeights(torch.zeros(3, 2, 1, 3), torch.zeros(3), torch.zeros(2, 3, 1, 3), torch.zeros(2), 1)
+    weights = conv_program(
+        torch.zeros(3, 2, 1, 3), torch.zeros(3), torch.zeros(2, 3, 1, 3), torch.zeros(2), 1
+    )
     plain = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
     torch.testing.assert_close(attention(q, q, q, weights, backend="cpu"), plain)

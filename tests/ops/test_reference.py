@@ -9,11 +9,14 @@ from op_cases import BIASES, KERNELS, Case, build, replace
 
 from dape.benchmarks.listing import listing_attention
 from dape.ops.score_attention import (
-    ConvWeights,
     DistanceBias,
+    ScoreProgram,
+    SeparableBias,
+    Stage,
     TileBias,
     Visible,
     attention,
+    conv_program,
 )
 
 BACKENDS = ["reference", "tiled"]
@@ -28,7 +31,7 @@ def close(a, b):
 def test_equals_the_listing_up_to_its_edge(kernel, backend):
     call = build(Case(queries=20, keys=20, kernel=kernel, bias="dense"))
     rows = slice(0, 20 - kernel // 2)
-    listing = listing_attention(call.q, call.k, call.v, call.conv, call.bias)
+    listing = listing_attention(call.q, call.k, call.v, call.program.pair, call.bias)
     close(call.attend(backend)[:, :, rows], listing[:, :, rows])
     if kernel > 1:
         assert not torch.allclose(call.attend(backend)[:, :, -1], listing[:, :, -1])
@@ -43,7 +46,7 @@ def test_a_row_does_not_depend_on_what_follows(kernel, padding, bias, backend):
     for stop in (1, 2, 13):
         bias_part = call.bias[:, :, :stop, :stop] if bias == "dense" else call.bias
         part = attention(
-            *(x[:, :, :stop] for x in (call.q, call.k, call.v)), call.conv, bias=bias_part, backend=backend
+            *(x[:, :, :stop] for x in (call.q, call.k, call.v)), call.program, bias=bias_part, backend=backend
         )
         close(part, whole[:, :, :stop])
 
@@ -55,7 +58,7 @@ def test_chunks_of_queries_equal_the_whole(kernel, backend):
     whole = call.attend(backend)
     for start, stop in ((0, 7), (7, 8), (8, 20)):
         chunk = attention(
-            call.q[:, :, start:stop], call.k[:, :, :stop], call.v[:, :, :stop], call.conv,
+            call.q[:, :, start:stop], call.k[:, :, :stop], call.v[:, :, :stop], call.program,
             bias=call.bias, backend=backend,
         )  # fmt: skip
         close(chunk, whole[:, :, start:stop])
@@ -69,7 +72,7 @@ def test_left_padding_equals_being_alone(kernel, backend):
     padded = [F.pad(x, (0, 0, 5, 0), value=7.0) for x in (call.q, call.k, call.v)]
     mask = torch.tensor([[0] * 5 + [1] * 12])
     bias = DistanceBias(F.pad(call.bias.values, (0, 5), value=3.0), call.bias.lowest)
-    out = attention(*padded, call.conv, bias=bias, visible=Visible.from_padding(mask), backend=backend)
+    out = attention(*padded, call.program, bias=bias, visible=Visible.from_padding(mask), backend=backend)
     close(out[:, :, 5:], alone)
     # A padded query sees nothing.
     assert not out[:, :, :5].any()
@@ -78,7 +81,7 @@ def test_left_padding_equals_being_alone(kernel, backend):
 @pytest.mark.parametrize("residual", ["scores+bias", "scores"])
 def test_kernel_one_is_a_multilayer_perceptron_over_heads(residual):
     call = build(Case(queries=9, keys=9, kernel=1, bias="dense", residual=residual))
-    w1, b1, w2, b2 = (x.squeeze() for x in call.conv.tensors)
+    w1, b1, w2, b2 = (x.squeeze() for x in call.program.pair.tensors)
     scores = call.q @ call.k.mT / call.q.shape[-1] ** 0.5
     pairs = torch.cat([scores, call.bias.expand_as(scores)], 1).permute(0, 2, 3, 1)
     mlp = F.linear(F.leaky_relu(F.linear(pairs, w1, b1), 0.01), w2, b2).permute(0, 3, 1, 2)
@@ -112,7 +115,7 @@ def test_reference_differentiates_twice():
     # Away from zero LeakyReLU is smooth.
     inputs = (call.q, call.k, call.v)
     attend = lambda q, k, v: attention(  # noqa: E731 (a name for a line)
-        q, k, v, call.conv, bias=call.bias, backend="reference"
+        q, k, v, call.program, bias=call.bias, backend="reference"
     )
     assert torch.autograd.gradcheck(attend, inputs)
     assert torch.autograd.gradgradcheck(attend, inputs)
@@ -126,8 +129,17 @@ def test_padding_mask_becomes_an_interval():
 
 
 Q = torch.zeros(2, 4, 6, 8)
-CONV = ConvWeights(torch.zeros(5, 8, 1, 3), torch.zeros(5), torch.zeros(4, 5, 1, 3), torch.zeros(4), 1)
+CONV = conv_program(torch.zeros(5, 8, 1, 3), torch.zeros(5), torch.zeros(4, 5, 1, 3), torch.zeros(4), 1)
 BIAS = torch.zeros(1, 4, 6, 6)
+
+
+def staged(index, **changes):
+    """The program with another stage at `index`."""
+    stages = list(CONV.pre)
+    stages[index] = replace(stages[index], **changes)
+    return replace(CONV, pre=tuple(stages))
+
+
 WRONG = {
     "q of three dimensions": ({"q": Q[0]}, ValueError, "q has shape .4, 6, 8., expected .batch, heads"),
     "integers": ({"k": Q.long()}, TypeError, "k has dtype torch.int64, expected a floating"),
@@ -154,25 +166,44 @@ WRONG = {
     "tile bias shape": (
         {"bias": TileBias(lambda rows, n: BIAS[..., :2])}, ValueError, "tile bias gave shape .1, 4, 6, 2. for rows"),
     "bias of another type": ({"bias": [1.0]}, TypeError, "bias is a list, expected None, a tensor"),
-    "conv of another type": ({"conv": torch.nn.Conv2d(8, 4, 1)}, TypeError, "conv is a Conv2d, expected a ScoreConv"),
-    "conv of other heads": (
-        {"conv": replace(CONV, project_weight=torch.zeros(8, 5, 1, 3), project_bias=torch.zeros(8)), "bias": None},
-        ValueError,
-        "gives scores of 8 heads, but q has 4: build it with num_heads=4"),
-    "conv without bias channels": (
-        {"conv": replace(CONV, expand_weight=torch.zeros(5, 4, 1, 3))}, ValueError, "build it with bias_channels=True"),
-    "conv with bias channels": ({"bias": None}, ValueError, "bias=None: build it with bias_channels=False"),
-    "conv channels": (
-        {"conv": replace(CONV, expand_weight=torch.zeros(5, 6, 1, 3))}, ValueError,
-        r"conv.expand_weight has shape .5, 6, 1, 3., expected .5, 8, 1, 3."),
-    "conv shapes": (
-        {"conv": replace(CONV, project_bias=torch.zeros(5))}, ValueError, "conv.project_bias has shape .5,., expected .4"),
-    "conv dtype": (
-        {"conv": CONV.to(torch.float64)}, TypeError, "conv.expand_weight has dtype torch.float64 beside q"),
-    "conv.left": ({"conv": replace(CONV, left=3)}, ValueError, "conv.left=3 is outside the kernel of size 3"),
-    "conv.residual": ({"conv": replace(CONV, residual="bias")}, ValueError, 'conv.residual="bias", expected'),
-    "conv.negative_slope": (
-        {"conv": replace(CONV, negative_slope=-0.1)}, ValueError, "conv.negative_slope=-0.1 is negative"),
+    "program of another type": (
+        {"program": torch.nn.Conv2d(8, 4, 1)}, TypeError, "program is a Conv2d, expected a ScoreProgram"),
+    "program of other heads": (
+        {"program": staged(0, weight=torch.zeros(5, 6, 1, 3))}, ValueError,
+        r"pre.0. reads 6 channels, but the scores have 4 heads: build it with num_heads=4"),
+    "outputs of other heads": (
+        {"program": staged(1, weight=torch.zeros(8, 5, 1, 3), offset=None)}, ValueError,
+        "last stage of pre gives 8 channels, expected the 4 heads"),
+    "bias channels without a bias": ({"bias": None}, ValueError, "bias=None: build it with bias_channels=False"),
+    "channels between stages": (
+        {"program": staged(1, weight=torch.zeros(4, 7, 1, 3))}, ValueError, r"pre.1. reads 7 channels, but gets 5"),
+    "weight of three dimensions": (
+        {"program": staged(1, weight=torch.zeros(4, 5, 3))}, ValueError, r"pre.1..weight has shape .4, 5, 3., expected"),
+    "offset": (
+        {"program": staged(1, offset=torch.zeros(5))}, ValueError, r"pre.1..offset has shape .5,., expected .4,."),
+    "program dtype": (
+        {"program": CONV.to(torch.float64)}, TypeError, "pre.0.weight has dtype torch.float64 beside q"),
+    "left": ({"program": staged(0, left=3)}, ValueError, r"pre.0..left=3 is outside its kernel of 3 keys"),
+    "slope": ({"program": staged(0, slope=-0.1)}, ValueError, r"pre.0..slope=-0.1 must be finite and not negative"),
+    "groups of outputs": (
+        {"program": staged(0, groups=2, weight=torch.zeros(5, 4, 1, 3))}, ValueError, "groups=2, which does not divide its 5 outputs"),
+    "groups of heads": (
+        {"program": replace(CONV, pre=(Stage(torch.zeros(6, 1, 1, 1), groups=8), CONV.pre[1]))}, ValueError, "groups=8"),
+    "residual": ({"program": replace(CONV, residual="all")}, ValueError, 'residual="all", expected one of'),
+    "residual alone": ({"program": ScoreProgram(residual="none")}, ValueError, "would drop the scores"),
+    "post": (
+        {"program": ScoreProgram(post=(Stage(torch.zeros(4, 8, 1, 1)),))}, ValueError, r"post.0. reads 8 channels, but gets 4"),
+    "a leak after the softmax": (
+        {"program": replace(CONV, post=(Stage(torch.zeros(4, 4, 1, 1)),), leak_future=True)}, ValueError, "before the softmax alone"),
+    "sink": ({"program": ScoreProgram(sink=torch.zeros(3))}, ValueError, "sink has shape .3,., expected .4 heads"),
+    "length scale": (
+        {"program": ScoreProgram(length_scale=torch.zeros(4, 1))}, ValueError, "length_scale has shape .4, 1., expected .4 heads"),
+    "soft cap": ({"program": ScoreProgram(softcap=0.0)}, ValueError, "softcap=0.0 must be positive"),
+    "queries before a kernel's": (
+        {"program": ScoreProgram((Stage(torch.zeros(4, 1, 2, 1), groups=4),)), "k": Q[:, :, :5], "v": Q[:, :, :5],
+         "bias": None, "causal": False}, ValueError, "needs a key for every query, got 6 queries and 5 keys"),
+    "separable bias": (
+        {"bias": SeparableBias(torch.zeros(1, 4, 5), torch.zeros(1, 4, 6))}, ValueError, "bias.row has shape .1, 4, 5., expected"),
     "visible as a mask": (
         {"visible": torch.ones(2, 6, dtype=torch.bool)}, TypeError, "visible is a Tensor, expected a dape.Visible"),
     "visible of floats": ({"visible": Visible(first=torch.zeros(1, 1))}, TypeError, "visible.first holds key indices"),
@@ -184,13 +215,13 @@ WRONG = {
     "scale": ({"scale": float("nan")}, ValueError, "scale=nan is not finite"),
     "dropout": ({"dropout": 1.0}, ValueError, "dropout=1.0 is not a probability"),
     "unknown backend": ({"backend": "fast"}, ValueError, 'unknown backend "fast": choose "auto" or one of'),
-    "backend that cannot": ({"backend": "sdpa"}, ValueError, 'backend="sdpa" cannot run this call: it cannot convolve'),
+    "backend that cannot": ({"backend": "sdpa"}, ValueError, 'backend="sdpa" cannot run this call: it cannot process scores'),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "error", "sentence"), WRONG.values(), ids=WRONG)
 def test_a_wrong_call_is_refused_with_a_sentence(change, error, sentence):
-    call = {"q": Q, "k": Q, "v": Q, "conv": CONV, "bias": BIAS} | change
+    call = {"q": Q, "k": Q, "v": Q, "program": CONV, "bias": BIAS} | change
     with pytest.raises(error, match=re.compile(sentence)):
         attention(**call)
 
@@ -231,7 +262,7 @@ def test_function_transforms_are_right_or_refused(transform, name):
 
     def attend(x, backend):
         given = {**fixed, name: x}
-        conv = ConvWeights(*(given[key] for key in ("w1", "b1", "w2", "b2")), call.conv.left)
+        conv = conv_program(*(given[key] for key in ("w1", "b1", "w2", "b2")), call.program.pre[0].left)
         bias = DistanceBias(given["bias"], call.bias.lowest)
         return attention(given["q"], given["k"], given["v"], conv, bias=bias, backend=backend)
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_cases import BIASES, KERNELS, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
 
-from dape.ops.score_attention import api, tiled, tiled_forward
-from dape.ops.score_attention.reference import logits, softmax_visible
+from dape.ops.score_attention import api, reference, tiled, tiled_forward
 from dape.ops.score_attention.types import Problem
 
 # Queries and keys, causal: ragged, and long enough for tiles of their own.
@@ -127,8 +126,8 @@ def test_half_precision_is_computed_in_float32(dtype):
 def test_dropout_is_the_same_in_both_passes():
     # With the identity for values the output is the weights, so the mask can be read off.
     call = build(Case(queries=24, keys=24, head_width=24))
-    problem = Problem(call.q, call.k, call.v, call.conv, call.bias, call.visible, True, 24**-0.5, 0.4)
-    weights = softmax_visible(logits(problem))
+    problem = Problem(call.q, call.k, call.v, call.program, call.bias, call.visible, True, 24**-0.5, 0.4)
+    weights = reference.weights(problem)
     identity = torch.eye(24, dtype=torch.float64).expand_as(call.v)
     torch.manual_seed(5)
     mask = (
@@ -144,7 +143,7 @@ def test_dropout_is_the_same_in_both_passes():
 
 
 def _rest(problem):
-    return (problem.conv, problem.bias, problem.visible, problem.causal, problem.scale, problem.dropout)
+    return (problem.program, problem.bias, problem.visible, problem.causal, problem.scale, problem.dropout)
 
 
 def test_dropout_masks_differ_between_rows_and_calls():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dape.ops.score_attention import ConvWeights, attention, triton_compile
+from dape.ops.score_attention import ScoreProgram, attention, conv_program, triton_compile
 from dape.ops.score_attention import triton as backend
 from dape.ops.score_attention.api import BACKENDS
 from dape.ops.score_attention.triton_cost import pair_cost, sdpa_cost, table
@@ -115,20 +115,20 @@ def test_the_question_of_resources_does_not_break_a_compiled_graph():
 
 def problem(**changes) -> Problem:
     q = torch.zeros(1, 4, 3, 16)
-    conv = ConvWeights(torch.zeros(8, 4, 1, 3), torch.zeros(8), torch.zeros(4, 8, 1, 3), torch.zeros(4), 1)
+    conv = conv_program(torch.zeros(8, 4, 1, 3), torch.zeros(8), torch.zeros(4, 8, 1, 3), torch.zeros(4), 1)
     return replace(Problem(q, q, q, conv, None, EVERYTHING, True, 0.25, 0.0), **changes)
 
 
-def with_kernel_size(size: int) -> ConvWeights:
+def with_kernel_size(size: int) -> ScoreProgram:
     shapes = ((8, 4, 1, size), (8,), (4, 8, 1, size), (4,))
-    return ConvWeights(*(torch.zeros(shape) for shape in shapes), size // 2)
+    return conv_program(*(torch.zeros(shape) for shape in shapes), size // 2)
 
 
 REFUSALS = {
     "float64": (lambda: problem(q=torch.zeros(1, 4, 3, 16, dtype=torch.float64)), "float64"),
     "dropout": (lambda: problem(dropout=0.1), "dropout=0.1"),
-    "leak": (lambda: problem(conv=replace(problem().conv, leak_future=True)), "leak_future"),
-    "kernel size": (lambda: problem(conv=with_kernel_size(9)), "9 keys"),
+    "leak": (lambda: problem(program=replace(problem().program, leak_future=True)), "leak_future"),
+    "kernel size": (lambda: problem(program=with_kernel_size(9)), "9 keys"),
     "heads": (lambda: problem(q=torch.zeros(1, 33, 3, 16)), "33 heads"),
     "heads times width": (lambda: problem(q=torch.zeros(1, 32, 3, 128)), "32 heads of width 128"),
 }

@@ -14,10 +14,10 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from dape.ops.score_attention import (
-    ConvWeights,
     DistanceBias,
     Visible,
     attention,
+    conv_program,
     reference,
     triton_call,
     triton_gradients,
@@ -99,7 +99,7 @@ class Case:
 
     def problem(self, tensors: dict[str, Tensor]) -> Problem:
         conv = (
-            ConvWeights(*(tensors[name] for name in NAMES[3:7]), self.reach, self.residual)
+            conv_program(*(tensors[name] for name in NAMES[3:7]), self.reach, self.residual)
             if self.conv
             else None
         )
@@ -120,7 +120,7 @@ def rounding_reference(case: Case, problem: Problem) -> Tensor:
 
     Rounding flips signs before the LeakyReLU, so that gradients differ visibly from those of the definition.
     """
-    conv, dtype, heads = problem.conv, case.dtype, case.heads
+    conv, dtype, heads = problem.program, case.dtype, case.heads
     if conv is None or dtype == torch.float32:
         return reference.attend(problem)
     scores = problem.q @ reference.repeat_heads(problem.k, heads).transpose(-1, -2) * problem.scale
@@ -317,7 +317,7 @@ def test_the_public_function_chooses_it():
     case = Case(queries=5, kernel=1)
     problem = case.problem({name: x.float() for name, x in case.tensors().items()})
     options = {"bias": problem.bias, "backend": "triton"}
-    out = attention(problem.q, problem.k, problem.v, problem.conv, **options)
+    out = attention(problem.q, problem.k, problem.v, problem.program, **options)
     assert torch.equal(out, backend.attend(problem))
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.types import ConvWeights
+from dape.ops.score_attention.program import Pair
 
 
-def listing_attention(q: Tensor, k: Tensor, v: Tensor, conv: ConvWeights, bias: Tensor) -> Tensor:
+def listing_attention(q: Tensor, k: Tensor, v: Tensor, conv: Pair, bias: Tensor) -> Tensor:
     """Causal attention output [B, H, T, D] for odd kernels; bias: [1, H, T, T].
 
     Its last k//2 rows depend on where the tensor ends, which those of the reference do not.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dape.benchmarks.listing import listing_attention
-from dape.ops.score_attention import ConvWeights, DistanceBias, attention
+from dape.ops.score_attention import DistanceBias, attention, conv_program
 from dape.ops.score_attention.api import BACKENDS, choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
@@ -50,12 +50,19 @@ class Workload:
         self.q = draw(s.batch, s.heads, s.queries, s.head_width)
         self.k, self.v = (draw(s.batch, s.heads, s.keys, s.head_width) for _ in range(2))
         expand, project = (2 * s.heads * s.kernel) ** -0.5, (s.width * s.kernel) ** -0.5
-        self.conv = ConvWeights(
+        self.program = conv_program(
             draw(s.width, 2 * s.heads, 1, s.kernel, bound=expand), draw(s.width, bound=expand),
             draw(s.heads, s.width, 1, s.kernel, bound=project), draw(s.heads, bound=project), s.kernel // 2,
         )  # fmt: skip
         self.slopes, self.rates = (draw(s.heads, 1, bound=1.0) for _ in range(2))
-        self.leaves = [self.q, self.k, self.v, *self.conv.tensors, self.slopes, self.rates]
+        self.leaves = [
+            self.q,
+            self.k,
+            self.v,
+            *(tensor for _, tensor in self.program.tensors()),
+            self.slopes,
+            self.rates,
+        ]
         self.grad_out = draw(*self.q.shape).detach()
 
     def bias(self, distance: Tensor) -> Tensor:
@@ -72,9 +79,10 @@ class Workload:
             place = torch.arange(self.sizes.keys)
             bias = self.bias((place[:, None] - place).clamp(min=0).to(self.q.dtype))[None]
             listing = _compiled() if backend == COMPILED else listing_attention
-            return listing(self.q, self.k, self.v, self.conv, bias)
+            assert self.program.pair is not None
+            return listing(self.q, self.k, self.v, self.program.pair, bias)
         return attention(
-            self.q, self.k, self.v, self.conv, bias=DistanceBias(self._by_distance()), backend=backend
+            self.q, self.k, self.v, self.program, bias=DistanceBias(self._by_distance()), backend=backend
         )
 
     def _by_distance(self) -> Tensor:
@@ -93,7 +101,7 @@ class Workload:
         if backend not in BACKENDS or backend == SDPA:
             return None
         bias = DistanceBias(self._by_distance())
-        problem = Problem(self.q, self.k, self.v, self.conv, bias, EVERYTHING, True, 1.0, 0.0)
+        problem = Problem(self.q, self.k, self.v, self.program, bias, EVERYTHING, True, 1.0, 0.0)
         try:
             choose(problem, backend)
         except ValueError as error:

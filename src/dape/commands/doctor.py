@@ -16,7 +16,7 @@ import torch
 
 import dape
 from dape.commands.parsing import Parser
-from dape.ops.score_attention import ConvWeights, DistanceBias
+from dape.ops.score_attention import PLAIN, DistanceBias, conv_program
 from dape.ops.score_attention.api import BACKENDS
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
@@ -103,11 +103,11 @@ def _small_call(backend: str, device: torch.device) -> Problem:
     """A typical call: two heads, kernel 3, a bias by distance; plain attention for the backend that does no other."""
     q = torch.zeros(1, 2, 4, 16, device=device)
     if backend == "sdpa":
-        return Problem(q, q, q, None, None, EVERYTHING, True, 1.0, 0.0)
+        return Problem(q, q, q, PLAIN, None, EVERYTHING, True, 1.0, 0.0)
     expand, project = torch.zeros(4, 4, 1, 3, device=device), torch.zeros(2, 4, 1, 3, device=device)
-    conv = ConvWeights(expand, expand[:, 0, 0, 0], project, project[:, 0, 0, 0], left=1)
+    program = conv_program(expand, expand[:, 0, 0, 0], project, project[:, 0, 0, 0], left=1)
     bias = DistanceBias(torch.zeros(2, 4, device=device))
-    return Problem(q, q, q, conv, bias, EVERYTHING, True, 1.0, 0.0)
+    return Problem(q, q, q, program, bias, EVERYTHING, True, 1.0, 0.0)
 
 
 def bfloat16() -> dict[str, Any]:

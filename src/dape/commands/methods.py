@@ -1,4 +1,4 @@
-"""`dape methods`: every method with a line of explanation."""
+"""`dape methods`: encodings and score processors, of which every pair is a method."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import shutil
 import textwrap
 
 from dape.commands.parsing import Parser
-from dape.methods import LISTED_KERNELS, Method, all_methods
+from dape.methods import Method, all_methods
 from dape.positions import POSITIONS
+from dape.scores import SCORES
+
+USAGE = {
+    "dape1x3-kerple": "a processor and an encoding; any kernel size: dapeQxK reads Q queries and K keys",
+    "rope[scaling=linear,factor=8]": "options, of either",
+    "kerple[normaliser=sink]": "softmax, sink or ssmax, with any pair",
+    "rope/rope/nope": "one method a layer, cycled over the layers",
+}
 
 
 def main(arguments: list[str]) -> int:
     parser = Parser(
         prog="dape methods",
-        description="List every method: a position encoding, alone or with a convolution of the scores "
-        "(dape-NAME is kernel 1, dape1xK-NAME kernel K; any K works, the usual ones are listed; dapeQxK-NAME "
-        "convolves over Q queries as well).",
+        description="List the position encodings and the score processors. A method is any pair of them.",
     )
-    parser.add_argument("--json", action="store_true", help="print records instead of a table")
+    parser.add_argument("--json", action="store_true", help="print a record of every pair instead")
     options = parser.parse_args(arguments)
     print(json.dumps([record(method) for method in all_methods()], indent=2) if options.json else table())
     return 0
@@ -29,8 +35,8 @@ def record(method: Method) -> dict[str, object]:
     return {
         "name": method.name,
         "position": method.position,
-        "kernel_size": method.kernel_size,
-        "query_kernel_size": method.query_kernel_size,
+        "processor": method.processor,
+        "kernel": method.kernel,
         "additive_bias": encoding.additive,
         "direction": encoding.direction,
         "summary": method.summary,
@@ -38,16 +44,32 @@ def record(method: Method) -> dict[str, object]:
 
 
 def table() -> str:
-    methods = all_methods()
-    width = max(len(method.name) for method in methods) + 2
+    processors = {
+        name: (", ".join(written(name)), cls.summary) for name, cls in SCORES.items() if name != "plain"
+    }
+    lines = ["position encodings"]
+    lines += _rows({name: encoding.summary for name, encoding in POSITIONS.items()})
+    lines += ["", "score processors, written before an encoding (none: plain scores)"]
+    lines += _rows(dict(processors.values()))
+    lines += ["", "writing methods"]
+    lines += _rows(USAGE)
+    return "\n".join(lines)
+
+
+def written(processor: str) -> list[str]:
+    """The names of a processor in the kernel sizes that are listed, as "dape1x3-"."""
+    names = [method.short_name for method in all_methods() if method.processor == processor]
+    return list(dict.fromkeys(name.partition("-")[0] + "-" for name in names))
+
+
+def _rows(rows: dict[str, str]) -> list[str]:
     columns = max(shutil.get_terminal_size().columns, 60)
+    width = min(max(map(len, rows)), 30) + 4
     lines = []
-    for kernel in LISTED_KERNELS:
-        lines.append("plain scores" if kernel is None else f"scores convolved, kernel 1×{kernel}")
-        for method in methods:
-            if method.kernel_size == kernel:
-                text = textwrap.wrap(POSITIONS[method.position].summary, columns - width - 2)
-                lines.append(f"  {method.name:<{width}}{text[0]}")
-                lines += [" " * (width + 2) + rest for rest in text[1:]]
-        lines.append("")
-    return "\n".join(lines).rstrip()
+    for name, summary in rows.items():
+        first, *rest = textwrap.wrap(summary, columns - width) or [""]
+        head = f"  {name}"
+        # A long name stands on a line of its own.
+        lines += [f"{head:<{width}}{first}"] if len(head) < width else [head, " " * width + first]
+        lines += [" " * width + line for line in rest]
+    return lines

@@ -20,9 +20,10 @@ from dape.inspection.memory import affordable_rows, check_memory
 from dape.models.attention import Attention
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
-from dape.ops.score_attention import DistanceBias, TileBias, Visible
-from dape.ops.score_attention.reference import process_scores, repeat_heads
-from dape.ops.score_attention.types import Bias
+from dape.ops.score_attention import Visible
+from dape.ops.score_attention.edges import Edges
+from dape.ops.score_attention.reference import normalise, process, repeat_heads
+from dape.ops.score_attention.types import bias_tile
 from dape.positions import Places, PositionEncoding
 
 # In the order in which the paper lays them out, the weights last.
@@ -116,12 +117,12 @@ def inspect(
     found = []
     for layer in layers:
         block = cast(DapeDecoderLayer, model.model.layers[layer])
-        encoding = cast(PositionEncoding, model.model.encodings[layer % len(model.model.encodings)])
+        encoding = model.model.encoding(layer)
         x = block.attention_norm(states[layer])
         found.append(
             _layer_maps(layer, tuple(heads), block.attention, encoding, x, places, edges, rows_per_tile)
         )
-    return Inspection(config.method, tokens.tolist(), edges, found)
+    return Inspection(str(config.method), tokens.tolist(), edges, found)
 
 
 def _token_ids(ids: Tensor | Sequence[int]) -> Tensor:
@@ -156,7 +157,8 @@ def _layer_maps(
     edges: np.ndarray,
     rows_per_tile: int,
 ) -> LayerMaps:
-    q, k, _, bias = attention.inputs(x, encoding, places)
+    program = attention.scores.program()
+    q, k, _, bias, _ = attention.inputs(x, encoding, places)
     q, k = q.float(), repeat_heads(k, q.shape[1]).float()
     num_tokens, chosen = q.shape[2], list(heads)
     pool = _Pool(edges)
@@ -165,19 +167,29 @@ def _layer_maps(
         rows = slice(start, min(start + rows_per_tile, num_tokens))
         # A causal row needs the keys up to itself alone, and what its kernel reads of rows before it. But a width for
         # every tile would have the convolutions prepared, and memory set aside, for each of them.
-        reading = slice(max(0, start - attention.scores.earlier_rows), rows.stop)
+        reading = slice(max(0, start - program.earlier_rows), rows.stop)
         num_keys = min(num_tokens, -(-rows.stop // KEYS_PER_STEP) * KEYS_PER_STEP)
         scores = q[:, :, reading] @ k[:, :, :num_keys].transpose(-1, -2) * attention.scale
-        tile = _bias_tile(bias, places, reading, num_keys)
+        tile = bias_tile(bias, reading, num_keys, num_queries=num_tokens, total_keys=num_tokens)
+        tile = None if tile is None else tile.float()
         visible = Visible(last=torch.arange(reading.start, reading.stop, device=q.device)[None])
-        logits = process_scores(scores, tile, attention.scores.weights(), visible, causal=True)
+        seen = Edges.of(
+            visible,
+            q[:, :, reading].shape[2],
+            num_keys,
+            causal=True,
+            leak_future=program.leak_future,
+            device=q.device,
+        )
+        logits = process(scores, tile, program.to(scores.dtype), seen)
+        weights = normalise(logits, program.to(scores.dtype), seen)
         own = slice(start - reading.start, None)
-        scores, logits, tile = scores[:, :, own], logits[:, :, own], None if tile is None else tile[:, :, own]
-        weights = torch.softmax(logits, -1)
+        scores, logits, weights = scores[:, :, own], logits[:, :, own], weights[:, :, own]
+        tile = None if tile is None else tile[:, :, own]
         parts = {"scores": scores, "weights": weights}
         if tile is not None:
             parts["bias"] = tile.expand_as(scores)
-        if attention.scores.weights() is not None:
+        if program.pre:
             parts["processed"] = logits - scores - (0 if tile is None else tile)
         shown = logits[0, 0] > -torch.inf
         # A map at a time, so that only one has a copy.
@@ -185,14 +197,6 @@ def _layer_maps(
         sink += weights[0, chosen, :, 0].sum(-1).cpu()
         entropy += torch.special.entr(weights[0, chosen]).sum((-1, -2)).cpu()
     return LayerMaps(layer, heads, pool.means(), (sink / num_tokens).numpy(), (entropy / num_tokens).numpy())
-
-
-def _bias_tile(bias: Bias, places: Places, rows: slice, num_keys: int) -> Tensor | None:
-    if isinstance(bias, DistanceBias):
-        return bias.dense(places.num_queries, places.num_keys, rows)[..., :num_keys].float()
-    if isinstance(bias, TileBias):
-        return bias.tile(rows, num_keys).float()
-    return None if bias is None else bias[:, :, rows, :num_keys].float()
 
 
 class _Pool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dape.ops.score_attention import DistanceBias, TileBias
-from dape.ops.score_attention.reference import repeat_heads, softmax_visible
-from dape.ops.score_attention.types import Bias
+from dape.ops.score_attention import Bias, attention, attention_weights
 from dape.positions import Places, PositionEncoding
 from dape.scores import ScoreProcessor
 
@@ -25,11 +23,27 @@ class ResidualLinear(nn.Linear):
     """A layer whose output is added to the residual stream: it starts smaller, the more layers add."""
 
 
+class Inputs(NamedTuple):
+    """What attention is computed of: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, and the places of the queries.
+
+    The queries are those asked for and, before them, the earlier ones that the score program reads.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Bias
+    places: Places
+
+
 class Attention(nn.Module):
     """Multi-head attention on x [B, T, hidden]; the position encoding and the places come with each call.
 
     num_key_value_heads: fewer than num_heads shares keys and values between heads (GQA).
-    layer: this layer's number in a cache.
+    head_norm: RMSNorm of each head's output, scaled by 1 − λ(layer), λ = 0.8 − 0.6 · e^(−0.3 · layer) (Golovneva et al.
+               2025, after Ye et al. 2024).
+    head_gate: each head's output times σ(w · x), one number a head.
+    layer:     this layer's number in a cache.
     """
 
     def __init__(
@@ -41,6 +55,8 @@ class Attention(nn.Module):
         num_key_value_heads: int | None = None,
         qkv_bias: bool = True,
         dropout: float = 0.0,
+        head_norm: bool = False,
+        head_gate: bool = False,
         backend: str = "auto",
         layer: int = 0,
     ) -> None:
@@ -61,6 +77,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(hidden_size, groups, bias=qkv_bias)
         self.value = nn.Linear(hidden_size, groups, bias=qkv_bias)
         self.out = ResidualLinear(hidden_size, hidden_size)
+        self.norm = nn.RMSNorm(self.head_width, eps=1e-5) if head_norm else None
+        self.gate = nn.Linear(hidden_size, num_heads) if head_gate else None
         self.scores = scores
 
     def forward(
@@ -75,27 +93,32 @@ class Attention(nn.Module):
         """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
 
         last_rows: only so many queries, those at the end.
-        shown: takes the softmax weights [B, H, Tq, Tk], computed beside the output by the reference path.
+        shown: takes the attention weights [B, H, Tq, Tk], computed beside the output by the reference path.
         """
-        # Rows of a kernel over several queries need those before them.
-        reading = None if last_rows is None else min(last_rows + self.scores.earlier_rows, x.shape[1])
-        q, k, v, bias = self.inputs(x, encoding, places, cache, reading)
-        places = places if reading is None else places.last(reading)
-        own = slice(None if last_rows is None else -last_rows, None)
+        program = self.scores.program()
+        q, k, v, bias, reading = self.inputs(
+            x, encoding, places, cache, last_rows, earlier_rows=program.earlier_rows
+        )
+        asked = x.shape[1] if last_rows is None else last_rows
+        options = {"causal": reading.causal, "visible": reading.visible, "scale": self.scale}
         if shown is not None:
-            shown.append(self._weights(q, k, bias, places)[:, :, own])
-        attended = self.scores.attend(
+            shown.append(attention_weights(q, k, program, bias=bias, **options)[:, :, -asked:])  # type: ignore[arg-type]  # options are as named
+        dropout = self.dropout if self.training else 0.0
+        attended = attention(
             q,
             k,
             v,
+            program,
             bias=bias,
-            causal=places.causal,
-            visible=places.visible,
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
+            dropout=dropout,
             backend=self.backend,
-        )
-        return self.out(attended[:, :, own].transpose(1, 2).flatten(2))
+            **options,  # type: ignore[arg-type]  # as above
+        )[:, :, -asked:]
+        if self.norm is not None:
+            attended = self.norm(attended) * (0.2 + 0.6 * math.exp(-0.3 * self.layer))
+        if self.gate is not None:
+            attended = attended * torch.sigmoid(self.gate(x[:, -asked:])).transpose(1, 2)[..., None]
+        return self.out(attended.transpose(1, 2).flatten(2))
 
     def inputs(
         self,
@@ -104,40 +127,76 @@ class Attention(nn.Module):
         places: Places,
         cache: KeyValueCache | None = None,
         last_rows: int | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Bias]:
-        """What the scores are made of: q [B, H, Tq, D], k and v [B, G, Tk, D], and the bias."""
-        asking, shown = (x, places) if last_rows is None else (x[:, -last_rows:], places.last(last_rows))
-        q = encoding.rotate(self._heads(self.query(asking)), shown.queries)
-        k = encoding.rotate(self._heads(self.key(x)), places.queries)
-        v = self._heads(self.value(x))
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer)
-            # A preallocated cache returns room for more keys than there are.
-            k, v = k[:, :, : places.num_keys], v[:, :, : places.num_keys]
-        return q, k, v, encoding.bias(q, k, shown, scale=self.scale)
+        *,
+        earlier_rows: int = 0,
+    ) -> Inputs:
+        """What the scores of the queries x (or the last rows of them) are made of.
+
+        earlier_rows: so many queries before those asked for come along, as far as there are any.
+        """
+        k, v = self._heads(self.key(x)), self._heads(self.value(x))
+        k = encoding.rotate(k, places.queries)
+        state = encoding.token_state(x)
+        num_tokens = x.shape[1] if cache is not None or last_rows is None else last_rows + earlier_rows
+        q = self._heads(self.query(x[:, -num_tokens:]))
+        q = encoding.rotate(q, places.queries[:, -num_tokens:])
+        asked = x.shape[1] if last_rows is None else last_rows
+        if cache is None:
+            reading = places.last(q.shape[2])
+        else:
+            q, k, v, state = self._cached(cache, q, k, v, state, earlier_rows, places.num_keys)
+            earlier = min(earlier_rows, places.num_keys - x.shape[1])
+            rows = min(asked + earlier_rows, x.shape[1] + earlier)
+            reading = places.before(earlier).last(rows)
+            q = q[:, :, -rows:]
+        return Inputs(q, k, v, encoding.bias(q, k, reading, scale=self.scale, state=state), reading)
+
+    def _cached(
+        self,
+        cache: KeyValueCache,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Tensor | None,
+        earlier_rows: int,
+        num_keys: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """All of these that the cache has of earlier calls, before those given.
+
+        A cache keeps keys and values. What else later queries need of a token, the state of its encoding and its
+        queries, is kept as further features of its keys, so that every kind of cache does.
+        """
+        kept = [
+            x
+            for x in (None if state is None else state[..., None], q if earlier_rows else None)
+            if x is not None
+        ]
+        # [B, H, T, n] as [B, G, T, H/G · n]: a key has the features of all heads that read it.
+        packed = [x.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3) for x in kept]
+        if earlier_rows and torch.compiler.is_compiling():
+            raise ValueError(
+                "a score program that reads earlier queries cannot run compiled with a preallocated cache: use "
+                "cache_implementation=None or do not compile"
+            )
+        width = k.shape[-1]
+        k, v = cache.update(torch.cat([k, *packed], -1), v, self.layer)
+        # A preallocated cache returns room for more keys than there are.
+        k, v = k[:, :, :num_keys], v[:, :, :num_keys]
+        k, *packed = k.split([width, *(x.shape[-1] for x in packed)], -1)
+        found = [
+            x.unflatten(3, (-1, y.shape[-1])).transpose(2, 3).flatten(1, 2)
+            for x, y in zip(packed, kept, strict=True)
+        ]
+        if state is not None:
+            state = found[0][..., 0]
+        return found[-1] if earlier_rows else q, k, v, state
 
     def weights(self, x: Tensor, encoding: PositionEncoding, places: Places) -> Tensor:
-        """The softmax weights [B, H, Tq, Tk], by the reference: T×T memory, for looking at."""
-        q, k, _, bias = self.inputs(x, encoding, places)
-        return self._weights(q, k, bias, places)
-
-    def _weights(self, q: Tensor, k: Tensor, bias: Bias, places: Places) -> Tensor:
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scores = q.to(dtype) @ repeat_heads(k, self.num_heads).to(dtype).transpose(-1, -2) * self.scale
-        dense = dense_bias(bias, places)
-        return softmax_visible(self.scores(scores, dense, causal=places.causal, visible=places.visible)).to(
-            q.dtype
-        )
+        """The attention weights [B, H, Tq, Tk], by the reference: T×T memory, for looking at."""
+        shown: list[Tensor] = []
+        self.forward(x, encoding, places, shown=shown)
+        return shown[0]
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, n·D] → [B, n, T, D]."""
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-
-
-def dense_bias(bias: Bias, places: Places) -> Tensor | None:
-    """A bias of any form as a tensor [1 or B, H, Tq, Tk], or None."""
-    if isinstance(bias, DistanceBias):
-        return bias.dense(places.num_queries, places.num_keys)
-    if isinstance(bias, TileBias):
-        return bias.tile(slice(0, places.num_queries), places.num_keys)
-    return bias

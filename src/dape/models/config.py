@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
-from dape.methods import Method, parse_method
+from dape.methods import Method, canonical, parse_layers
 from dape.ops.score_attention.api import check_backend
-from dape.positions import POSITIONS
+from dape.positions import POSITIONS, PositionEncoding
 
 # Of saved models: raised when older versions of this package could no longer read them rightly.
 FORMAT = 1
@@ -20,15 +20,16 @@ FORMAT = 1
 class DapeConfig(PretrainedConfig):
     """A decoder-only language model: pre-LayerNorm, GELU, biases, untied embeddings, any method.
 
-    method:           position encoding and score processor, such as "dape1x3-kerple" (`dape methods`).
-    score_width:      channels between the two convolutions.
-    score_options:    further options of ScoreConv (padding, residual, leak_future, zero_init).
+    method:           position encoding and score processor, such as "dape1x3-kerple" (`dape methods`); a list of
+                      methods, or names with "/" between, is cycled over the layers.
+    score_width:      hidden channels of processors that have them.
+    score_options:    further options of the score processor (padding, residual, depth, groups …).
+    head_norm:        RMSNorm of each head's output, scaled by depth (multi-token attention).
+    head_gate:        a learned gate for each head's output.
     position_options: options of the position encoding (such as scaling and factor of RoPE).
     randomized_positions: in training, draw positions from this many places (None: 0, 1, 2, …).
     initializer_range: standard deviation of the weights; None for √(2 / (5 · hidden_size)).
     backend:          of the attention op; "auto" takes the fastest that can run.
-    use_cache:        always False for kernels over several queries (such as "dape3x3-kerple"): rows then need earlier
-                      queries, and a cache keeps keys and values alone.
     """
 
     # Runs before each configuration is made; registering our models waits here until one is wanted.
@@ -37,7 +38,7 @@ class DapeConfig(PretrainedConfig):
     model_type = "dape"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers declares it so)
 
-    method: str = "dape1x3-kerple"
+    method: str | list[str] = "dape1x3-kerple"
     vocab_size: int = 50257
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -48,6 +49,8 @@ class DapeConfig(PretrainedConfig):
     score_options: dict[str, Any] | None = None
     position_options: dict[str, Any] | None = None
     randomized_positions: int | None = None
+    head_norm: bool = False
+    head_gate: bool = False
     layer_norm_eps: float = 1e-5
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -76,8 +79,8 @@ class DapeConfig(PretrainedConfig):
                 f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}"
             )
         check_backend(self.backend)
-        self.method = parse_method(self.method).name
-        self.use_cache = self.use_cache and self.can_cache
+        self.method = canonical(self.method)
+        _check_embeddings(self.layer_methods)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
@@ -89,19 +92,31 @@ class DapeConfig(PretrainedConfig):
         super().__post_init__(**kwargs)
 
     @property
-    def parsed_method(self) -> Method:
-        return parse_method(self.method)
-
-    @property
-    def can_cache(self) -> bool:
-        """Whether keys and values of earlier tokens are all that the next token needs of them."""
-        return self.parsed_method.query_kernel_size == 1
+    def layer_methods(self) -> tuple[Method, ...]:
+        """The method of every layer."""
+        methods = parse_layers(self.method)
+        return tuple(methods[layer % len(methods)] for layer in range(self.num_hidden_layers))
 
     @property
     def head_width(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
     @property
-    def num_encodings(self) -> int:
-        """How many instances of the position encoding the model has: one a layer, or one for all."""
-        return 1 if POSITIONS[self.parsed_method.position].shared else self.num_hidden_layers
+    def encoding_index(self) -> list[int]:
+        """Which of the model's encodings each layer uses: one of its own, or one for all that share a method."""
+        index: list[int] = []
+        shared: dict[Method, int] = {}
+        for method in self.layer_methods:
+            new = max(index, default=-1) + 1
+            index.append(shared.setdefault(method, new) if POSITIONS[method.position].shared else new)
+        return index
+
+
+def _check_embeddings(methods: tuple[Method, ...]) -> None:
+    """Raise where layers differ in an encoding that is added to the embeddings, before all of them."""
+    for method in methods:
+        embeds = POSITIONS[method.position].embed is not PositionEncoding.embed
+        if embeds and any(other.position != method.position for other in methods):
+            raise ValueError(
+                f'"{method.position}" is added to the embeddings, before all layers: it cannot be the encoding of some'
+            )

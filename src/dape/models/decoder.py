@@ -21,6 +21,7 @@ from dape.models.attention import Attention, KeyValueCache, ResidualLinear
 from dape.models.config import DapeConfig
 from dape.models.places import check_packing_arguments, decoder_places, starts_again, without_holes
 from dape.positions import Places, PositionEncoding, randomized_positions
+from dape.scores import ScoreProcessor
 
 
 class MLP(nn.Module):
@@ -40,14 +41,15 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: DapeConfig, layer: int) -> None:
         super().__init__()
-        method, options = config.parsed_method, config.score_options or {}
-        width = {} if method.kernel_size is None else {"width": config.score_width}
+        method, options = config.layer_methods[layer], config.score_options or {}
         self.attention = Attention(
             config.hidden_size,
             config.num_attention_heads,
-            scores=method.build_scores(config.num_attention_heads, **width, **options),
+            scores=method.build_scores(config.num_attention_heads, width=config.score_width, **options),
             num_key_value_heads=config.num_key_value_heads,
             dropout=config.attention_dropout,
+            head_norm=config.head_norm,
+            head_gate=config.head_gate,
             backend=config.backend,
             layer=layer,
         )
@@ -84,8 +86,11 @@ class DapePreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Called for every module, children before their parents."""
         std = self.config.initializer_range
-        if isinstance(module, PositionEncoding | nn.Conv2d):
+        if isinstance(module, PositionEncoding | ScoreProcessor):
             module.reset_parameters()
+        elif id(module) in self._inner_modules():
+            # Encodings and score processors draw what they are made of themselves.
+            return
         elif isinstance(module, nn.Linear):
             residual_std = 2 / self.config.num_hidden_layers / math.sqrt(self.config.hidden_size)
             nn.init.normal_(module.weight, std=residual_std if isinstance(module, ResidualLinear) else std)
@@ -93,9 +98,15 @@ class DapePreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=std)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
+            if isinstance(module, nn.LayerNorm):
+                nn.init.zeros_(module.bias)
+
+    def _inner_modules(self) -> set[int]:
+        """Identities of the modules inside position encodings and score processors."""
+        outer = [m for m in self.modules() if isinstance(m, PositionEncoding | ScoreProcessor)]
+        return {id(inner) for module in outer for inner in module.modules()}
 
 
 class DapeModel(DapePreTrainedModel):
@@ -105,14 +116,15 @@ class DapeModel(DapePreTrainedModel):
         super().__init__(config)
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.encoding_index = config.encoding_index
         self.encodings = nn.ModuleList(
-            config.parsed_method.build_position(
+            config.layer_methods[self.encoding_index.index(number)].build_position(
                 num_heads=config.num_attention_heads,
                 head_width=config.head_width,
                 hidden_size=config.hidden_size,
                 **(config.position_options or {}),
             )
-            for _ in range(config.num_encodings)
+            for number in range(max(self.encoding_index) + 1)
         )
         self.layers = nn.ModuleList(
             DapeDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
@@ -153,7 +165,7 @@ class DapeModel(DapePreTrainedModel):
         packed = starts_again(position_ids, attention_mask)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
-        self._check_cache(bool(use_cache), past_key_values, packed)
+        _check_cache(bool(use_cache), past_key_values, packed)
         self._check_cached_keys(past_key_values, x.shape[1])
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -176,7 +188,7 @@ class DapeModel(DapePreTrainedModel):
         )
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
         arranged = without_holes(attention_mask, places, past_key_values)
-        if arranged is not None and not self.config.can_cache:
+        if arranged is not None and self._reads_earlier_queries():
             raise ValueError(
                 f"attention_mask has padding between tokens, across which {self.config.method} would convolve: "
                 f"pad at the ends of rows alone"
@@ -200,17 +212,13 @@ class DapeModel(DapePreTrainedModel):
                     f"those cached at {seen} tokens do not serve {seen + num_tokens}: pass use_cache=False"
                 )
 
-    def _check_cache(self, use_cache: bool, cache: Cache | None, packed: bool) -> None:
-        if packed and (use_cache or cache is not None):
-            raise ValueError(
-                "position_ids start again within a row, which packs several documents, but a cache would mix the "
-                "documents when it is continued: pass use_cache=False and no past_key_values"
-            )
-        if (use_cache or cache is not None) and not self.config.can_cache:
-            raise ValueError(
-                f"{self.config.method} convolves over {self.config.parsed_method.query_kernel_size} queries, but a cache "
-                f"keeps keys and values alone: pass the whole input with use_cache=False"
-            )
+    def _reads_earlier_queries(self) -> bool:
+        layers = (cast(DapeDecoderLayer, layer) for layer in self.layers)
+        return any(layer.attention.scores.program().earlier_rows for layer in layers)
+
+    def encoding(self, layer: int) -> PositionEncoding:
+        """The position encoding of a layer."""
+        return cast(PositionEncoding, self.encodings[self.encoding_index[layer]])
 
     def _run(
         self,
@@ -223,12 +231,11 @@ class DapeModel(DapePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         states: list[Tensor] = []
         weights: list[Tensor] = []
-        first = cast(PositionEncoding, self.encodings[0])
-        x = self.dropout(first.embed(x, places.queries))
+        x = self.dropout(self.encoding(0).embed(x, places.queries))
         # Decoding that drafts with the first layers alone lowers the configuration's number while it does.
         layers = self.layers[: self.config.num_hidden_layers]
         for index, layer in enumerate(layers):
-            encoding = cast(PositionEncoding, self.encodings[index % len(self.encodings)])
+            encoding = self.encoding(index)
             states.append(x)
             rows = last_rows if index + 1 == len(layers) else None
             x = layer(x, encoding, places, cache, rows, weights if keep_weights else None)
@@ -314,3 +321,11 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
 
 # Trainer and others know by this table of class names alone which models predict the next token.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DapeConfig.model_type] = DapeForCausalLM.__name__
+
+
+def _check_cache(use_cache: bool, cache: Cache | None, packed: bool) -> None:
+    if packed and (use_cache or cache is not None):
+        raise ValueError(
+            "position_ids start again within a row, which packs several documents, but a cache would mix the "
+            "documents when it is continued: pass use_cache=False and no past_key_values"
+        )

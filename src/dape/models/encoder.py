@@ -53,7 +53,6 @@ class Encoder(nn.Module):
         parsed = parse_method(method)
         if POSITIONS[parsed.position].direction == "causal":
             raise ValueError(f'"{parsed.position}" has no meaning where the future is visible: use a decoder')
-        width = {} if parsed.kernel_size is None else {"width": score_width}
         count = 1 if POSITIONS[parsed.position].shared else num_layers
         self.embed = nn.Embedding(vocab_size, hidden_size)
         self.encodings = nn.ModuleList(
@@ -70,7 +69,7 @@ class Encoder(nn.Module):
                 Attention(
                     hidden_size,
                     num_heads,
-                    scores=parsed.build_scores(num_heads, **width, **(score_options or {})),
+                    scores=parsed.build_scores(num_heads, width=score_width, **(score_options or {})),
                     qkv_bias=False,
                     backend=backend,
                     layer=layer,

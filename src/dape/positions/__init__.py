@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-
 from dape.positions.alibi import ALiBi
 from dape.positions.base import DistanceEncoding, Places, PositionEncoding
 from dape.positions.cope import CoPE
 from dape.positions.draw import randomized_positions
 from dape.positions.fire import FIRE
+from dape.positions.fox import DataAlibi, FoX
 from dape.positions.kerple import Kerple, KerplePower
 from dape.positions.nope import NoPE
 from dape.positions.relative import Relative
@@ -17,13 +16,16 @@ from dape.positions.sandwich import Sandwich
 from dape.positions.sinusoidal import Sinusoidal
 from dape.positions.t5 import T5Bias
 from dape.positions.transformer_xl import TransformerXL
+from dape.rebuilding import constructor_parameters
 
 __all__ = [
     "FIRE",
     "POSITIONS",
     "ALiBi",
     "CoPE",
+    "DataAlibi",
     "DistanceEncoding",
+    "FoX",
     "Kerple",
     "KerplePower",
     "NoPE",
@@ -52,6 +54,8 @@ POSITIONS: dict[str, type[PositionEncoding]] = {
     "cope": CoPE,
     "transformer-xl": TransformerXL,
     "relative": Relative,
+    "fox": FoX,
+    "data-alibi": DataAlibi,
 }
 
 
@@ -60,7 +64,7 @@ def build_position(
 ) -> PositionEncoding:
     """The encoding of that name for a model's sizes; it is given those of them that it asks for."""
     encoding = POSITIONS[name]
-    asked = inspect.signature(encoding).parameters
+    asked = constructor_parameters(encoding)
     sizes = {"num_heads": num_heads, "head_width": head_width, "hidden_size": hidden_size}
     unknown = [option for option in options if option not in asked or option in sizes]
     if unknown:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, TileBias, Visible
+from dape.rebuilding import Rebuildable
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,27 @@ class Places:
         first, last = (None if x is None else moved(x) for x in (self.visible.first, self.visible.last))
         return replace(self, queries=moved(self.queries), keys=moved(self.keys), visible=Visible(first, last))
 
+    def before(self, count: int) -> Places:
+        """These queries and the `count` before them, whose keys are there already."""
+        if count == 0:
+            return self
+        start = self.num_keys - self.num_queries
+        earlier = self.keys[:, start - count : start].expand(self.queries.shape[0], -1)
+        bounds = (self.visible.first, self.visible.last)
+        if any(x is not None and x.shape[1] > 1 for x in bounds):
+            raise ValueError(
+                "earlier queries of a cache are read again, but what each of them saw is not known: use padding, or "
+                "pass the whole input without a cache (use_cache=False)"
+            )
+        return replace(self, queries=torch.cat([earlier, self.queries], 1))
+
+    def query_index(self) -> Tensor:
+        """The key that each query itself is, [1 or B, Tq]: the last one that a causal query sees."""
+        _, last = self.visible.bounds(
+            self.num_queries, self.num_keys, causal=self.causal, device=self.queries.device
+        )
+        return last.clamp(min=0)
+
     def distances(self, rows: slice, num_keys: int) -> Tensor:
         """Query position minus key position, [1 or B, rows, num_keys], exact integers."""
         return self.queries[:, rows, None] - self.keys[:, None, :num_keys]
@@ -106,7 +128,7 @@ class LinearMap(Parameters):
             nn.init.uniform_(parameter, -bound, bound)
 
 
-class PositionEncoding(Parameters):
+class PositionEncoding(Parameters, Rebuildable):
     """What a model knows of where its tokens stand. Override one hook; the others do nothing.
 
     additive: whether `bias` returns one, so that a score convolution has channels for it.
@@ -118,9 +140,6 @@ class PositionEncoding(Parameters):
     direction: ClassVar[Literal["both", "causal"]] = "both"
     shared: ClassVar[bool] = False
     summary: ClassVar[str] = ""
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew, by functions of torch.nn.init alone."""
 
     @classmethod
     def trained_at(cls, length: int) -> dict[str, Any]:
@@ -139,8 +158,17 @@ class PositionEncoding(Parameters):
         """Queries or keys [B, H, T, D] at positions [1 or B, T]."""
         return x
 
-    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
-        """What is added to the scores of q [B, H, Tq, D] and k [B, G, Tk, D]."""
+    def token_state(self, x: Tensor) -> Tensor | None:
+        """Numbers [B, H, T] of each token, from its hidden state [B, T, hidden]; caches keep them beside the keys."""
+        return None
+
+    def bias(
+        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+    ) -> Bias:
+        """What is added to the scores of q [B, H, Tq, D] and k [B, G, Tk, D].
+
+        state: [B, H, Tk], what `token_state` gave for the keys.
+        """
         return None
 
 
@@ -153,7 +181,9 @@ class DistanceEncoding(PositionEncoding):
         """The bias [H, …] at integer distances […] (query position − key position), in float32 or finer."""
         raise NotImplementedError
 
-    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+    def bias(
+        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+    ) -> Bias:
         dtype = torch.promote_types(q.dtype, torch.float32)
         if places.consecutive:
             lowest = 0 if places.causal else 1 - places.num_queries

@@ -31,7 +31,9 @@ class CoPE(PositionEncoding):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.embeddings)
 
-    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+    def bias(
+        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+    ) -> Bias:
         (embeddings,) = self(q.device)
         embeddings = embeddings * scale if self.scaled else embeddings
 

@@ -53,7 +53,9 @@ class FIRE(PositionEncoding):
                 state_dict[prefix + name] = state_dict[prefix + name][None]
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
-    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+    def bias(
+        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+    ) -> Bias:
         rate, factor = self(q.device)
         rate, threshold = rate.abs(), (factor * self.threshold).abs()
         network = self.network(q.device)

@@ -92,7 +92,10 @@ FAST = {"llama3": 4.0}
 
 
 class RoPE(PositionEncoding):
-    """Rotates queries and keys; adds no bias."""
+    """Rotates queries and keys; adds no bias.
+
+    fraction: of the features that rotate, the first ones of each head; the others carry no position (GPT-NeoX).
+    """
 
     summary = f"queries and keys rotated by their position (scaling: {', '.join(list(SCALINGS)[1:])})"
 
@@ -108,11 +111,20 @@ class RoPE(PositionEncoding):
         slow: float | None = None,
         short: Sequence[float] | None = None,
         long: Sequence[float] | None = None,
+        fraction: float = 1.0,
     ) -> None:
         super().__init__()
         check_sizes(head_width=head_width)
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction={fraction} of the features rotate; it must be in (0, 1]")
         if head_width % 2:
             raise ValueError(f"rotations come in pairs of features: head_width={head_width} is odd")
+        rotated = round(head_width * fraction)
+        if rotated < 2 or rotated % 2:
+            raise ValueError(
+                f"rotations come in pairs of features: fraction={fraction} of head_width={head_width} is {rotated}"
+            )
+        head_width = rotated
         if scaling not in SCALINGS:
             raise ValueError(f'unknown scaling "{scaling}": choose one of {", ".join(SCALINGS)}')
         if factor < 1:
@@ -165,5 +177,7 @@ class RoPE(PositionEncoding):
         gain = SCALINGS[self.scaling].gain(self)
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = (angles.cos() * gain).to(dtype), (angles.sin() * gain).to(dtype)
-        a, b = x.to(dtype).chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+        rotated, rest = x.split([self.head_width, x.shape[-1] - self.head_width], -1)
+        a, b = rotated.to(dtype).chunk(2, -1)
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+        return turned if not rest.shape[-1] else torch.cat([turned, rest], -1)

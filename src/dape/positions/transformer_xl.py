@@ -30,7 +30,9 @@ class TransformerXL(PositionEncoding):
         nn.init.normal_(self.distance_bias, std=0.02)
         self.distance_key.reset_parameters()
 
-    def bias(self, q: Tensor, k: Tensor, places: Places, *, scale: float) -> Bias:
+    def bias(
+        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+    ) -> Bias:
         num_heads, head_width = self.key_bias.shape
         repeats = num_heads // k.shape[1]
         key_bias, distance_bias = self(q.device)

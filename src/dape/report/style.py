@@ -43,7 +43,7 @@ def style_of(index: int, method: str) -> Style:
 
 def _is_plain(method: str) -> bool:
     try:
-        return parse_method(method).kernel_size is None
+        return parse_method(method).is_plain
     except ValueError:  # records of somebody else's method are shown as well
         return True
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dape.ops.score_attention import attention
 from dape.scores import PlainScores, ScoreConv
 from dape.scores.base import ScoreProcessor
 from dape.tasks import build_task
@@ -38,7 +39,7 @@ def difference_conv() -> ScoreConv:
 def answers(ids: Tensor, vocab_size: int, scores: ScoreProcessor, sharpness: float) -> Tensor:
     """The token that comes out at every place [B, T], from one-hot embeddings read back by the largest entry."""
     x = torch.nn.functional.one_hot(ids, vocab_size).to(torch.float64)[:, None]
-    return scores.attend(x, -x, x, scale=sharpness, backend="reference")[:, 0].argmax(-1)
+    return attention(x, -x, x, scores, scale=sharpness, backend="reference")[:, 0].argmax(-1)
 
 
 def construction_records(settings: dict[str, Any]) -> list[dict[str, Any]]:

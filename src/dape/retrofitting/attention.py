@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
-from dape.ops.score_attention import Visible, attention
-from dape.ops.score_attention.reference import repeat_heads, softmax_visible
+from dape.ops.score_attention import Visible, attention, attention_weights
 from dape.ops.score_attention.types import EVERYTHING
-from dape.scores import ScoreConv
+from dape.scores import ScoreProcessor
 
 # The implementation's name in `model.config._attn_implementation`, and that of the convolution in a layer.
 NAME = "dape"
@@ -85,7 +84,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output [B, Tq, H, D] of a retrofitted layer; and its weights if asked for, by the reference."""
     scores = getattr(module, SCORES, None)
-    if not isinstance(scores, ScoreConv):
+    if not isinstance(scores, ScoreProcessor):
         raise ValueError(
             f'{type(module).__name__} has no score convolution, but its model runs attn_implementation="{NAME}": '
             f"add it with dape.retrofit(model)"
@@ -101,7 +100,7 @@ def attend(
     out = attention(query, key, value, scores, causal=True, visible=visible, scale=scaling, dropout=dropout)
     weights = None
     if kwargs.get("output_attentions"):
-        weights = _weights(scores, query, key, visible, scaling)
+        weights = attention_weights(query, key, scores, causal=True, visible=visible, scale=scaling)
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -124,16 +123,6 @@ def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visi
         if not first.any() and torch.equal(last, (query + num_keys - num_queries).expand_as(last)):
             return EVERYTHING, num_keys
     return Visible(first, last), num_keys
-
-
-def _weights(
-    scores: ScoreConv, query: Tensor, key: Tensor, visible: Visible, scaling: float | None
-) -> Tensor:
-    """The softmax weights [B, H, Tq, Tk], T×T, for looking at."""
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    products = query.to(dtype) @ repeat_heads(key, query.shape[1]).to(dtype).transpose(-1, -2) * scale
-    return softmax_visible(scores(products, causal=True, visible=visible)).to(query.dtype)
 
 
 AttentionInterface.register(NAME, attend)

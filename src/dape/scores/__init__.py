@@ -1,12 +1,28 @@
-"""Score processors: what happens to q·k before the softmax. One file each, one line each in the registry."""
+"""Score processors: what happens to q·k on its way to weights. One file each, one line each in the registry."""
 
 from dape.scores.base import ScoreProcessor
 from dape.scores.conv import ScoreConv
+from dape.scores.keyconv import KeyConv
+from dape.scores.mta import MultiTokenAttention
+from dape.scores.normaliser import Normalised
 from dape.scores.plain import PlainScores
+from dape.scores.talking import TalkingHeads
 
-__all__ = ["SCORES", "PlainScores", "ScoreConv", "ScoreProcessor"]
+__all__ = [
+    "SCORES",
+    "KeyConv",
+    "MultiTokenAttention",
+    "Normalised",
+    "PlainScores",
+    "ScoreConv",
+    "ScoreProcessor",
+    "TalkingHeads",
+]
 
 SCORES: dict[str, type[ScoreProcessor]] = {
     "plain": PlainScores,
-    "conv": ScoreConv,
+    "dape": ScoreConv,
+    "keyconv": KeyConv,
+    "talking": TalkingHeads,
+    "mta": MultiTokenAttention,
 }

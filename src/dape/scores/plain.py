@@ -1,5 +1,6 @@
 """Plain scores: what every Transformer does."""
 
+from dape.ops.score_attention import PLAIN, ScoreProgram
 from dape.scores.base import ScoreProcessor
 
 
@@ -7,3 +8,6 @@ class PlainScores(ScoreProcessor):
     """softmax(S + B); PyTorch's fused attention wherever it can run."""
 
     summary = "the scores as they are"
+
+    def program(self) -> ScoreProgram:
+        return PLAIN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import ModuleType
 from typing import Protocol, runtime_checkable
 
@@ -12,12 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from dape.ops.score_attention import cpu, reference, sdpa, tiled, triton
 from dape.ops.score_attention.library import unsupported_transform
+from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,
     Bias,
-    ConvWeights,
     DistanceBias,
     Problem,
+    SeparableBias,
     TileBias,
     Visible,
 )
@@ -37,8 +39,8 @@ BACKENDS: dict[str, ModuleType] = {
 # leaves out what no query sees, is faster than PyTorch's own; before, what a call costs by itself decides.
 LARGE_PLAIN = 4 * 1024 * 1024
 
-# Those that run any stack of kq×k convolutions; the others run the paper's two of 1×k.
-ANY_STACK = ("tiled", "reference")
+# Those that run any program with any bias; the others run plain scores and the paper's two convolutions of 1×k.
+ANY_PROGRAM = ("tiled", "reference")
 
 # Those whose derivative is written by hand, for `backward` alone.
 BACKWARD_ONLY = ("triton", "cpu", "tiled")
@@ -48,17 +50,17 @@ TILE_NUMBERS = 4 * 1024 * 1024
 
 
 @runtime_checkable
-class HasConvWeights(Protocol):
-    """A module, such as ScoreConv, that hands out its weights."""
+class HasProgram(Protocol):
+    """A module, such as a ScoreProcessor, that says what it does to scores."""
 
-    def weights(self) -> ConvWeights: ...
+    def program(self) -> ScoreProgram: ...
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    conv: ConvWeights | HasConvWeights | None,
+    program: ScoreProgram | HasProgram | None = None,
     *,
     bias: Bias = None,
     causal: bool = True,
@@ -67,31 +69,82 @@ def attention(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """Attention output [B, H, Tq, D], its scores refined by a convolution over heads and neighbouring keys.
+    """Attention output [B, H, Tq, D], with a trainable bias and processed scores, in O(T) memory.
 
     q: [B, H, Tq, D]; k, v: [B, G, Tk, D], where G divides H (query head h reads head h · G // H).
-    conv:    a ScoreConv, its ConvWeights, or None for plain attention (with whatever bias).
-    bias:    None, a tensor [1 or B, H, Tq, Tk], a DistanceBias, or a TileBias.
+    program: what happens to the scores: a ScoreProgram, a score processor such as ScoreConv, or None for softmax(S + B).
+    bias:    None, a tensor [1 or B, H, Tq, Tk], a DistanceBias, a SeparableBias, or a TileBias; all have gradients.
     causal:  the last query stands at the last key and nobody sees ahead; False: everybody sees everything.
     visible: further limits, an interval of keys for each query (padding, windows, packed documents).
-    scale:   of the dot products, 1/√D by default, applied before the convolution.
-    dropout: probability, on the softmax weights.
+    scale:   of the dot products, 1/√D by default, applied before the program.
+    dropout: probability, on the attention weights.
     backend: "auto" takes the fastest that can run; a name takes that one or raises with its reason.
     """
-    weights = conv.weights() if isinstance(conv, HasConvWeights) else conv
-    visible = EVERYTHING if visible is None else visible
-    if q.dim() == 4 and q.shape[3] == 0:
-        raise ValueError("q has head width 0: a dot product needs at least one number a head")
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    _check(q, k, v, weights, bias, visible, causal=causal, scale=scale, dropout=dropout, backend=backend)
-    if isinstance(bias, TileBias) and (weights is None or weights.is_pair):
-        return _attend_by_tiles(q, k, v, weights, bias, visible, causal, scale, dropout, backend)
-    problem = Problem(q, k, v, weights, bias, visible, causal, scale, dropout)
+    problem = make_problem(
+        q, k, v, program, bias=bias, causal=causal, visible=visible, scale=scale, dropout=dropout
+    )
+    check_backend(backend)
     if q.shape[2] == 0:
         return q.clone()
     if q.numel() == 0:
         return reference.attend(problem)
+    return _attend(problem, backend)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    program: ScoreProgram | HasProgram | None = None,
+    *,
+    bias: Bias = None,
+    causal: bool = True,
+    visible: Visible | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """The weights [B, H, Tq, Tk] that `attention` gives the values, by the reference: T×T memory, for looking at."""
+    problem = make_problem(q, k, k, program, bias=bias, causal=causal, visible=visible, scale=scale)
+    return reference.weights(problem).to(q.dtype)
+
+
+def make_problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    program: ScoreProgram | HasProgram | None = None,
+    *,
+    bias: Bias = None,
+    causal: bool = True,
+    visible: Visible | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Problem:
+    """A call of `attention`, its arguments checked."""
+    found = program.program() if isinstance(program, HasProgram) else program
+    if found is not None and not isinstance(found, ScoreProgram):
+        raise TypeError(
+            f"program is a {type(found).__name__}, expected a ScoreProgram, a score processor such as ScoreConv, or None"
+        )
+    visible = EVERYTHING if visible is None else visible
+    if q.dim() == 4 and q.shape[3] == 0:
+        raise ValueError("q has head width 0: a dot product needs at least one number a head")
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    problem = Problem(q, k, v, found or PLAIN, bias, visible, causal, scale, dropout)
+    _check(problem)
+    return problem
+
+
+def _attend(problem: Problem, backend: str) -> Tensor:
+    bias = problem.bias
+    if isinstance(bias, SeparableBias | TileBias) and not _runs_any_program(problem, backend):
+        tiles = bias.tiles() if isinstance(bias, SeparableBias) else bias
+        return _attend_by_tiles(problem, tiles, backend)
     return choose(problem, backend).attend(problem)
+
+
+def _runs_any_program(problem: Problem, backend: str) -> bool:
+    """Whether the call goes to a backend that takes every bias; the others take a bias by tiles as dense ones."""
+    general = not (problem.program.is_plain or problem.pair)
+    return general if backend == "auto" else backend in ANY_PROGRAM and general
 
 
 def choose(problem: Problem, backend: str = "auto") -> ModuleType:
@@ -100,7 +153,7 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     reasons = []
     for name in names:
         module = BACKENDS[name]
-        reason = module.unsupported(problem) or _unsupported_stack(name, problem.conv)
+        reason = _unsupported_program(name, problem) or module.unsupported(problem)
         if reason is None and name in BACKWARD_ONLY:
             reason = unsupported_transform(problem)
         if reason is None:
@@ -116,83 +169,57 @@ def _by_speed(problem: Problem) -> list[str]:
     return ["cpu", *(name for name in BACKENDS if name != "cpu")]
 
 
-def _unsupported_stack(name: str, conv: ConvWeights | None) -> str | None:
-    if conv is None or name in ANY_STACK or conv.is_pair:
+def _unsupported_program(name: str, problem: Problem) -> str | None:
+    if name in ANY_PROGRAM or problem.program.is_plain or problem.pair is not None:
         return None
-    return (
-        f"it runs two convolutions of 1×k, not {conv.depth} of {conv.query_kernel_size}×{conv.kernel_size}; "
-        f"{' and '.join(ANY_STACK)} do"
-    )
+    return f"it runs plain scores and two convolutions of 1×k; {' and '.join(ANY_PROGRAM)} run every program"
 
 
-def _attend_by_tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    conv: ConvWeights | None,
-    bias: TileBias,
-    visible: Visible,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    backend: str,
-) -> Tensor:
+def _attend_by_tiles(problem: Problem, bias: TileBias, backend: str) -> Tensor:
     """The same attention, a tile of queries at a time, so that the bias never exists as a whole."""
-    num_heads, num_queries, num_keys = q.shape[1], q.shape[2], k.shape[2]
+    q, causal = problem.q, problem.causal
+    _, num_heads, num_queries, num_keys, _ = problem.sizes
     rows_per_tile = max(1, TILE_NUMBERS // max(1, bias.batch * num_heads * num_keys))
-    first, last = visible.bounds(num_queries, num_keys, causal=causal, device=q.device)
-    reads_ahead = not causal or (conv is not None and conv.leak_future)
+    first, last = problem.visible.bounds(num_queries, num_keys, causal=causal, device=q.device)
+    reads_ahead = not causal or problem.program.leak_future
 
     def attend_rows(q_tile: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
         rows = slice(start, start + q_tile.shape[2])
         # Rows of a causal tile need the keys up to the tile's last row only.
         stop = num_keys if reads_ahead else rows.stop + num_keys - num_queries
-        problem = Problem(
-            q_tile,
-            k[:, :, :stop],
-            v[:, :, :stop],
-            conv,
-            bias.checked(rows, stop, num_heads),
-            Visible(first[:, rows], last[:, rows]),
-            causal,
-            scale,
-            dropout,
+        tile = replace(
+            problem,
+            q=q_tile,
+            k=k[:, :, :stop],
+            v=v[:, :, :stop],
+            bias=bias.checked(rows, stop, num_heads),
+            visible=Visible(first[:, rows], last[:, rows]),
         )
-        return choose(problem, backend).attend(problem)
+        return choose(tile, backend).attend(tile)
 
     if rows_per_tile >= num_queries:
-        return attend_rows(q, k, v, 0)
+        return attend_rows(q, problem.k, problem.v, 0)
     starts = range(0, num_queries, rows_per_tile)
     tiles = [q[:, :, start : start + rows_per_tile] for start in starts]
     if torch.is_grad_enabled():
         # Recomputing a tile in the backward pass is what keeps the memory linear in T.
         outputs = [
-            checkpoint(attend_rows, tile, k, v, start, use_reentrant=False)
+            checkpoint(attend_rows, tile, problem.k, problem.v, start, use_reentrant=False)
             for tile, start in zip(tiles, starts, strict=True)
         ]
     else:
-        outputs = [attend_rows(tile, k, v, start) for tile, start in zip(tiles, starts, strict=True)]
+        outputs = [
+            attend_rows(tile, problem.k, problem.v, start) for tile, start in zip(tiles, starts, strict=True)
+        ]
     return torch.cat(outputs, dim=2)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    conv: ConvWeights | None,
-    bias: Bias,
-    visible: Visible,
-    *,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    backend: str,
-) -> None:
-    _check_qkv(q, k, v, causal=causal)
+def _check(problem: Problem) -> None:
+    q, k, visible = problem.q, problem.k, problem.visible
+    _check_qkv(q, k, problem.v, causal=problem.causal)
     batch, num_queries, num_keys = q.shape[0], q.shape[2], k.shape[2]
-    _check_bias(bias, q, num_keys, causal=causal)
-    if conv is not None:
-        _check_conv(conv, q, num_keys, has_bias=bias is not None)
+    _check_bias(problem.bias, q, num_keys, causal=problem.causal)
+    _check_program(problem)
     if not isinstance(visible, Visible):
         raise TypeError(
             f"visible is a {type(visible).__name__}, expected a dape.Visible or None; "
@@ -207,11 +234,10 @@ def _check(
             raise ValueError(
                 f"visible.{name} has shape {tuple(bound.shape)}, expected [1 or {batch}, 1 or {num_queries}]"
             )
-    if not math.isfinite(scale):
-        raise ValueError(f"scale={scale} is not finite")
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} is not a probability in [0, 1)")
-    check_backend(backend)
+    if not math.isfinite(problem.scale):
+        raise ValueError(f"scale={problem.scale} is not finite")
+    if not 0.0 <= problem.dropout < 1.0:
+        raise ValueError(f"dropout={problem.dropout} is not a probability in [0, 1)")
 
 
 def check_backend(name: str) -> None:
@@ -273,57 +299,33 @@ def _check_bias(bias: Bias, q: Tensor, num_keys: int, *, causal: bool) -> None:
                 f"the bias covers distances {bias.lowest} to {bias.lowest + bias.values.shape[1] - 1}, "
                 f"but the tokens are {lowest} to {highest} apart"
             )
+    elif isinstance(bias, SeparableBias):
+        for name, part, tokens in (("row", bias.row, num_queries), ("column", bias.column, num_keys)):
+            _check_companion(f"bias.{name}", part, q, allowed)
+            if part.dim() != 3 or part.shape[0] not in (1, batch) or part.shape[1:] != (num_heads, tokens):
+                raise ValueError(
+                    f"bias.{name} has shape {tuple(part.shape)}, expected [1 or {batch}, {num_heads} heads, {tokens} tokens]"
+                )
     elif isinstance(bias, TileBias):
         if bias.batch not in (1, batch):
             raise ValueError(f"the tile bias says batch={bias.batch}, expected 1 or {batch}")
     elif bias is not None:
         raise TypeError(
-            f"bias is a {type(bias).__name__}, expected None, a tensor, a DistanceBias or a TileBias"
+            f"bias is a {type(bias).__name__}, expected None, a tensor, a DistanceBias, a "
+            f"SeparableBias or a TileBias"
         )
 
 
-def _check_conv(conv: ConvWeights, q: Tensor, num_keys: int, *, has_bias: bool) -> None:
-    if not isinstance(conv, ConvWeights):
-        raise TypeError(f"conv is a {type(conv).__name__}, expected a ScoreConv, ConvWeights or None")
-    num_heads, channels = q.shape[1], conv.expand_weight.shape[1]
-    if conv.project_weight.shape[0] != num_heads:
-        raise ValueError(
-            f"the convolution gives scores of {conv.project_weight.shape[0]} heads, but q has {num_heads}: "
-            f"build it with num_heads={num_heads}"
-        )
-    if has_bias and channels == num_heads:
-        raise ValueError(
-            f"the convolution reads {channels} channels, the scores of {num_heads} heads alone, but there is a "
-            f"bias: build it with bias_channels=True"
-        )
-    if not has_bias and channels == 2 * num_heads:
-        raise ValueError(
-            f"the convolution reads {channels} channels, scores and bias of {num_heads} heads, but bias=None: "
-            f"build it with bias_channels=False"
-        )
+def _check_program(problem: Problem) -> None:
+    program, q, num_keys = problem.program, problem.q, problem.k.shape[2]
+    program.check(q.shape[1], has_bias=problem.bias is not None)
     allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}
-    width, kernel = conv.width, (conv.query_kernel_size, conv.kernel_size)
-    names = ["expand", *["middle"] * len(conv.middle), "project"]
-    inputs = num_heads * (2 if has_bias else 1)
-    for name, (weight, offset) in zip(names, conv.layers, strict=True):
-        outputs = num_heads if name == "project" else width
-        expected = {f"conv.{name}_weight": (outputs, inputs, *kernel), f"conv.{name}_bias": (outputs,)}
-        for (called, shape), tensor in zip(expected.items(), (weight, offset), strict=True):
-            _check_companion(called, tensor, q, allowed)
-            if tuple(tensor.shape) != shape:
-                raise ValueError(f"{called} has shape {tuple(tensor.shape)}, expected {shape}")
-        inputs = width
-    if conv.earlier_rows and q.shape[2] > num_keys:
+    for name, tensor in program.tensors():
+        _check_companion(name, tensor, q, allowed)
+    if program.earlier_rows and q.shape[2] > num_keys:
         raise ValueError(
-            f"a kernel over {conv.query_kernel_size} queries needs a key for every query, got {q.shape[2]} queries "
-            f"and {num_keys} keys"
+            f"a kernel over several queries needs a key for every query, got {q.shape[2]} queries and {num_keys} keys"
         )
-    if not 0 <= conv.left < conv.kernel_size:
-        raise ValueError(f"conv.left={conv.left} is outside the kernel of size {conv.kernel_size}")
-    if conv.negative_slope < 0:
-        raise ValueError(f"conv.negative_slope={conv.negative_slope} is negative")
-    if conv.residual not in ("scores+bias", "scores"):
-        raise ValueError(f'conv.residual="{conv.residual}", expected "scores+bias" or "scores"')
 
 
 def _check_companion(name: str, tensor: Tensor, q: Tensor, allowed: set[torch.dtype]) -> None:

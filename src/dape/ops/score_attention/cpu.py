@@ -23,16 +23,16 @@ def unsupported(problem: Problem) -> str | None:
         return f"it computes in float32, the tensors are {problem.q.dtype}"
     if problem.dropout:
         return f"it has no dropout, got dropout={problem.dropout}"
-    if problem.conv is not None and problem.conv.leak_future:
+    if problem.pair is not None and problem.pair.leak_future:
         return "it never reads keys that a query may not see, which leak_future=True asks for"
-    if problem.conv is not None and not 0 <= problem.conv.negative_slope <= 1:
-        return f"it needs negative_slope in [0, 1], got {problem.conv.negative_slope}"
+    if problem.pair is not None and not 0 <= problem.pair.negative_slope <= 1:
+        return f"it needs negative_slope in [0, 1], got {problem.pair.negative_slope}"
     return native.PROBLEM
 
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
-    conv, bias = problem.conv, problem.bias
+    conv, bias = problem.pair, problem.bias
     values = bias.values.float() if isinstance(bias, DistanceBias) else None
     lowest = bias.lowest if isinstance(bias, DistanceBias) else 0
     dense = bias.float() if isinstance(bias, Tensor) else None

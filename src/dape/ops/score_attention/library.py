@@ -10,7 +10,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import FunctionCtx
 from torch.library import CustomOpDef
 
-from dape.ops.score_attention.types import DistanceBias, Problem
+from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias
 
 
 @dataclass
@@ -80,14 +80,15 @@ def unsupported_transform(problem: Problem) -> str | None:
     """
     if torch.compiler.is_compiling():
         return None
-    bias = problem.bias.values if isinstance(problem.bias, DistanceBias) else problem.bias
-    tensors = [problem.q, problem.k, problem.v, bias if isinstance(bias, Tensor) else None]
-    if problem.conv is not None:
-        tensors += [tensor for layer in problem.conv.layers for tensor in layer]
+    bias = problem.bias
+    parts = {DistanceBias: ("values",), SeparableBias: ("row", "column")}.get(type(bias), ())
+    tensors = [problem.q, problem.k, problem.v, *(getattr(bias, part) for part in parts)]
+    tensors += [bias] if isinstance(bias, Tensor) else []
+    tensors += [tensor for _, tensor in problem.program.tensors()]
     functorch = torch._C._functorch
     transforms = {level.key() for level in functorch.get_interpreter_stack() or ()}
     if transforms & {functorch.TransformType.Grad, functorch.TransformType.Jvp} or any(
-        tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors
+        unpack_dual(tensor).tangent is not None for tensor in tensors
     ):
         return (
             "its derivative is written for backward(), not for torch.func or forward mode differentiation; "

@@ -1,18 +1,13 @@
-"""The definition: attention with convolved scores, written like its formulas. Any dtype, any device, T×T memory.
+"""The definition: attention by a score program, written like its formulas. Any dtype, any device, T×T memory.
 
-    X      = [S ; B] over heads, 0 where not visible
-    Y      = project(LeakyReLU(expand(X)))
-    logits = S + B + Y where visible, else −∞
-    out    = softmax(logits) · v
+    X       = S, or [S ; B] over heads, 0 where not visible
+    logits  = residual + pre(X) where visible, else −∞
+    P       = softmax(logits), its sum with the sink, logits scaled by length_scale · log n
+    weights = post(P) where visible, else 0
+    out     = weights · v
 
-A row depends on its visible keys alone. To the right of a causal query's last visible key the hidden map
-goes on, computed from zeros; to the left of the first visible key it is zero. Without causality it is zero
-on both sides. A deeper stack, Y = project(LeakyReLU(middle(… LeakyReLU(expand(X))))), keeps this rule for all its
-hidden maps.
-
-A kernel of kq rows lets row i read rows i − kq + 1 … i of X and of every hidden map. A row counts as zero in all of
-them, as if it were before the first, where row i does not see that row's own key (padding, another document) and
-where it sees nothing itself. So rows depend on earlier rows, which a chunk of queries must bring along.
+A stage is a convolution and a LeakyReLU; DAPE V2 has pre = project ∘ LeakyReLU ∘ expand. What maps hold at the edges
+of visibility stands in edges.py.
 """
 
 from __future__ import annotations
@@ -21,96 +16,106 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.types import ConvWeights, Problem, Visible
+from dape.ops.score_attention.edges import Edges
+from dape.ops.score_attention.program import ScoreProgram, Stage
+from dape.ops.score_attention.types import Problem
 
 
 def unsupported(problem: Problem) -> str | None:
     return None
 
 
-def process_scores(
-    scores: Tensor, bias: Tensor | None, conv: ConvWeights | None, visible: Visible, *, causal: bool
-) -> Tensor:
-    """Logits [B, H, Tq, Tk]: the scores plus bias plus what the convolutions make of both, −∞ where not visible.
+def attend(problem: Problem) -> Tensor:
+    """weights · v, [B, H, Tq, D]."""
+    values = repeat_heads(problem.v, problem.q.shape[1]).to(problem.compute_dtype)
+    return (F.dropout(weights(problem), problem.dropout) @ values).to(problem.q.dtype)
 
-    scores: [B, H, Tq, Tk], already scaled. bias: [1 or B, H, Tq, Tk] or None.
-    """
-    _, _, num_queries, num_keys = scores.shape
-    shown = visible.mask(num_queries, num_keys, causal=causal, device=scores.device)
+
+def weights(problem: Problem) -> Tensor:
+    """The attention weights [B, H, Tq, Tk] of a call, in its compute dtype."""
+    dtype, (_, num_heads, num_queries, num_keys, _) = problem.compute_dtype, problem.sizes
+    program, bias = problem.program.to(dtype), problem.dense_bias()
+    edges = Edges.of(
+        problem.visible,
+        num_queries,
+        num_keys,
+        causal=problem.causal,
+        leak_future=program.leak_future,
+        device=problem.q.device,
+    )
+    scores = problem.q.to(dtype) @ repeat_heads(problem.k, num_heads).to(dtype).transpose(-1, -2)
+    bias = None if bias is None else bias.to(dtype)
+    return normalise(process(scores * problem.scale, bias, program, edges), program, edges)
+
+
+def process(scores: Tensor, bias: Tensor | None, program: ScoreProgram, edges: Edges) -> Tensor:
+    """Logits [B, H, Tq, Tk] of scaled scores [B, H, Tq, Tk] and a bias [1 or B, H, Tq, Tk] or None."""
+    if program.softcap is not None:
+        scores = program.softcap * torch.tanh(scores / program.softcap)
     plain = scores if bias is None else scores + bias
-    if conv is None:
-        return plain.masked_fill(~shown, -torch.inf)
-    refined = refine(scores, bias, conv, visible, causal=causal)
-    residual = {"scores+bias": plain, "scores": scores}[conv.residual]
-    return (residual + refined).masked_fill(~shown, -torch.inf)
+    if not program.pre:
+        return plain.masked_fill(~edges.shown, -torch.inf)
+    nothing = torch.zeros_like(scores)
+    residual = {
+        "scores+bias": plain,
+        "scores": scores,
+        "bias": nothing if bias is None else bias,
+        "none": nothing,
+    }[program.residual]
+    refined = apply_stages(edges.image(image_of(scores, bias, program)), program.pre, edges)
+    return (residual + refined).masked_fill(~edges.shown, -torch.inf)
 
 
-def refine(
-    scores: Tensor, bias: Tensor | None, conv: ConvWeights, visible: Visible, *, causal: bool
-) -> Tensor:
-    """What the convolutions make of scores and bias, [B, H, Tq, Tk]."""
-    _, _, num_queries, num_keys = scores.shape
-    sizes, device = (num_queries, num_keys), scores.device
-    first, last = visible.bounds(*sizes, causal=causal, device=device)
-    shown = visible.mask(*sizes, causal=causal and not conv.leak_future, device=device)
-    earlier = visible.readable_rows(*sizes, device=device)
-    channels = scores if bias is None else torch.cat([scores, bias.expand_as(scores)], dim=1)
-
-    # As many columns past the last key as the later convolutions reach.
-    num_columns = num_keys + (conv.depth - 1) * conv.right
-    image = F.pad(channels.masked_fill(~shown, 0.0), (0, num_columns - num_keys))
-    column = torch.arange(num_columns, device=device)
-    inside = (column >= first[..., None]) & (first <= last)[..., None]
-    if conv.leak_future:
-        inside = inside & (column < num_keys)
-    elif not causal:
-        inside = inside & (column <= last[..., None])
-    for weight, offset in conv.layers[:-1]:
-        hidden = F.leaky_relu(convolve(image, weight, offset, conv.left, earlier), conv.negative_slope)
-        image = hidden.masked_fill(~inside[:, None], 0.0)
-    return convolve(image, *conv.layers[-1], conv.left, earlier)[..., :num_keys]
+def normalise(logits: Tensor, program: ScoreProgram, edges: Edges) -> Tensor:
+    """Attention weights [B, H, Tq, Tk] of logits; a row without visible keys has weights 0."""
+    if program.length_scale is not None:
+        length = edges.num_visible.clamp(min=1).to(logits.dtype)
+        factor = program.length_scale[:, None, None] * torch.log(length)
+        logits = (logits.masked_fill(~edges.shown, 0.0) * factor).masked_fill(~edges.shown, -torch.inf)
+    weights = softmax_visible(logits, program.sink)
+    if program.post:
+        weights = apply_stages(weights, program.post, edges).masked_fill(~edges.shown, 0.0)
+    return weights
 
 
-def convolve(image: Tensor, weight: Tensor, offset: Tensor, left: int, earlier: Tensor) -> Tensor:
-    """A kq×k convolution [B, C, Tq, n] → [B, O, Tq, n] that reads at most `earlier` [B or 1, Tq] rows before its own."""
-    num_rows, (query_kernel_size, kernel_size) = image.shape[2], weight.shape[2:]
-    padded = F.pad(image, (left, kernel_size - 1 - left))
-    total = offset[:, None, None]
-    for distance in range(query_kernel_size):
-        rows = F.pad(padded, (0, 0, distance, 0))[:, :, :num_rows]
-        rows = rows.masked_fill((earlier < distance)[:, None, :, None], 0.0)
-        total = total + F.conv2d(rows, weight[:, :, [query_kernel_size - 1 - distance]])
+def image_of(scores: Tensor, bias: Tensor | None, program: ScoreProgram) -> Tensor:
+    """The channels [B, C, Tq, Tk] that the first stage reads."""
+    if bias is None or not program.reads_bias(scores.shape[1]):
+        return scores
+    groups = (program.pre[0].groups, -1)
+    pairs = (scores.unflatten(1, groups), bias.expand_as(scores).unflatten(1, groups))
+    return torch.cat(pairs, dim=2).flatten(1, 2)
+
+
+def apply_stages(image: Tensor, stages: tuple[Stage, ...], edges: Edges) -> Tensor:
+    """What the stages make of an image [B, C, Tq, Tk]: [B, H, Tq, Tk]."""
+    # As many columns past the last key as the later stages reach.
+    image = F.pad(image, (0, sum(stage.right for stage in stages[1:])))
+    for stage in stages:
+        image = edges.hidden(F.leaky_relu(convolve(image, stage, edges), stage.slope))
+    return image[..., : edges.num_keys]
+
+
+def convolve(image: Tensor, stage: Stage, edges: Edges) -> Tensor:
+    """A stage's convolution [B, in, Tq, n] → [B, out, Tq, n], its activation not yet applied."""
+    padded = F.pad(image, (stage.left, stage.right))
+    total = image.new_zeros(()) if stage.offset is None else stage.offset[:, None, None]
+    for row in range(stage.query_kernel_size):
+        rows = edges.rows_before(padded, stage.query_kernel_size - 1 - row)
+        total = total + F.conv2d(rows, stage.weight[:, :, [row]], groups=stage.groups)
     return total
 
 
-def softmax_visible(logits: Tensor) -> Tensor:
-    """Weights [B, H, Tq, Tk]; a row without visible keys has weights 0."""
+def softmax_visible(logits: Tensor, sink: Tensor | None = None) -> Tensor:
+    """Weights [B, H, Tq, Tk]; exp(sink) [H] is added to their sum. A row without visible keys has weights 0."""
     empty = (logits == -torch.inf).all(-1, keepdim=True)
-    return torch.softmax(logits.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
+    logits = logits.masked_fill(empty, 0.0)
+    if sink is not None:
+        column = sink[:, None, None].expand(*logits.shape[:3], 1)
+        return torch.softmax(torch.cat([logits, column], -1), -1)[..., :-1].masked_fill(empty, 0.0)
+    return torch.softmax(logits, -1).masked_fill(empty, 0.0)
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
     """Keys or values [B, G, Tk, D] repeated to [B, H, Tk, D]: query head h reads head h · G // H."""
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
-
-
-def logits(problem: Problem) -> Tensor:
-    """The logits [B, H, Tq, Tk] of a call, in its compute dtype."""
-    dtype = problem.compute_dtype
-    q, k = problem.q.to(dtype), repeat_heads(problem.k, problem.q.shape[1]).to(dtype)
-    scores = q @ k.transpose(-1, -2) * problem.scale
-    bias = problem.dense_bias()
-    return process_scores(
-        scores,
-        None if bias is None else bias.to(dtype),
-        None if problem.conv is None else problem.conv.to(dtype),
-        problem.visible,
-        causal=problem.causal,
-    )
-
-
-def attend(problem: Problem) -> Tensor:
-    """softmax(logits) · v, [B, H, Tq, D]."""
-    weights = softmax_visible(logits(problem))
-    values = repeat_heads(problem.v, problem.q.shape[1]).to(weights.dtype)
-    return (F.dropout(weights, problem.dropout) @ values).to(problem.q.dtype)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, TileBias
+from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, SeparableBias, TileBias
 
 # Above this many numbers a mask or bias of T×T is no longer a detail.
 MASK_NUMBERS = 16 * 1024 * 1024
 
 
 def unsupported(problem: Problem) -> str | None:
-    if problem.conv is not None:
-        return "it cannot convolve scores"
+    if not problem.program.is_plain:
+        return "it cannot process scores"
     bias = problem.bias.values if isinstance(problem.bias, DistanceBias) else problem.bias
-    assert not isinstance(bias, TileBias)
+    assert not isinstance(bias, TileBias | SeparableBias)
     if bias is not None and bias.requires_grad:
         return "it would build a T×T gradient for the bias"
     batch, num_heads, num_queries, num_keys, _ = problem.sizes

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.types import ConvWeights, DistanceBias
+from dape.ops.score_attention.program import Pair
+from dape.ops.score_attention.types import DistanceBias
 
 
 class HiddenTables(NamedTuple):
@@ -27,7 +28,7 @@ class HiddenTables(NamedTuple):
     edges: Tensor
 
 
-def hidden_tables(bias: DistanceBias, conv: ConvWeights, num_keys: int, dtype: torch.dtype) -> HiddenTables:
+def hidden_tables(bias: DistanceBias, conv: Pair, num_keys: int, dtype: torch.dtype) -> HiddenTables:
     """Tables for distances −right … num_keys − 1. Differentiable in the bias and the weights."""
     num_heads = bias.values.shape[0]
     left, right = conv.left, conv.right

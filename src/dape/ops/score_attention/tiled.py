@@ -1,8 +1,8 @@
 """Pure PyTorch by tiles of query rows: any device, dtype and bias, O(T) memory, hand-written backward.
 
 The forward pass keeps the log-sum-exp of every row; the backward pass computes the tiles again. What happens
-inside a tile is in tiled_forward.py and tiled_backward.py; here are the two registered operators. Stacks of other
-convolutions than the paper's two of 1×k are in tiled_stack.py.
+inside a tile is in tiled_forward.py and tiled_backward.py; here are the two registered operators. Programs other
+than plain scores and the paper's two convolutions of 1×k are in tiled_program.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.ops.score_attention import tiled_stack
+from dape.ops.score_attention import tiled_program
 from dape.ops.score_attention.library import make_differentiable
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.tiled_backward import Gradients
@@ -24,9 +24,9 @@ def unsupported(problem: Problem) -> str | None:
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
-    conv, bias, dtype = problem.conv, problem.bias, problem.compute_dtype
-    if conv is not None and not conv.is_pair:
-        return tiled_stack.attend(problem)
+    conv, bias, dtype = problem.pair, problem.bias, problem.compute_dtype
+    if conv is None and not problem.program.is_plain:
+        return tiled_program.attend(problem)
     values = bias.values.to(dtype) if isinstance(bias, DistanceBias) else None
     lowest = bias.lowest if isinstance(bias, DistanceBias) else 0
     dense = bias.to(dtype) if isinstance(bias, Tensor) else None

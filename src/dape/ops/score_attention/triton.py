@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dape.ops.score_attention import triton_call
 from dape.ops.score_attention.library import make_differentiable
+from dape.ops.score_attention.program import PLAIN, conv_program
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.triton_call import BLOCK_Q, Call, interpreting, padded
 from dape.ops.score_attention.triton_compile import (
@@ -29,7 +30,7 @@ from dape.ops.score_attention.triton_compile import (
     too_large,
 )
 from dape.ops.score_attention.triton_gradients import Gradients
-from dape.ops.score_attention.types import EVERYTHING, Bias, ConvWeights, DistanceBias, Problem, Visible
+from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, Problem, Visible
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -38,7 +39,7 @@ MAX_KERNEL, MAX_HEADS, MAX_SUMS = 7, 32, 2048
 
 
 def unsupported(problem: Problem) -> str | None:
-    q, conv = problem.q, problem.conv
+    q, conv = problem.q, problem.pair
     if q.device.type != "cuda" and not interpreting():
         return f"its kernels run on CUDA devices, q is on {q.device}"
     if importlib.util.find_spec("triton") is None:
@@ -55,8 +56,8 @@ def unsupported(problem: Problem) -> str | None:
 def _too_large(problem: Problem) -> str | None:
     """Why the sizes of a call do not fit into a program, or None."""
     _, num_heads, num_queries, num_keys, head_width = problem.sizes
-    if problem.conv is not None and problem.conv.kernel_size > MAX_KERNEL:
-        return f"the convolution reaches over {problem.conv.kernel_size} keys, its kernels keep {MAX_KERNEL}"
+    if problem.pair is not None and problem.pair.kernel_size > MAX_KERNEL:
+        return f"the convolution reaches over {problem.pair.kernel_size} keys, its kernels keep {MAX_KERNEL}"
     if num_heads > MAX_HEADS:
         return f"a program holds all heads, at most {MAX_HEADS}, got {num_heads} heads"
     if padded(num_heads) * padded(head_width) > MAX_SUMS:
@@ -76,7 +77,7 @@ def _cannot_launch(problem: Problem) -> str | None:
     """Why the device cannot hold the kernels of a call, or None."""
     if problem.q.device.type != "cuda" or interpreting():
         return None
-    conv, bias = problem.conv, problem.bias
+    conv, bias = problem.pair, problem.bias
     tensors = [problem.q, problem.k, problem.v, *(() if conv is None else conv.tensors)]
     tensors += [
         x for x in (bias.values if isinstance(bias, DistanceBias) else bias,) if isinstance(x, Tensor)
@@ -145,7 +146,7 @@ def record_launches(
             for _ in range(2)
         )
         channels = num_heads * (1 if bias == "none" else 2)
-        conv = None
+        program = PLAIN
         if width is not None:
             left = kernel_size // 2 if left is None else left
             shapes = (
@@ -155,7 +156,7 @@ def record_launches(
                 (num_heads,),
             )
             w1, b1, w2, b2 = (torch.zeros(shape) for shape in shapes)
-            conv = ConvWeights(w1, b1, w2, b2, left)
+            program = conv_program(w1, b1, w2, b2, left)
         lowest = 0 if causal else 1 - length
         encodings: dict[str, Callable[[], Bias]] = {
             "none": lambda: None,
@@ -163,7 +164,7 @@ def record_launches(
             "dense": lambda: torch.zeros(batch, num_heads, length, length),
         }
         visible = Visible(last=torch.zeros(1, 1, dtype=torch.int64)) if cut else EVERYTHING
-        problem = Problem(q, k, v, conv, encodings[bias](), visible, causal, 1.0, 0.0)
+        problem = Problem(q, k, v, program, encodings[bias](), visible, causal, 1.0, 0.0)
         with recording() as launches:
             out = attend(problem)
             if backward:
@@ -173,7 +174,7 @@ def record_launches(
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
-    conv, bias = problem.conv, problem.bias
+    conv, bias = problem.pair, problem.bias
     values = bias.values.float() if isinstance(bias, DistanceBias) else None
     lowest = bias.lowest if isinstance(bias, DistanceBias) else 0
     dense = bias if isinstance(bias, Tensor) else None

@@ -1,21 +1,18 @@
-"""What the op takes beside q, k, v: who sees whom, the bias in its three forms, the convolution's weights.
+"""What the op takes beside q, k, v and a score program: who sees whom, and the bias in its four forms.
 
-Shapes: B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width, W convolution width,
-kq×k kernel size in queries and keys (kq is 1 unless said), C input channels of the first convolution
-(2H with a bias, else H).
+Shapes: B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Residual = Literal["scores+bias", "scores"]
+from dape.ops.score_attention.program import Pair, ScoreProgram
 
 
 @dataclass(frozen=True)
@@ -123,91 +120,53 @@ class TileBias:
         return tile
 
 
-Bias = Tensor | DistanceBias | TileBias | None
-
-
 @dataclass(frozen=True)
-class ConvWeights:
-    """The convolutions Y = project(LeakyReLU(expand(X))) and how their result is used.
+class SeparableBias:
+    """A bias that is a sum over its two tokens: B[b, h, i, j] = row[b, h, i] + column[b, h, j].
 
-    expand_weight [W, C, kq, k], expand_bias [W], project_weight [H, W, kq, k], project_bias [H].
-    left:       how many keys to the left of its own a tap reaches (right reach: k − 1 − left).
-    residual:   logits are S + B + Y ("scores+bias") or S + Y ("scores").
-    leak_future: the paper's cheating experiment: the convolution reads keys that the query may not see.
-    middle:     further convolutions between the two, (weight [W, W, kq, k], bias [W]) each, with a LeakyReLU
-                after every one.
+    row: [1 or B, H, Tq]; column: [1 or B, H, Tk]. O(T) numbers, with gradients: cumulative gates, for instance.
     """
 
-    expand_weight: Tensor
-    expand_bias: Tensor
-    project_weight: Tensor
-    project_bias: Tensor
-    left: int
-    residual: Residual = "scores+bias"
-    leak_future: bool = False
-    negative_slope: float = 0.01
-    middle: tuple[tuple[Tensor, Tensor], ...] = ()
+    row: Tensor
+    column: Tensor
 
     @property
-    def kernel_size(self) -> int:
-        return self.expand_weight.shape[-1]
+    def batch(self) -> int:
+        return max(self.row.shape[0], self.column.shape[0])
 
-    @property
-    def query_kernel_size(self) -> int:
-        return self.expand_weight.shape[-2]
-
-    @property
-    def depth(self) -> int:
-        return 2 + len(self.middle)
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether these are the paper's: two convolutions of 1×k."""
-        return self.depth == 2 and self.query_kernel_size == 1
-
-    @property
-    def earlier_rows(self) -> int:
-        """How many queries before its own a row of the result depends on: 0 for the paper's kernels."""
-        return self.depth * (self.query_kernel_size - 1)
-
-    @property
-    def right(self) -> int:
-        return self.kernel_size - 1 - self.left
-
-    @property
-    def width(self) -> int:
-        return self.expand_weight.shape[0]
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.expand_weight, self.expand_bias, self.project_weight, self.project_bias
-
-    @property
-    def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Weight and bias of every convolution, in the order in which they are applied."""
-        expand, project = self.tensors[:2], self.tensors[2:]
-        return (expand, *self.middle, project)
-
-    def to(self, dtype: torch.dtype) -> ConvWeights:
-        """The same weights in another dtype (differentiable)."""
-        w1, b1, w2, b2 = (tensor.to(dtype) for tensor in self.tensors)
-        middle = tuple((weight.to(dtype), bias.to(dtype)) for weight, bias in self.middle)
-        return replace(
-            self, expand_weight=w1, expand_bias=b1, project_weight=w2, project_bias=b2, middle=middle
+    def tiles(self) -> TileBias:
+        """The same bias, evaluated by tiles."""
+        return TileBias(
+            lambda rows, num_keys: self.row[:, :, rows, None] + self.column[:, :, None, :num_keys], self.batch
         )
+
+
+Bias = Tensor | DistanceBias | SeparableBias | TileBias | None
+
+
+def bias_tile(bias: Bias, rows: slice, num_keys: int, *, num_queries: int, total_keys: int) -> Tensor | None:
+    """A bias of any form as a tensor [1 or B, H, rows, num_keys], or None.
+
+    rows: of the num_queries queries; num_keys: how many of the total_keys keys, from the first.
+    """
+    if isinstance(bias, DistanceBias):
+        # The same distances in a smaller call, whose last row may stand past its last key.
+        return bias.dense(num_queries - (total_keys - num_keys), num_keys, rows)
+    if isinstance(bias, SeparableBias):
+        bias = bias.tiles()
+    if isinstance(bias, TileBias):
+        return bias.tile(rows, num_keys)
+    return None if bias is None else bias[:, :, rows, :num_keys]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One checked call of the op, as a backend receives it.
-
-    `bias` is by tiles only where `conv` is no pair; else it comes as a dense one, tile by tile.
-    """
+    """One checked call of the op, as a backend receives it."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    conv: ConvWeights | None
+    program: ScoreProgram
     bias: Bias
     visible: Visible
     causal: bool
@@ -220,14 +179,20 @@ class Problem:
         return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2], self.q.shape[3]
 
     @property
+    def pair(self) -> Pair | None:
+        """The program's two convolutions, if it is the paper's: it reads the bias where there is one."""
+        reads_all = self.bias is None or self.program.reads_bias(self.q.shape[1])
+        return self.program.pair if reads_all else None
+
+    @property
     def compute_dtype(self) -> torch.dtype:
         """float32 for half precision inputs, else the inputs' own."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
     def dense_bias(self) -> Tensor | None:
         """The bias as a tensor [1 or B, H, Tq, Tk], or None."""
-        if isinstance(self.bias, DistanceBias):
-            return self.bias.dense(self.q.shape[2], self.k.shape[2])
+        _, num_heads, num_queries, num_keys, _ = self.sizes
         if isinstance(self.bias, TileBias):
-            return self.bias.checked(slice(0, self.q.shape[2]), self.k.shape[2], self.q.shape[1])
-        return self.bias
+            return self.bias.checked(slice(0, num_queries), num_keys, num_heads)
+        rows = slice(0, num_queries)
+        return bias_tile(self.bias, rows, num_keys, num_queries=num_queries, total_keys=num_keys)

@@ -1,15 +1,15 @@
-"""Square kernels and deeper stacks: the definition against loops over its words, the tiled backend against both."""
+"""Every score program: the definition against loops over its words, the tiled backend against both."""
 
 import itertools
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from op_cases import BIASES, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
+from op_cases import BIASES, PROGRAMS, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
 
-from dape.ops.score_attention import DistanceBias, Visible, attention, native, tiled_stack
+from dape.ops.score_attention import PLAIN, DistanceBias, Visible, attention, native, reference, tiled_program
 from dape.ops.score_attention.api import choose
-from dape.ops.score_attention.reference import logits, softmax_visible
 from dape.ops.score_attention.types import Problem
 
 # Kernel over queries, kernel over keys, padding, depth.
@@ -23,48 +23,83 @@ def stack(number: int, **changes) -> Case:
 
 
 def problem(call, dropout=0.0):
-    return Problem(call.q, call.k, call.v, call.conv, call.bias, call.visible, call.causal, 0.5, dropout)
+    return Problem(
+        call.q, call.k, call.v, call.program or PLAIN, call.bias, call.visible, call.causal, 0.5, dropout
+    )
 
 
 def by_words(call):
-    """The logits, pixel by pixel: what a pixel reads is what the definition says that it reads."""
-    (batch, _, queries, _), keys, conv = call.q.shape, call.k.shape[2], call.conv
-    scores = call.q @ call.k.mT * 0.5
+    """The weights, pixel by pixel: what a pixel reads is what the definition says that it reads."""
+    (batch, heads, queries, _), keys, program = call.q.shape, call.k.shape[2], call.program
+    scores = call.q @ call.k.repeat_interleave(heads // call.k.shape[1], 1).mT * 0.5
+    if program.softcap:
+        scores = program.softcap * torch.tanh(scores / program.softcap)
     bias = problem(call).dense_bias()
-    image = scores if bias is None else torch.cat([scores, bias.expand_as(scores)], 1)
+    bias = torch.zeros_like(scores) if bias is None else bias.expand_as(scores)
     first, last = (
         x.expand(batch, queries).tolist()
         for x in call.visible.bounds(queries, keys, causal=call.causal, device=call.q.device)
     )
-    out = torch.full_like(scores, -torch.inf)
 
-    for b in range(batch):
+    def channels(b, i, j):
+        """What the first stage reads of a pixel, in its order."""
+        if not program.pre or program.pre[0].inputs == heads:
+            return scores[b, :, i, j]
+        groups = program.pre[0].groups
+        parts = (x[b, :, i, j].view(groups, -1) for x in (scores, bias))
+        return torch.cat(list(parts), 1).flatten()
 
-        def pixel(layer, i, j, b=b):
-            """All channels of map `layer` at query i, key j, where it may be read; 0 is the image."""
-            if first[b][i] > last[b][i] or j < first[b][i]:
-                return None
-            if j > last[b][i] and (layer == 0 or not call.causal):
-                return None
-            if layer == 0:
-                return image[b, :, i, j]
-            total = conv.layers[layer - 1][1]
-            for above, tap in itertools.product(range(conv.query_kernel_size), range(conv.kernel_size)):
-                row, column = i - above, j + tap - conv.left
-                # An earlier row is there if the row sees the key where that row's token stands.
-                if row < 0 or (above and row + keys - queries < first[b][i]):
-                    continue
-                source = pixel(layer - 1, row, column)
-                if source is not None:
-                    weight = conv.layers[layer - 1][0][:, :, conv.query_kernel_size - 1 - above, tap]
-                    total = total + weight @ source
-            return total if layer == conv.depth else F.leaky_relu(total, conv.negative_slope)
+    def pixel(stages, image, layer, b, i, j):
+        """All channels of map `layer` at query i, key j, where it may be read; 0 is the image."""
+        if first[b][i] > last[b][i] or j < first[b][i]:
+            return None
+        if j > last[b][i] and (layer == 0 or not call.causal):
+            return None
+        if layer == 0:
+            return image(b, i, j)
+        stage = stages[layer - 1]
+        total = torch.zeros(stage.outputs, dtype=torch.float64) if stage.offset is None else stage.offset
+        kernel = itertools.product(range(stage.query_kernel_size), range(stage.kernel_size))
+        for above, tap in kernel:
+            row, column = i - above, j + tap - stage.left
+            # An earlier row is there if the row sees the key where that row's token stands.
+            if row < 0 or (above and row + keys - queries < first[b][i]):
+                continue
+            source = pixel(stages, image, layer - 1, b, row, column)
+            if source is not None:
+                weight = stage.weight[:, :, stage.query_kernel_size - 1 - above, tap]
+                mixed = weight.view(stage.groups, -1, weight.shape[1]) @ source.view(stage.groups, -1, 1)
+                total = total + mixed.flatten()
+        return torch.where(total > 0, total, stage.slope * total)
 
-        for i, j in itertools.product(range(queries), range(keys)):
-            if first[b][i] <= j <= last[b][i]:
-                plain = scores[b, :, i, j] + (0 if bias is None else bias[b % bias.shape[0], :, i, j])
-                out[b, :, i, j] = plain + pixel(conv.depth, i, j)
-    return out
+    weights = torch.zeros_like(scores)
+    for b, i in itertools.product(range(batch), range(queries)):
+        shown = range(max(0, first[b][i]), last[b][i] + 1)
+        if not shown:
+            continue
+        logits = []
+        for j in shown:
+            s, d = scores[b, :, i, j], bias[b, :, i, j]
+            if program.pre:
+                residual = {"scores+bias": s + d, "scores": s, "bias": d, "none": 0 * s}[program.residual]
+                s, d = residual, pixel(program.pre, channels, len(program.pre), b, i, j)
+            logits.append(s + d)
+        row = torch.stack(logits, -1)
+        if program.length_scale is not None:
+            row = row * program.length_scale[:, None] * math.log(len(shown))
+        denominator = row.exp().sum(-1, keepdim=True)
+        if program.sink is not None:
+            denominator = denominator + program.sink.exp()[:, None]
+        weights[b, :, i, shown.start : shown.stop] = row.exp() / denominator
+    if not program.post:
+        return weights
+    mixed = torch.zeros_like(weights)
+    for b, i in itertools.product(range(batch), range(queries)):
+        for j in range(max(0, first[b][i]), last[b][i] + 1):
+            mixed[b, :, i, j] = pixel(
+                program.post, lambda b, i, j: weights[b, :, i, j], len(program.post), b, i, j
+            )
+    return mixed
 
 
 SMALL = {"heads": 2, "groups": 1, "head_width": 2, "width": 2}
@@ -80,7 +115,19 @@ def test_the_definition_is_its_words(query_kernel, kernel, depth, keys, causal, 
                 causal=causal, visible=visible, **SMALL)  # fmt: skip
     call = build(case)
     with torch.no_grad():
-        torch.testing.assert_close(logits(problem(call)), by_words(call), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(reference.weights(problem(call)), by_words(call), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("visible", [*VISIBILITIES, "documents"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_definition_of_every_program_is_its_words(program, causal, visible):
+    bias = "none" if program == "talking" else "separable"
+    case = Case(program=program, batch=2, heads=4, groups=2, head_width=2, width=3, queries=5, keys=6,
+                bias=bias, causal=causal, visible=visible)  # fmt: skip
+    call = build(case)
+    with torch.no_grad():
+        torch.testing.assert_close(reference.weights(problem(call)), by_words(call), rtol=1e-11, atol=1e-11)
 
 
 def table():
@@ -97,15 +144,21 @@ def table():
     yield stack(0, leak=True, causal=False, queries=9, keys=9)
     yield stack(3, causal=False, queries=20, keys=5)
     yield stack(0, batch=0)
+    options = itertools.product(PROGRAMS, (True, False), [*VISIBILITIES, "documents"])
+    biases = itertools.cycle(BIASES)
+    for program, causal, visible in options:
+        queries, keys = next(shapes)
+        yield Case(program=program, heads=4, groups=2, queries=queries, keys=keys, bias=next(biases), causal=causal,
+                   visible=visible)  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [2, 64], ids=["small tiles", "large tiles"])
-@pytest.mark.parametrize("case", list(table()), ids=lambda case: f"{case.query_kernel}x{case.kernel}-{case.depth}-{case.bias}-{case.causal}-{case.visible}")  # fmt: skip
+@pytest.mark.parametrize("case", list(table()), ids=lambda case: f"{case.program or (case.query_kernel, case.kernel, case.depth)}-{case.bias}-{case.causal}-{case.visible}")  # fmt: skip
 def test_tiles_equal_the_definition(case, rows, monkeypatch):
-    monkeypatch.setattr(tiled_stack, "MOST_ROWS", rows)
+    monkeypatch.setattr(tiled_program, "MOST_ROWS", rows)
     if rows == 2:
-        monkeypatch.setattr(tiled_stack, "PIXELS", 1)
-        monkeypatch.setattr(tiled_stack, "FEWEST_COLUMNS", 3)
+        monkeypatch.setattr(tiled_program, "PIXELS", 1)
+        monkeypatch.setattr(tiled_program, "FEWEST_COLUMNS", 3)
     call = build(case)
     assert_equal(call.results("tiled"), call.results("reference"))
 
@@ -122,7 +175,7 @@ def test_a_row_depends_on_nothing_after_it(number, backend):
     whole = call.attend(backend)
     for stop in (1, 2, 7):
         part = attention(
-            *(x[:, :, :stop] for x in (call.q, call.k, call.v)), call.conv,
+            *(x[:, :, :stop] for x in (call.q, call.k, call.v)), call.program,
             bias=call.bias[:, :, :stop, :stop], backend=backend,
         )  # fmt: skip
         torch.testing.assert_close(part, whole[:, :, :stop], rtol=1e-11, atol=1e-11)
@@ -143,7 +196,7 @@ def test_padding_and_neighbours_in_a_row_change_nothing(number, backend):
         Visible.from_padding(((place >= 5) & (place < 14)).long()),
         Visible(first=torch.where(place < 5, 0, torch.where(place < 14, 5, 14))),
     ):
-        out = attention(*around, call.conv, bias=bias, visible=visible, backend=backend)
+        out = attention(*around, call.program, bias=bias, visible=visible, backend=backend)
         torch.testing.assert_close(out[:, :, 5:14], alone, rtol=1e-11, atol=1e-11)
 
 
@@ -151,11 +204,11 @@ def test_padding_and_neighbours_in_a_row_change_nothing(number, backend):
 @pytest.mark.parametrize("number", range(len(STACKS)))
 def test_chunks_that_bring_their_earlier_queries_equal_the_whole(number, backend):
     call = build(stack(number, queries=20, keys=20))
-    whole, reach = call.attend(backend), call.conv.earlier_rows
+    whole, reach = call.attend(backend), call.program.earlier_rows
 
     def chunk(start, stop):
         return attention(
-            call.q[:, :, start:stop], call.k[:, :, :stop], call.v[:, :, :stop], call.conv,
+            call.q[:, :, start:stop], call.k[:, :, :stop], call.v[:, :, :stop], call.program,
             bias=call.bias, backend=backend,
         )  # fmt: skip
 
@@ -166,16 +219,16 @@ def test_chunks_that_bring_their_earlier_queries_equal_the_whole(number, backend
 
 
 def test_dropout_is_the_same_in_both_passes(monkeypatch):
-    monkeypatch.setattr(tiled_stack, "MOST_ROWS", 5)
+    monkeypatch.setattr(tiled_program, "MOST_ROWS", 5)
     call = build(stack(0, queries=12, keys=12, head_width=12))
-    weights = softmax_visible(logits(problem(call)))
+    weights = reference.weights(problem(call))
     identity = torch.eye(12, dtype=torch.float64).expand_as(call.v)
     torch.manual_seed(5)
-    dropped = tiled_stack.attend(replace(problem(call, dropout=0.4), v=identity)).detach()
+    dropped = tiled_program.attend(replace(problem(call, dropout=0.4), v=identity)).detach()
     mask = dropped / weights.detach().clamp(min=1e-300)
     assert set(mask[weights > 0].round(decimals=6).tolist()) == {0.0, round(1 / 0.6, 6)}
     torch.manual_seed(5)
-    out = tiled_stack.attend(problem(call, dropout=0.4))
+    out = tiled_program.attend(problem(call, dropout=0.4))
     # Whatever is drawn in between, the backward pass draws what the forward pass drew.
     torch.manual_seed(6)
     leaves = list(call.leaves.values())
@@ -188,33 +241,14 @@ def test_auto_takes_the_backend_that_can_and_the_others_say_why(monkeypatch):
     monkeypatch.setattr(native, "PROBLEM", None)
     call = build(stack(0), torch.float32)
     assert choose(problem(call)).__name__.endswith(".tiled")
-    sentence = (
-        r'backend="cpu" cannot run this call: .*two convolutions of 1×k, not 2 of 3×3; tiled and reference do'
-    )
+    sentence = r'backend="cpu" cannot run this call: .*two convolutions of 1×k; tiled and reference run every program'
     with pytest.raises(ValueError, match=sentence):
         call.attend("cpu")
-
-
-WRONG = {
-    "kernels that differ": (
-        {"project_weight": torch.zeros(3, 5, 2, 3)}, r"project_weight has shape .3, 5, 2, 3., expected .3, 5, 3, 3."),
-    "middle": (
-        {"middle": ((torch.zeros(5, 4, 3, 3), torch.zeros(5)),)},
-        r"conv.middle_weight has shape .5, 4, 3, 3., expected .5, 5, 3, 3."),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "sentence"), WRONG.values(), ids=WRONG)
-def test_a_wrong_stack_is_refused(change, sentence):
-    call = build(stack(0), torch.float32)
-    call.conv = replace(call.conv, **change)
-    with pytest.raises(ValueError, match=sentence):
-        call.attend("auto")
 
 
 def test_more_queries_than_keys_are_refused():
     call = build(stack(0, causal=False, queries=7, keys=5))
     with pytest.raises(
-        ValueError, match="over 3 queries needs a key for every query, got 7 queries and 5 keys"
+        ValueError, match="several queries needs a key for every query, got 7 queries and 5 keys"
     ):
         call.attend("auto")

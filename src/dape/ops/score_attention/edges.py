@@ -1,0 +1,101 @@
+"""Where the maps of a call hold numbers, and where they are zero: the edges of visibility.
+
+A row depends on its visible keys alone. To the right of a causal query's last visible key the hidden maps go on,
+computed from zeros; to the left of the first visible key they are zero. Without causality they are zero on both
+sides. A row that sees nothing is zero everywhere.
+
+A kernel of kq rows lets row i read rows i − kq + 1 … i. Of these, row i reads as zeros those whose own key it does not
+see (padding, another document) and those before the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dape.ops.score_attention.types import Visible
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Visibility of a call, or of a tile of its rows.
+
+    first, last: [B or 1, Tq], the keys that each query sees.
+    last_read:   [B or 1, Tq], the last key in the image; `last`, unless the future leaks.
+    last_hidden: [B or 1, Tq], the last column of the hidden maps, or None where they go on.
+    earlier:     [B or 1, Tq], how many rows before its own each row may read; None for all that there are.
+    """
+
+    first: Tensor
+    last: Tensor
+    last_read: Tensor
+    last_hidden: Tensor | None
+    earlier: Tensor | None
+    num_keys: int
+
+    @staticmethod
+    def of(
+        visible: Visible,
+        num_queries: int,
+        num_keys: int,
+        *,
+        causal: bool,
+        leak_future: bool = False,
+        device: torch.device,
+    ) -> Edges:
+        sizes = (num_queries, num_keys)
+        first, last = visible.bounds(*sizes, causal=causal, device=device)
+        last_read, last_hidden = last, None if causal else last
+        if leak_future:
+            last_read = visible.bounds(*sizes, causal=False, device=device)[1]
+            last_hidden = torch.full_like(last, num_keys - 1)
+        # Where every query sees the first key, it may read all rows that there are.
+        earlier = None if visible.first is None else visible.readable_rows(*sizes, device=device)
+        return Edges(first, last, last_read, last_hidden, earlier, num_keys)
+
+    def tile(self, entries: slice, rows: slice, num_keys: int) -> Edges:
+        """The edges of some rows of some batch entries, before the first `num_keys` keys."""
+
+        def cut(x: Tensor | None) -> Tensor | None:
+            return None if x is None else (x if x.shape[0] == 1 else x[entries])[:, rows]
+
+        bounds = {name: cut(getattr(self, name)) for name in ("last_hidden", "earlier")}
+        first, last, last_read = (cut(x) for x in (self.first, self.last, self.last_read))
+        assert first is not None and last is not None and last_read is not None
+        return replace(self, first=first, last=last, last_read=last_read, num_keys=num_keys, **bounds)
+
+    @property
+    def shown(self) -> Tensor:
+        """visible(i, j) as booleans [B or 1, 1, Tq, Tk]."""
+        return self._between(self.last, self.num_keys)
+
+    @property
+    def num_visible(self) -> Tensor:
+        """How many keys each query sees, [B or 1, 1, Tq, 1]."""
+        return (self.last - self.first + 1).clamp(min=0)[:, None, :, None]
+
+    def image(self, x: Tensor) -> Tensor:
+        """An image [B, C, Tq, Tk], zero where it may not be read."""
+        return x.masked_fill(~self._between(self.last_read, x.shape[-1]), 0.0)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """A hidden map [B, C, Tq, n], n at least Tk, zero outside its columns."""
+        inside = self._between(self.last_hidden, x.shape[-1]) & (self.first <= self.last)[:, None, :, None]
+        return x.masked_fill(~inside, 0.0)
+
+    def rows_before(self, x: Tensor, distance: int) -> Tensor:
+        """x [B, C, Tq, n] with each row replaced by the row `distance` before, zero where that may not be read."""
+        if distance == 0:
+            return x
+        moved = F.pad(x, (0, 0, distance, 0))[:, :, : x.shape[2]]
+        if self.earlier is None:
+            return moved
+        return moved.masked_fill((self.earlier < distance)[:, None, :, None], 0.0)
+
+    def _between(self, last: Tensor | None, num_columns: int) -> Tensor:
+        column = torch.arange(num_columns, device=self.first.device)
+        inside = column >= self.first[..., None]
+        return (inside if last is None else inside & (column <= last[..., None]))[:, None]

@@ -1,0 +1,317 @@
+"""Score programs: everything that happens to q·k on its way to attention weights, as one value.
+
+A program is a list of stages over the score image (heads are channels, queries rows, keys columns), a residual, a
+normaliser, and stages over the weights after it. Whatever runs, shows, caches or retrofits attention reads this value
+and nothing else.
+
+Shapes: H heads, C input channels of the first stage (2H where it reads the bias, else H), kq×k kernel size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Residual = Literal["scores+bias", "scores", "bias", "none"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A convolution over the score image, then LeakyReLU.
+
+    weight: [out, in / groups, kq, k]. Row kq − 1 belongs to the query itself, the rows before it to earlier queries.
+    offset: [out], added before the activation, or None.
+    left:   how many keys to the left of its own the taps reach; the others reach right.
+    groups: of channels that do not mix, as in torch.nn.Conv2d.
+    slope:  of the LeakyReLU below zero; 1 makes the stage linear.
+    """
+
+    weight: Tensor
+    offset: Tensor | None = None
+    left: int = 0
+    groups: int = 1
+    slope: float = 1.0
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[1] * self.groups
+
+    @property
+    def kernel_size(self) -> int:
+        return self.weight.shape[3]
+
+    @property
+    def query_kernel_size(self) -> int:
+        return self.weight.shape[2]
+
+    @property
+    def right(self) -> int:
+        """How many keys to the right of its own the taps reach."""
+        return self.kernel_size - 1 - self.left
+
+    @property
+    def signature(self) -> tuple:
+        """Everything but the numbers: shapes, reach, groups, slope."""
+        return (*self.weight.shape, self.offset is not None, self.left, self.groups, self.slope)
+
+    def __str__(self) -> str:
+        kind = "" if self.slope == 1 else f", LeakyReLU {self.slope:g}"
+        groups = "" if self.groups == 1 else f" in {self.groups} groups"
+        kernel = f"{self.query_kernel_size}×{self.kernel_size}"
+        return f"{kernel} convolution {self.inputs} → {self.outputs}{groups}{kind}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The paper's pair of 1×k convolutions, as the kernels made for it take them.
+
+    expand_weight [W, C, 1, k], expand_bias [W], project_weight [H, W, 1, k], project_bias [H].
+    """
+
+    expand_weight: Tensor
+    expand_bias: Tensor
+    project_weight: Tensor
+    project_bias: Tensor
+    left: int
+    residual: Residual
+    leak_future: bool
+    negative_slope: float
+
+    @property
+    def kernel_size(self) -> int:
+        return self.expand_weight.shape[-1]
+
+    @property
+    def right(self) -> int:
+        return self.kernel_size - 1 - self.left
+
+    @property
+    def width(self) -> int:
+        return self.expand_weight.shape[0]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.expand_weight, self.expand_bias, self.project_weight, self.project_bias
+
+
+@dataclass(frozen=True)
+class ScoreProgram:
+    """What becomes of scores S and bias B on their way to attention weights.
+
+        X      = S, or [S ; B] over heads (as many channels as the first stage reads), 0 where not visible
+        logits = residual + pre(X) where visible, else −∞
+        P      = exp(logits) / (Σ exp(logits) + exp(sink)), the logits scaled by length_scale · log n first
+        weights = post(P) where visible, else 0
+
+    pre:      stages before the softmax; none of them means logits = S + B.
+    post:     stages on the weights after it.
+    residual: what is added to the result of `pre`: "scores+bias", "scores", "bias" or "none".
+    sink:     [H], the logit of one more key, whose value is zero; None for none.
+    length_scale: [H], SSMax's factor s: logits are multiplied by s · log n, n the number of visible keys.
+    softcap:  S is replaced by softcap · tanh(S / softcap) before everything else.
+    leak_future: the paper's cheating experiment: `pre` reads keys that the query may not see.
+
+    Channels of a grouped first stage that reads the bias stand group by group: the scores of a group's heads, then
+    their bias.
+    """
+
+    pre: tuple[Stage, ...] = ()
+    post: tuple[Stage, ...] = ()
+    residual: Residual = "scores+bias"
+    sink: Tensor | None = None
+    length_scale: Tensor | None = None
+    softcap: float | None = None
+    leak_future: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is softmax(S + B)."""
+        return self.signature == PLAIN.signature
+
+    @property
+    def pair(self) -> Pair | None:
+        """The paper's two convolutions of 1×k, if that is what this program is."""
+        if len(self.pre) != 2 or self.post or self.normalises or self.softcap is not None:
+            return None
+        expand, project = self.pre
+        if (
+            (expand.query_kernel_size, expand.kernel_size, expand.left, expand.groups)
+            != (1, project.kernel_size, project.left, project.groups)
+            or project.query_kernel_size != 1
+            or project.groups != 1
+            or project.slope != 1
+            or expand.offset is None
+            or project.offset is None
+            or self.residual not in ("scores+bias", "scores")
+        ):
+            return None
+        return Pair(
+            expand.weight,
+            expand.offset,
+            project.weight,
+            project.offset,
+            expand.left,
+            self.residual,
+            self.leak_future,
+            expand.slope,
+        )
+
+    @property
+    def normalises(self) -> bool:
+        """Whether the normaliser is more than a softmax."""
+        return self.sink is not None or self.length_scale is not None
+
+    @property
+    def earlier_rows(self) -> int:
+        """How many queries before its own a row of the weights depends on."""
+        return sum(stage.query_kernel_size - 1 for stage in (*self.pre, *self.post))
+
+    @property
+    def signature(self) -> tuple:
+        """Everything but the numbers, hashable: what decides whether a backend can run the program."""
+        return (
+            tuple(stage.signature for stage in self.pre),
+            tuple(stage.signature for stage in self.post),
+            self.residual,
+            self.sink is not None,
+            self.length_scale is not None,
+            self.softcap,
+            self.leak_future,
+        )
+
+    def reads_bias(self, num_heads: int) -> bool:
+        """Whether the bias is a channel of the first stage."""
+        return bool(self.pre) and self.pre[0].inputs == 2 * num_heads
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors by name, such as "pre.0.weight"."""
+        for where, stages in (("pre", self.pre), ("post", self.post)):
+            for index, stage in enumerate(stages):
+                yield f"{where}.{index}.weight", stage.weight
+                if stage.offset is not None:
+                    yield f"{where}.{index}.offset", stage.offset
+        if self.sink is not None:
+            yield "sink", self.sink
+        if self.length_scale is not None:
+            yield "length_scale", self.length_scale
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> ScoreProgram:
+        """The same program with other numbers, named as by `tensors`."""
+
+        def renewed(where: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+            return tuple(
+                replace(
+                    stage,
+                    weight=tensors[f"{where}.{index}.weight"],
+                    offset=None if stage.offset is None else tensors[f"{where}.{index}.offset"],
+                )
+                for index, stage in enumerate(stages)
+            )
+
+        return replace(
+            self,
+            pre=renewed("pre", self.pre),
+            post=renewed("post", self.post),
+            sink=tensors.get("sink"),
+            length_scale=tensors.get("length_scale"),
+        )
+
+    def to(self, dtype: torch.dtype) -> ScoreProgram:
+        """The same program in another dtype (differentiable)."""
+        return self.with_tensors({name: tensor.to(dtype) for name, tensor in self.tensors()})
+
+    def check(self, num_heads: int, *, has_bias: bool) -> None:
+        """Raise, in a sentence, if the stages do not fit together or to so many heads."""
+        if self.residual not in get_args(Residual):
+            raise ValueError(f'residual="{self.residual}", expected one of {", ".join(get_args(Residual))}')
+        if not self.pre and self.residual != "scores+bias":
+            raise ValueError(
+                f'residual="{self.residual}" without a stage before the softmax would drop the scores'
+            )
+        if self.leak_future and (self.post or not self.pre):
+            raise ValueError("leak_future=True is for stages before the softmax alone")
+        if self.softcap is not None and not 0 < self.softcap < float("inf"):
+            raise ValueError(f"softcap={self.softcap} must be positive and finite")
+        for name, vector in (("sink", self.sink), ("length_scale", self.length_scale)):
+            if vector is not None and tuple(vector.shape) != (num_heads,):
+                raise ValueError(f"{name} has shape {tuple(vector.shape)}, expected [{num_heads} heads]")
+        if self.pre:
+            channels = self.pre[0].inputs
+            if channels not in (num_heads, 2 * num_heads):
+                raise ValueError(
+                    f"pre[0] reads {channels} channels, but the scores have {num_heads} heads: build it with "
+                    f"num_heads={num_heads}"
+                )
+            if channels == 2 * num_heads and not has_bias:
+                raise ValueError(
+                    f"pre[0] reads {channels} channels, scores and bias of {num_heads} heads, but bias=None: build it "
+                    f"with bias_channels=False"
+                )
+            _check_chain("pre", self.pre, channels, num_heads)
+        if self.post:
+            _check_chain("post", self.post, num_heads, num_heads)
+
+
+def _check_chain(where: str, stages: tuple[Stage, ...], inputs: int, num_heads: int) -> None:
+    for index, stage in enumerate(stages):
+        name = f"{where}[{index}]"
+        if stage.weight.dim() != 4 or min(stage.weight.shape) < 1:
+            raise ValueError(
+                f"{name}.weight has shape {tuple(stage.weight.shape)}, expected [out, in / groups, queries, keys]"
+            )
+        if stage.groups < 1 or stage.outputs % stage.groups:
+            raise ValueError(
+                f"{name} has groups={stage.groups}, which does not divide its {stage.outputs} outputs"
+            )
+        if stage.inputs != inputs:
+            raise ValueError(f"{name} reads {stage.inputs} channels, but gets {inputs}")
+        if num_heads % stage.groups:
+            raise ValueError(f"{name} has groups={stage.groups}, which does not divide {num_heads} heads")
+        if stage.offset is not None and tuple(stage.offset.shape) != (stage.outputs,):
+            raise ValueError(
+                f"{name}.offset has shape {tuple(stage.offset.shape)}, expected {(stage.outputs,)}"
+            )
+        if not 0 <= stage.left < stage.kernel_size:
+            raise ValueError(
+                f"{name}.left={stage.left} is outside its kernel of {stage.kernel_size} keys: taps reach `left` keys to "
+                f"the left of their own and the rest to the right"
+            )
+        if not 0 <= stage.slope < float("inf"):
+            raise ValueError(f"{name}.slope={stage.slope} must be finite and not negative")
+        inputs = stage.outputs
+    if inputs != num_heads:
+        raise ValueError(f"the last stage of {where} gives {inputs} channels, expected the {num_heads} heads")
+
+
+def conv_program(
+    expand_weight: Tensor,
+    expand_bias: Tensor,
+    project_weight: Tensor,
+    project_bias: Tensor,
+    left: int,
+    residual: Residual = "scores+bias",
+    leak_future: bool = False,
+    negative_slope: float = 0.01,
+    middle: tuple[tuple[Tensor, Tensor], ...] = (),
+) -> ScoreProgram:
+    """The program of DAPE and DAPE V2: S + B + project(LeakyReLU(expand([S ; B]))), given the weights.
+
+    middle: further convolutions between the two, (weight, bias) each.
+    """
+    stages = [
+        Stage(weight, bias, left, slope=negative_slope)
+        for weight, bias in ((expand_weight, expand_bias), *middle)
+    ]
+    stages.append(Stage(project_weight, project_bias, left))
+    return ScoreProgram(tuple(stages), residual=residual, leak_future=leak_future)
+
+
+PLAIN = ScoreProgram()

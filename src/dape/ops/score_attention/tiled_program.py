@@ -1,0 +1,121 @@
+"""The tiled backend for every score program: tiles of query rows, O(T) memory, gradients by autograd.
+
+A tile reads as many rows before its own as the program reaches, and is computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dape.ops.score_attention import reference
+from dape.ops.score_attention.edges import Edges
+from dape.ops.score_attention.types import Problem, TileBias, bias_tile
+
+# Rows × columns (over all batch entries) of a tile.
+PIXELS = 32 * 1024
+# Rows of one batch entry in a tile, those it reads beside its own apart: more compute too much of a triangle.
+FEWEST_ROWS, MOST_ROWS = 8, 64
+# Columns that tiles differ by, at least, and how many different numbers of columns there are about.
+FEWEST_COLUMNS, MOST_WIDTHS = 64, 16
+
+
+def attend(problem: Problem) -> Tensor:
+    """Attention output [B, H, Tq, D]."""
+    call = Call(problem)
+    names = [name for name, _ in problem.program.tensors()]
+    tensors = [problem.q, problem.k, problem.v, *(tensor for _, tensor in problem.program.tensors())]
+    rows_of_tiles = []
+    for rows, entries_of_rows in call.tiles():
+        parts = []
+        for entries in entries_of_rows:
+            tile = Tile(call, entries, rows, names)
+            if torch.is_grad_enabled():
+                parts.append(checkpoint(tile.attend, *tensors, use_reentrant=False))
+            else:
+                parts.append(tile.attend(*tensors))
+        rows_of_tiles.append(torch.cat(parts))
+    return torch.cat(rows_of_tiles, dim=2)
+
+
+class Call:
+    """One call, and what its rows see."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.program, self.dtype = problem, problem.program, problem.compute_dtype
+        self.batch, self.num_heads, self.num_queries, self.num_keys, _ = problem.sizes
+        self.reads_ahead = not problem.causal or self.program.leak_future
+        self.edges = Edges.of(
+            problem.visible,
+            self.num_queries,
+            self.num_keys,
+            causal=problem.causal,
+            leak_future=self.program.leak_future,
+            device=problem.q.device,
+        )
+
+    def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
+        """Tiles of rows from the first, each with the batch entries that it is cut into."""
+        start = 0
+        while start < self.num_queries:
+            columns = self.columns(min(start + MOST_ROWS, self.num_queries))
+            rows = min(MOST_ROWS, max(FEWEST_ROWS, PIXELS // columns), self.num_queries - start)
+            entries = max(1, PIXELS // ((rows + self.program.earlier_rows) * columns))
+            cuts = [slice(n, min(n + entries, self.batch)) for n in range(0, self.batch, entries)]
+            yield slice(start, start + rows), cuts
+            start += rows
+
+    def columns(self, stop: int) -> int:
+        """How many keys tiles that end before row `stop` take: those they read, and some more, all hidden.
+
+        Convolutions of every new shape are prepared by libraries that keep what they prepared, so there are few.
+        """
+        needed = self.num_keys if self.reads_ahead else stop + self.num_keys - self.num_queries
+        step = max(FEWEST_COLUMNS, self.num_keys // MOST_WIDTHS)
+        return min(self.num_keys, -(-needed // step) * step)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The rows `rows` of the batch entries `entries`; names: of the program's tensors."""
+
+    call: Call
+    entries: slice
+    rows: slice
+    names: list[str]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
+        """Output [entries, H, rows, D]."""
+        # The op computes in its own dtype, whatever autocast is on.
+        with torch.autocast(q.device.type, enabled=False):
+            call, dtype = self.call, self.call.dtype
+            program = call.program.with_tensors(
+                {name: tensor.to(dtype) for name, tensor in zip(self.names, tensors, strict=True)}
+            )
+            columns = call.columns(self.rows.stop)
+            reading = slice(max(0, self.rows.start - program.earlier_rows), self.rows.stop)
+            edges = call.edges.tile(self.entries, reading, columns)
+            q, k, v = q[self.entries, :, reading], k[self.entries, :, :columns], v[self.entries, :, :columns]
+            scores = (q.to(dtype) * call.problem.scale).reshape(*k.shape[:2], -1, q.shape[3])
+            scores = (scores @ k.to(dtype).transpose(-1, -2)).view(*q.shape[:3], columns)
+            logits = reference.process(scores, self._bias(reading, columns), program, edges)
+            weights = reference.normalise(logits, program, edges)[:, :, self.rows.start - reading.start :]
+            weights = F.dropout(weights, call.problem.dropout)
+            out = weights.reshape(*k.shape[:2], -1, columns) @ v.to(dtype)
+            return out.view(*weights.shape[:3], -1).to(q.dtype)
+
+    def _bias(self, reading: slice, columns: int) -> Tensor | None:
+        """The bias of the rows `reading`, [entries or 1, H, rows, columns], or None."""
+        call, bias = self.call, self.call.problem.bias
+        if isinstance(bias, TileBias):
+            tile: Tensor | None = bias.checked(reading, columns, call.num_heads)
+        else:
+            tile = bias_tile(bias, reading, columns, num_queries=call.num_queries, total_keys=call.num_keys)
+        if tile is None:
+            return None
+        return (tile if tile.shape[0] == 1 else tile[self.entries]).to(call.dtype)

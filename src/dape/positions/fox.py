@@ -1,0 +1,97 @@
+"""Biases that grow with what lies between two tokens, learned from the hidden states: FoX and data-dependent ALiBi.
+
+Both are cumulative sums: Bᵢⱼ = −Σ over tokens l = j + 1 … i of a step that token l decides. So the bias is separable,
+cᵢ − cⱼ with c the cumulative sum, and costs O(T) numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dape.ops.score_attention.types import Bias, SeparableBias
+from dape.positions.alibi import slopes
+from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
+
+
+class TokenSteps(PositionEncoding):
+    """Bᵢⱼ = cᵢ − cⱼ, c the cumulative sum of `step(w · x + b)` over tokens, one a head. Override `step`."""
+
+    additive = True
+    direction = "causal"
+
+    def __init__(self, num_heads: int, hidden_size: int) -> None:
+        super().__init__()
+        check_sizes(num_heads=num_heads, hidden_size=hidden_size)
+        self.weight = nn.Parameter(torch.empty(num_heads, hidden_size))
+        self.offset = nn.Parameter(torch.empty(num_heads))
+
+    def step(self, gate: Tensor) -> Tensor:
+        """The change of c [B, H, T] at a token whose linear gate is given, never positive."""
+        raise NotImplementedError
+
+    def token_state(self, x: Tensor) -> Tensor:
+        weight, offset = self(x.device)
+        gate = torch.einsum("bti,hi->bht", at_least_float32(x).to(weight.dtype), weight)
+        return self.step(gate + offset[:, None]).to(x.dtype)
+
+    def bias(
+        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+    ) -> Bias:
+        if state is None:
+            raise ValueError(f"{type(self).__name__} needs the hidden states: pass state=token_state(x)")
+        total = at_least_float32(state).cumsum(-1)
+        rows = places.query_index()
+        row = total.gather(2, rows[:, None].expand(total.shape[0], total.shape[1], -1))
+        return SeparableBias(row, -total)
+
+
+class FoX(TokenSteps):
+    """Forgetting Transformer (Lin et al. 2025): steps are log σ(w · x + b), the logarithms of forget gates.
+
+    shortest, longest: after how many tokens a head has forgotten all but 1/e at the start, from head to head.
+    """
+
+    summary = "cumulative log forget gates, computed from the hidden states"
+
+    def __init__(
+        self, num_heads: int, hidden_size: int, *, shortest: float = 4.0, longest: float = 1024.0
+    ) -> None:
+        super().__init__(num_heads, hidden_size)
+        if not 0 < shortest <= longest:
+            raise ValueError(f"shortest={shortest} and longest={longest}: expected 0 < shortest ≤ longest")
+        self.shortest, self.longest = shortest, longest
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+        ratio = self.longest / self.shortest
+        for head in range(len(self.offset)):
+            time = self.shortest * ratio ** (head / max(1, len(self.offset) - 1))
+            # σ(b) = e^(−1/time).
+            nn.init.constant_(self.offset[head], -math.log(math.expm1(1 / time)))
+
+    def step(self, gate: Tensor) -> Tensor:
+        return F.logsigmoid(gate)
+
+
+class DataAlibi(TokenSteps):
+    """ALiBi whose distance is measured in learned steps: −slopeₕ · 2σ(w · x + b) a token. Starts as ALiBi."""
+
+    summary = "ALiBi with distances in steps learned from the hidden states"
+
+    def __init__(self, num_heads: int, hidden_size: int) -> None:
+        super().__init__(num_heads, hidden_size)
+        self.slopes = slopes(num_heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.offset)
+
+    def step(self, gate: Tensor) -> Tensor:
+        slope = torch.tensor(self.slopes, device=gate.device, dtype=gate.dtype)
+        return -slope[:, None] * 2 * torch.sigmoid(gate)

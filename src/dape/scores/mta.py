@@ -1,0 +1,64 @@
+"""Multi-token attention (Golovneva et al. 2025): scores convolved over queries and keys, weights mixed across heads."""
+
+from __future__ import annotations
+
+from dape.ops.score_attention import ScoreProgram, Stage
+from dape.scores.base import ScoreProcessor, stage_tensors
+from dape.scores.conv import check_counts
+from dape.scores.keyconv import identity_conv
+
+
+class MultiTokenAttention(ScoreProcessor):
+    """Logits conv(S) + B with one kq×k kernel a head, then weights mixed linearly in groups of heads.
+
+    kernel_size, query_kernel_size: keys (centred on a key's own) and queries (a query's own and those before it).
+    head_group:     how many heads mix after the softmax; 1 for none.
+    mix_before:     heads mix, in the same groups, before the softmax as well.
+    convolve_after: the weights are convolved like the scores, before heads mix.
+
+    Starts as the identity. The paper's normalisation and gate of each head's output belong to the attention block
+    (`head_norm` and `head_gate` of DapeConfig).
+    """
+
+    summary = "each head convolved over queries and keys, weights mixed in groups of heads"
+    bare_kernel = (6, 11)
+    listed = ((6, 11),)
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        kernel_size: int = 11,
+        query_kernel_size: int = 6,
+        head_group: int = 2,
+        mix_before: bool = False,
+        convolve_after: bool = False,
+    ) -> None:
+        super().__init__()
+        check_counts(
+            num_heads=num_heads,
+            kernel_size=kernel_size,
+            query_kernel_size=query_kernel_size,
+            head_group=head_group,
+        )
+        if num_heads % head_group:
+            raise ValueError(f"head_group={head_group} does not divide num_heads={num_heads}")
+        self.num_heads, self.groups, self.left = num_heads, num_heads // head_group, kernel_size // 2
+        kernel = (query_kernel_size, kernel_size)
+        self.conv = identity_conv(num_heads, kernel, num_heads, self.left)
+        self.conv_after = identity_conv(num_heads, kernel, num_heads, self.left) if convolve_after else None
+        self.mix_before = identity_conv(num_heads, (1, 1), self.groups, 0) if mix_before else None
+        self.mix = identity_conv(num_heads, (1, 1), self.groups, 0) if head_group > 1 else None
+
+    def program(self) -> ScoreProgram:
+        def stages(mix: object, conv: object) -> list[Stage]:
+            """The mixing of heads and the convolution, of those that there are."""
+            found = []
+            if mix is not None:
+                found.append(Stage(*stage_tensors(mix), groups=self.groups))  # type: ignore[arg-type]  # a module
+            if conv is not None:
+                found.append(Stage(*stage_tensors(conv), self.left, self.num_heads))  # type: ignore[arg-type]  # as above
+            return found
+
+        pre, post = stages(self.mix_before, self.conv), stages(self.mix, self.conv_after)[::-1]
+        return ScoreProgram(tuple(pre), tuple(post), residual="bias")

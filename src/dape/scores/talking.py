@@ -1,0 +1,33 @@
+"""Talking heads (Shazeer et al. 2020): heads mixed linearly before and after the softmax."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dape.ops.score_attention import ScoreProgram, Stage
+from dape.scores.base import ScoreProcessor, stage_tensors
+from dape.scores.keyconv import identity_conv
+
+
+class TalkingHeads(ScoreProcessor):
+    """Logits W₁ S + B, weights W₂ softmax(logits), W₁ and W₂ [H, H] across heads. Starts as the identity.
+
+    before, after: whether heads mix before, and after, the softmax.
+    """
+
+    summary = "heads mixed linearly before and after the softmax"
+
+    def __init__(self, num_heads: int, *, before: bool = True, after: bool = True) -> None:
+        super().__init__()
+        if not (before or after):
+            raise ValueError("before=False and after=False leave the scores as they are: use plain scores")
+        self.before = identity_conv(num_heads, (1, 1), 1, 0) if before else None
+        self.after = identity_conv(num_heads, (1, 1), 1, 0) if after else None
+
+    def program(self) -> ScoreProgram:
+        pre, post = (_stages(conv) for conv in (self.before, self.after))
+        return ScoreProgram(pre, post, "bias" if pre else "scores+bias")
+
+
+def _stages(conv: nn.Module | None) -> tuple[Stage, ...]:
+    return () if conv is None else (Stage(*stage_tensors(conv)),)

@@ -1,0 +1,240 @@
+"""Score processors and encodings against the formulas that others published, written anew."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dape import Places, attention, parse_method
+from dape.scores import KeyConv, MultiTokenAttention, Normalised, PlainScores, ScoreConv, TalkingHeads
+
+T, H, D = 12, 4, 5
+
+
+def inputs(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, 2, H, T, D, dtype=torch.float64, generator=generator)
+
+
+def jittered(processor):
+    """The processor with parameters off their start."""
+    processor = processor.double()
+    with torch.no_grad():
+        for parameter in processor.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return processor
+
+
+def masked(logits):
+    return logits.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)
+
+
+def both_backends(q, k, v, processor, expected, **options):
+    for backend in ("reference", "tiled"):
+        out = attention(q, k, v, processor, scale=0.4, backend=backend, **options)
+        torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_talking_heads():
+    """Shazeer et al. 2020: logits across heads by one matrix, weights by another."""
+    q, k, v = inputs()
+    processor = jittered(TalkingHeads(H))
+    before, after = (conv.weight[:, :, 0, 0] for conv in (processor.before, processor.after))
+    logits = torch.einsum("bhqd,bhkd,gh->bgqk", q, k * 0.4, before)
+    weights = torch.einsum("bhqk,gh->bgqk", masked(logits).softmax(-1), after)
+    both_backends(q, k, v, processor, weights @ v)
+
+
+@pytest.mark.parametrize("convolve_after", [False, True])
+def test_multi_token_attention(convolve_after):
+    """Golovneva et al. 2025: Softmax(Mask₋∞(Conv2d(Mask₀(QKᵀ)))), then heads mixed in groups."""
+    q, k, v = inputs()
+    processor = jittered(
+        MultiTokenAttention(H, kernel_size=3, query_kernel_size=4, convolve_after=convolve_after)
+    )
+    hidden = torch.ones(T, T).triu(1).bool()
+
+    def conv(x, module):
+        return F.conv2d(F.pad(x, (1, 1, 3, 0)), module.weight, groups=H)
+
+    scores = (q @ k.mT * 0.4).masked_fill(hidden, 0.0)
+    weights = masked(conv(scores, processor.conv)).softmax(-1)
+    if convolve_after:
+        weights = conv(weights, processor.conv_after).masked_fill(hidden, 0.0)
+    mix = processor.mix.weight[:, :, 0, 0]
+    mixed = torch.cat(
+        [
+            torch.einsum("bhqk,gh->bgqk", weights[:, 2 * n : 2 * n + 2], mix[2 * n : 2 * n + 2])
+            for n in range(H // 2)
+        ],
+        1,
+    )
+    both_backends(q, k, v, processor, mixed @ v)
+
+
+def test_a_linear_convolution_of_each_head_is_a_convolution_of_the_keys():
+    q, k, v = inputs()
+    processor = jittered(KeyConv(H, kernel_size=3, padding="causal"))
+    taps = processor.conv.weight[:, 0, 0]
+    padded = F.pad(k, (0, 0, 2, 0))
+    keys = sum(taps[None, :, t, None, None] * padded[:, :, t : t + T] for t in range(3))
+    both_backends(q, k, v, processor, masked(q @ keys.mT * 0.4).softmax(-1) @ v)
+
+
+def test_groups_of_heads_are_convolutions_of_their_own():
+    q, k, v = inputs()
+    bias = torch.randn(1, H, T, T, dtype=torch.float64)
+    grouped = jittered(ScoreConv(H, 8, groups=2))
+    parts = []
+    for n in range(2):
+        part = ScoreConv(2, 4).double()
+        heads, width = slice(2 * n, 2 * n + 2), slice(4 * n, 4 * n + 4)
+        with torch.no_grad():
+            for name, rows in (("expand", width), ("project", heads)):
+                for ours, theirs in zip(
+                    getattr(part, name).parameters(), getattr(grouped, name).parameters(), strict=True
+                ):
+                    ours.copy_(theirs[rows])
+        parts.append(attention(q[:, heads], k[:, heads], v[:, heads], part, bias=bias[:, heads], scale=0.4))
+    both_backends(q, k, v, grouped, torch.cat(parts, 1), bias=bias)
+
+
+def test_a_sink_is_one_more_key_with_a_value_of_zero():
+    q, k, v = inputs()
+    processor = jittered(Normalised(PlainScores(), H, "sink"))
+    column = processor.sink.view(1, H, 1, 1).expand(2, H, T, 1)
+    weights = torch.cat([masked(q @ k.mT * 0.4), column], -1).softmax(-1)
+    both_backends(q, k, v, processor, weights[..., :-1] @ v)
+
+
+def test_ssmax():
+    """Nakanishi 2025: zᵢ ↦ n^(s·zᵢ) / Σ n^(s·zⱼ)."""
+    q, k, v = inputs()
+    processor = jittered(Normalised(PlainScores(), H, "ssmax"))
+    z, out = q @ k.mT * 0.4, torch.zeros_like(v)
+    for i in range(T):
+        powers = torch.tensor(float(i + 1), dtype=torch.float64) ** (
+            processor.length_scale.view(1, H, 1) * z[:, :, i, : i + 1]
+        )
+        out[:, :, i] = torch.einsum("bhk,bhkd->bhd", powers / powers.sum(-1, keepdim=True), v[:, :, : i + 1])
+    both_backends(q, k, v, processor, out)
+
+
+def test_ssmax_starts_as_the_softmax_at_its_length():
+    processor = Normalised(PlainScores(), H, "ssmax", length=T).double()
+    scores = torch.randn(1, H, T, T, dtype=torch.float64)
+    expected = scores[:, :, -1].softmax(-1)
+    torch.testing.assert_close(processor.weights(scores)[:, :, -1], expected, rtol=1e-6, atol=1e-6)
+
+
+def fox_bias(encoding, x):
+    """Lin et al. 2025: Dᵢⱼ = Σ over l = j + 1 … i of log σ(w · xₗ + b)."""
+    gates = F.logsigmoid(torch.einsum("bti,hi->bht", x, encoding.weight) + encoding.offset[:, None])
+    bias = torch.zeros(*gates.shape, gates.shape[-1], dtype=x.dtype)
+    for i in range(x.shape[1]):
+        for j in range(i + 1):
+            bias[:, :, i, j] = gates[:, :, j + 1 : i + 1].sum(-1)
+    return bias
+
+
+def test_forgetting_transformer():
+    q, k, v = inputs()
+    x = torch.randn(2, T, 7, dtype=torch.float64)
+    encoding = parse_method("fox").build_position(num_heads=H, head_width=D, hidden_size=7).double()
+    bias = encoding.bias(q, k, Places.of(T), scale=0.4, state=encoding.token_state(x))
+    weights = masked(q @ k.mT * 0.4 + fox_bias(encoding, x)).softmax(-1)
+    both_backends(q, k, v, None, weights @ v, bias=bias)
+
+
+def test_fox_starts_with_the_forgetting_times_asked_for():
+    encoding = parse_method("fox[shortest=2,longest=50]").build_position(
+        num_heads=H, head_width=D, hidden_size=7
+    )
+    nn.init.zeros_(encoding.weight)
+    steps = encoding.token_state(torch.zeros(1, 1, 7))[0, :, 0]
+    torch.testing.assert_close(-1 / steps[[0, -1]], torch.tensor([2.0, 50.0]), rtol=1e-4, atol=1e-4)
+
+
+def test_data_dependent_alibi_starts_as_alibi():
+    q, k, _ = inputs()
+    alibi = parse_method("alibi").build_position(num_heads=H, head_width=D, hidden_size=7)
+    learned = parse_method("data-alibi").build_position(num_heads=H, head_width=D, hidden_size=7).double()
+    places, x = Places.of(T), torch.randn(2, T, 7, dtype=torch.float64)
+    bias = learned.bias(q, k, places, scale=0.4, state=learned.token_state(x)).tiles().tile(slice(0, T), T)
+    expected = alibi.bias(q, k, places, scale=0.4).dense(T, T)
+    below = torch.ones(T, T).tril().bool()
+    torch.testing.assert_close(
+        bias[..., below], expected[..., below].expand(2, -1, -1).to(bias), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["keyconv1x3-kerple", "talking-kerple", "mta-kerple", "dape1x3-kerple[zero_init=true]"]
+)
+def test_processors_start_as_the_identity(name):
+    scores, bias = torch.randn(2, 2, H, T, T)
+    processor = parse_method(name).build_scores(H)
+    torch.testing.assert_close(processor.weights(scores, bias), PlainScores().weights(scores, bias))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dape1x3-kerple",
+        "dape1x3-kerple[zero_init=true,depth=3]",
+        "mta-kerple",
+        "talking-rope",
+        "kerple[normaliser=sink]",
+    ],
+)
+def test_a_reset_gives_the_start_back(name):
+    processor = parse_method(name).build_scores(H)
+    torch.manual_seed(3)
+    expected = parse_method(name).build_scores(H).state_dict()
+    for parameter in processor.parameters():
+        nn.init.constant_(parameter, 7.0)
+    torch.manual_seed(3)
+    processor.reset_parameters()
+    for key, value in processor.state_dict().items():
+        assert torch.equal(value, expected[key]), key
+    assert not any((value == 7).all() for value in processor.state_dict().values())
+
+
+def test_lora_on_convolutions_trains_and_shows():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    processor = ScoreConv(H, 8)
+    scores, bias = torch.randn(2, 2, H, T, T)
+    before = processor(scores, bias).detach()
+    wrapped = peft.get_peft_model(
+        processor, peft.LoraConfig(r=2, target_modules=["expand", "project"], init_lora_weights=True)
+    )
+    inner = wrapped.base_model.model
+    torch.testing.assert_close(inner(scores, bias), before)
+    trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        nn.init.normal_(parameter, std=0.3)
+    changed = inner(scores, bias)
+    assert not torch.allclose(changed, before)
+    grads = torch.autograd.grad(changed.nan_to_num(neginf=0.0).square().sum(), trained)
+    assert all(grad.abs().max() > 0 for grad in grads)
+    merged = wrapped.merge_and_unload()
+    torch.testing.assert_close(merged(scores, bias), changed, rtol=1e-4, atol=1e-4)
+
+
+def test_the_head_norm_is_scaled_by_depth():
+    from dape.models import Attention
+
+    layer = Attention(20, H, scores=PlainScores(), head_norm=True, layer=3).double()
+    x, nope = (
+        torch.randn(2, T, 20, dtype=torch.float64),
+        parse_method("nope").build_position(num_heads=H, head_width=5, hidden_size=20),
+    )
+    got = layer(x, nope, Places.of(T))
+    q, k, v, _, _ = layer.inputs(x, nope, Places.of(T))
+    heads = attention(q, k, v)
+    factor = 1 - (0.8 - 0.6 * math.exp(-0.3 * 3))
+    expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * factor
+    torch.testing.assert_close(got, layer.out(expected.transpose(1, 2).flatten(2)))
