@@ -16,7 +16,6 @@ KERNEL := src/dape/ops/score_attention/csrc
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	$(BIN)/dape lm-eval --register
 	touch $@
 
 demo: $(READY)  ## recall with and without the convolution (seconds), then a comparison by length (minutes)

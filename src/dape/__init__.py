@@ -21,7 +21,6 @@ from dape.ops.score_attention import (
     attention_weights,
 )
 from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
-from dape.registration import register_everywhere
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
@@ -80,6 +79,3 @@ def __getattr__(name: str) -> Any:
     if name in LATER:
         return getattr(importlib.import_module(LATER[name]), name)
     raise AttributeError(f"module 'dape' has no attribute '{name}'")
-
-
-register_everywhere()

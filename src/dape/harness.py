@@ -1,29 +1,22 @@
 """Our models in EleutherAI's lm-evaluation-harness: `--model dape`. Needs `dape[lm-eval]`.
 
-`python -m dape.harness …` is the harness's own command line with our model known to it; after `dape lm-eval
---register`, so is its own `lm_eval`.
+`python -m dape.harness …` is the harness's own command line with our model known to it. Importing this module
+registers nothing; `register()` does, for this process.
 """
 
 from __future__ import annotations
 
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import torch
+from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import dape
-from dape.files import write_atomically
+import dape.models
 from dape.retrofitting.files import DESCRIPTION
-
-# Read by Python when it starts, where it lies among the packages: `lm_eval` then imports us, other programs do not.
-STARTUP = (
-    "import os, sys, importlib.util; "
-    'any(os.path.splitext(os.path.basename(word))[0] in ("lm_eval", "lm-eval") for word in sys.orig_argv[1:3]) '
-    'and importlib.util.find_spec("dape") and __import__("dape")\n'
-)
 
 
 class DapeLM(HFLM):
@@ -100,23 +93,14 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(source)
 
 
-def startup_file() -> Path:
-    return Path(sysconfig.get_path("purelib")) / "dape_lm_eval.pth"
-
-
-def register_command() -> Path:
-    """Make this environment's `lm_eval` know "dape", for versions that do not read entry points (0.4.13)."""
-    file = startup_file()
-    try:
-        write_atomically(file, STARTUP)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write {file} ({error.strerror}): use `python -m dape.harness` in place of `lm_eval`"
-        ) from None
-    return file
+def register() -> None:
+    """The harness knows our model as "dape", in this process."""
+    if "dape" not in model_registry:
+        model_registry.register("dape", target="dape.harness:DapeLM")
 
 
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
+    register()
     cli_evaluate()

@@ -44,15 +44,25 @@ def python(code, *arguments, **environment):
 
 LOAD = "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
 IMPORTS = {
-    "dape first": "import sys, dape; assert 'transformers' not in sys.modules; from transformers import AutoModelForCausalLM",
-    "dape last": "import sys; from transformers import AutoModelForCausalLM; import dape",
-    "in the middle of transformers' own imports": "import sys, transformers, dape; from transformers import LlamaForCausalLM, AutoModelForCausalLM",
+    "dape first": "import sys, dape.models; from transformers import AutoModelForCausalLM",
+    "dape last": "import sys; from transformers import AutoModelForCausalLM; import dape.models",
 }
 
 
 @pytest.mark.parametrize("order", IMPORTS)
-def test_import_dape_alone_makes_the_model_known(order, folder):
+def test_importing_our_models_makes_them_known(order, folder):
     assert python(f"{IMPORTS[order]}; {LOAD}", folder) == "DapeForCausalLM"
+
+
+def test_import_dape_has_no_side_effects():
+    """No finders, no other packages, no registration, no exit hooks of ours."""
+    seen = python(
+        "import sys, torch; before = list(sys.meta_path), list(sys.path_hooks), dict(__import__('os').environ)\n"
+        "import dape\n"
+        "assert (list(sys.meta_path), list(sys.path_hooks), dict(__import__('os').environ)) == before\n"
+        "print(sorted({'transformers', 'lm_eval', 'tyro', 'rich', 'safetensors'} & set(sys.modules)))"
+    )
+    assert seen == "[]"
 
 
 WITHOUT_DAPE = """

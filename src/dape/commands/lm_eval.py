@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tyro
 import yaml
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import make_table
 
-from dape.commands.parsing import Parser
-from dape.harness import DapeLM, register_command
-from dape.training.parallel import find_device
+from dape.commands.parsing import parse
+from dape.devices import device_name, find_device
+from dape.files import write_atomically
+from dape.harness import DapeLM, register
+from dape.settings import setting
+
+
+@dataclass(frozen=True)
+class Options:
+    """Score a model on tasks of the lm-evaluation-harness, local ones or the hub's.
+
+    A task file can name Python functions to run (`!function`): use files of people whose code you would run.
+    """
+
+    run: tyro.conf.Positional[str] = setting(help="A run's folder, a Hugging Face model's, or an adapter's.")
+    tasks: tuple[str, ...] = setting(
+        help="Task files (YAML, which can run code by `!function`), folders of them, or names of the harness's own "
+        "tasks (these download data)."
+    )
+    tokenizer: str | None = setting(None, help='A folder, or "bytes"; by default the one beside the model.')
+    num_fewshot: int | None = setting(
+        None,
+        help="Solved examples before each question; by default the task's own number.",
+        low=0,
+        high=10_000,
+    )
+    limit: int | None = setting(None, help="Examples a task, for a quick look.", low=1, high=10**9)
+    batch_size: int = setting(8, help="Requests at a time.", low=1, high=2**20)
+    max_length: int = setting(2048, help="Tokens of context.", low=2, high=2**24)
+    device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)
+    out: Path | None = setting(None, help="Also write the results to this JSON file.", writes="file")
 
 
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
+    options: Options = parse(Options, arguments, prog="dape lm-eval")
+    if not options.tasks:
+        raise ValueError("--tasks is empty: name at least one task or file")
+    register()
     # The harness would go on on the CPU without a word.
     device = find_device(options.device)
-    names, manager = find_tasks(options.tasks)
+    names, manager = find_tasks(list(options.tasks))
     model = DapeLM(
         options.run,
         options.tokenizer,
@@ -42,49 +74,8 @@ def main(arguments: list[str]) -> int:
     print(make_table(results))
     if options.out:
         kept = {key: results[key] for key in ("results", "n-samples", "versions") if key in results}
-        Path(options.out).write_text(json.dumps(kept, indent=2, default=str) + "\n")
+        write_atomically(options.out, json.dumps(kept, indent=2, default=str) + "\n")
     return 0
-
-
-class Register(argparse.Action):
-    """Registers and ends, as `--help` does, whatever else is given."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        print(f"wrote {register_command()}: `lm_eval --model dape --model_args pretrained=RUN …` works now")
-        parser.exit()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="dape lm-eval",
-        description="Score a model on tasks of the lm-evaluation-harness, local ones or the hub's.",
-    )
-    parser.add_argument(
-        "--register",
-        action=Register,
-        nargs=0,
-        help="make the harness's own command know our models in this environment: `lm_eval --model dape …`; it writes "
-        "one file beside the packages and names it, delete that to undo",
-    )
-    parser.add_argument("run", help="a run's folder, a Hugging Face model's, or an adapter's")
-    parser.add_argument(
-        "--tasks",
-        required=True,
-        nargs="+",
-        help="task files (YAML), folders of them, or names of the harness's own tasks (these download data)",
-    )
-    parser.add_argument("--tokenizer", help='a folder, or "bytes"; by default the one beside the model')
-    parser.add_argument(
-        "--num-fewshot",
-        type=int,
-        help="solved examples before each question; by default the task's own number",
-    )
-    parser.add_argument("--limit", type=int, help="examples a task, for a quick look")
-    parser.add_argument("--batch-size", type=int, default=8, help="requests at a time (default 8)")
-    parser.add_argument("--max-length", type=int, default=2048, help="tokens of context (default 2048)")
-    parser.add_argument("--device", default="auto", help="auto (the default) takes the GPU if there is one")
-    parser.add_argument("--out", help="also write the results to this JSON file")
-    return parser
 
 
 def find_tasks(tasks: list[str]) -> tuple[list[Any], TaskManager]:

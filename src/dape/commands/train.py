@@ -23,7 +23,7 @@ DESCRIPTION = """Train a language model with any method, on your own text.
 
 The defaults below are the preset's recipe (add --preset to see another's). An interrupted run is continued by
 the same command. The folder then holds run.json, metrics.jsonl and model/; once trained, it is one that
-AutoModelForCausalLM.from_pretrained reads after `import dape`."""
+AutoModelForCausalLM.from_pretrained reads after `import dape.models`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -31,9 +30,6 @@ class DapeConfig(PretrainedConfig):
     initializer_range: standard deviation of the weights; None for √(2 / (5 · hidden_size)).
     backend:          of the attention op; "auto" takes the fastest that can run.
     """
-
-    # Runs before each configuration is made; registering our models waits here until one is wanted.
-    before_use: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     model_type = "dape"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers declares it so)
@@ -64,7 +60,6 @@ class DapeConfig(PretrainedConfig):
     dape_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
-        type(self).before_use()
         if self.dape_format != FORMAT:
             raise ValueError(
                 f"the model has format {self.dape_format}, this version of dape reads format {FORMAT}: load it with "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import tomllib
 import types
 import typing
 from dataclasses import fields
@@ -35,10 +36,6 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def _parse(text: str, suffix: str) -> Any:
     if suffix == ".toml":
-        try:
-            import tomllib
-        except ModuleNotFoundError:
-            raise ValueError("reading TOML needs Python 3.11; write YAML instead") from None
         return tomllib.loads(text)
     if suffix in (".yaml", ".yml"):
         return yaml.safe_load(text)
