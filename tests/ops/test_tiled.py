@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_cases import BIASES, KERNELS, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
 
-from dape.ops.score_attention import api, reference, tiled, tiled_forward
+from dape.ops.score_attention import api, op, reference, tiled, tiled_forward
 from dape.ops.score_attention.types import Problem
 
 # Queries and keys, causal: ragged, and long enough for tiles of their own.
@@ -218,8 +218,9 @@ def test_second_derivative_is_refused():
 )
 def test_is_a_well_behaved_operator(case, monkeypatch):
     calls = []
-    forward = tiled._forward
-    monkeypatch.setattr(tiled, "_forward", lambda *arguments: calls.append(arguments) or forward(*arguments))
+    forward = op._forward
+    monkeypatch.setattr(op, "_forward", lambda *arguments: calls.append(arguments) or forward(*arguments))
     build(replace(case, head_width=3), torch.float32).attend("tiled")
-    leaves = [x.detach().requires_grad_() if torch.is_tensor(x) and x.requires_grad else x for x in calls[0]]
-    torch.library.opcheck(forward, tuple(leaves))
+    tensors, *rest = calls[0]
+    leaves = [x.detach().requires_grad_() if x.requires_grad else x for x in tensors]
+    torch.library.opcheck(forward, (leaves, *rest))

@@ -1,21 +1,26 @@
 """Pure PyTorch by tiles of query rows: any device, dtype and bias, O(T) memory, hand-written backward.
 
 The forward pass keeps the log-sum-exp of every row; the backward pass computes the tiles again. What happens
-inside a tile is in tiled_forward.py and tiled_backward.py; here are the two registered operators. Programs other
+inside a tile is in tiled_forward.py and tiled_backward.py; here are the two passes. Programs other
 than plain scores and the paper's two convolutions of 1×k are in tiled_program.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from dape.ops.score_attention import tiled_program
-from dape.ops.score_attention.library import make_differentiable
+from dape.ops.score_attention import op, tiled_program
+from dape.ops.score_attention.library import CallTensors
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.tiled_backward import Gradients
 from dape.ops.score_attention.tiled_forward import Call
 from dape.ops.score_attention.types import DistanceBias, Problem
+
+TENSORS = (*(field.name for field in fields(CallTensors)), "seed")
 
 
 def unsupported(problem: Problem) -> str | None:
@@ -51,29 +56,29 @@ def attend(problem: Problem) -> Tensor:
             w1 = w1[:, : problem.q.shape[1]]
         else:
             b1 = conv.expand_bias.to(dtype)
-    seed = torch.randint(2**62, (), device="cpu") if problem.dropout else torch.zeros((), dtype=torch.long)
-    out, _ = _forward(
-        problem.q, problem.k, problem.v, w1, b1, w2, b2, dense, values, hidden, edges,
-        problem.visible.first, problem.visible.last, seed,
-        lowest, problem.causal, problem.scale, left, slope, residual_bias, leak, problem.dropout,
-    )  # fmt: skip
-    return out
+    # Read by the kernel, so that compiled code draws anew.
+    seed = torch.randint(2**62, (), device="cpu") if problem.dropout else None
+    tensors = {
+        "q": problem.q, "k": problem.k, "v": problem.v, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dense": dense,
+        "values": values, "hidden": hidden, "edges": edges, "first": problem.visible.first,
+        "last": problem.visible.last, "seed": seed,
+    }  # fmt: skip
+    plan = {
+        "causal": problem.causal, "scale": problem.scale, "left": left, "slope": slope,
+        "residual_bias": residual_bias, "leak": leak, "dropout": problem.dropout,
+    }  # fmt: skip
+    return op.run("tiled", tensors, plan, lowest=lowest)
 
 
-@torch.library.custom_op("dape::tiled_attention", mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor,
-    w1: Tensor | None, b1: Tensor | None, w2: Tensor | None, b2: Tensor | None,
-    dense: Tensor | None, values: Tensor | None, hidden: Tensor | None, edges: Tensor | None,
-    first: Tensor | None, last: Tensor | None, seed: Tensor,
-    lowest: int, causal: bool, scale: float, left: int, slope: float, residual_bias: bool, leak: bool,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output [B, H, Tq, D] and log-sum-exp of the logits [B, H, Tq]."""
-    call = Call(q, k, v, w1, b1, w2, b2, dense, values, hidden, edges, first, last, seed,
-                 lowest, causal, scale, left, slope, residual_bias, leak, dropout)  # fmt: skip
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=call.dtype, device=q.device)
+def _call(arguments: op.Arguments) -> Call:
+    tensors: dict[str, Any] = {name: arguments.get(name) for name in TENSORS}
+    return Call(**tensors, **arguments.plan, lowest=arguments.lowest)
+
+
+def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
+    call = _call(arguments)
+    out = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
+    lse = torch.empty(call.q.shape[:3], dtype=call.dtype, device=call.q.device)
     for tile in call.tiles():
         logits = tile.forward()
         # A row that sees nothing: weights exp(−∞ − 0) = 0, and 0 / 1 = 0.
@@ -82,41 +87,19 @@ def _forward(
         weights = logits.sub_(peak).exp_()
         total = weights.sum(-1, keepdim=True)
         total.masked_fill_(total == 0.0, 1.0)
-        if dropout:
+        if call.dropout:
             weights *= tile.keep(weights)
         tile.put(out, torch.bmm(tile.grouped(weights), tile.v).view(tile.q.shape).div_(total))
         tile.put(lse[..., None], total.log_().add_(peak))
     return out, lse
 
 
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=dtype)
-
-
-@torch.library.custom_op("dape::tiled_attention_backward", mutates_args=())
-def _backward(
-    grad_out: Tensor, out: Tensor, lse: Tensor,
-    q: Tensor, k: Tensor, v: Tensor,
-    w1: Tensor | None, b1: Tensor | None, w2: Tensor | None, b2: Tensor | None,
-    dense: Tensor | None, values: Tensor | None, hidden: Tensor | None, edges: Tensor | None,
-    first: Tensor | None, last: Tensor | None, seed: Tensor,
-    lowest: int, causal: bool, scale: float, left: int, slope: float, residual_bias: bool, leak: bool,
-    dropout: float,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of the eleven tensors from q to edges; an absent input has an empty one."""
-    call = Call(q, k, v, w1, b1, w2, b2, dense, values, hidden, edges, first, last, seed,
-                 lowest, causal, scale, left, slope, residual_bias, leak, dropout)  # fmt: skip
+def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    call = _call(arguments)
     grads = Gradients(call)
     for tile in call.tiles():
         grads.add_tile(tile, grad_out, out, lse)
-    return [q.new_empty(0) if grad is None else grad for grad in grads.results()]
+    return grads.results()
 
 
-@_backward.register_fake
-def _(grad_out: Tensor, out: Tensor, lse: Tensor, *inputs: Tensor | None) -> list[Tensor]:
-    return [out.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs[:11]]
-
-
-make_differentiable(_forward, _backward, num_tensors=14, num_grads=11)
+op.KERNELS["tiled"] = (_forward, _backward)

@@ -46,8 +46,8 @@ class Gradients:
         if call.w1 is not None:
             self.expand, self.project = torch.zeros_like(call.expand), torch.zeros_like(call.project)
 
-    def results(self) -> list[Tensor | None]:
-        """The gradients in the order of a call's tensors."""
+    def results(self) -> dict[str, Tensor]:
+        """The gradients by the names of a call's tensors."""
         call, w1, w2 = self.call, None, None
         if call.w1 is not None:
             w1 = self.expand.unflatten(1, (call.kernel_size, -1)).transpose(1, 2).contiguous()
@@ -57,8 +57,11 @@ class Gradients:
         )
         if edges is not None:
             edges = edges.unflatten(0, (call.left, call.width))
-        k, v = self.k.to(call.k.dtype), self.v.to(call.v.dtype)
-        return [self.q, k, v, w1, self.b1, w2, self.b2, self.dense, values, hidden, edges]
+        grads = {
+            "q": self.q, "k": self.k, "v": self.v, "w1": w1, "b1": self.b1, "w2": w2, "b2": self.b2,
+            "dense": self.dense, "values": values, "hidden": hidden, "edges": edges,
+        }  # fmt: skip
+        return {name: grad for name, grad in grads.items() if grad is not None}
 
     def add_tile(self, tile: Tile, grad_out: Tensor, out: Tensor, lse: Tensor) -> None:
         call = self.call

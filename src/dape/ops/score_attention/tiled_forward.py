@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +66,7 @@ class DistanceTable:
 class Call(CallTensors):
     """The arguments of one call and the sizes that every tile needs."""
 
-    seed: Tensor
+    seed: Tensor | None
     lowest: int
     causal: bool
     scale: float
@@ -265,6 +266,6 @@ class Tile:
     def keep(self, like: Tensor) -> Tensor:
         """The dropout mask, already divided by the probability of keeping: the same in both passes."""
         index = self.entries.start * self.call.num_queries + self.rows.start
-        generator = torch.Generator(like.device).manual_seed(int(self.call.seed) + index)
+        generator = torch.Generator(like.device).manual_seed(int(cast(Tensor, self.call.seed)) + index)
         keep = 1 - self.call.dropout
         return torch.empty_like(like).bernoulli_(keep, generator=generator).div_(keep)

@@ -1,0 +1,128 @@
+"""One operator for all backends with a hand-written backward: a list of tensors and a plan.
+
+A backend registers two functions under its name. The operator itself knows nothing of what they compute, so one more
+tensor or one more number is a matter of the backend alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a kernel is given: its tensors by name (those that there are), its plan, and where distances begin."""
+
+    tensors: dict[str, Tensor]
+    plan: dict[str, Any]
+    lowest: int
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def get(self, name: str) -> Tensor | None:
+        return self.tensors.get(name)
+
+
+# Output [B, H, Tq, D] and the log-sum-exp of the logits [B, H, Tq], in float32 or finer.
+Forward = Callable[[Arguments], tuple[Tensor, Tensor]]
+# (arguments, gradient of the output, output, log-sum-exp) → gradients by name; a tensor may have none.
+Backward = Callable[[Arguments, Tensor, Tensor, Tensor], dict[str, Tensor]]
+
+KERNELS: dict[str, tuple[Forward, Backward]] = {}
+
+
+def run(kernel: str, tensors: dict[str, Tensor | None], plan: dict[str, Any], *, lowest: int = 0) -> Tensor:
+    """Attention output [B, H, Tq, D] by the kernel of that name.
+
+    tensors: by name, "q" among them; None for one that there is not. Those that are floating may have gradients.
+    plan:    plain numbers, strings and lists of them, the same for all calls of a kind: torch.compile takes them as
+             constants. `lowest`, which may follow a length, is passed beside it.
+    """
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    out, _ = _forward(list(present.values()), ",".join(present), kernel, encode(plan), lowest)
+    return out
+
+
+def encode(value: Any) -> str:
+    """A plan as a Python literal, by operations that torch.compile can follow (it cannot follow json)."""
+    if isinstance(value, dict):
+        return "{" + "".join([f"{key!r}:{encode(item)}," for key, item in value.items()]) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + "".join([encode(item) + "," for item in value]) + "]"
+    return repr(value)
+
+
+_decode = functools.lru_cache(maxsize=1024)(ast.literal_eval)
+
+
+def _arguments(tensors: list[Tensor], names: str, plan: str, lowest: int) -> Arguments:
+    return Arguments(dict(zip(names.split(","), tensors, strict=True)), _decode(plan), lowest)
+
+
+@torch.library.custom_op("dape::attention", mutates_args=())
+def _forward(tensors: list[Tensor], names: str, kernel: str, plan: str, lowest: int) -> tuple[Tensor, Tensor]:
+    return KERNELS[kernel][0](_arguments(tensors, names, plan, lowest))
+
+
+@_forward.register_fake
+def _(tensors: list[Tensor], names: str, kernel: str, plan: str, lowest: int) -> tuple[Tensor, Tensor]:
+    q = tensors[names.split(",").index("q")]
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+
+
+@torch.library.custom_op("dape::attention_backward", mutates_args=())
+def _backward(
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    tensors: list[Tensor],
+    names: str,
+    kernel: str,
+    plan: str,
+    lowest: int,
+) -> list[Tensor]:
+    """Gradients of the floating tensors, in their order."""
+    arguments = _arguments(tensors, names, plan, lowest)
+    grads = KERNELS[kernel][1](arguments, grad_out, out, lse)
+    return [
+        grads[name].to(tensor.dtype) if name in grads else torch.zeros_like(tensor)
+        for name, tensor in arguments.tensors.items()
+        if tensor.is_floating_point()
+    ]
+
+
+@_backward.register_fake
+def _(grad_out: Tensor, out: Tensor, lse: Tensor, tensors: list[Tensor], *rest: object) -> list[Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in tensors if tensor.is_floating_point()]
+
+
+def _save(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    tensors, *ctx.rest = inputs  # type: ignore[attr-defined]  # a context takes any attribute
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _differentiate(ctx: FunctionCtx, grad_out: Tensor, _: Tensor | None) -> tuple:
+    out, lse, *tensors = ctx.saved_tensors  # type: ignore[attr-defined]  # declared of the function only
+    grads = iter(_backward(grad_out, out, lse, tensors, *ctx.rest))  # type: ignore[attr-defined]  # set above
+    return [next(grads) if tensor.is_floating_point() else None for tensor in tensors], None, None, None, None
+
+
+def _refuse_second_derivative(ctx: object, *grads: object) -> tuple:
+    raise RuntimeError(
+        'second derivatives are not implemented by this backend: pass backend="reference", '
+        "which differentiates any number of times"
+    )
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+_backward.register_autograd(_refuse_second_derivative)
