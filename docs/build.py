@@ -33,6 +33,8 @@ STYLES = (ROOT / "src/dape/report/page.css", DOCS / "site.css")
 PAGES = (
     "index.md",
     "own_model.md",
+    "trainable_bias.md",
+    "score_programs.md",
     "retrofit.md",
     "train_and_compare.md",
     "tasks.md",

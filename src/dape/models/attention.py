@@ -149,7 +149,9 @@ class Attention(nn.Module):
             rows = min(asked + earlier_rows, x.shape[1] + earlier)
             reading = places.before(earlier).last(rows)
             q = q[:, :, -rows:]
-        return Inputs(q, k, v, encoding.bias(q, k, reading, scale=self.scale, state=state), reading)
+        # An encoding without a state may leave the argument out.
+        further = {} if state is None else {"state": state}
+        return Inputs(q, k, v, encoding.bias(q, k, reading, scale=self.scale, **further), reading)
 
     def _cached(
         self,
