@@ -195,6 +195,12 @@ def _is_still(handle: int, path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def usual_mode(path: str | os.PathLike[str]) -> None:
+    """Give a file the mode that any new file has; some libraries leave it to its owner alone."""
+    with contextlib.suppress(PermissionError):
+        os.chmod(path, 0o666 & ~_umask())
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 import dape
 import dape.models
+from dape.checksums import verify_checksums
 from dape.retrofitting.files import DESCRIPTION
 
 
@@ -73,6 +74,7 @@ def load_model(run: str | Path, *, dtype: str = "auto") -> PreTrainedModel:
     folder = model_folder(run)
     if (folder / DESCRIPTION).exists():
         return dape.load_retrofitted(folder, dtype=dtype)
+    verify_checksums(folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 

@@ -27,8 +27,11 @@ def texts(data, split):
 
 
 def contents(folder):
+    """Every file but the note of times, which differ."""
     return {
-        path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".verified.json"
     }
 
 
@@ -360,3 +363,125 @@ def test_memory_is_bounded(tmp_path):
         assert tokens > 120_000_000
         assert grown < 50 * 1024
     assert len(lines) == 2
+
+
+def flip(path, place=None):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name", ["train.ids", "validation.ids", "train.documents", "tokenizer/tokenizer.json"]
+)
+def test_damaged_data_is_refused_when_it_is_first_opened(corpus, tmp_path, name):
+    data = pack(corpus, tmp_path / "data")
+    flip(data.folder / name, 10 if name.endswith("documents") else None)
+    with pytest.raises(ValueError, match=rf"{name} is damaged|is not a tokenizer"):
+        open_data(data.folder)
+
+
+def test_data_is_read_once_while_it_stays_as_it_is(corpus, tmp_path, monkeypatch):
+    folder = pack(corpus, tmp_path / "data").folder
+    monkeypatch.setattr("dape.data.tokens.verify", lambda data: pytest.fail("read again"))
+    open_data(folder)
+    os.utime(folder / "train.ids", (1, 1))
+    with pytest.raises(pytest.fail.Exception):
+        open_data(folder)
+
+
+def test_ids_beyond_the_vocabulary_are_a_sentence(corpus, tmp_path):
+    data = pack(corpus, tmp_path / "data")
+    file = data.folder / "manifest.json"
+    file.write_text(file.read_text().replace('"vocab_size": 256', '"vocab_size": 99'))
+    with pytest.raises(ValueError, match=r"train.ids has the id \d+, its tokenizer has 99 tokens"):
+        open_data(data.folder)
+
+
+def test_a_damaged_manifest_is_a_sentence(corpus, tmp_path):
+    data = pack(corpus, tmp_path / "data")
+    file = data.folder / "manifest.json"
+    file.write_text(file.read_text().replace('"splits"', '"splitz"'))
+    with pytest.raises(ValueError, match=r"manifest.json is damaged"):
+        open_data(data.folder)
+
+
+def test_complete_data_is_opened_without_writing_anything(corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "shared" / "data"
+    pack(corpus, folder)
+    (folder / ".verified.json").unlink()
+
+    def read_only(*_, **__):
+        raise PermissionError(30, "Read-only file system")
+
+    for name in ("exclusive", "check_output"):
+        monkeypatch.setattr(f"dape.data.preparation.{name}", read_only)
+    monkeypatch.setattr("tempfile.mkstemp", read_only)
+    assert pack(corpus, folder).folder == folder
+
+
+def odd_corpus(folder):
+    """Two good files among a link to nowhere, a pipe, a socket and a name that is not UTF-8."""
+    import socket
+
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.txt").write_text(f"{name} good text " * 20)
+    (folder / "link.txt").symlink_to(folder / "nowhere.txt")
+    os.mkfifo(folder / "pipe.txt")
+    # A socket's address is short: bound from inside its folder.
+    here = os.getcwd()
+    os.chdir(folder)
+    try:
+        socket.socket(socket.AF_UNIX).bind("socket.txt")
+    finally:
+        os.chdir(here)
+    with open(os.fsencode(folder) + b"/\xff\xfe.txt", "wb") as file:
+        file.write(b"odd name")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_odd_files_are_refused_at_once_and_skipped_by_name(tmp_path):
+    corpus = odd_corpus(tmp_path / "corpus")
+    with pytest.raises(ValueError, match=r"cannot be read: (it is|its name)"):
+        pack(corpus, tmp_path / "data", validation=0.0)
+    data = pack(corpus, tmp_path / "data", validation=0.0, skip_bad=True)
+    assert data.train.num_documents == 2
+    said = "\n".join(data.manifest["sources"]["left_out"])
+    for reason in (
+        "link.txt cannot be read: it is a link to nowhere",
+        "pipe.txt cannot be read: it is no regular",
+    ):
+        assert reason in said
+    assert "socket.txt cannot be read" in said
+    assert "its name is not UTF-8" in said
+    assert data.manifest["sources"]["skipped"] == 4
+
+
+def test_a_pipe_named_as_the_corpus_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ValueError, match="it is no regular file"):
+        pack(tmp_path / "pipe.txt", tmp_path / "data")
+
+
+def test_a_folder_that_may_not_be_read_is_said(corpus, tmp_path, monkeypatch):
+    scandir = os.scandir
+    (corpus / "secret").mkdir()
+    (corpus / "secret" / "x.txt").write_text("x" * 50)
+
+    def denied(path):
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(ValueError, match="secret cannot be read: permission denied"):
+        pack(corpus, tmp_path / "data")
+    assert "secret" in pack(corpus, tmp_path / "data", skip_bad=True).manifest["sources"]["left_out"][0]
+
+
+def test_nothing_is_written_for_a_tokenizer_that_does_not_exist(corpus, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match="no tokenizer"):
+        pack(corpus, tmp_path / "new" / "data", tokenizer=str(tmp_path / "nosuch.json"))
+    assert not (tmp_path / "new").exists()

@@ -245,7 +245,7 @@ REFUSALS = {
     "type": (lambda path: dape.load_adapter(small("qwen2"), adapter(path)), "belongs to a llama model, not to a qwen2"),
     "shape": (lambda path: dape.load_adapter(small(num_hidden_layers=3), adapter(path)), "made for 2 layers of 4 heads, the model has 3 of 4"),
     "width": (lambda path: dape.load_adapter(dape.retrofit(small(), width=8), adapter(path)), "does not fit the convolutions of this model, first at"),
-    "damaged description": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.json")), "dape_adapter.json is damaged, it is not JSON"),
+    "damaged description": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.json")), "dape_adapter.json is damaged: it is not JSON"),
     "damaged weights": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.safetensors")), "dape_adapter.safetensors is damaged"),
     "no base": (lambda path: dape.load_retrofitted(adapter(path)), "does not say where its base is"),
     "whole heads": (lambda _: dape.retrofit(small())(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.ones(1, 4, 3, 3, dtype=torch.bool)), "one mask for all heads"),

@@ -118,6 +118,8 @@ def print_data(data: TokenData, console: Console | None = None) -> None:
     console.print(
         f"corpus     {recipe['corpus']}: {sources['count']:,} sources, {sources['bytes']:,} bytes{skipped}"
     )
+    for reason in sources.get("left_out", []):
+        console.print(f"left out   {reason}", markup=False, soft_wrap=True)
     console.print(f"tokenizer  {recipe['tokenizer']}, {data.manifest['tokenizer']['vocab_size']:,} tokens")
     console.print(f"held out   {choice}")
     if data.validation.num_documents:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from dape.checksums import verify_checksums
 from dape.commands.parsing import parse
 from dape.data import Tokenizer, load_tokenizer
 from dape.files import distinct_names, write_atomically
@@ -132,6 +133,7 @@ def opened(
                 raise ValueError(
                     f"{folder} is not a model of ours; `dape.retrofit` adds our attention to others"
                 )
+            verify_checksums(folder)
             with no_bars():
                 model = DapeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
             yield name, model, find_tokenizer(folder, tokenizer)

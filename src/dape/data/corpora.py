@@ -6,6 +6,7 @@ import glob
 import io
 import json
 import os
+import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -130,11 +131,12 @@ class FileReading:
         return {"name": source.name, "bytes": source.size, "stamp": source.stamp, "sha256": self._digest}
 
 
-def find_corpus(spec: str, *, field: str = "text") -> Corpus:
+def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Corpus:
     """The corpus that a user names.
 
-    spec:  "stdlib"; a file, folder or glob; or "hf:NAME[:SPLIT][:FIELD]".
-    field: where the text of a JSON line or a parquet row stands.
+    spec:   "stdlib"; a file, folder or glob; or "hf:NAME[:SPLIT][:FIELD]".
+    field:  where the text of a JSON line or a parquet row stands.
+    report: hears of what cannot be read (a link to nowhere, a pipe, a denied folder); by default that is an error.
     """
     if spec == "stdlib":
         return Corpus(spec, _library())
@@ -145,14 +147,15 @@ def find_corpus(spec: str, *, field: str = "text") -> Corpus:
         return Corpus(source.name, [source])
     path = Path(spec).expanduser()
     if path.is_dir():
-        found, root = _walk(path), path
+        found, root = [p for p in _walk(path, report=report) if _readable(p, report)], path
         if not found:
             raise ValueError(f"{spec} has no file that ends in {', '.join(SUFFIXES)}")
-    elif path.exists():
+    elif os.path.lexists(path):
+        _readable(path, stop)
         found, root = [path], path.parent
     elif GLOB & set(spec):
         found = sorted(map(Path, glob.glob(str(path), recursive=True)))
-        found = [p for p in found if p.is_file() and suffix_of(p)]
+        found = [p for p in found if not p.is_dir() and suffix_of(p) and _readable(p, report)]
         if not found:
             raise ValueError(f"no file that ends in {', '.join(SUFFIXES)} matches {spec}")
         root = Path(os.path.commonpath([p.parent for p in found]))
@@ -175,10 +178,32 @@ def _file(path: Path, root: Path, field: str) -> FileSource:
     return FileSource(name, path, suffix, field, status.st_size, status.st_mtime_ns)
 
 
-def _walk(root: Path, leave_out: frozenset[str] = frozenset()) -> list[Path]:
+def _readable(path: Path, report: Report) -> bool:
+    """Whether the path is a file that can be opened; a pipe would wait for ever, so it is told by its kind."""
+    try:
+        os.fsencode(path).decode("utf-8")
+        kind = path.stat().st_mode
+        problem = None if stat.S_ISREG(kind) else "it is no regular file"
+        if problem is None and not os.access(path, os.R_OK):
+            problem = "permission denied"
+    except UnicodeDecodeError:
+        problem = "its name is not UTF-8"
+    except OSError as error:
+        problem = "it is a link to nowhere" if path.is_symlink() else (error.strerror or str(error)).lower()
+    if problem is not None:
+        name = str(path).encode("utf-8", "backslashreplace").decode()
+        report(BadText(f"{name} cannot be read: {problem}"))
+    return problem is None
+
+
+def _walk(root: Path, leave_out: frozenset[str] = frozenset(), report: Report = stop) -> list[Path]:
     """Every file of a known kind under a folder, hidden ones left out, ordered by name."""
+
+    def denied(error: OSError) -> None:
+        report(BadText(f"folder {error.filename} cannot be read: {(error.strerror or str(error)).lower()}"))
+
     found = []
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=denied):
         folders[:] = [f for f in folders if not f.startswith(".") and f not in leave_out]
         found += [os.path.join(folder, n) for n in names if not n.startswith(".") and suffix_of(n)]
     # As names inside the corpus are compared, with / whatever the system's separator is.

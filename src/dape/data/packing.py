@@ -18,7 +18,7 @@ from dape.data.corpora import Source
 from dape.data.pieces import BadText, Piece, Report, cut_documents, stop
 from dape.data.tokenizers import Tokenizer
 from dape.data.tokens import SPLITS
-from dape.files import write_atomically
+from dape.files import read_json, write_atomically
 
 # Characters tokenized at a time: enough to keep all cores busy, little enough to hold.
 BATCH = 4 << 20
@@ -43,14 +43,16 @@ class SplitFiles:
     """One split being written: ids and document offsets, appended."""
 
     def __init__(self, folder: Path, name: str, dtype: np.dtype, state: dict[str, int] | None) -> None:
-        state = state or {"tokens": 0, "documents": 0, "crc32": 0}
+        state = state or {"tokens": 0, "documents": 0, "crc32": 0, "documents_crc32": 0}
         self.tokens, self.documents, self.crc32 = state["tokens"], state["documents"], state["crc32"]
+        self.documents_crc32 = state["documents_crc32"]
         self.dtype = dtype
         self._ids = _reopen(folder / f"{name}.ids", self.tokens * dtype.itemsize)
         self._offsets = _reopen(
             folder / f"{name}.documents", (self.documents + 1) * 8 if self.documents else 0
         )
         if not self.documents:
+            self.documents_crc32 = zlib.crc32(np.int64(0).tobytes())
             self._offsets.write(np.int64(0).tobytes())
         self._held: list[np.ndarray] = []
         self._ends: list[int] = []
@@ -67,7 +69,9 @@ class SplitFiles:
             ids = np.concatenate(self._held, dtype=self.dtype, casting="unsafe")
             self.crc32 = zlib.crc32(ids.data, self.crc32)
             self._ids.write(ids.data)
-            self._offsets.write(np.array(self._ends, np.int64).tobytes())
+            ends = np.array(self._ends, np.int64).tobytes()
+            self.documents_crc32 = zlib.crc32(ends, self.documents_crc32)
+            self._offsets.write(ends)
             self._held, self._ends = [], []
 
     def sync(self) -> None:
@@ -80,7 +84,12 @@ class SplitFiles:
         self._offsets.close()
 
     def state(self) -> dict[str, int]:
-        return {"tokens": self.tokens, "documents": self.documents, "crc32": self.crc32}
+        return {
+            "tokens": self.tokens,
+            "documents": self.documents,
+            "crc32": self.crc32,
+            "documents_crc32": self.documents_crc32,
+        }
 
 
 def _reopen(path: Path, size: int) -> Any:
@@ -100,7 +109,7 @@ class Packer:
     def __init__(self, folder: Path, tokenizer: Tokenizer, dtype: np.dtype, side: Side) -> None:
         self.folder, self.tokenizer, self.side = folder, tokenizer, side
         journal = folder / "journal.json"
-        state = json.loads(journal.read_text("utf-8")) if journal.exists() else {}
+        state = read_json(journal) if journal.exists() else {}
         self.sources: int = state.get("sources", 0)
         self.pieces: int = state.get("pieces", 0)
         self.open: str | None = state.get("open")

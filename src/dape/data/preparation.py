@@ -19,8 +19,8 @@ from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
 from dape.data.pieces import BadText, Interrupted, cut_documents, stop
 from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
-from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, open_data
-from dape.files import exclusive, sync_folder, write_atomically
+from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, note_verified, open_data
+from dape.files import check_output, exclusive, sync_folder, write_atomically
 from dape.settings import split_names
 
 # Pieces of text handed to the BPE trainer, which holds a few hundred of them.
@@ -53,9 +53,16 @@ def prepare(
     """
     folder = Path(folder)
     recipe = _recipe(corpus, tokenizer, validation, seed=seed, field=field, cut=cut, skip_bad=skip_bad)
-    found = find_corpus(corpus, field=field)
+    left_out: list[BadText] = []
+    found = find_corpus(corpus, field=field, report=left_out.append if skip_bad else stop)
     recipe["corpus"] = found.spec
     side = _side(validation, seed, found)
+    if (folder / "manifest.json").exists():
+        # Complete data needs no lock, so that a read-only folder can be shared.
+        check_same(folder, recipe, found)
+        return open_data(folder)
+    given = None if bpe_size(tokenizer) else load_tokenizer(tokenizer)
+    check_output(folder, folder=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Two processes may want the same data at once: one packs, the other waits and finds it done.
     with exclusive(folder.parent / f".{folder.name}.lock"):
@@ -67,14 +74,15 @@ def prepare(
         partial = begin(folder, recipe, found, restart=restart)
         try:
             with _progress(progress, found) as stage:
-                learnt = _tokenizer(recipe, partial, found, side, stage)
-                _pack(recipe, partial, found, learnt, side, stage)
+                learnt = _tokenizer(recipe, partial, found, side, stage, given)
+                _pack(recipe, partial, found, learnt, side, stage, left_out)
         except Interrupted:
             raise
         except ValueError:
             # The same would happen again, so there is nothing to go on from.
             shutil.rmtree(partial)
             raise
+        note_verified(partial)
         os.rename(partial, folder)
         sync_folder(folder.parent)
     return open_data(folder)
@@ -154,13 +162,21 @@ def _progress(show: bool, corpus: Corpus) -> Iterator[Stage]:
         yield stage
 
 
-def _tokenizer(recipe: dict[str, Any], partial: Path, corpus: Corpus, side: Side, stage: Stage) -> Tokenizer:
+def _tokenizer(
+    recipe: dict[str, Any],
+    partial: Path,
+    corpus: Corpus,
+    side: Side,
+    stage: Stage,
+    given: Tokenizer | None,
+) -> Tokenizer:
     """The recipe's tokenizer, saved in the folder; trained first where that is asked for and not yet done."""
     saved = partial / "tokenizer"
     if (saved / "tokenizer_config.json").exists():
         return load_tokenizer(saved)
-    if (size := bpe_size(recipe["tokenizer"])) is None:
-        tokenizer = load_tokenizer(recipe["tokenizer"])
+    size = bpe_size(recipe["tokenizer"])
+    if size is None:
+        tokenizer = given or load_tokenizer(recipe["tokenizer"])
     else:
         tokenizer = train_bpe(_training_texts(recipe, corpus, side, stage("learning the BPE")), size)
     tokenizer.save(saved)
@@ -185,7 +201,13 @@ def _training_texts(
 
 
 def _pack(
-    recipe: dict[str, Any], partial: Path, corpus: Corpus, tokenizer: Tokenizer, side: Side, stage: Stage
+    recipe: dict[str, Any],
+    partial: Path,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    side: Side,
+    stage: Stage,
+    left_out: Sequence[BadText] = (),
 ) -> None:
     dtype = np.dtype(id_type(tokenizer.vocab_size))
     packer = Packer(partial, tokenizer, dtype, side)
@@ -211,7 +233,7 @@ def _pack(
         },
         "dtype": dtype.name,
         "splits": splits,
-        "sources": _summary(partial / "sources.jsonl"),
+        "sources": _summary(partial / "sources.jsonl", left_out),
     }
     write_atomically(partial / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
     for name in ("plan.json", "journal.json"):
@@ -236,13 +258,15 @@ def _digest(path: Path) -> str:
         return watched.digest()
 
 
-def _summary(path: Path) -> dict[str, Any]:
-    """Counts over all sources, and a hash of their names and contents."""
-    count = size = skipped = 0
+def _summary(path: Path, left_out: Sequence[BadText] = ()) -> dict[str, Any]:
+    """Counts over all sources, and a hash of their names and contents; what could not be opened, each with why."""
+    count = size = 0
+    skipped = len(left_out)
     digest = hashlib.sha256()
     with open(path, encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)
             count, size, skipped = count + 1, size + record["bytes"], skipped + record.get("skipped", 0)
             digest.update(f"{record['name']}\0{record['sha256']}\n".encode())
-    return {"count": count, "bytes": size, "skipped": skipped, "sha256": digest.hexdigest()}
+    summary = {"count": count, "bytes": size, "skipped": skipped, "sha256": digest.hexdigest()}
+    return {**summary, "left_out": [str(problem) for problem in left_out]} if left_out else summary

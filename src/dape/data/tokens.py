@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -11,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from dape.checksums import file_digest
 from dape.data.tokenizers import Tokenizer, load_tokenizer
+from dape.files import write_atomically
 
 FORMAT = "dape tokens 1"
 SPLITS = ("train", "validation")
+# Sizes and times of the files when they were last compared with their checksums.
+VERIFIED = ".verified.json"
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,17 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def open_data(folder: str | os.PathLike[str]) -> TokenData:
-    """The token data of a folder, mapped, not read."""
+    """The token data of a folder, mapped; read and compared with its checksums if it was not since it last changed."""
     folder = Path(folder)
     manifest = read_manifest(folder)
-    train, validation = (_open_split(folder, name, manifest) for name in SPLITS)
-    return TokenData(folder, manifest, train, validation, load_tokenizer(folder / "tokenizer"))
+    try:
+        train, validation = (_open_split(folder, name, manifest) for name in SPLITS)
+        data = TokenData(folder, manifest, train, validation, load_tokenizer(folder / "tokenizer"))
+        if _verified(folder) != _stamps(folder):
+            verify(data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / 'manifest.json'} is damaged: {error}") from error
+    return data
 
 
 def _open_split(folder: Path, name: str, manifest: dict[str, Any]) -> Tokens:
@@ -108,10 +119,54 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def verify(data: TokenData) -> None:
-    """Read every id once and compare with the manifest's checksums."""
+    """Read every id and every boundary once and compare with the manifest; remembered while the files stay as they are."""
+    vocabulary = data.manifest["tokenizer"]["vocab_size"]
     for name in SPLITS:
-        ids, checksum = data.split(name).ids, 0
-        for start in range(0, len(ids), 1 << 22):
-            checksum = zlib.crc32(ids[start : start + (1 << 22)].tobytes(), checksum)
-        if checksum != data.manifest["splits"][name]["crc32"]:
-            raise ValueError(f"{data.folder}/{name}.ids is damaged: its checksum differs from the manifest's")
+        entry, tokens = data.manifest["splits"][name], data.split(name)
+        checksum, highest = 0, -1
+        for start in range(0, len(tokens.ids), 1 << 22):
+            piece = np.asarray(tokens.ids[start : start + (1 << 22)])
+            checksum, highest = zlib.crc32(piece.tobytes(), checksum), max(highest, int(piece.max()))
+        if checksum != entry["crc32"]:
+            raise ValueError(damaged(data.folder / f"{name}.ids"))
+        if highest >= vocabulary:
+            raise ValueError(
+                f"{data.folder / name}.ids has the id {highest}, its tokenizer has {vocabulary} tokens: prepare the data again"
+            )
+        # Manifests of before had no checksum of the boundaries.
+        boundaries = entry.get("documents_crc32", zlib.crc32(tokens.documents.tobytes()))
+        ordered = (np.diff(tokens.documents) >= 0).all()
+        if (
+            zlib.crc32(tokens.documents.tobytes()) != boundaries
+            or not ordered
+            or (tokens.documents[0], tokens.documents[-1]) != (0, len(tokens.ids))
+        ):
+            raise ValueError(damaged(data.folder / f"{name}.documents"))
+    tokenizer = data.folder / "tokenizer" / "tokenizer.json"
+    if file_digest(tokenizer) != data.manifest["tokenizer"]["sha256"]:
+        raise ValueError(damaged(tokenizer))
+    note_verified(data.folder)
+
+
+def damaged(path: Path) -> str:
+    return f"{path} is damaged: its checksum differs from the manifest's; copy it or prepare the data again"
+
+
+def note_verified(folder: Path) -> None:
+    """Remember sizes and times of the files as they were when they were found whole."""
+    with contextlib.suppress(OSError):  # shared data may be read-only
+        write_atomically(folder / VERIFIED, json.dumps(_stamps(folder)))
+
+
+def _verified(folder: Path) -> Any:
+    try:
+        return json.loads((folder / VERIFIED).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    names = ["manifest.json", "tokenizer/tokenizer.json"]
+    names += [f"{name}.{kind}" for name in SPLITS for kind in ("ids", "documents")]
+    found = {name: (folder / name).stat() for name in names}
+    return {name: [status.st_size, status.st_mtime_ns] for name, status in found.items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from dape.checksums import verify_checksums
 from dape.data import TokenData, open_data, prepare
 from dape.devices import find_device
 from dape.names import not_loaded
@@ -81,6 +82,8 @@ def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: con
     if not path:
         raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
     tokens = None if data is None else open_data(data)
+    if Path(path).is_dir():
+        verify_checksums(path)
     try:
         model = AutoModelForCausalLM.from_pretrained(path)
     except (OSError, ValueError) as error:

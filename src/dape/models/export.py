@@ -17,6 +17,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from dape.checksums import write_checksums
+
 # What `auto_map` names. All in one module, which names the configuration too: transformers copies the code
 # once for every entry module, and torch must meet the operators that it defines only once.
 MODULE = "dape.models.decoder"
@@ -36,6 +38,7 @@ def export(
         tokenizer.save_pretrained(folder)
     if with_code:
         _write_code(folder)
+    write_checksums(folder)
     return folder
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import logging as transformers_logging
 
+from dape.checksums import content_digest, file_digest, verify_checksums
+from dape.files import read_json, usual_mode, write_atomically
 from dape.names import not_loaded
 from dape.retrofitting.attach import (
     RECORD,
@@ -46,7 +48,10 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, *, base: str | None
         "model_type": model.config.model_type,
         "retrofit": asdict(plan),
     }
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+    usual_mode(folder / WEIGHTS)
+    description["sha256"] = file_digest(folder / WEIGHTS)
+    description["checksum"] = content_digest(description)
+    write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
     return folder
 
 
@@ -59,7 +64,7 @@ def load_adapter(model: Model, folder: str | Path, *, freeze_base: bool = False)
             f"the adapter in {folder} belongs to a {description['model_type']} model, not to a "
             f"{model.config.model_type}: load it onto {description['base'] or 'the base it was trained on'}"
         )
-    weights = _read_weights(Path(folder) / WEIGHTS)
+    weights = _read_weights(Path(folder) / WEIGHTS, description.get("sha256"))
     if not is_retrofitted(model):
         _check_shape(plan, model, folder)
         retrofit(model, plan.method, width=plan.width, padding=plan.padding, freeze_base=freeze_base)
@@ -95,6 +100,7 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
         raise FileNotFoundError(
             f"there is no folder {folder}; a model on the Hugging Face hub has to be downloaded into one first"
         )
+    verify_checksums(folder)
     # transformers would report our tensors as unexpected; they are read right after.
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -115,18 +121,28 @@ def _describe(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no adapter: there is no {DESCRIPTION} in it")
     try:
-        description = json.loads(path.read_text())
+        description = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged, it is not JSON: copy or save the adapter again") from error
+        raise ValueError(f"{error}: copy or save the adapter again") from error
     if description.get("format") != FORMAT:
         raise ValueError(
             f"the adapter in {folder} has format {description.get('format')}, this version of dape reads format "
             f"{FORMAT}: load it with the version that wrote it"
         )
+    checksum = description.pop("checksum", None)
+    if ("sha256" in description or checksum is not None) and checksum != content_digest(description):
+        raise ValueError(
+            f"{path} is damaged or was changed, its checksum differs: copy or save the adapter again, or delete "
+            f'"sha256" and "checksum" in it to take it as it is'
+        )
     return description
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
+def _read_weights(path: Path, digest: str | None) -> dict[str, Tensor]:
+    if digest is not None and file_digest(path) != digest:
+        raise ValueError(
+            f"{path} is damaged, its SHA-256 is not that of {DESCRIPTION}: copy or save the adapter again"
+        )
     try:
         return load_file(path)
     except SafetensorError as error:

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dape.checksums import file_digest
 from dape.files import sync_folder
-from dape.training.tensorfile import file_digest, write_tensors
+from dape.training.tensorfile import write_tensors
 
 FORMAT = 1
 MANIFEST = "manifest.json"

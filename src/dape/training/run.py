@@ -21,6 +21,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from dape import __version__
+from dape.checksums import CHECKSUMS, verify_checksums, write_checksums
 from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
@@ -69,6 +70,7 @@ class Run:
         changes: dict[str, Any] = {}
         if position_options:
             changes["position_options"] = {**self.config.encoding_options(), **position_options}
+        verify_checksums(self.folder / "model")
         with no_bars():
             return DapeForCausalLM.from_pretrained(self.folder / "model", **changes).eval()
 
@@ -207,6 +209,7 @@ def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Para
     name_special_tokens(plain, AutoTokenizer.from_pretrained(temporary))
     with no_bars():
         plain.save_pretrained(temporary)
+    write_checksums(temporary)
     make_loadable(folder, temporary)
     os.rename(temporary, folder / "model")
 
@@ -225,7 +228,7 @@ def make_loadable(folder: Path, model: Path) -> None:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as weights:
                 places |= dict.fromkeys(weights.keys(), f"model/{file.name}")
-        elif not file.name.endswith(".index.json"):
+        elif not file.name.endswith(".index.json") and file.name != CHECKSUMS:
             write_atomically(folder / file.name, file.read_bytes())
     size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     index = {"metadata": {"total_size": size}, "weight_map": places}

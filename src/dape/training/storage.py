@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dape.checksums import file_digest
 from dape.training.checkpoint import Checkpoints, read_tensors
 from dape.training.parallel import Parallel
 from dape.training.state import (
@@ -24,7 +25,6 @@ from dape.training.state import (
     optimizer_entries,
     optimizer_tensors,
 )
-from dape.training.tensorfile import file_digest
 
 
 class Storage(Protocol):

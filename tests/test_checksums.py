@@ -1,0 +1,124 @@
+"""Exported models and adapters: no flipped bit goes unnoticed, no index leads outside, modes are usual."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import stat
+
+import pytest
+import torch
+
+import dape
+from dape.checksums import verify_checksums
+from dape.evaluate.subjects import open_subject
+from dape.models import DapeForCausalLM, export, preset
+from dape.models.byte_tokenizer import byte_tokenizer
+from dape.training.run import Run
+
+SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "score_width": 4}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "model"
+    return export(
+        DapeForCausalLM(preset("tiny", "dape1x3-kerple", **SIZES)), folder, tokenizer=byte_tokenizer()
+    )
+
+
+@pytest.fixture(scope="module")
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
+
+
+def flips(folder, count, seed=0):
+    """A file and a bit of it, as often in small files as in large ones."""
+    draw, files = random.Random(seed), sorted(path for path in folder.iterdir() if path.is_file())
+    for _ in range(count):
+        file = draw.choice(files)
+        yield file, draw.randrange(8 * file.stat().st_size)
+
+
+def flipped(file, bit):
+    content = bytearray(file.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+def test_no_flipped_bit_of_an_exported_model_is_silent(exported):
+    verify_checksums(exported)
+    for file, bit in flips(exported, 130):
+        whole = file.read_bytes()
+        flipped(file, bit)
+        with pytest.raises(ValueError, match=r"damaged|missing|format|outside"):
+            verify_checksums(exported)
+        file.write_bytes(whole)
+    verify_checksums(exported)
+
+
+def test_no_flipped_bit_of_an_adapter_is_silent(llama, tmp_path):
+    import copy
+
+    folder = dape.save_adapter(dape.retrofit(copy.deepcopy(llama)), tmp_path / "adapter")
+    dape.load_adapter(copy.deepcopy(llama), folder)
+    for file, bit in flips(folder, 60):
+        whole = file.read_bytes()
+        flipped(file, bit)
+        with pytest.raises(ValueError, match=r"damaged|format"):
+            dape.load_adapter(copy.deepcopy(llama), folder)
+        file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("how", ["run", "eval", "retrofitted"])
+def test_every_way_to_load_a_model_verifies(how, exported, llama, tmp_path):
+    import copy
+
+    from dape.training import TrainConfig
+
+    folder = tmp_path / "run" / "model"
+    if how == "retrofitted":
+        export(dape.retrofit(copy.deepcopy(llama)), folder)
+    else:
+        shutil.copytree(exported, folder)
+    flipped(folder / "model.safetensors", 8 * (folder / "model.safetensors").stat().st_size - 9)
+    load = {
+        "run": lambda: Run(folder.parent, TrainConfig()).model(),
+        "eval": lambda: open_subject(f"hf:{folder}").__enter__(),
+        "retrofitted": lambda: dape.load_retrofitted(folder),
+    }[how]
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged"):
+        load()
+
+
+def test_a_retrofitted_model_that_is_whole_loads(llama, tmp_path):
+    import copy
+
+    model = dape.retrofit(copy.deepcopy(llama))
+    again = dape.load_retrofitted(export(model, tmp_path / "model"))
+    ids = torch.arange(9)[None]
+    assert torch.equal(model.eval()(ids).logits, again.eval()(ids).logits)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/../../b"])
+def test_an_index_that_leads_outside_is_refused(exported, tmp_path, name):
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+    with pytest.raises(ValueError, match="lies outside"):
+        verify_checksums(folder)
+
+
+def test_weights_have_the_mode_of_any_file(exported, llama, tmp_path):
+    import copy
+
+    (tmp_path / "plain").touch()
+    usual = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    adapter = dape.save_adapter(dape.retrofit(copy.deepcopy(llama)), tmp_path / "adapter")
+    for path in (exported / "model.safetensors", adapter / "dape_adapter.safetensors"):
+        assert stat.S_IMODE(os.stat(path).st_mode) == usual
