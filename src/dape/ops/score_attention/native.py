@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,11 @@ NOT_BUILT = (
     "its compiled kernel is missing: no C++ compiler was found when dape was installed; "
     "install g++ or clang and run `pip install --force-reinstall --no-deps` on dape again"
 )
+if sys.platform == "win32":
+    NOT_BUILT = (
+        "its compiled kernel is missing: it builds with clang alone on Windows (`pip install ziglang`, then "
+        "`pip install --force-reinstall --no-deps --no-build-isolation` on dape again), where it is untested"
+    )
 _SIZES = [
     "batch",
     "heads",
@@ -126,12 +132,22 @@ def layout_difference(kernel: ctypes.CDLL) -> str | None:
     return None
 
 
+def share_openmp() -> None:
+    """Make the OpenMP library of torch's wheel visible to the kernel, on macOS, where libraries load privately."""
+    library = Path(torch.__file__).parent / "lib" / "libomp.dylib"
+    if sys.platform == "darwin" and library.exists():
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
 def _find() -> tuple[ctypes.CDLL | None, str | None]:
     """The kernel that was built with this package, or why there is none."""
-    paths = sorted(Path(__file__).parent.glob("_kernel*.so"))
+    folder = Path(__file__).parent
+    # After the plain name, those of versions that named it after a Python.
+    paths = [*folder.glob("_kernel.dll"), *folder.glob("_kernel.so"), *sorted(folder.glob("_kernel.*.so"))]
     if not paths:
         return None, NOT_BUILT
     try:
+        share_openmp()
         return load(paths[0]), None
     except OSError as error:
         return None, f"its compiled kernel does not load ({error}): install dape again"

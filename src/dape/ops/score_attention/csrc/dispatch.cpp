@@ -1,6 +1,8 @@
 // The plain C interface: chooses a build for the processor at hand and runs its passes on threads.
+#ifndef _WIN32
 #include <dlfcn.h>
 #include <pthread.h>
+#endif
 
 #include <atomic>
 #include <cstdlib>
@@ -54,10 +56,9 @@ size_t padded(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE + LINE; }
 // Memory for one call, freed with it.
 struct Block {
   char *data, *next;
-  explicit Block(size_t bytes) : data(static_cast<char *>(std::aligned_alloc(LINE, padded(bytes)))), next(data) {
-    if (!data) throw std::bad_alloc();
-  }
-  ~Block() { std::free(data); }
+  explicit Block(size_t bytes) : data(static_cast<char *>(::operator new(padded(bytes), std::align_val_t(LINE)))), next(data) {}
+  ~Block() { ::operator delete(data, std::align_val_t(LINE)); }
+  Block(const Block &) = delete;
   template <class T>
   T *take(size_t count) {
     T *part = reinterpret_cast<T *>(next);
@@ -69,24 +70,27 @@ struct Block {
 // The OpenMP team that PyTorch has in this process. Its threads are awake already, where threads of our own
 // would be started for every call and compete with them.
 struct OpenMP {
-  void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-  int (*thread_num)();
-  int (*num_threads)();
+  void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = nullptr;
+  int (*thread_num)() = nullptr;
+  int (*num_threads)() = nullptr;
   // A forked child has the team's memory but not its threads: to call it there would wait for ever.
   bool forked = false;
 
+  bool usable() const { return parallel && thread_num && num_threads && !forked; }
+
+#ifndef _WIN32  // whose OpenMP has no such entry: threads of our own then
   OpenMP() {
     find(parallel, "GOMP_parallel");
     find(thread_num, "omp_get_thread_num");
     find(num_threads, "omp_get_num_threads");
     pthread_atfork(nullptr, nullptr, [] { team.forked = true; });
   }
-  bool usable() const { return parallel && thread_num && num_threads && !forked; }
 
   template <class Function>
   static void find(Function &function, const char *name) {
     function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
   }
+#endif
   static OpenMP team;
 };
 OpenMP OpenMP::team;
