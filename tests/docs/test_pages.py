@@ -84,13 +84,14 @@ def test_a_page_runs(page, tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def registries_left_alone():
-    """Encodings that a page adds are gone after it."""
-    from dape import POSITIONS
+    """Encodings and processors that a page adds are gone after it."""
+    from dape import POSITIONS, SCORES
 
-    before = dict(POSITIONS)
+    before = [(registry, dict(registry)) for registry in (POSITIONS, SCORES)]
     yield
-    for name in set(POSITIONS) - set(before):
-        del POSITIONS[name]
+    for registry, kept in before:
+        for name in set(registry) - set(kept):
+            del registry[name]
 
 
 def write_texts(folder: Path) -> None:
