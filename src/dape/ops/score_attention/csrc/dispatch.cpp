@@ -4,6 +4,10 @@
 #include <pthread.h>
 #endif
 
+#ifdef DAPE_X86
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -31,14 +35,30 @@ struct Choice {
   bool runs;
 };
 
+#ifdef DAPE_X86
+struct Instructions {
+  bool avx2 = false, avx512 = false;  // with FMA; with DQ, BW and VL
+};
+
+// What the processor has and the system saves; __builtin_cpu_supports is not in every compiler's library.
+Instructions instructions() {
+  unsigned a = 0, b = 0, c = 0, d = 0, saved = 0, unused = 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1) || !(c >> 12 & 1)) return {};
+  __asm__ volatile("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return {};
+  const auto all = [](unsigned bits, unsigned wanted) { return (bits & wanted) == wanted; };
+  const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+  return {all(saved, 0x06) && all(b, 1u << 5), all(saved, 0xe6) && all(b, avx512)};
+}
+#endif
+
 // In order of speed.
 std::vector<Choice> choices() {
   std::vector<Choice> all;
 #ifdef DAPE_X86
-  __builtin_cpu_init();
-  all.push_back({&dape_build_avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")});
-  all.push_back({&dape_build_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")});
+  const Instructions has = instructions();
+  all.push_back({&dape_build_avx512, has.avx512});
+  all.push_back({&dape_build_avx2, has.avx2});
 #endif
   all.push_back({&dape_build_portable, true});
   return all;
