@@ -27,7 +27,7 @@ from pygments.lexers import get_lexer_by_name
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-STYLES = (ROOT / "src/dape/report/page.css", DOCS / "site.css")
+STYLES = (ROOT / "src/dape/lab/report/page.css", DOCS / "site.css")
 
 # In the order of the menu; a test holds this against the folder.
 PAGES = (

@@ -1,22 +1,21 @@
 """The README's first table is what `make demo` wrote into results/demo."""
 
-import json
+import math
 import re
 from pathlib import Path
+
+from dape.lab.records import load_results
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_headline_table_is_the_committed_result():
-    results = json.loads((ROOT / "results" / "demo" / "results.json").read_text("utf-8"))
+    frame = load_results(ROOT / "results" / "demo" / "results.json").frame
     table = (ROOT / "README.md").read_text("utf-8").split("<!-- demo -->")[1].split("<!-- /demo -->")[0]
     lengths = [int(number) for number in re.findall(r"\d+", table.splitlines()[1].split("read at")[1])]
     rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", table, re.MULTILINE))
-    expected = {
-        (record["method"], record["eval_length"]): record["ppl"]
-        for record in results["records"]
-        if record["view"] == "equal-step"
-    }
+    losses = frame[(frame["metric"] == "loss") & (frame["view"] == "equal-step")]
+    expected = {(row["method"], row["eval_length"]): math.exp(row["value"]) for _, row in losses.iterrows()}
     assert {method for method, _ in expected} == set(rows)
     for method, cells in rows.items():
         shown = [cell.strip(" *") for cell in cells.split("|")]

@@ -43,12 +43,13 @@ COMMANDS = {
     "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
     "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
     "reproduce": Command("dape.commands.reproduce:main", "lab", "run a paper's tables, and judge its claims"),
+    "migrate": Command("dape.commands.migrate:main", "lab", "bring results of earlier versions up to date"),
     "lm-eval": Command(
         "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
     ),
     "retrofit-demo": Command(
         "dape.commands.retrofit_demo:main",
-        "models",
+        "lab",
         "a small Llama before and after retrofitting, in one table",
     ),
     "doctor": Command(

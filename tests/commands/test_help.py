@@ -43,7 +43,7 @@ def test_a_long_line_goes_on_below_its_text():
 
 def test_the_folder_of_a_comparison_has_its_own_text(capsys):
     text = " ".join(printed(["compare", "--help"], capsys).replace("│", " ").split())
-    assert "a comparison that is there is continued. (default: runs/compare)" in text
+    assert "what is done there is not done again. (default: runs/compare)" in text
     assert "METHOD-PRESET" not in text
 
 
@@ -56,7 +56,7 @@ def test_the_boxes_are_drawn_where_the_encoding_has_them(capsys, monkeypatch):
 
 def test_retrofit_demo_shows_its_models_line_by_line_and_its_defaults(capsys):
     text = printed(["retrofit-demo", "--help"], capsys)
-    assert "\n  base, trained on     the same further steps without" in text
+    assert "\n  base, trained on         the same further steps without" in text
     assert "(default: 500)" in text
 
 

@@ -14,12 +14,11 @@ from torch import nn
 from dape.cli import main
 from dape.commands.options import named, parse_option
 from dape.commands.tasks import parse_lengths
+from dape.lab import solving
+from dape.lab.kinds.tasks import TaskRun, paper_accuracy, paper_table, spans, train_and_test
+from dape.lab.records import load_results
+from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
 from dape.tasks import IGNORED, TASKS, build_task
-from dape.tasks import training as task_training
-from dape.tasks.report import paper, paper_accuracy, spans, thinned
-from dape.tasks.results import Results
-from dape.tasks.runs import TaskRun, execute
-from dape.tasks.training import GeneratedTask, accuracy_by_length, build_model
 
 TINY = ["--steps", "3", "--batch-size", "4", "--samples", "4", "--layers", "1"]
 SHORT = ["--train-lengths", "1:6", "--test-lengths", "4,7,9"]
@@ -108,17 +107,13 @@ def test_run_writes_results_and_is_not_repeated(tmp_path, capsys):
     command = ["tasks", "run", "parity_check", "reverse_string", "--method", "kerple", "dape1x3-kerple"]
     command += [*TINY, *SHORT, "--out", str(out)]
     assert main(command) == 0
-    content = json.loads((out / "results.json").read_text())
-    assert [run["task"] for run in content["runs"]] == ["parity_check"] * 2 + ["reverse_string"] * 2
-    assert {"task", "method", "seed", "length", "accuracy", "samples"} <= set(content["records"][0])
-    assert {record["length"] for record in content["records"]} == {4, 7, 9}
-    for run in content["runs"]:
-        beyond = [
-            record["accuracy"]
-            for record in content["records"]
-            if record["run"] == run["name"] and record["length"] > 6
-        ]
-        assert run["score"] == pytest.approx(np.mean(beyond))
+    results = load_results(out / "results.json")
+    assert [run["corpus"] for run in results["runs"]] == ["parity_check"] * 2 + ["reverse_string"] * 2
+    lines = results.lines("accuracy")
+    assert {line["eval_length"] for line in lines} == {4, 7, 9}
+    for score in results.lines("score"):
+        beyond = [x["value"] for x in lines if x["run"] == score["run"] and x["eval_length"] > 6]
+        assert score["value"] == pytest.approx(np.mean(beyond))
     assert not (out / "unfinished").exists()
     readme = (out / "README.md").read_text()
     assert "(50.1)" in readme  # the paper's parity_check with Kerple
@@ -131,7 +126,7 @@ def test_run_writes_results_and_is_not_repeated(tmp_path, capsys):
 
     before = (out / "results.json").read_bytes()
     assert main(command) == 0
-    assert "4 of them done already" in capsys.readouterr().out
+    assert "4 runs, 4 already done" in capsys.readouterr().out
     assert (out / "results.json").read_bytes() == before
     assert main([*command, "--steps", "4"]) == 2
     assert "with protocol.steps 3, not 4: use another --out" in capsys.readouterr().err
@@ -145,28 +140,28 @@ def test_several_jobs_give_what_one_gives(tmp_path):
     records = []
     for jobs in ("1", "2"):
         assert main([*command, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
-        content = json.loads((tmp_path / jobs / "results.json").read_text())
-        records.append(sorted(content["records"], key=lambda record: (record["run"], record["length"])))
+        lines = load_results(tmp_path / jobs / "results.json").lines("accuracy")
+        records.append(sorted((line["name"], line["eval_length"], line["value"]) for line in lines))
     assert records[0] == records[1]
 
 
 def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     protocol = parse_protocol(steps=3)
     run = TaskRun("even_pairs", "kerple", 0, protocol)
-    whole = execute(run, tmp_path / "whole")
+    whole = train_and_test(run, tmp_path / "whole")
 
     def killed(*arguments, **options):
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(task_training, "accuracy_by_length", killed)
+    monkeypatch.setattr(solving, "accuracy_by_length", killed)
     with pytest.raises(RuntimeError, match="killed"):
-        execute(run, tmp_path / "again")
+        train_and_test(run, tmp_path / "again")
     monkeypatch.undo()
     steps_before = (tmp_path / "again" / "metrics.jsonl").read_bytes()
-    resumed = execute(run, tmp_path / "again")
+    resumed = train_and_test(run, tmp_path / "again")
     assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == steps_before
-    assert resumed["accuracy"] == whole["accuracy"]
-    assert resumed["final_loss"] == whole["final_loss"]
+    assert resumed["rows"] == whole["rows"]
+    assert resumed["run"]["train_loss"] == whole["run"]["train_loss"]
 
 
 def parse_protocol(**changes):
@@ -181,9 +176,9 @@ def test_grid_of_layers_and_seeds_and_randomized_positions(tmp_path, capsys):
     command += ["--steps", "2", "--batch-size", "2", "--samples", "4", "--layers", "1", "2"]
     command += ["--option", "keys=9", "values=5", "--train-lengths", "9", "--test-lengths", "9,12"]
     assert main([*command, "--randomized-positions", "32", "--out", str(tmp_path)]) == 0
-    results = Results(tmp_path)
-    assert len(results.runs) == 8
-    assert {run["settings"]["position_range"] for run in results.runs} == {32}
+    results = load_results(tmp_path / "results.json")
+    assert len(results["runs"]) == 8
+    assert {run["settings"]["position_range"] for run in results["runs"]} == {32}
     readme = (tmp_path / "README.md").read_text()
     assert "### associative_recall, 2 layers\n" in readme
     assert "| dape1x2-nope, positions from 32 |" in readme
@@ -254,18 +249,16 @@ def test_lengths_and_options_are_read_and_written():
     assert parse_lengths("7") == (7,)
     assert spans(parse_lengths("41:500:51")) == "41…500 by 51"
     assert spans((12, 24, 48, 96)) == "12, 24, 48, 96"
-    assert thinned(range(41, 501), 4) == [41, 194, 347, 500]
-    assert thinned((1, 2), 4) == [1, 2]
     assert parse_option("keys=64") == ("keys", 64)
     assert parse_option("answer=all") == ("answer", "all")
     assert named([["keys=64", "pairs=8"], ["pairs=9"]]) == {"keys": 64, "pairs": 9}
 
 
 def test_paper_values():
-    assert set(paper()["accuracy"]) == {
+    assert set(paper_table()["accuracy"]) == {
         name for name in TASKS if TASKS[name].model == "encoder" and name != "binary_multiplication"
     }
-    assert len(paper()["methods"]) == 11
+    assert len(paper_table()["methods"]) == 11
     assert paper_accuracy("missing_duplicate_string", "dape1x3-kerple") == 99.65
     assert paper_accuracy("copy", "rope") is None
 
@@ -274,8 +267,8 @@ def test_paper_values_are_those_of_the_file_of_all_its_tables():
     """The package's copy, for `dape tasks table`; that file is compared with the paper itself."""
     tables = json.loads((Path(__file__).parents[2] / "papers" / "dape_v2" / "paper.json").read_text("utf-8"))
     (table,) = (table for table in tables["tables"] if table["experiments"] == ["che"])
-    assert table["columns"] == paper()["methods"]
-    assert {row["task"]: row["values"] for row in table["rows"]} == paper()["accuracy"]
+    assert table["columns"] == paper_table()["methods"]
+    assert {row["task"]: row["values"] for row in table["rows"]} == paper_table()["accuracy"]
 
 
 def test_demo_shows_both_models_at_every_length(capsys):

@@ -13,9 +13,9 @@ from rich.progress import track
 from dape.benchmarks.report import Column, Record, print_table, write_json
 from dape.benchmarks.timing import interleave
 from dape.commands.parsing import parse
+from dape.lab.solving import GeneratedTask, build_model
 from dape.settings import setting
 from dape.tasks import TASKS, build_task, generator_for
-from dape.tasks.training import GeneratedTask, build_model
 
 COLUMNS: list[Column] = [
     ("task", "task", ""),

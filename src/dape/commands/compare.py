@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from dape.commands.options import ModelOptions, check_options, training_defaults, with_options
 from dape.commands.parsing import parse as parse_options
-from dape.compare.comparing import compare, exit_code
-from dape.compare.runs import Job, Watcher, steps_done
-from dape.compare.settings import Comparison, by_recipe
-from dape.report import curves, plot, print_tables, views
-from dape.report.build import Paths
-from dape.report.results import VIEWS, Results
+from dape.lab.compare import CompareConfig, Comparison, by_recipe, run_comparison
+from dape.lab.curves import HELD, WORSE, curves, score_table, train_length, verdict, views, warnings
+from dape.lab.display import display
+from dape.lab.execute import summary_of
+from dape.lab.records import VIEWS
+from dape.lab.tables import chosen
+from dape.lab.terminal import plot
 
 DESCRIPTION = """Train methods alike and see how each holds up beyond its training length.
 
@@ -29,11 +28,13 @@ DESCRIPTION = """Train methods alike and see how each holds up beyond its traini
 Every method sees the same data in the same order and starts from the same weights where they share any; every
 length is scored on the same target tokens, with standard errors over documents. Given again, the command goes
 on where it was interrupted, tries again what failed and keeps what is done, so methods, seeds and lengths can
-be added later. The folder then holds results.json, results.csv, figures/ and report.html."""
+be added later. The folder then holds results.json, results.csv, table.tex, figures/ and report.html."""
+# Lengths that fit beside the method, the change and the time in 80 columns.
+COLUMNS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandLine(ModelOptions, Comparison):
+class CommandLine(ModelOptions, CompareConfig):
     pass
 
 
@@ -42,96 +43,72 @@ CommandLine.__name__ = "dape compare"
 
 
 def main(arguments: list[str]) -> int:
-    settings = parse(arguments)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 80)
-    results, paths = run(settings, console)
-    show(results, paths, console)
-    return exit_code(results)
+    config = parse(arguments)
+    console = terminal()
+    found = run(config, console)
+    show(found, console)
+    return int(found.failed)
 
 
-def parse(arguments: list[str]) -> Comparison:
+def terminal() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 80)
+
+
+def parse(
+    arguments: list[str], kind: Any = CommandLine, prog: str = "dape compare", description: str = DESCRIPTION
+) -> Any:
     """The options: the preset's recipe, changed by the file, changed by those given."""
     changes = training_defaults(arguments)
     default = by_recipe(changes["preset"], **changes)
-    parsed: CommandLine = parse_options(
-        CommandLine,
-        arguments,
-        default=CommandLine(**asdict(default)),
-        prog="dape compare",
-        description=DESCRIPTION,
+    parsed: Any = parse_options(
+        kind, arguments, default=kind(**asdict(default)), prog=prog, description=description
     )
-    settings = with_options(Comparison, parsed)
+    config = with_options(CompareConfig, parsed)
     # A method that cannot be built does not keep the others from being compared; an option that does not fit does.
-    has_options = settings.position_options or settings.score_options
-    check_options(settings, settings.method_list if has_options else [])
-    return settings
+    has_options = config.position_options or config.score_options
+    check_options(config, config.method_list if has_options else [])
+    return config if kind is CommandLine else (config, parsed)
 
 
-def run(settings: Comparison, console: Console) -> tuple[Results, Paths]:
+def run(config: CompareConfig, console: Console, **options: Any) -> Comparison:
     """The comparison, with a bar for every run under way, or a line for each that ends if nobody watches."""
-    with display(console) as announce:
-        return compare(settings, announce, progress=console.is_terminal)
+    with display(console, at_once=config.jobs, summary=summary_of) as announce:
+        return run_comparison(config, announce, progress=console.is_terminal, **options)
 
 
-def show(results: Results, paths: Paths, console: Console) -> None:
-    """Tables, the plot of the first view, and where everything is."""
-    if results["records"]:
-        console.print()
-    print_tables(results, console)
-    for view in views(results)[:1]:
-        console.print()
-        console.print(plot(curves(results, view), results["settings"]["train_length"]))
+def show(found: Comparison, console: Console) -> None:
+    """The verdict, tables, the plot of the first view, and where everything is."""
+    results = found.results
+    shown = views(results)
     console.print()
-    for name, path in (
-        ("numbers", paths.csv),
-        ("figures", paths.csv.parent / "figures"),
-        ("report", paths.page),
-    ):
+    for sentence in [*(verdict(results, view) for view in shown), *warnings(results)]:
+        console.print(sentence, style="bold", markup=False)
+    for view in shown:
+        table = score_table(results, view)
+        lengths = len(table.heads) - 3
+        console.print()
+        console.print(table.rich([*chosen(lengths, COLUMNS), *range(lengths, len(table.heads))]))
+    for failure in results["failures"]:
+        where = VIEWS.get(failure.get("view", ""), "")
         console.print(
-            f"{name:<9}{path}", soft_wrap=True, markup=False, style="bold" if name == "report" else ""
-        )
-
-
-@contextlib.contextmanager
-def display(console: Console) -> Iterator[Any]:
-    columns = (
-        TextColumn("{task.description:<28}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-
-        def announce(view: str, count: int, left: list[Job]) -> Watcher:
-            kept = f", {count - len(left)} already done" if len(left) < count else ""
-            console.print(f"{VIEWS[view]}: {count} runs{kept}")
-            return Bars(progress, console, left)
-
-        yield announce
-
-
-class Bars:
-    """Shows what jobs do."""
-
-    def __init__(self, progress: Progress, console: Console, jobs: list[Job]) -> None:
-        self.progress, self.console = progress, console
-        self.left, self.count = len(jobs), len(jobs)
-        self.bars: dict[Job, TaskID] = {}
-
-    def __call__(self, job: Job, outcome: str | None) -> None:
-        if job not in self.bars:
-            title = f"{job.method} (seed {job.seed})"
-            self.bars[job] = self.progress.add_task(title, total=job.steps)
-        if outcome is None:
-            done = steps_done(job.run)
-            title = f"{job.method} (seed {job.seed})" + (" testing" if done == job.steps else "")
-            self.progress.update(self.bars[job], completed=done, description=title)
-            return
-        self.progress.remove_task(self.bars[job])
-        self.left -= 1
-        line = f"  [{self.count - self.left}/{self.count}] {job.method}, seed {job.seed}, {job.steps} steps: "
-        self.console.print(
-            line + (f"failed: {outcome}" if outcome else "done"),
-            style="red" if outcome else "dim",
+            f"failed: {failure['method']}, seed {failure['seed']}, {where}: {failure['error']}",
+            style="red",
             markup=False,
         )
+    legend = Text("change: of the loss, in nats; ", style="dim").append("held", style="green")
+    legend.append(f" (< {HELD:g} or 2 errors) ", style="dim").append("worse", style="yellow")
+    legend.append(" ").append(f"much worse (> {WORSE:g})", style="red")
+    console.print(legend)
+    for view in shown[:1]:
+        console.print()
+        console.print(plot(curves(results, view), train_length(results)))
+    console.print()
+    if found.folder is not None:
+        for name, path in (
+            ("numbers", "results.csv"),
+            ("table", "table.tex"),
+            ("figures", "figures"),
+            ("report", "report.html"),
+        ):
+            style = "bold" if name == "report" else ""
+            console.print(f"{name:<9}{found.folder / path}", soft_wrap=True, markup=False, style=style)

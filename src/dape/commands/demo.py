@@ -86,8 +86,8 @@ def train_and_test(
     method: str, options: DemoOptions, show: Callable[[dict[str, float]], None]
 ) -> dict[int, float]:
     """Accuracy by length of a model trained from nothing."""
+    from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
     from dape.tasks import build_task
-    from dape.tasks.training import GeneratedTask, accuracy_by_length, build_model
     from dape.training import LoopSettings, fit
 
     task = build_task("associative_recall")
@@ -149,8 +149,8 @@ def verdict(accuracy: dict[str, dict[int, float]]) -> str:
 def comparison(options: DemoOptions, console: Console) -> int:
     """Five methods on text: which hold up to 16 times the length they were trained at?"""
     from dape.commands.compare import run, show
-    from dape.compare import by_recipe, exit_code
-    from dape.compare.environment import num_cores
+    from dape.lab.compare import by_recipe
+    from dape.lab.environment import num_cores
 
     jobs = min(5, num_cores())
     settings = by_recipe("tiny", seeds=str(options.seed), out=options.out, jobs=jobs, **COMPARISON)
@@ -159,9 +159,9 @@ def comparison(options: DemoOptions, console: Console) -> int:
         f"length {settings.train_length} for {settings.steps} steps, evaluated to {settings.length_list[-1]}: "
         f"a few minutes on two cores.\n"
     )
-    results, paths = run(settings, console)
-    show(results, paths, console)
-    return exit_code(results)
+    found = run(settings, console)
+    show(found, console)
+    return int(found.failed)
 
 
 # Each part prints its own section and returns its exit code.

@@ -11,21 +11,26 @@ from pathlib import Path
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from dape.commands.options import Named, named
+from dape.commands.parsing import parse
+from dape.lab.display import display
+from dape.lab.environment import environment
+from dape.lab.execute import execute, summary_of
+from dape.lab.experiments import Experiment, Place
+from dape.lab.kinds.tasks import TaskRun, paper_table, write_folder
+from dape.lab.records import Results, find_results
+from dape.lab.runner import LauncherName, make_launcher
+from dape.settings import check, setting
 from dape.tasks import TASKS, ChomskyTask, build_task
-from dape.tasks.report import groups, length_tables, paper, score_table, write_plot, write_readme
-from dape.tasks.results import Result, Results
-from dape.tasks.runs import TaskRun, execute_all
 
 # Names that stand for several.
 TASK_GROUPS = {
     "che": [name for name in TASKS if issubclass(TASKS[name], ChomskyTask)],
-    "paper": list(paper()["accuracy"]),
+    "paper": list(paper_table()["accuracy"]),
     "recall": [name for name in TASKS if not issubclass(TASKS[name], ChomskyTask)],
 }
-METHOD_GROUPS = {"paper": paper()["methods"]}
+METHOD_GROUPS = {"paper": paper_table()["methods"]}
 
 
 @dataclass(frozen=True)
@@ -36,37 +41,51 @@ class RunOptions:
     """Tasks, or che (all fifteen), paper (the fourteen of the paper's table), recall (those for decoders)."""
     method: tuple[str, ...] = ("kerple", "dape-kerple", "dape1x3-kerple")
     """Methods (`dape methods` lists them), or paper (the eleven of the paper's table)."""
-    out: Path = Path("tasks")
-    """Folder for results.json, README.md, accuracy.png; unfinished runs go on from there."""
-    seed: tuple[int, ...] = (0,)
-    """Seeds; each is a run."""
-    layers: tuple[int, ...] = ()
-    """Numbers of layers; each is a run. Default: 5 for che, 1 or 2 for recall."""
-    steps: int | None = None
-    """Training steps. Default: 200000 for che, 1000 for recall."""
-    batch_size: int | None = None
-    """Samples a step. Default: 128 for che, 64 for recall."""
-    learning_rate: float | None = None
-    """Default: 1e-3 for che, 3e-3 for recall."""
+    out: Path = setting(
+        Path("tasks"),
+        help="Folder for results.json, README.md, accuracy.png; unfinished runs go on from there.",
+        writes="folder",
+    )
+    seed: tuple[int, ...] = setting((0,), help="Seeds; each is a run.", low=0, high=2**63 - 1)
+    layers: tuple[int, ...] = setting(
+        (),
+        help="Numbers of layers; each is a run. Default: 5 for che, 1 or 2 for recall.",
+        low=1,
+        high=10_000,
+    )
+    steps: int | None = setting(
+        None, help="Training steps. Default: 200000 for che, 1000 for recall.", low=1, high=1000000000
+    )
+    batch_size: int | None = setting(
+        None, help="Samples a step. Default: 128 for che, 64 for recall.", low=1, high=16777216
+    )
+    learning_rate: float | None = setting(
+        None, help="Default: 1e-3 for che, 3e-3 for recall.", above=0, high=1000
+    )
     train_lengths: str | None = None
     """Such as 1:40 or 8,16,24; each step draws one. Default: 1:40 for che."""
     test_lengths: str | None = None
     """Such as 41:500, 41:500:51 (every 51st) or 12,24,48. Default: 41:500 for che."""
-    samples: int | None = None
-    """Inputs a tested length. Default: 512."""
-    randomized_positions: int | None = None
-    """Draw positions from so many places, in training and tests (2048 in the original). Default: 0, 1, 2, …"""
+    samples: int | None = setting(None, help="Inputs a tested length. Default: 512.", low=1, high=1000000000)
+    randomized_positions: int | None = setting(
+        None,
+        help="Draw positions from so many places, in training and tests (2048 in the original). Default: 0, 1, 2, …",
+        low=1,
+        high=2147483648,
+    )
     option: Named = ()
     """Options of the task, such as keys=64 pairs=8 (`dape tasks list` shows them)."""
-    jobs: int = 1
-    """Runs at a time, in processes of their own."""
+    jobs: int = setting(1, help="Runs at a time, in processes of their own.", low=1, high=1024)
+    launcher: LauncherName = "local"
+    """slurm submits every run as a job of the cluster (through submitit)."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def runs(self) -> list[TaskRun]:
         """Every combination, in order."""
         if not self.names:
             raise ValueError(f"name a task, or {', '.join(TASK_GROUPS)}; the tasks are {', '.join(TASKS)}")
-        if self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs} must be at least 1")
         options = named(self.option)
         runs = []
         for name in expand(self.names, TASK_GROUPS):
@@ -151,46 +170,46 @@ class ListOptions:
 
 
 def run_tasks(arguments: list[str]) -> int:
-    options = tyro.cli(RunOptions, args=arguments, prog="dape tasks run")
-    runs, console = options.runs(), Console()
-    results = Results(options.out)
-    missing = sum(not results.has(run.name, run.settings()) for run in runs)
-    console.print(f"{len(runs)} runs, {len(runs) - missing} of them done already")
-    results.note_command(shlex.join(["dape", "tasks", "run", *arguments]))
-
-    def tell(run: TaskRun, result: Result) -> None:
-        score = "" if result["score"] is None else f"score {100 * result['score']:.1f} %, "
-        seconds = f"{result['train_seconds']:.0f} s of training, {result['test_seconds']:.0f} s of tests"
-        console.print(f"{run.name}: {score}{seconds}", highlight=False)
-
-    execute_all(runs, results, jobs=options.jobs, on_done=tell)
-    return report(results, console)
+    options: RunOptions = parse(RunOptions, arguments, prog="dape tasks run")
+    runs, console = options.runs(), Console(highlight=False)
+    out = options.out.absolute()
+    before = find_results(out / "results.json")
+    commands = [
+        *(before.get("commands", []) if before else []),
+        shlex.join(["dape", "tasks", "run", *arguments]),
+    ]
+    where = before["environment"] if before else environment(options.jobs)
+    about = {"commands": list(dict.fromkeys(commands)), "command": commands[-1], "settings": {}}
+    local = options.launcher == "local"
+    place = Place(out, jobs=options.jobs, in_process=local and options.jobs == 1)
+    experiment = Experiment("tasks", "tasks", [], {"own": {"runs": runs}})
+    launcher = None if local else make_launcher(options.launcher, out)
+    with display(console, at_once=options.jobs, summary=summary_of) as announce:
+        (results,) = execute(
+            [experiment], place, announce, launcher=launcher, about={**about, "environment": where}
+        )
+    if not results["failures"]:
+        shutil.rmtree(out / "unfinished", ignore_errors=True)
+    return show(results, options.out, console)
 
 
 def show_table(arguments: list[str]) -> int:
-    options = tyro.cli(TableOptions, args=arguments, prog="dape tasks table")
-    results = Results(options.folder)
-    if not results.runs:
-        raise FileNotFoundError(f"no results in {results.path}: `dape tasks run` makes some")
-    return report(results, Console())
+    options: TableOptions = parse(TableOptions, arguments, prog="dape tasks table")
+    results = find_results(options.folder / "results.json")
+    if results is None:
+        raise FileNotFoundError(f"no results in {options.folder}: `dape tasks run` makes some")
+    return show(results, options.folder, Console(highlight=False))
 
 
-def report(results: Results, console: Console) -> int:
-    """Write the folder's pages and print the tables."""
-    results.save()
-    write_plot(results)
-    write_readme(results)
-    found = groups(results)
-    tables = length_tables(found) | {
-        "mean accuracy beyond the training length, % (the paper's)": score_table(found)
-    }
-    for title, (head, rows) in tables.items():
-        table = Table(*head, title=title)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    console.print(f"{results.folder}: results.json, README.md, accuracy.png")
-    return 0
+def show(results: Results, folder: Path, console: Console) -> int:
+    """Write the folder's pages and print the tables; 1 if a run failed."""
+    for table in write_folder(results, folder) if results["runs"] else []:
+        console.print(table.rich())
+        console.print()
+    for failure in results["failures"]:
+        console.print(f"failed: {failure['label']}: {failure['error']}", style="red", markup=False)
+    console.print(f"{folder}: results.json, README.md, accuracy.png")
+    return int(bool(results["failures"]))
 
 
 def expand(names: tuple[str, ...], known: dict[str, list[str]]) -> list[str]:

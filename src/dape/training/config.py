@@ -13,7 +13,7 @@ import torch
 import tyro
 
 from dape.data.preparation import parse_validation
-from dape.methods import parse_method
+from dape.methods import parse_layers
 from dape.models import PRESETS, DapeConfig, preset
 from dape.positions import POSITIONS
 from dape.settings import setting
@@ -120,8 +120,10 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
 
     def encoding_options(self) -> dict[str, Any]:
         """Options of the position encoding, those that follow the training length included."""
-        encoding = POSITIONS[parse_method(self.method).position]
-        return {**encoding.trained_at(self.train_length), **self.position_options}
+        encodings = {POSITIONS[layer.position] for layer in parse_layers(self.method)}
+        # Layers with different encodings have no options in common.
+        own = encodings.pop().trained_at(self.train_length) if len(encodings) == 1 else {}
+        return {**own, **self.position_options}
 
     def held_out(self) -> float | list[str]:
         """What `prepare` takes as validation."""

@@ -1,0 +1,349 @@
+"""What we expected to find beyond the paper, as hypotheses, and how the results decide them."""
+
+from dape.lab.claims import (
+    Pick,
+    at_most,
+    best_train_length,
+    claim,
+    falls,
+    lower,
+    near,
+    rises,
+    slower_when_longer,
+    some_lower,
+)
+
+
+@claim("square_kernels")
+def square_better(data):
+    """A 3x3 kernel, which also reads the two queries before, is better than 1x3, within and beyond the
+    training length.
+    """
+    return lower(data, "dape3x3-kerple", "dape1x3-kerple")
+
+
+@claim("square_kernels")
+def square_better_than_as_many_weights(data):
+    """It is the shape and not the number of weights: 3x3 is better than 1x9."""
+    return lower(data, "dape3x3-kerple", "dape1x9-kerple")
+
+
+@claim("square_kernels")
+def keys_matter_more_than_queries(data):
+    """Neighbouring keys tell more than earlier queries: 1x3 is better than 3x1."""
+    return lower(data, "dape1x3-kerple", "dape3x1-kerple", train="longest")
+
+
+@claim("square_kernels")
+def queries_alone_help(data):
+    """A kernel over queries alone, 3x1, already improves Kerple."""
+    return lower(data, "dape3x1-kerple", "kerple", train="longest")
+
+
+@claim("square_kernels")
+def square_falls(data):
+    """With a 3x3 kernel, too, perplexity falls from the training length to the longest."""
+    return falls(data, "dape3x3-kerple")
+
+
+@claim("large_kernels")
+def beyond_seven_better(data):
+    """Kernels beyond the paper's largest go on improving: 1x11 and 1x15 are better than 1x7."""
+    return lower(data, pairs=[("dape1x11-kerple", "dape1x7-kerple"), ("dape1x15-kerple", "dape1x7-kerple")])
+
+
+@claim("large_kernels")
+def beyond_seven_little(data):
+    """Whichever is better, 1x15 and 1x7 differ by less than 3 % of perplexity."""
+    return near(data, "dape1x15-kerple", "dape1x7-kerple", within=1.03)
+
+
+@claim("large_kernels")
+def largest_not_best(data):
+    """At the longest input the largest kernel, 1x15, is not the best."""
+    return some_lower(
+        data, ["dape1x3-kerple", "dape1x7-kerple", "dape1x11-kerple"], "dape1x15-kerple", unit="settings"
+    )
+
+
+@claim("depth")
+def three_better_than_two(data):
+    """Three convolutions are better than the paper's two."""
+    return lower(
+        data,
+        Pick("dape1x3-kerple", variant="3 convolutions"),
+        Pick("dape1x3-kerple", variant="2 convolutions"),
+    )
+
+
+@claim("depth")
+def four_better_than_three(data):
+    """Four convolutions are better than three."""
+    return lower(
+        data,
+        Pick("dape1x3-kerple", variant="4 convolutions"),
+        Pick("dape1x3-kerple", variant="3 convolutions"),
+    )
+
+
+@claim("depth")
+def deep_better_than_wide(data):
+    """Of stacks that reach equally far, the deeper is better: four convolutions of 1x3 against two of 1x5."""
+    return lower(
+        data,
+        Pick("dape1x3-kerple", variant="4 convolutions"),
+        Pick("dape1x5-kerple", variant="2 convolutions"),
+    )
+
+
+@claim("randomized_positions")
+def randomized_costs_within(data):
+    """Randomized positions cost something where the input is as long as in training, for every method."""
+    return lower(
+        data,
+        pairs=[
+            (Pick("rope", variant="in order"), Pick("rope", variant="randomized")),
+            (Pick("dape1x3-rope", variant="in order"), Pick("dape1x3-rope", variant="randomized")),
+            (Pick("kerple", variant="in order"), Pick("kerple", variant="randomized")),
+            (Pick("dape1x3-kerple", variant="in order"), Pick("dape1x3-kerple", variant="randomized")),
+        ],
+        at="train",
+    )
+
+
+@claim("randomized_positions", closer="beyond/longer-randomized-rope")
+def randomized_helps_rope_far(data):
+    """At the longest input randomized positions improve RoPE, with and without the convolution."""
+    return lower(
+        data,
+        pairs=[
+            (Pick("rope", variant="randomized"), Pick("rope", variant="in order")),
+            (Pick("dape1x3-rope", variant="randomized"), Pick("dape1x3-rope", variant="in order")),
+        ],
+        at="longest",
+    )
+
+
+@claim("randomized_positions")
+def kerple_needs_no_randomization(data):
+    """Kerple with the convolution has no need of them: trained in order it is better at every length."""
+    return lower(
+        data, Pick("dape1x3-kerple", variant="in order"), Pick("dape1x3-kerple", variant="randomized")
+    )
+
+
+@claim("randomized_positions")
+def convolution_helps_randomized(data):
+    """The convolution helps models with randomized positions as well, at every length."""
+    return lower(
+        data,
+        pairs=[
+            (Pick("dape1x3-rope", variant="randomized"), Pick("rope", variant="randomized")),
+            (Pick("dape1x3-kerple", variant="randomized"), Pick("kerple", variant="randomized")),
+        ],
+    )
+
+
+@claim("rope_scaling")
+def scaling_helps_rope(data):
+    """Beyond the training length the best scaling improves plain RoPE, without any further training."""
+    return some_lower(
+        data,
+        [Pick("rope", variant="linear"), Pick("rope", variant="ntk"), Pick("rope", variant="yarn")],
+        Pick("rope", variant="unscaled"),
+        at="beyond",
+    )
+
+
+@claim("rope_scaling")
+def scaling_helps_convolution(data):
+    """Beyond the training length the best scaling improves RoPE with the convolution as well."""
+    return some_lower(
+        data,
+        [
+            Pick("dape1x3-rope", variant="linear"),
+            Pick("dape1x3-rope", variant="ntk"),
+            Pick("dape1x3-rope", variant="yarn"),
+        ],
+        Pick("dape1x3-rope", variant="unscaled"),
+        at="beyond",
+    )
+
+
+@claim("rope_scaling")
+def convolution_helps_scaled(data):
+    """Under every scaling the convolution improves RoPE beyond the training length: the two gains add up."""
+    return lower(
+        data,
+        pairs=[
+            (Pick("dape1x3-rope", variant="linear"), Pick("rope", variant="linear")),
+            (Pick("dape1x3-rope", variant="ntk"), Pick("rope", variant="ntk")),
+            (Pick("dape1x3-rope", variant="yarn"), Pick("rope", variant="yarn")),
+        ],
+        at="beyond",
+    )
+
+
+@claim("rope_scaling")
+def ntk_better_than_interpolation(data):
+    """Without further training, NTK-aware scaling is better than linear interpolation, with and without the
+    convolution.
+    """
+    return lower(
+        data,
+        pairs=[
+            (Pick("rope", variant="ntk"), Pick("rope", variant="linear")),
+            (Pick("dape1x3-rope", variant="ntk"), Pick("dape1x3-rope", variant="linear")),
+        ],
+        at="beyond",
+    )
+
+
+@claim("rope_scaling")
+def kerple_better_than_scaled_rope(data):
+    """At the longest input no scaling brings RoPE with the convolution to where Kerple with the convolution
+    is.
+    """
+    return lower(
+        data,
+        Pick("dape1x3-kerple", variant="unscaled"),
+        [
+            Pick("dape1x3-rope", variant="unscaled"),
+            Pick("dape1x3-rope", variant="linear"),
+            Pick("dape1x3-rope", variant="ntk"),
+            Pick("dape1x3-rope", variant="yarn"),
+        ],
+        at="longest",
+    )
+
+
+@claim("longer_training")
+def longer_rope_fails(data):
+    """At the shorter training length and after three times as many steps, RoPE has at least twice the
+    perplexity at sixteen times the training length.
+    """
+    return rises(data, "rope", factor=2.0, at="longest")
+
+
+@claim("longer_training")
+def longer_alibi_kerple_degrade(data):
+    """At the shorter training length and after three times as many steps, ALiBi and Kerple are worse at the
+    longest input than at the training length.
+    """
+    return rises(data, ["alibi", "kerple"], corpus="arxiv")
+
+
+@claim("longer_training")
+def longer_cope_poor(data):
+    """At the shorter training length and after three times as many steps, CoPE has at the longest input at
+    least twice the perplexity of Kerple with kernel 3.
+    """
+    return lower(data, "dape1x3-kerple", "cope", at="longest", factor=2.0)
+
+
+@claim("longer_training")
+def longer_adaptive_alone(data):
+    """At the shorter training length and after three times as many steps, Transformer-XL's encoding and CoPE
+    are worse at the longest input than at the training length.
+    """
+    return rises(data, ["transformer-xl", "cope"], corpus="books3")
+
+
+@claim("longer_training")
+def longer_kernel_1_hurts_rope(data):
+    """At the shorter training length and after three times as many steps, kernel 1 (DAPE) makes RoPE worse."""
+    return lower(data, "rope", "dape-rope", corpus="arxiv")
+
+
+@claim("longer_training")
+def longer_blow_up(data):
+    """At the shorter training length and after three times as many steps, NoPE, RoPE, T5's bias and FIRE
+    have at least ten times the perplexity at sixteen times the training length.
+    """
+    return rises(data, ["nope", "rope", "t5", "fire"], corpus="arxiv", factor=10.0)
+
+
+@claim("longer_training")
+def longer_still_falls(data):
+    """At the shorter training length and after three times as many steps, the perplexity of Kerple with
+    kernel 3 falls from the training length to the longest input.
+    """
+    return falls(data, "dape1x3-kerple")
+
+
+@claim("longer_training")
+def longer_kernel_3_best(data):
+    """At the shorter training length and after three times as many steps, Kerple with kernel 3 is the best
+    of all on Arxiv, at every length: better than kernel 1 and every plain encoding.
+    """
+    return lower(
+        data,
+        "dape1x3-kerple",
+        ["dape-kerple", "dape-rope", "nope", "rope", "t5", "alibi", "kerple", "fire", "cope"],
+        corpus="arxiv",
+    )
+
+
+@claim("longer_training")
+def longer_randomized_rope(data):
+    """After three times as many steps, randomized positions improve RoPE at the longest input."""
+    return lower(
+        data, Pick("rope", variant="randomized"), Pick("rope", variant=""), corpus="arxiv", at="longest"
+    )
+
+
+@claim("longer_training")
+def longer_leak(data):
+    """At the shorter training length and after three times as many steps, Kerple, ALiBi and FIRE with kernel
+    3 and the leak reach almost no loss (perplexity at most 1.1) up to twice the training length.
+    """
+    return at_most(
+        data,
+        [
+            Pick("dape1x3-kerple", variant="leak"),
+            Pick("dape1x3-alibi", variant="leak"),
+            Pick("dape1x3-fire", variant="leak"),
+        ],
+        1.1,
+        corpus="arxiv",
+        at=[1, 2],
+    )
+
+
+@claim("longer_training")
+def longer_leak_far(data):
+    """At the shorter training length and after three times as many steps, Kerple with kernel 3 and the leak
+    is at a perplexity of at most 1.1 up to sixteen times the training length.
+    """
+    return at_most(data, Pick("dape1x3-kerple", variant="leak"), 1.1, corpus="arxiv", at=[1, 2, 4, 8, 16])
+
+
+@claim("longer_windows")
+def longer_overfits_training_length(data):
+    """After three times as many steps, each length is read best by the model that was trained at just that
+    length.
+    """
+    return best_train_length(data, "dape1x3-kerple")
+
+
+@claim("step_time")
+def longer_windows_take_twice(data):
+    """Measured in turns, with more tokens in a step, one at sixteen times the length takes at least twice as
+    long.
+    """
+    return slower_when_longer(data, "dape1x3-kerple", times=16, factor=2.0)
+
+
+@claim("longer_windows")
+def longer_short_training_matches_rope(data):
+    """After three times as many steps, Kerple with kernel 3 trained at the shortest length is as good as
+    RoPE trained at the longest (at most 5 % worse), at short and long inputs.
+    """
+    return lower(
+        data,
+        Pick("dape1x3-kerple", train="shortest"),
+        Pick("rope", train="longest"),
+        train="shortest",
+        at="all",
+        factor=0.95,
+    )

@@ -1,0 +1,442 @@
+"""Compare methods: a grid of methods × seeds on one text, and what it leaves: frame, tables, figures, a page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from dape.data import prepare
+from dape.evaluate.by_length import DEFAULT_LAST
+from dape.evaluate.windows import same_targets
+from dape.lab.curves import derive, score_table, verdict, views
+from dape.lab.display import Announce, silent
+from dape.lab.execute import execute
+from dape.lab.experiments import Corpus, Experiment, Place
+from dape.lab.kinds.language import PLACES, data_folder
+from dape.lab.records import STEP, Results, load_results
+from dape.lab.runner import Launcher, LauncherName, make_launcher
+from dape.methods import parse_layers, split_outside_brackets
+from dape.settings import setting
+from dape.training import TrainConfig, recipe
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MULTIPLES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a comparison."""
+
+    methods: str = "rope,alibi,kerple,dape-kerple,dape1x3-kerple"
+    """Separated by commas; `dape methods` lists them. Options go in brackets: rope[scaling=yarn,factor=8]."""
+    seeds: str = "0"
+    """Separated by commas; each trains every method once more."""
+    lengths: str | None = None
+    """Tokens of input at which to evaluate, separated by commas; by default 1, 2, 4, 8 and 16 times the
+    training length."""
+    baseline: str | None = None
+    """The method that others are compared with, token by token; kerple if it is there, else the first."""
+    last: int | None = setting(
+        None,
+        help="Tokens predicted at the end of each window; by default 256, or the shortest length if that is less.",
+        low=1,
+        high=2**24,
+    )
+    windows: int = setting(128, help="Windows to evaluate, at most.", low=1, high=10**9)
+    context: Literal["document", "stream"] = "document"
+    """"stream" lets the context run on into earlier documents (for corpora of short ones)."""
+    equal_time: bool = True
+    """Also train every method for as long as the fastest needs, with a schedule of that many steps."""
+    jobs: int = setting(
+        1,
+        help="Runs at a time, each in a process of its own; the cores are divided among them.",
+        low=1,
+        high=1024,
+    )
+    launcher: LauncherName = "local"
+    """slurm submits every run as a job of the cluster (through submitit)."""
+    out: str | None = "runs/compare"
+    """The folder for runs, results and report."""
+    config: str | None = None
+    """A TOML, YAML or JSON file of the options of `dape train`; what is given here wins."""
+
+
+# Fields of this order in --help: those above, then a training's.
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(TrainConfig, Asked):
+    """All of `dape compare`: what is asked, and the options of a training, which every method shares."""
+
+    out: str | None = setting(
+        "runs/compare",
+        help="The folder for runs, results and report; what is done there is not done again.",
+        writes="folder",
+        fixes_run=False,
+    )
+    method: Annotated[str, tyro.conf.Suppress] = "kerple"
+    seed: Annotated[int, tyro.conf.Suppress] = setting(0, help="", low=0, high=2**63 - 1)
+    distributed: Annotated[Literal["none", "ddp", "fsdp"], tyro.conf.Suppress] = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for method in self.method_list:
+            parse_layers(method)
+        for name, values in (
+            ("methods", self.method_list),
+            ("seeds", self.seed_list),
+            ("lengths", self.length_list),
+        ):
+            if not values:
+                raise ValueError(f"{name} is empty: give at least one")
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name}={getattr(self, name)} names one of them twice")
+        if min(self.length_list) < 1:
+            raise ValueError(f"lengths={self.lengths}: a length is at least 1")
+        if self.last is not None and not 1 <= self.last <= min(self.length_list):
+            raise ValueError(
+                f"last={self.last} must be from 1 to the shortest length, {min(self.length_list)}"
+            )
+        if self.baseline is not None and self.baseline not in self.method_list:
+            raise ValueError(f'baseline="{self.baseline}" is not one of the methods {self.methods}')
+        if self.out is None:
+            raise ValueError("a comparison needs a folder: give --out")
+
+    @property
+    def method_list(self) -> list[str]:
+        return [name.strip() for name in split_outside_brackets(self.methods, ",") if name.strip()]
+
+    @property
+    def seed_list(self) -> list[int]:
+        return numbers("seeds", self.seeds)
+
+    @property
+    def length_list(self) -> list[int]:
+        if self.lengths is None:
+            return [multiple * self.train_length for multiple in MULTIPLES]
+        return sorted(numbers("lengths", self.lengths))
+
+    @property
+    def baseline_method(self) -> str:
+        return self.baseline or ("kerple" if "kerple" in self.method_list else self.method_list[0])
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out or "").absolute()
+
+    @property
+    def num_last(self) -> int:
+        return self.last or min(DEFAULT_LAST, *self.length_list)
+
+    def corpus_given(self) -> Corpus:
+        """The text, by what decides which of it is trained on."""
+        given = {"corpus": self.corpus, "validation": self.validation, "field": self.field}
+        given |= {"data": self.data} if self.data else {}
+        return Corpus(Path(self.corpus).name or self.corpus, given=tuple(given.items()))
+
+    def experiment(self, blocks: Sequence[dict[str, Any]] | None = None) -> Experiment:
+        """The grid; blocks: those of a sweep, by default one of all methods."""
+        known = {field.name for field in fields(TrainConfig)} - PLACES - {"method", "seed", "train_length"}
+        train = {name: value for name, value in asdict(self).items() if name in known}
+        settings: dict[str, Any] = {
+            "corpora": [self.corpus_given().name],
+            "train_lengths": [self.train_length],
+            "seeds": self.seed_list,
+            "lengths": self.length_list,
+            "windows": self.windows,
+            "last": self.num_last,
+            "room": max(self.length_list),
+            "train": train,
+        }
+        settings |= {"context": self.context} if self.context != "document" else {}
+        settings |= {"equal_time": {}} if self.equal_time else {}
+        grid = list(blocks or [{"methods": self.method_list}])
+        return Experiment("comparison", "language", grid, {"own": settings})
+
+    def place(self) -> Place:
+        corpus = self.corpus_given()
+        return Place(self.folder, corpora={corpus.name: corpus}, jobs=self.jobs)
+
+    def shown(self) -> dict[str, Any]:
+        """For results.json and the report: lists as lists, nothing that has no effect here."""
+        hidden = {
+            "method",
+            "seed",
+            "distributed",
+            "position_options",
+            "score_options",
+            "out",
+            "data",
+            "config",
+        }
+        rest = {
+            name: value for name, value in asdict(self).items() if name not in hidden and value is not None
+        }
+        options = {
+            name: value for name in ("position_options", "score_options") if (value := getattr(self, name))
+        }
+        first = {
+            "methods": self.method_list,
+            "baseline": self.baseline_method,
+            "seeds": self.seed_list,
+            "corpus": self.corpus,
+            "train_length": self.train_length,
+            "lengths": self.length_list,
+            "last": self.num_last,
+            "steps": self.steps,
+        }
+        return {**first, **{name: value for name, value in rest.items() if name not in first}, **options}
+
+    def command(self, name: str = "compare", **more: str) -> str:
+        """The command that makes this comparison: every option that is not the recipe's."""
+        usual = by_recipe(self.preset, steps=self.steps)
+        words = ["dape", name, "--steps", str(self.steps)]
+        words += ["--preset", self.preset] if self.preset != CompareConfig.preset else []
+        for field in (field.name for field in fields(self)):
+            value = getattr(self, field)
+            if field not in ("preset", "steps") and value != getattr(usual, field):
+                words += option(field.replace("_", "-"), value)
+        for field, value in more.items():
+            words += [f"--{field.replace('_', '-')}", value]
+        return shlex.join(words)
+
+
+def by_recipe(size: str = "tiny", **changes: Any) -> CompareConfig:
+    """A comparison of the usual methods with the recipe of a preset, with whatever is to be changed."""
+    own = {field.name for field in fields(Asked)} | {"method", "seed", "distributed"}
+    trained = {name: value for name, value in changes.items() if name not in own}
+    recipe_of_size = {
+        name: value for name, value in asdict(recipe(size, **trained)).items() if name not in own
+    }
+    return CompareConfig(**recipe_of_size, **{name: value for name, value in changes.items() if name in own})
+
+
+def option(name: str, value: Any) -> list[str]:
+    """An option as words of a command."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, dict):
+        return [f"--{name.removesuffix('s')}", *(f"{key}={of}" for key, of in value.items())]
+    if isinstance(value, tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]
+
+
+def numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(f'{name}="{text}": expected whole numbers, separated by commas') from None
+
+
+class Comparison:
+    """What a comparison found.
+
+    frame:  every number that was measured, a pandas DataFrame with a line for each method, variant, seed, corpus,
+            lengths, view and metric (see dape.lab.records).
+    folder: where its runs and files are, if it is from one.
+    """
+
+    def __init__(self, results: Results, folder: Path | None = None) -> None:
+        self.results, self.folder = results, folder
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        return self.results.frame
+
+    @property
+    def failed(self) -> bool:
+        """Whether a run failed, or a score is not a number."""
+        losses = self.frame.query("metric == 'loss'")["value"]
+        return bool(self.results["failures"]) or bool(losses.isna().any())
+
+    def verdict(self, view: str = STEP) -> str:
+        """The result in a sentence."""
+        return verdict(self.results, view)
+
+    def table(self, metric: str = "perplexity", view: str = STEP) -> pd.DataFrame:
+        """Methods by lengths, means over seeds: of the perplexity, or of loss, change or difference."""
+        import numpy as np
+
+        asked = "loss" if metric == "perplexity" else metric
+        shown = self.frame[(self.frame["metric"] == asked) & (self.frame["view"] == view)]
+        if shown.empty:
+            known = ", ".join(["perplexity", *self.frame["metric"].unique()])
+            raise ValueError(f'there is no metric "{metric}" at view "{view}": there are {known}')
+        named = shown.assign(
+            method=[_label(m, v) for m, v in zip(shown["method"], shown["variant"], strict=True)]
+        )
+        table = named.pivot_table("value", "method", "eval_length", sort=False).sort_index(axis=1)
+        return np.exp(table) if metric == "perplexity" else table
+
+    def plot(self, quantity: str = "ppl", view: str = STEP) -> Figure:
+        """The figure: ppl, nll, change or difference by length, with paired error bars."""
+        from dape.lab.figures import comparison_figure
+
+        return comparison_figure(self.results, view, quantity=quantity)
+
+    def latex(self, view: str = STEP) -> str:
+        """The table of perplexities for a paper."""
+        return score_table(self.results, view).latex()
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page, report.html, with everything in it; returns its path."""
+        from dape.lab.report.comparison import write_page
+
+        return write_page(self.results, Path(path))
+
+    def save(self, folder: Path) -> None:
+        """results.json, results.csv, table.tex, figures/ and report.html; each replaces an earlier one whole."""
+        from dape.files import write_atomically
+        from dape.lab.figures import write_figures
+
+        self.results.save(folder / "results.json")
+        self.results.save_csv(folder / "results.csv")
+        if self.results["rows"]:
+            write_figures(self.results, folder / "figures")
+            write_atomically(folder / "table.tex", "\n".join(map(self.latex, views(self.results))))
+        self.report(folder / "report.html")
+
+    def __repr__(self) -> str:
+        return f"Comparison: {self.verdict()}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self.verdict()}</p>{self.table().round(2).to_html()}"
+
+
+def _label(method: str, variant: str) -> str:
+    return f"{method} ({variant})" if variant else method
+
+
+def run_comparison(
+    config: CompareConfig,
+    announce: Announce = silent,
+    *,
+    progress: bool = False,
+    blocks: Sequence[dict[str, Any]] | None = None,
+    command: str | None = None,
+) -> Comparison:
+    """Run the comparison, or what is left of it, and write its files; blocks: those of a sweep."""
+    config.folder.mkdir(parents=True, exist_ok=True)
+    experiment, place = config.experiment(blocks), config.place()
+    check_documents(config, place, progress=progress)
+    about = {"settings": config.shown(), "command": command or config.command(), "title": ""}
+    launcher: Launcher | None = None
+    if config.launcher != "local":
+        launcher = make_launcher(config.launcher, config.folder)
+    (results,) = execute([experiment], place, announce, launcher=launcher, about=about)
+    derive(results, config.baseline_method)
+    found = Comparison(results, config.folder)
+    found.save(config.folder)
+    return found
+
+
+def check_documents(config: CompareConfig, place: Place, *, progress: bool) -> None:
+    """Pack the text, and raise before anything is trained if no document is as long as the longest evaluation."""
+    from dape.lab.execute import make_plan
+
+    plan = make_plan(config.experiment(), place)
+    folder = Path(config.data or data_folder(plan.items[0], place))
+    data = prepare(
+        config.corpus,
+        folder,
+        tokenizer=config.tokenizer,
+        validation=config.held_out(),
+        field=config.field,
+        progress=progress,
+    )
+    same_targets(
+        data.validation, max(config.length_list), config.num_last, config.windows, context=config.context
+    )
+
+
+def compare(
+    methods: str | Iterable[str] | None = None,
+    *,
+    corpus: str | Path = "stdlib",
+    seeds: int | str | Iterable[int] = 0,
+    lengths: str | Iterable[int] | None = None,
+    preset: str = "tiny",
+    show: bool = False,
+    **options: Any,
+) -> Comparison:
+    """Train methods alike and evaluate each beyond its training length; returns a `Comparison`.
+
+    methods: names, such as ["rope", "kerple", "dape1x3-kerple"]; five usual ones by default.
+    corpus:  "stdlib", a file, a folder, a glob, or hf:NAME.
+    seeds:   each trains every method once more. lengths: 1, 2, 4, 8 and 16 times the training length by default.
+    preset:  the size of the model and its recipe. show: print a line for every run.
+    options: any other of `dape compare`: steps, train_length, jobs, out, equal_time, windows …
+
+    What the folder `out` (runs/compare) holds already is not done again.
+    """
+    changes: dict[str, Any] = {"corpus": str(corpus), "seeds": _listed(seeds), **options}
+    changes |= {} if methods is None else {"methods": _listed(methods)}
+    changes |= {} if lengths is None else {"lengths": _listed(lengths)}
+    changes |= {"out": str(options["out"])} if "out" in options else {}
+    config = by_recipe(preset, **changes)
+    if not show:
+        return run_comparison(config)
+    from rich.console import Console
+
+    from dape.lab.display import display
+    from dape.lab.execute import summary_of
+
+    with display(Console(highlight=False), at_once=config.jobs, summary=summary_of) as announce:
+        return run_comparison(config, announce, progress=True)
+
+
+def _listed(values: Any) -> str:
+    return (
+        values
+        if isinstance(values, str)
+        else ",".join(map(str, values))
+        if isinstance(values, Iterable)
+        else str(values)
+    )
+
+
+def load_comparison(folder: str | Path) -> Comparison:
+    """The comparison in a folder, or in its results.json."""
+    path = Path(folder)
+    path = path / "results.json" if path.is_dir() else path
+    return Comparison(load_results(path), path.parent)
+
+
+def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Comparison:
+    """Several comparisons as one; names: what tells them apart where they share a method, added to its variant."""
+    first = parts[0].results
+    content: dict[str, Any] = {**first.content, "runs": [], "rows": [], "failures": [], "documents": {}}
+    seen = [{(run["method"], run.get("variant") or "") for run in part.results["runs"]} for part in parts]
+    methods: list[str] = []
+    for index, part in enumerate(parts):
+        others = set().union(*(known for place, known in enumerate(seen) if place != index))
+        offset = len(content["runs"])
+        for run in part.results["runs"]:
+            name, variant = run["method"], run.get("variant") or ""
+            if (name, variant) in others and names is not None:
+                variant = ", ".join(filter(None, (variant, names[index])))
+            content["runs"].append({**run, "variant": variant})
+            methods.append(_label(name, variant))
+        same = all(
+            content["documents"].setdefault(corpus, ids) == ids
+            for corpus, ids in part.results["documents"].items()
+        )
+        for row in part.results["rows"]:
+            own = row if same else {name: value for name, value in row.items() if name != "windows"}
+            content["rows"].append({**own, "run": row["run"] + offset})
+        content["failures"] += part.results["failures"]
+    commands = dict.fromkeys(part.results.get("command", "") for part in parts)
+    shared = {**first.settings, "methods": list(dict.fromkeys(methods))}
+    seeds = sorted({run["seed"] for run in content["runs"]})
+    content |= {"command": "\n".join(commands), "settings": {**shared, "seeds": seeds}}
+    results = Results(content)
+    if all(row.get("windows") for row in results["rows"] if row["metric"] == "loss"):
+        derive(results, first.settings.get("baseline") or methods[0])
+    return Comparison(results)

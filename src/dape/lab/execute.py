@@ -1,0 +1,204 @@
+"""Carry out experiments: all runs that they want, each once, results written whenever one is done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from dape.lab.display import Announce, silent
+from dape.lab.environment import environment
+from dape.lab.experiments import Experiment, Place
+from dape.lab.kinds import Plan, kind_named, ordered
+from dape.lab.records import STEP, TIME, Results, find_results
+from dape.lab.runner import Job, Launcher, run_here, run_jobs
+
+
+def execute(
+    experiments: Sequence[Experiment],
+    place: Place,
+    announce: Announce = silent,
+    *,
+    launcher: Launcher | None = None,
+    about: dict[str, Any] | None = None,
+) -> list[Results]:
+    """Run the experiments, or what is left of them; returns their results.
+
+    about: further entries of the results, such as the command.
+    """
+    with few_threads(place):
+        plans = [make_plan(experiment, place) for experiment in experiments]
+        for plan in plans:
+            settle(plan, only_kept=True)
+            write(plan, about)
+        check_place(plans, place)
+        run_view(plans, place, announce, STEP, launcher, about)
+        for plan in plans:
+            settle(plan)
+        run_view(plans, place, announce, TIME, launcher, about)
+        return [save(plan, plan.kind.finish(plan), about) for plan in plans]
+
+
+@contextlib.contextmanager
+def few_threads(place: Place) -> Iterator[None]:
+    """One thread for what takes a moment: more would only get in each other's way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if place.scale == "smoke" else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def make_plan(experiment: Experiment, place: Place) -> Plan:
+    plan = Plan(experiment, place)
+    plan.items = plan.kind.items(plan)
+    plan.timed = plan.kind.timed(plan)
+    return plan
+
+
+def settle(plan: Plan, *, only_kept: bool = False) -> None:
+    """Give the runs of the equal-time view their number of steps; those alone whose pace is known, if asked so."""
+    if not plan.timed:
+        return
+    from dape.lab.pace import equal_time_steps, pace_file
+
+    for group in list(plan.timed):
+        if only_kept:
+            if not pace_file(group, plan.place).exists():
+                continue
+            members = group
+        else:
+            # What cannot be trained has no pace, and takes nothing from the others.
+            members = [cell for cell in group if cell.label not in plan.failures]
+        plan.timed.remove(group)
+        if len(members) > 1:
+            steps = equal_time_steps(members, plan.place)
+            plan.items += [cell.for_steps(steps[cell.method]) for cell in members]
+
+
+def check_place(plans: Iterable[Plan], place: Place) -> None:
+    """Raise before anything is run if a text or the hardware is not there."""
+    plans = list(plans)
+    left = [item for plan in plans for item in plan.items if not plan.kind.is_done(plan, item)]
+    cells = [item for item in left if hasattr(item, "corpus")]
+    timed = [plan.experiment.name for plan in plans if plan.experiment.kind == "timing"]
+    if place.scale == "paper" and not torch.cuda.is_available():
+        if timed:
+            raise ValueError(
+                f"{timed[0]} times steps of the paper's models, for which it needs a GPU: there is none here"
+            )
+        if cells:
+            raise ValueError(
+                f"{len(cells)} trainings of the paper's scale need GPUs, and there is none here: --dry-run prints "
+                f"the commands for torchrun, --launcher slurm submits them to a cluster"
+            )
+    for name in dict.fromkeys(cell.corpus.name for cell in cells):
+        place.corpora[name].locate(place.texts, place.work / "corpora")
+
+
+def wanted(plans: Sequence[Plan], view: str) -> list[tuple[Plan, Any]]:
+    """Every run of a view once, with a plan that wants it, by scheduling priority."""
+    found: dict[str, tuple[Plan, Any]] = {}
+    for plan in plans:
+        for item in plan.items:
+            if item.view == view:
+                before = found.get(item.id)
+                found[item.id] = (
+                    (plan, item)
+                    if before is None
+                    else (
+                        before[0],
+                        plan.kind.unite(before[1], item),
+                    )
+                )
+    plan_of = {item.id: plan for plan, item in found.values()}
+    return [(plan_of[item.id], item) for item in ordered([item for _, item in found.values()])]
+
+
+def left_of(plans: Sequence[Plan], view: str = STEP) -> list[tuple[Plan, Any]]:
+    """What is still to run."""
+    return [(plan, item) for plan, item in wanted(plans, view) if not plan.kind.is_done(plan, item)]
+
+
+def run_view(
+    plans: Sequence[Plan],
+    place: Place,
+    announce: Announce,
+    view: str,
+    launcher: Launcher | None,
+    about: dict[str, Any] | None,
+) -> None:
+    """Run what is not yet done; every experiment that wants a run is written when it is."""
+    left = [plan.kind.job(plan, item) for plan, item in left_of(plans, view)]
+    watch = announce(view, len(wanted(plans, view)), left)
+
+    def heed(job: Job, outcome: str | None) -> None:
+        watch(job, outcome)
+        if outcome is not None:
+            for plan in plans:
+                note(plan, job, outcome, about)
+
+    if place.in_process:
+        run_here(left, heed)
+    else:
+        run_jobs(left, at_once=place.jobs, watch=heed, launcher=launcher)
+
+
+def note(plan: Plan, job: Job, outcome: str, about: dict[str, Any] | None = None) -> None:
+    """Put a finished run into the results of an experiment that wants it."""
+    items = [item for item in plan.items if item.id == job.name]
+    for item in items:
+        plan.failures.pop(item.label, None)
+        if outcome:
+            failure = {"label": item.label, "method": item.method, "seed": item.seed, "view": item.view}
+            plan.failures[item.label] = {**failure, "error": outcome}
+    if items:
+        if not outcome:
+            plan.kind.finished(plan, job)
+        write(plan, about)
+
+
+def write(plan: Plan, about: dict[str, Any] | None = None) -> None:
+    """The results so far, unless those there say more."""
+    body = plan.kind.collect(plan)
+    if body is None:
+        return
+    before = find_results(plan.place.results(plan.experiment))
+    if len(body["rows"]) >= (len(before["rows"]) if before else 1):
+        save(plan, body, about)
+
+
+def save(plan: Plan, body: dict[str, Any], about: dict[str, Any] | None = None) -> Results:
+    """Write what was found, with all that is needed to judge it."""
+    experiment, place = plan.experiment, plan.place
+    known = {"experiment": experiment.name, "paper": experiment.paper, "title": experiment.title}
+    known |= {"source": experiment.source, "scale": place.scale}
+    named = {"command": f"dape reproduce {experiment.name} --scale {place.scale}"}
+    results = Results(
+        {
+            "schema": 2,
+            **{name: value for name, value in known.items() if value},
+            "kind": experiment.kind,
+            **named,
+            "settings": experiment.shown(place.scale),
+            "environment": environment(place.jobs),
+            **(about or {}),
+            **body,
+        }
+    )
+    results.save(place.results(experiment))
+    return results
+
+
+def counted(experiment: Experiment, place: Place) -> tuple[int, int]:
+    """Runs done and runs in all, at equal steps."""
+    plan = make_plan(experiment, place)
+    return len(wanted([plan], STEP)) - len(left_of([plan])), len(wanted([plan], STEP))
+
+
+def summary_of(job: Job) -> str:
+    """A few words on a job that has ended well."""
+    return kind_named(job.kind).summary(job)

@@ -1,0 +1,319 @@
+"""Experiments as data: papers/PAPER/NAME/experiment.toml, the texts they name, and where they are run."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sysconfig
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dape
+from dape.data.pieces import Piece, cut_documents
+from dape.files import write_atomically
+from dape.lab.environment import threads_of
+
+SCALES = ("smoke", "laptop", "paper")
+FILE = "experiment.toml"
+# Results beside the experiment, by scale, the largest first; those of the smoke scale, which say nothing, go with
+# the runs.
+RESULTS = {"paper": "results-paper.json", "laptop": "results.json"}
+KEYS = {"title", "kind", "source", "summary", "rank", "grid", "scale"}
+NEEDED = {"title", "kind", "source", "summary", "scale"}
+GRID_KEYS = {"methods", "variant", "train", "train_lengths", "corpora", "seeds", "lengths", "multiples"}
+GRID_KEYS |= {"tokens_per_step", "at_evaluation"}
+ENVIRONMENT = "DAPE_CORPORA"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of a paper, or a comparison of the user's.
+
+    name, paper: folder and the folder's parent, such as baselines of dape_v2; source: where it stands in the paper.
+    rank:   the order in which `--all` takes experiments up.
+    grid:   blocks of methods with what they change; scales: settings by name, with the defaults filled in.
+    """
+
+    name: str
+    kind: str
+    grid: list[dict[str, Any]]
+    scales: dict[str, dict[str, Any]]
+    title: str = ""
+    source: str = ""
+    summary: str = ""
+    rank: int = 100
+    paper: str = ""
+    folder: Path = field(default_factory=Path)
+
+    def at(self, scale: str) -> dict[str, Any]:
+        """The settings at a scale."""
+        if scale not in self.scales:
+            raise ValueError(f"{self.name} has no scale {scale}: it has {', '.join(self.scales)}")
+        return self.scales[scale]
+
+    def blocks(self, scale: str) -> list[dict[str, Any]]:
+        """The grid at a scale: the scale's own if it has one, and what it has also."""
+        settings = self.at(scale)
+        return [*settings.get("grid", self.grid), *settings.get("also", [])]
+
+    def shown(self, scale: str) -> dict[str, Any]:
+        """The settings for results.json."""
+        settings = {name: value for name, value in self.at(scale).items() if name not in ("grid", "also")}
+        return {**settings, **({"grid": blocks} if (blocks := self.blocks(scale)) else {})}
+
+    def values(self, name: str, scale: str) -> list[Any]:
+        """What a scale gives of seeds, training lengths or corpora, in that order, then what blocks have of their own."""
+        own = (value for block in self.blocks(scale) for value in block.get(name, []))
+        return list(dict.fromkeys([*self.at(scale)[name], *own]))
+
+
+def find_papers(given: Path | None = None) -> Path:
+    """The folder papers/: the one given, that of the working directory, or that beside the sources."""
+    beside = Path(dape.__file__).parents[2] / "papers"
+    for folder in [given] if given is not None else [Path("papers"), beside]:
+        if (folder / "scales.toml").exists():
+            return folder.absolute()
+    if given is not None:
+        raise FileNotFoundError(f"{given} holds no experiments: it has no scales.toml")
+    raise FileNotFoundError(
+        "the experiments are not part of the installed package: clone the repository and give --papers "
+        "CLONE/papers, or run this inside the clone"
+    )
+
+
+def load_experiments(papers: Path, names: Iterable[str] | None = None) -> list[Experiment]:
+    """The experiments of those names (NAME or PAPER/NAME), or all of them, by rank."""
+    defaults = read_toml(papers / "scales.toml") if (papers / "scales.toml").exists() else {}
+    known = [load_experiment(file, defaults) for file in sorted(papers.glob(f"*/*/{FILE}"))]
+    known.sort(key=lambda e: (e.rank, e.paper, e.name))
+    if names is None:
+        return known
+    return [pick(known, name) for name in dict.fromkeys(names)]
+
+
+def pick(known: list[Experiment], name: str) -> Experiment:
+    found = [e for e in known if name in (e.name, f"{e.paper}/{e.name}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"{name} is in {' and '.join(e.paper for e in found)}: say which, as PAPER/{name}")
+    near = difflib.get_close_matches(name, [e.name for e in known], n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}? " if near else ""
+    raise ValueError(f'there is no experiment "{name}"; {hint}`dape reproduce --list` shows them all')
+
+
+def load_experiment(file: Path, defaults: dict[str, Any]) -> Experiment:
+    """The experiment in a file; whatever is wrong with it is an error that names the file."""
+    from dape.lab.kinds import KINDS, kind_named
+
+    content = read_toml(file)
+    try:
+        check_keys("the experiment", content, KEYS)
+        if missing := NEEDED - set(content):
+            raise ValueError(f"{', '.join(sorted(missing))} is missing")
+        if content["kind"] not in KINDS:
+            raise ValueError(f'kind="{content["kind"]}": choose one of {", ".join(KINDS)}')
+        known = kind_named(content["kind"]).scale_keys
+        scales = {
+            name: fill(name, own, defaults.get(name, {}), known) for name, own in content["scale"].items()
+        }
+        own = [
+            block for scale in scales.values() for name in ("grid", "also") for block in scale.get(name, [])
+        ]
+        for block in [*content.get("grid", []), *own]:
+            check_keys("a block of the grid", block, GRID_KEYS)
+            if not block.get("methods"):
+                raise ValueError("a block of the grid names no methods")
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    folder = file.parent
+    about = {name: content[name] for name in ("title", "kind", "source", "rank", "grid") if name in content}
+    summary = " ".join(content["summary"].split())
+    about = {"grid": [], **about}
+    return Experiment(
+        name=folder.name, paper=folder.parent.name, folder=folder, summary=summary, scales=scales, **about
+    )
+
+
+def fill(scale: str, own: dict[str, Any], defaults: dict[str, Any], known: Set[str]) -> dict[str, Any]:
+    """A scale's settings, with what is said of that scale for all experiments where this one says nothing."""
+    if scale not in SCALES:
+        raise ValueError(f'unknown scale "{scale}": choose among {", ".join(SCALES)}')
+    check_keys(f"scale {scale}", own, known)
+    usual = {name: value for name, value in defaults.items() if name in known}
+    train = {**usual.get("train", {}), **own.get("train", {})}
+    if "lengths" in own:
+        usual.pop("multiples", None)
+    return {**usual, **own, **({"train": train} if "train" in known else {})}
+
+
+def check_keys(what: str, table: dict[str, Any], known: Set[str]) -> None:
+    for name in table:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else f": it takes {', '.join(sorted(known))}"
+            raise ValueError(f'{what} has no key "{name}"{hint}')
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ModuleNotFoundError:
+        raise ValueError("the experiments are TOML files, for which Python 3.11 or newer is needed") from None
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text by its name in the experiments, or one that the user gives.
+
+    hold_out: documents of the validation split, by name; or `part` and `every`: files are cut at line ends into
+    parts of that many characters, and every n-th is held out; or a fraction, chosen by hash.
+    library: a package of Python's own library, which is there wherever Python is.
+    given:   corpus, validation, field and, optionally, data of TrainConfig, where the user said them.
+    """
+
+    name: str
+    title: str = ""
+    obtain: str = ""
+    stands_for: str = ""
+    hold_out: tuple[str, ...] = ()
+    part: int = 0
+    every: int = 0
+    fraction: float = 0.0
+    library: str = ""
+    given: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides which text is trained on and which is held out, wherever the files are."""
+        return {
+            key: value
+            for key in ("name", "hold_out", "part", "every", "fraction", "library", "given")
+            if (value := getattr(self, key))
+        }
+
+    def found(self, folder: Path | None) -> bool:
+        return bool(self.library or self.given) or (folder is not None and (folder / self.name).is_dir())
+
+    def locate(self, folder: Path | None, work: Path, *, must_exist: bool = True) -> dict[str, str]:
+        """The fields corpus and validation of TrainConfig; files are linked, or cut, under `work`."""
+        if self.given:
+            return dict(self.given)
+        if self.library:
+            corpus = str(Path(sysconfig.get_path("stdlib")) / self.library / "*.py")
+            return {"corpus": corpus, "validation": self.validation(work)}
+        place = work / self.name
+        if folder is not None and self.found(folder):
+            work.mkdir(parents=True, exist_ok=True)
+            if self.part:
+                cut_files(folder / self.name, place, self.part)
+            else:
+                link(folder / self.name, place)
+        elif must_exist:
+            raise FileNotFoundError(self.missing(folder))
+        return {"corpus": str(place), "validation": self.validation(place)}
+
+    def validation(self, place: Path) -> str:
+        if self.part:
+            parts = sorted(path.stem for path in place.glob("*.txt"))
+            return ",".join(parts[self.every // 2 :: self.every])
+        return ",".join(self.hold_out) if self.hold_out else str(self.fraction)
+
+    def missing(self, folder: Path | None) -> str:
+        where = f"there is no folder {folder / self.name}" if folder else "no folder of texts was given"
+        return (
+            f'the corpus "{self.name}" ({self.title}) is not there: {where}. {self.obtain} Then give the folder '
+            f"that holds {self.name}/ by --corpora, or in the environment variable {ENVIRONMENT}"
+        )
+
+
+CORPUS_KEYS = {"title", "stands_for", "obtain", "hold_out", "part", "every", "library", "fraction"}
+
+
+def load_corpora(papers: Path) -> dict[str, Corpus]:
+    """Every corpus of papers/corpora.toml, by name; none without that file."""
+    found = {}
+    file = papers / "corpora.toml"
+    for name, table in read_toml(file).items() if file.exists() else ():
+        check_keys(f"corpus {name}", table, CORPUS_KEYS)
+        found[name] = Corpus(**{"name": name, **table, "hold_out": tuple(table.get("hold_out", ()))})
+    return found
+
+
+def corpora_folder(given: Path | None) -> Path | None:
+    """The folder of texts: the one given, or that of the environment."""
+    if given is None and os.environ.get(ENVIRONMENT):
+        given = Path(os.environ[ENVIRONMENT])
+    if given is not None and not given.is_dir():
+        raise FileNotFoundError(f"there is no folder of texts {given}")
+    return given.absolute() if given is not None else None
+
+
+def link(source: Path, place: Path) -> None:
+    """`place` leads to `source`: runs name the text by a path that stays when the text moves."""
+    if place.is_symlink() and place.readlink() == source:
+        return
+    place.unlink(missing_ok=True)
+    place.symlink_to(source)
+
+
+def cut_files(source: Path, place: Path, size: int) -> None:
+    """Every text file of `source` as files of about `size` characters in `place`, cut at line ends; made once."""
+    files = sorted(source.glob("*.txt"))
+    if not files:
+        raise FileNotFoundError(f"{source} has no file that ends in .txt")
+    stamp = "\n".join(f"{size} {file.name} {file.stat().st_size}" for file in files)
+    note = place / ".cut"
+    if note.exists() and note.read_text("utf-8") == stamp:
+        return
+    place.mkdir(exist_ok=True)
+    for old in place.glob("*.txt"):
+        old.unlink()
+    for file in files:
+        whole = [Piece(file.stem, file.read_text("utf-8"), last=True)]
+        for number, piece in enumerate(cut_documents(whole, size), start=1):
+            write_atomically(place / f"{file.stem}-{number:03}.txt", piece.text)
+    write_atomically(note, stamp)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where experiments are run: the folder of runs, the texts, how many jobs at a time, and what files are called.
+
+    papers: the folder of experiments, beside which results are kept; None: everything goes into `work`.
+    """
+
+    work: Path
+    scale: str = "own"
+    papers: Path | None = None
+    corpora: dict[str, Corpus] = field(default_factory=dict)
+    texts: Path | None = None
+    jobs: int = 1
+    # Whether jobs run in this process: starting another takes longer than those of the smoke scale do.
+    in_process: bool = False
+
+    @property
+    def scores(self) -> Path:
+        """What every training was evaluated to: small files, kept with the results, so that nobody else need train
+        it again; those of the smoke scale, which say nothing, stay with the runs."""
+        if self.papers is None or self.scale not in RESULTS:
+            return self.work / "scores"
+        return self.papers / "scores" / self.scale
+
+    @property
+    def threads(self) -> int:
+        """Of each job."""
+        return threads_of(self.jobs)
+
+    def results(self, experiment: Experiment) -> Path:
+        if self.papers is None:
+            return self.work / "results.json"
+        if self.scale in RESULTS:
+            return experiment.folder / RESULTS[self.scale]
+        return self.work / "results" / experiment.paper / f"{experiment.name}.json"

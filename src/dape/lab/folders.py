@@ -1,0 +1,120 @@
+"""Folders under papers/: an experiment with its claims and whatever results it has so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from dape.lab.experiments import FILE, RESULTS, load_corpora, load_experiment, read_toml
+from dape.lab.records import Results, load_results
+from dape.lab.stats import Losses, SeedVariance, seed_variance
+
+CLAIMS = "claims.py"
+# What a text of ours stands in for, where papers/corpora.toml does not say.
+STANDS_FOR = {"latex": "arxiv", "books": "books3"}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One experiment: what it is about, and its results by scale, the largest first.
+
+    stands_for: the paper's corpora by our names; texts: what our corpora are; seeds: variance between them, by
+    scale, in all experiments.
+    """
+
+    path: Path
+    title: str
+    shows: str = ""
+    source: str = ""
+    declared: str = ""
+    rank: int = 100
+    results: dict[str, Results] = field(default_factory=dict)
+    stands_for: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    seeds: dict[str, SeedVariance] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def best(self) -> Results | None:
+        """The results of the largest scale that was run."""
+        return next(iter(self.results.values()), None)
+
+    @property
+    def scale(self) -> str:
+        return next(iter(self.results), "")
+
+    @property
+    def kind(self) -> str:
+        return self.best.kind if self.best else self.declared
+
+    @property
+    def seed_variance(self) -> SeedVariance:
+        """Between seeds, at the scale of the best results."""
+        return self.seeds.get(self.scale) or SeedVariance()
+
+    @cached_property
+    def losses(self) -> Losses:
+        return Losses(self.best, self.stands_for, self.seed_variance)
+
+    def at(self, scale: str) -> Folder:
+        """The same with the results of one scale alone."""
+        return replace(self, results={scale: self.results[scale]})
+
+
+def with_claims(papers: Path) -> list[Path]:
+    """The folders directly under papers/ that have claims, the reproduced papers before what goes beyond."""
+    found = [file.parent for file in papers.glob(f"*/{CLAIMS}")]
+    return sorted(found, key=lambda folder: (folder.name == "beyond", folder.name))
+
+
+def load_folders(paper: Path, named: Iterable[str] = ()) -> list[Folder]:
+    """The experiments of a paper by rank, then those that are only named, by claims made of them."""
+    present = [file.parent.name for file in sorted(paper.glob(f"*/{FILE}"))]
+    folders = [load_folder(paper / name) for name in present]
+    folders.sort(key=lambda folder: (folder.rank, folder.name))
+    absent = [name for name in dict.fromkeys(named) if name not in present]
+    return folders + [load_folder(paper / name) for name in absent]
+
+
+def load_folder(path: Path) -> Folder:
+    """The experiment in a folder, whether there is one or not."""
+    papers, file = path.parent.parent, path / FILE
+    corpora = load_corpora(papers)
+    results = {scale: load_results(path / name) for scale, name in RESULTS.items() if (path / name).exists()}
+    shared: dict[str, Any] = {
+        "results": results,
+        "stands_for": STANDS_FOR | {c.name: c.stands_for.lower() for c in corpora.values() if c.stands_for},
+        "texts": {corpus.name: corpus.title for corpus in corpora.values() if corpus.title},
+        "seeds": load_seed_variance(papers),
+    }
+    if not file.exists():
+        return Folder(path, path.name.replace("_", " "), **shared)
+    about = load_experiment(file, _defaults(papers))
+    return Folder(path, about.title, about.summary, about.source, about.kind, about.rank, **shared)
+
+
+def _defaults(papers: Path) -> dict[str, dict]:
+    file = papers / "scales.toml"
+    return read_toml(file) if file.exists() else {}
+
+
+def load_seed_variance(papers: Path) -> dict[str, SeedVariance]:
+    """Between seeds by scale, from the results of all papers."""
+    return {
+        scale: _variance(
+            tuple((path, path.stat().st_mtime_ns) for path in sorted(papers.glob(f"*/*/{name}")))
+        )
+        for scale, name in RESULTS.items()
+    }
+
+
+@cache
+def _variance(files: tuple[tuple[Path, int], ...]) -> SeedVariance:
+    """Of these files as they were written at those times: every claim asks for it."""
+    return seed_variance(load_results(path) for path, _ in files)

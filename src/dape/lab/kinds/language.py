@@ -1,0 +1,527 @@
+"""Language models: the loss of every window at every length, for each training of a grid."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dape.evaluate.by_length import score
+from dape.evaluate.scoring import scoring
+from dape.evaluate.statistics import LengthScore, perplexity
+from dape.evaluate.windows import same_targets
+from dape.files import write_atomically
+from dape.lab.environment import environment
+from dape.lab.experiments import Corpus, Place
+from dape.lab.kinds import Kind, Plan
+from dape.lab.records import STEP, TIME, digits
+from dape.lab.runner import Job
+from dape.methods import LAYERS, parse_layers
+from dape.positions import POSITIONS, randomized_positions
+from dape.positions.rope import SCALINGS, RoPE
+from dape.settings import free_names
+from dape.training import Run, TrainConfig, TrainingStopped, load_run, train
+from dape.training.configfile import checked
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dape.lab.folders import Folder
+    from dape.lab.paper import Paper
+    from dape.lab.tables import Table
+
+# Where the text is and which of it is held out: said by the corpus, not by the training.
+PLACES = {"corpus", "validation", "field", "data", "out"}
+# Options that a cell's name tells in words.
+TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
+USUAL = asdict(TrainConfig())
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a trained model is evaluated, where otherwise than it was trained. A block of the grid says so:
+
+    at_evaluation = { rope_scaling = "linear" | "ntk" | "yarn" }   RoPE, stretched by the input's length over training's
+    at_evaluation = { randomized_positions = N }                   positions drawn anew for every batch, from N places
+    """
+
+    rope_scaling: str = "none"
+    randomized_positions: int | None = None
+
+    def key(self, length: int) -> str:
+        """What scores at a length are kept under, such as "256" and "256 rope_scaling=ntk"."""
+        usual = asdict(Reading())
+        changed = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        return f"{length} {','.join(f'{name}={value}' for name, value in changed.items())}".strip()
+
+    def position_options(self, length: int, train_length: int) -> dict[str, Any]:
+        """Options of the position encoding for inputs of that length."""
+        if self.rope_scaling == "none":
+            return {}
+        original = {"original_length": train_length} if self.rope_scaling == "yarn" else {}
+        return {"scaling": self.rope_scaling, "factor": max(1.0, length / train_length), **original}
+
+    def positions(self, length: int) -> Callable[[int], Tensor] | None:
+        """What draws the positions of an input, the same ones in every run; None for 0, 1, 2, …"""
+        if self.randomized_positions is None:
+            return None
+        places, generator = self.randomized_positions, torch.Generator().manual_seed(length)
+        return lambda num_tokens: randomized_positions(num_tokens, places, generator=generator)
+
+
+def parse_key(key: str) -> tuple[int, Reading]:
+    """The length and the reading that scores are kept under."""
+    length, _, name = key.partition(" ")
+    options: dict[str, Any] = dict(entry.split("=") for entry in name.split(",") if entry)
+    if "randomized_positions" in options:
+        options["randomized_positions"] = int(options["randomized_positions"])
+    return int(length), Reading(**options)
+
+
+def checked_reading(options: dict[str, Any], method: str, lengths: tuple[int, ...]) -> Reading:
+    """The reading of a block of the grid; a sentence for one that cannot be."""
+    for name in options:
+        if name not in asdict(Reading()):
+            raise ValueError(f'at_evaluation has no key "{name}": it takes {", ".join(asdict(Reading()))}')
+    reading = Reading(**options)
+    if reading.rope_scaling not in SCALINGS:
+        raise ValueError(f'rope_scaling="{reading.rope_scaling}": choose one of {", ".join(SCALINGS)}')
+    if "rope_scaling" in options and not all(
+        issubclass(POSITIONS[layer.position], RoPE) for layer in parse_layers(method)
+    ):
+        raise ValueError(f"{method} has no RoPE that could be scaled at the evaluation")
+    places = reading.randomized_positions
+    if places is not None and places < max(lengths, default=1):
+        raise ValueError(
+            f"randomized_positions={places} at the evaluation, but inputs have {max(lengths)} tokens"
+        )
+    return reading
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of a grid, and the lengths at which it is evaluated.
+
+    variant:    "" or what sets the block of the grid apart.
+    train:      fields of TrainConfig other than those of where the text is.
+    lengths:    tokens of input at the evaluation; evaluation: last, windows, and room, the longest input that
+                every window could have, which decides which windows there are.
+    others:     keys of the scores that are also wanted of the same training.
+    wave:       scheduling priority: where its seed, training length and corpus stand in the experiment's lists.
+    """
+
+    corpus: Corpus
+    variant: str
+    view: str
+    train: dict[str, Any]
+    lengths: tuple[int, ...]
+    evaluation: dict[str, Any]
+    wave: tuple[int, ...] = ()
+    reading: Reading = field(default_factory=Reading)
+    others: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        """What its scores are kept under, one a length, and those of the others."""
+        return [*(self.reading.key(length) for length in self.lengths), *self.others]
+
+    @property
+    def method(self) -> str:
+        return self.train["method"]
+
+    @property
+    def seed(self) -> int:
+        return self.train["seed"]
+
+    @property
+    def train_length(self) -> int:
+        return self.train["train_length"]
+
+    @property
+    def steps(self) -> int:
+        return self.train["steps"]
+
+    @cached_property
+    def id(self) -> str:
+        """Readable, and the same for the same training, in whichever experiment and wherever its text is.
+
+        Of the training's options those count that are not the default: an option added later changes no name.
+        """
+        own = {
+            name: value
+            for name, value in asdict(TrainConfig(**self.train)).items()
+            if name not in free_names(TrainConfig) | PLACES and value != USUAL[name]
+        }
+        text = json.dumps([self.corpus.identity, own], sort_keys=True, default=list)
+        words = [self.corpus.name, self.method, *(f"{name}-{own[name]}" for name in TOLD if name in own)]
+        words += [f"{self.train_length}x{self.train['batch_size']}", f"{self.steps}steps", f"seed{self.seed}"]
+        slug = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in words)
+        return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        variant = f" ({self.variant})" if self.variant else ""
+        view = f", {self.view}" if self.view != STEP else ""
+        text = f"{self.corpus.name}, " if not self.corpus.given else ""
+        length = f", length {self.train_length}" if not self.corpus.given else ""
+        return f"{text}{self.method}{variant}{length}, seed {self.seed}{view}"
+
+    def for_steps(self, steps: int) -> Cell:
+        """The same of the equal-time view: with that many steps, the warm-up the same share of them."""
+        if steps == self.steps:
+            return replace(self, view=TIME)
+        warmup = max(1, round(self.train["warmup_steps"] * steps / self.steps))
+        return replace(self, view=TIME, train={**self.train, "steps": steps, "warmup_steps": warmup})
+
+
+def make_cell(
+    plan: Plan,
+    block: dict[str, Any],
+    method: str,
+    corpus: Corpus,
+    length: int,
+    seed: int,
+    wave: tuple[int, ...],
+) -> Cell:
+    settings, name = plan.settings, plan.experiment.name
+    train = {**settings["train"], **block.get("train", {})}
+    if "tokens_per_step" in block:
+        train["batch_size"] = max(1, block["tokens_per_step"] // length)
+    train |= {
+        "method": LAYERS.join(layer.name for layer in parse_layers(method)),
+        "train_length": length,
+        "seed": seed,
+    }
+    train = checked(train)
+    if unknown := PLACES & set(train):
+        raise ValueError(f"{name}: {', '.join(unknown)} is said by the corpus, not by the experiment")
+    TrainConfig(**train)
+    lengths = lengths_of({**settings, **block}, length)
+    evaluation: dict[str, Any] = {
+        key: settings[key] for key in ("last", "windows", "room", "context") if key in settings
+    }
+    if lengths and not evaluation["last"] <= lengths[0] <= lengths[-1] <= evaluation["room"]:
+        raise ValueError(
+            f"{name}: lengths {', '.join(map(str, lengths))} must lie between last="
+            f"{evaluation['last']} and room={evaluation['room']}"
+        )
+    try:
+        reading = checked_reading(block.get("at_evaluation", {}), method, lengths)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    return Cell(corpus, block.get("variant", ""), STEP, train, lengths, evaluation, wave, reading)
+
+
+def lengths_of(settings: dict[str, Any], train_length: int) -> tuple[int, ...]:
+    """Lengths of the evaluation, as given or as multiples of the training length; none for maps."""
+    if "lengths" in settings:
+        return tuple(sorted(settings["lengths"]))
+    return tuple(multiple * train_length for multiple in sorted(settings.get("multiples", [])))
+
+
+def corpus_of(place: Place, name: str) -> Corpus:
+    if name not in place.corpora:
+        known = ", ".join(place.corpora)
+        raise ValueError(f'there is no corpus "{name}" in papers/corpora.toml: it has {known}')
+    return place.corpora[name]
+
+
+class Language(Kind):
+    """Trainings of language models, evaluated by length on the same target tokens."""
+
+    scale_keys = frozenset(
+        {
+            "corpora",
+            "train_lengths",
+            "seeds",
+            "multiples",
+            "lengths",
+            "windows",
+            "last",
+            "room",
+            "context",
+            "equal_time",
+            "train",
+            "grid",
+            "also",
+            "note",
+        }
+    )
+
+    def items(self, plan: Plan) -> list[Cell]:
+        """The trainings, the most telling first: by seed, length, corpus, method."""
+        settings, scale = plan.settings, plan.place.scale
+        seeds, lengths, corpora = (
+            plan.experiment.values(name, scale) for name in ("seeds", "train_lengths", "corpora")
+        )
+        cells = [
+            make_cell(plan, block, method, corpus_of(plan.place, corpus), length, seed, (i, j, k))
+            for i, seed in enumerate(seeds)
+            for j, length in enumerate(lengths)
+            for k, corpus in enumerate(corpora)
+            for block in plan.experiment.blocks(scale)
+            if length in block.get("train_lengths", settings["train_lengths"])
+            and corpus in block.get("corpora", settings["corpora"])
+            and seed in block.get("seeds", settings["seeds"])
+            for method in block["methods"]
+        ]
+        if len({(cell.id, cell.variant) for cell in cells}) < len(cells):
+            raise ValueError(f"{plan.experiment.name} names a training twice at scale {scale}")
+        return cells
+
+    def timed(self, plan: Plan) -> list[list[Cell]]:
+        asked = plan.settings.get("equal_time")
+        if asked is None:
+            return []
+        groups: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in plan.items:
+            here = {"methods": cell.method, "train_lengths": cell.train_length, "corpora": cell.corpus.name}
+            here |= {"seeds": cell.seed}
+            if cell.variant == "" and all(value in asked.get(name, [value]) for name, value in here.items()):
+                groups.setdefault((cell.corpus.name, cell.train_length, cell.seed), []).append(cell)
+        return [group for group in groups.values() if len(group) > 1]
+
+    def unite(self, one: Cell, other: Cell) -> Cell:
+        if one.evaluation and other.evaluation and one.evaluation != other.evaluation:
+            raise ValueError(f"{other.label} is evaluated on other windows in another experiment")
+        if other.reading == one.reading:
+            lengths, others = tuple(sorted({*one.lengths, *other.lengths})), one.others
+        else:
+            lengths, others = one.lengths, tuple(sorted({*one.others, *other.keys}))
+        evaluation = one.evaluation or other.evaluation
+        wave = min(one.wave, other.wave)
+        return replace(one, lengths=lengths, others=others, evaluation=evaluation, wave=wave)
+
+    def is_done(self, plan: Plan, item: Cell) -> bool:
+        content = scores_of(item, plan.place)
+        if content is None:
+            return False
+        # Without lengths it is the model itself that is wanted.
+        model = plan.place.work / "runs" / item.id / "model"
+        return has_lengths(content, item) if item.lengths else model.is_dir()
+
+    def job(self, plan: Plan, item: Cell, *, must_exist: bool = True) -> Job:
+        place = plan.place
+        where = item.corpus.locate(place.texts, place.work / "corpora", must_exist=must_exist)
+        where = {"data": str(data_folder(item, place)), **where}
+        config = {**item.train, **where, "out": str(place.work / "runs" / item.id)}
+        evaluation = {**item.evaluation, "lengths": item.keys}
+        return Job(
+            item.id,
+            item.label,
+            "language",
+            {"train": config, "evaluation": evaluation},
+            place.work,
+            place.scores / f"{item.id}.json",
+            item.steps,
+            distributed=config.get("distributed", "none") != "none",
+        )
+
+    def work(self, spec: dict[str, Any]) -> None:
+        """Train what is not yet trained, evaluate what is missing."""
+        run = trained(TrainConfig(**spec["train"]))
+        if int(os.environ.get("RANK", "0")):
+            return
+        # Checkpoints are three times the model, of which there are many.
+        shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
+        evaluate(run, spec["evaluation"], Path(spec["result"]), spec["jobs"])
+
+    def summary(self, job: Job) -> str:
+        content = json.loads(job.result.read_text("utf-8"))
+        said = [f"training loss {content['training']['loss']:.3f}"]
+        found = {key: float(np.mean(losses)) for key, losses in content["windows"].items()}
+        keys = [key for key in map(str, job.spec["evaluation"]["lengths"]) if key in found]
+        if keys:
+            shown = dict.fromkeys((keys[0], keys[-1]))
+            said.append("perplexity " + ", ".join(f"{perplexity(found[key]):.2f} at {key}" for key in shown))
+        return "; ".join(said)
+
+    def collect(self, plan: Plan) -> dict[str, Any]:
+        """Rows of the cells that are trained and evaluated; the rest is named as missing."""
+        waiting = [replace(cell, view=TIME).label for group in plan.timed for cell in group]
+        missing, seconds, places = list(waiting), {}, []
+        runs: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
+        texts: dict[str, str] = {}
+        documents: dict[str, list[int]] = {}
+        for cell in plan.items:
+            content = scores_of(cell, plan.place)
+            if content is None or not has_lengths(content, cell):
+                missing.append(cell.label)
+                continue
+            seconds[cell.id] = content["training"]["seconds"]
+            places.append(content["environment"])
+            texts[cell.corpus.name] = content["training"]["text"]
+            paired = documents.setdefault(cell.corpus.name, content["documents"]) == content["documents"]
+            rows += [{"run": len(runs), **row} for row in rows_of(cell, content, paired=paired)]
+            runs.append(run_of(cell, content["training"]))
+        return {
+            **({"environment": united(places)} if places else {}),
+            "seconds": round(sum(seconds.values()), 1),
+            "missing": missing,
+            "failures": list(plan.failures.values()),
+            "texts": texts,
+            "documents": documents,
+            "runs": runs,
+            "rows": rows,
+        }
+
+    def tables(self, folder: Folder, paper: Paper) -> list[Table]:
+        from dape.lab.kinds.panels import tables
+
+        return tables(folder, paper)
+
+    def figure(self, folder: Folder, paper: Paper) -> Figure | None:
+        from dape.lab.kinds.panels import figure
+
+        return figure(folder, paper)
+
+
+def data_folder(cell: Cell, place: Place) -> Path:
+    """Of the packed tokens, which trainings on the same text share."""
+    tokenizer = str(cell.train.get("tokenizer", "bytes")).replace(":", "-").replace("/", "-")
+    name = f"{cell.corpus.name}-{tokenizer}"
+    if cell.corpus.given:
+        text = json.dumps([cell.corpus.identity, tokenizer])
+        name += f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return place.work / "data" / name
+
+
+def scores_of(cell: Cell, place: Place) -> dict[str, Any] | None:
+    """What the cell was evaluated to so far; None if it was not."""
+    path = place.scores / f"{cell.id}.json"
+    return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+
+def has_lengths(content: dict[str, Any], cell: Cell) -> bool:
+    """Whether these scores are of the cell's windows, at all of its lengths."""
+    return content["evaluation"] == cell.evaluation and set(cell.keys) <= set(content["windows"])
+
+
+def trained(config: TrainConfig) -> Run:
+    """The run, trained to its end."""
+    assert config.out is not None
+    if (Path(config.out) / "model").is_dir():
+        return load_run(config.out)
+    run = train(config, progress=False)
+    assert run.result is not None
+    if run.result.stopped_early:
+        raise TrainingStopped(f"{run.result.stopped_early} after step {run.result.steps} of {config.steps}")
+    return run
+
+
+def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> None:
+    """Add the lengths that the file of scores lacks, each saved as soon as it is there."""
+    content = known_of(run, evaluation, scores, jobs)
+    keys = [key for key in map(str, evaluation["lengths"]) if key not in content["windows"]]
+    if not keys and scores.exists():
+        return
+    tokens = run.data().validation
+    if evaluation["lengths"]:
+        options = {"context": evaluation["context"]} if "context" in evaluation else {}
+        windows = same_targets(
+            tokens, evaluation["room"], evaluation["last"], evaluation["windows"], **options
+        )
+        content |= {"documents": windows.documents.tolist(), "ends": windows.ends.tolist()}
+    write_atomically(scores, json.dumps(content))
+    device = device_of(run.config.device)
+    model, loaded = None, None
+    for key in keys:
+        length, reading = parse_key(key)
+        changed = reading.position_options(length, run.config.train_length)
+        if model is None or changed != loaded:
+            model, loaded = run.model(**changed), changed
+            torch.nn.Module.to(model, device)
+        with scoring(model, positions=reading.positions(length)) as scorer:
+            result = score(scorer, tokens, windows, length, evaluation["last"], None)
+        content["windows"][key] = [round(loss, 6) for loss in result.windows.tolist()]
+        write_atomically(scores, json.dumps(content))
+
+
+def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> dict[str, Any]:
+    """Lengths evaluated before on the same windows, how the training went and where."""
+    asked = {name: value for name, value in evaluation.items() if name != "lengths"}
+    if scores.exists():
+        content = json.loads(scores.read_text("utf-8"))
+        if content["evaluation"] == asked:
+            return content
+    metrics = run.metrics()
+    times = [0.0, *(record["seconds"] for record in metrics)]
+    every = max(1, len(metrics) // 200)
+    training = {
+        "steps": metrics[-1]["step"],
+        "seconds": metrics[-1]["seconds"],
+        # The median, which the pauses of a busy machine do not move.
+        "seconds_per_step": median(after - before for before, after in pairwise(times)),
+        "loss": float(np.mean([record["loss"] for record in metrics[-50:]])),
+        "curve": [[record["step"], round(record["loss"], 4)] for record in metrics[::every]],
+        "parameters": sum(parameter.numel() for parameter in run.model().parameters()),
+        "text": run.data().manifest["sources"]["sha256"],
+    }
+    return {"evaluation": asked, "training": training, "environment": environment(jobs), "windows": {}}
+
+
+def device_of(name: str) -> str:
+    """The device that "auto" stands for, or the one named."""
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def run_of(cell: Cell, training: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "method": cell.method,
+        "variant": cell.variant,
+        "seed": cell.seed,
+        "corpus": cell.corpus.name,
+        "train_length": cell.train_length,
+        "view": cell.view,
+        "steps": cell.steps,
+        "batch_size": cell.train["batch_size"],
+        "train_seconds": round(training["seconds"], 1),
+        "seconds_per_step": float(f"{training['seconds_per_step']:.4g}"),
+        "train_loss": round(training["loss"], 4),
+        "parameters": training["parameters"],
+    }
+
+
+def rows_of(cell: Cell, content: dict[str, Any], *, paired: bool = True) -> list[dict[str, Any]]:
+    """A row of metric loss for each length; without windows if its documents are not those of the others."""
+    documents, ends = np.array(content["documents"]), np.array(content["ends"])
+    rows = []
+    for length in cell.lengths:
+        windows = np.array(content["windows"][cell.reading.key(length)])
+        found = LengthScore.of(length, windows, documents, ends, cell.evaluation["last"])
+        row = {
+            "metric": "loss",
+            "eval_length": length,
+            "value": digits(found.nll),
+            "error": digits(found.nll_se),
+        }
+        own = [round(loss, 4) for loss in windows.tolist()] if paired else None
+        rows.append({**row, "count": len(windows), "windows": own})
+    return rows
+
+
+def united(environments: list[dict[str, Any]]) -> dict[str, Any]:
+    """One that says of each thing what it was, or all that it was where trainings differ."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in environments for name in one):
+        values = []
+        for one in environments:
+            if one.get(name) not in values:
+                values.append(one.get(name))
+        found[name] = values[0] if len(values) == 1 else values
+    return found

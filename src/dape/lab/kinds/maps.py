@@ -1,0 +1,177 @@
+"""Attention maps of trained models: weight on the first token and entropy of every head, and the paper's pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import fmean, variance
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from dape.evaluate.windows import same_targets
+from dape.inspection import Inspection, inspect
+from dape.inspection.figure import draw
+from dape.lab.figures import LEGEND, PANEL, canvas, errorbar, finish, legend, styles
+from dape.lab.folders import Folder
+from dape.lab.kinds import Plan
+from dape.lab.kinds.language import Cell, Language, scores_of
+from dape.lab.paper import Paper
+from dape.lab.records import Results
+from dape.lab.stats import Estimate, over_seeds
+from dape.lab.tables import OURS, Row, Table, plain
+from dape.lab.tables import Cell as Shown
+from dape.training import Run, load_run
+
+# Rows and columns of a picture's map.
+RESOLUTION = 192
+
+
+class Maps(Language):
+    """Language models that are looked into instead of evaluated."""
+
+    scale_keys = frozenset(
+        {
+            "corpora",
+            "train_lengths",
+            "seeds",
+            "train",
+            "grid",
+            "note",
+            "map_lengths",
+            "samples",
+            "pictures",
+        }
+    )
+
+    def timed(self, plan: Plan) -> list[list[Cell]]:
+        return []
+
+    def collect(self, plan: Plan) -> None:  # type: ignore[override]  # maps are made of the models, at the end
+        return None
+
+    def finish(self, plan: Plan) -> dict[str, Any]:
+        """Rows by method, length, layer and head, over the same stretches of held-out text for every method."""
+        settings, place = plan.settings, plan.place
+        beside = "" if place.scale == "laptop" else f"pictures-{place.scale}"
+        folder = place.results(plan.experiment).parent / beside
+        found = Results({"kind": "maps"})
+        pictures: list[str] = []
+        missing, seconds = [], 0.0
+        for cell in plan.items:
+            run, content = place.work / "runs" / cell.id, scores_of(cell, place)
+            if content is None or not (run / "model").is_dir():
+                missing.append(cell.label)
+                continue
+            seconds += content["training"]["seconds"]
+            rows = []
+            for length in settings["map_lengths"]:
+                seen = look(load_run(run), length, settings)
+                rows += head_rows(length, seen)
+                if cell.method in settings.get("pictures", []) and cell.seed == settings["seeds"][0]:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    pictures += paint(cell, seen[0], folder)
+            known = {"method": cell.method, "variant": cell.variant, "seed": cell.seed}
+            found.add({**known, "corpus": cell.corpus.name, "train_length": cell.train_length}, rows)
+        return {
+            "seconds": round(seconds, 1),
+            "missing": missing,
+            "failures": list(plan.failures.values()),
+            "pictures": pictures,
+            "runs": found["runs"],
+            "rows": found["rows"],
+        }
+
+    def tables(self, folder: Folder, paper: Paper) -> list[Table]:
+        """The share of the weight on the first token and the entropy, by method and length."""
+        shares, entropies = (measured(folder.best, name) for name in ("sink_share", "entropy"))
+        rows = []
+        for (method, length), share in shares.items():
+            entropy = entropies.get((method, length))
+            cells = [Shown(f"{length}", length), plain(100 * share.value, 3, 100 * share.error)]
+            cells.append(Shown("–") if entropy is None else plain(entropy.value, 2, entropy.error))
+            rows.append(Row(method, OURS, tuple(cells)))
+        heads = ("length", "weight on the first token, %", "entropy of a row, nats")
+        return [Table("Attention weights, mean over layers and heads", heads, tuple(rows))] if rows else []
+
+    def figure(self, folder: Folder, paper: Paper) -> Figure | None:
+        """The share of the weight on the first token by length."""
+        shares = measured(folder.best, "sink_share")
+        if not shares:
+            return None
+        methods = list(dict.fromkeys(method for method, _ in shares))
+        looks = styles(methods, methods)
+        drawn, ((axis,),) = canvas(PANEL[0] + LEGEND + 0.6, PANEL[1])
+        for method in methods:
+            lengths = sorted(length for name, length in shares if name == method)
+            found = [shares[method, length] for length in lengths]
+            bars = [100 * e.error if math.isfinite(e.error) else 0.0 for e in found]
+            errorbar(axis, lengths, [100 * e.value for e in found], bars, method, looks[method])
+        axis.set_title("weight on the first token", loc="left")
+        finish(axis, sorted({length for _, length in shares}), "% of the attention", "length")
+        legend(drawn, [axis])
+        return drawn
+
+
+def look(run: Run, length: int, settings: dict[str, Any]) -> list[Inspection]:
+    """What the model does with stretches of that many tokens; those of other lengths end at the same places."""
+    tokens = run.data().validation
+    windows = same_targets(tokens, max(settings["map_lengths"]), 1, settings["samples"])
+    model, ids = run.model(), windows.ids(tokens, length)[:, :-1]
+    return [inspect(model, row, resolution=min(length, RESOLUTION)) for row in ids]
+
+
+def head_rows(length: int, found: list[Inspection]) -> list[dict[str, Any]]:
+    """Means over the stretches, and the shares of each, by which methods can be paired."""
+    rows = []
+    for number, layer in enumerate(found[0].layers):
+        for place, head in enumerate(layer.heads):
+            sinks = [float(one.layers[number].sink[place]) for one in found]
+            entropies = [float(one.layers[number].entropy[place]) for one in found]
+            processed = [
+                float(np.nanmean(np.abs(one.layers[number].maps["processed"][place])))
+                for one in found
+                if "processed" in one.layers[number].maps
+            ]
+            where = {"eval_length": length, "layer": layer.layer, "head": head, "count": len(found)}
+            shares = [round(value, 5) for value in sinks]
+            rows.append({"metric": "sink_share", **where, "value": round(fmean(sinks), 6), "windows": shares})
+            rows.append({"metric": "entropy", **where, "value": round(fmean(entropies), 6)})
+            if processed:
+                rows.append({"metric": "processed", **where, "value": round(fmean(processed), 6)})
+    return rows
+
+
+def paint(cell: Cell, found: Inspection, folder: Path) -> list[str]:
+    """The pictures of one stretch, a file a layer."""
+    length = int(found.edges[-1])
+    return [
+        draw(found, layer.layer, folder / f"{cell.method}-{length}-layer{layer.layer}.png", max_heads=4).name
+        for layer in found.layers
+    ]
+
+
+def measured(results: Results | None, metric: str) -> dict[tuple[str, int], Estimate]:
+    """(method, length) → mean of the metric over layers and heads, and over seeds.
+
+    Its error is over the heads of a layer, as layers differ by more than chance; joined with the variance between
+    seeds.
+    """
+    models: dict[tuple[str, int], dict[int, dict[int, list[float]]]] = {}
+    for row in results.lines(metric) if results else ():
+        if row.get("value") is not None:
+            layers = models.setdefault((row["method"], row["eval_length"]), {}).setdefault(row["seed"], {})
+            layers.setdefault(row["layer"], []).append(row["value"])
+    found = {}
+    for key, seeds in models.items():
+        means = [fmean(fmean(heads) for heads in layers.values()) for layers in seeds.values()]
+        found[key] = over_seeds(means, [_head_error(list(layers.values())) for layers in seeds.values()])
+    return found
+
+
+def _head_error(layers: list[list[float]]) -> float:
+    """Of the mean of the layers' means; NaN where a layer has one head."""
+    if min(map(len, layers)) < 2:
+        return math.nan
+    return math.sqrt(sum(variance(heads) / len(heads) for heads in layers)) / len(layers)

@@ -1,0 +1,348 @@
+"""Curves of language models in panels, ours and the paper's: one for each corpus and training length, or method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from matplotlib.figure import Figure
+
+from dape.lab.curves import Curve, Point
+from dape.lab.figures import LEGEND, PANEL, Style, canvas, draw_curves, legend, styles
+from dape.lab.folders import Folder
+from dape.lab.paper import Paper, Printed
+from dape.lab.records import STEP, VIEWS
+from dape.lab.stats import UNKNOWN, Estimate, Losses, Trained, positions_of, signed
+from dape.lab.tables import OURS, PAPER, Cell, Row, Table, change, joined, perplexity, plain, times
+
+# With more training lengths than this they are the curves of a method's panel.
+FEW = 2
+# The method to which bars of figures refer, where it is among the curves.
+BASE = "kerple"
+# The methods of the headline figure, best last in the paper.
+MAIN = ("rope", "alibi", "kerple", "dape-kerple", "dape1x3-kerple")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: its loss by length; `method` decides how it looks.
+
+    change: of the loss to the longest input; later: whether it is measured from a length beyond the training length.
+    bars: errors to draw by length.
+    """
+
+    label: str
+    method: str
+    losses: dict[int, Estimate]
+    change: Estimate = UNKNOWN
+    later: bool = False
+    bars: dict[int, float] = field(default_factory=dict)
+
+    def curve(self) -> Curve:
+        points = [
+            Point(n, loss, difference=Estimate(math.nan, self.bars.get(n, math.nan)))
+            for n, loss in sorted(self.losses.items())
+        ]
+        return Curve(self.label, self.method, tuple(points))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that are compared with each other.
+
+    unit: the length that is 1×, the training length or the shortest of several. key: what ours and the paper's
+    panel of the same thing have in common. note: what it shows, where the claims do not say.
+    reference: the label of the curve to which bars are errors of the difference.
+    """
+
+    title: str
+    key: tuple[object, ...]
+    unit: int
+    lines: tuple[Line, ...]
+    note: str = ""
+    reference: str = ""
+
+    def columns(self) -> list[float]:
+        """Lengths as multiples of the unit."""
+        return sorted({length / self.unit for line in self.lines for length in line.losses})
+
+
+def our_panels(folder: Folder) -> list[Panel]:
+    """The panels of an experiment's results, equal steps before equal time."""
+    data, panels = folder.losses, []
+    for view in VIEWS:
+        for corpus in data.corpora():
+            trained = [t for t in data.rows if (t.view, t.corpus) == (view, corpus)]
+            named = "" if view == STEP else f", {VIEWS[view]}"
+            for group in split(trained, by_method=by_method(data)):
+                base = next((one for one in group.members if one.method == BASE), group.members[0])
+                lines = tuple(our_line(data, one, label(one, group), base) for one in group.members)
+                key = (view, data.paper_corpus(corpus), *group.key)
+                title, note = f"{corpus}, {group.title}{named}", gains(data, group.members) if named else ""
+                panels.append(Panel(title, key, group.unit, lines, note, label(base, group)))
+    return panels
+
+
+def gains(data: Losses, members: Sequence[Trained]) -> str:
+    """What processing the scores changes for each encoding, at the training length and the longest."""
+    plain_ = {one.method: one for one in members}
+    said = []
+    for one in members:
+        base = plain_.get(positions_of(one.method))
+        lengths = data.lengths(one, base) if base not in (None, one) else []
+        at = [n for n in dict.fromkeys((one.train_length, *lengths[-1:])) if n in lengths]
+        if base is not None and at:
+            gaps = (f"{signed(data.difference((1, one, n), (-1, base, n)))} at {n}" for n in at)
+            said.append(f"{one.label} against {base.label} {' and '.join(gaps)}")
+    return f"Difference of the loss, in nats: {'; '.join(said)}." if said else ""
+
+
+def by_method(data: Losses) -> bool:
+    """Whether methods have panels of their own, with a curve for each of many training lengths."""
+    return len({one.train_length for one in data.rows}) > FEW
+
+
+@dataclass(frozen=True)
+class Group:
+    """What makes up a panel."""
+
+    key: tuple[object, ...]
+    title: str
+    unit: int
+    members: list[Trained]
+
+
+def split(trained: Sequence[Trained], *, by_method: bool) -> list[Group]:
+    """The panels of a corpus."""
+    lengths = sorted({one.train_length for one in trained})
+    variants = list(dict.fromkeys(one.variant for one in trained))
+    shared = [v for v in variants if sum(one.variant == v for one in trained) > len(lengths)]
+    # Variants that several methods have are panels; a method's own are curves.
+    apart = variants if len(shared) > 1 or len(variants) == 1 else [None]
+    found = []
+    for variant in apart:
+        mine = [one for one in trained if variant is None or one.variant == variant]
+        tail = f", {variant}" if variant else ""
+        if by_method:
+            for method in dict.fromkeys(one.method for one in mine):
+                group = sorted((o for o in mine if o.method == method), key=lambda one: one.train_length)
+                found.append(Group(("method", method, variant or ""), f"{method}{tail}", lengths[0], group))
+        else:
+            for rank, length in enumerate(lengths):
+                group = [one for one in mine if one.train_length == length]
+                if group:
+                    found.append(Group((rank, variant or ""), f"trained at {length}{tail}", length, group))
+    return found
+
+
+def label(one: Trained, group: Group) -> str:
+    """What tells the curve from the others of its panel."""
+    if group.key[0] == "method":
+        return f"trained at {one.train_length}"
+    return one.method if len({other.variant for other in group.members}) == 1 else one.label
+
+
+def our_line(data: Losses, one: Trained, name: str, base: Trained) -> Line:
+    """Bars are errors of the difference to the base: those of the loss are mostly of which documents are hard."""
+    lengths = data.lengths(one)
+    longest, start = lengths[-1], data.start(one)
+    change, later = UNKNOWN, False
+    if start is not None and longest > start:
+        change, later = data.difference((1, one, longest), (-1, one, start)), start > one.train_length
+    losses = {length: data.loss(one, length) for length in lengths}
+    shared = set(data.lengths(one, base)) if one != base else set()
+    bars = {n: data.difference((1, one, n), (-1, base, n)).error for n in lengths if n in shared}
+    return Line(name, one.method, losses, change, later, bars)
+
+
+def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
+    """The panels of the numbers that the paper prints for this experiment.
+
+    Of those that it prints for another one, which also belong here, only the methods and corpora that we ran.
+    """
+    printed = paper.shown_with(folder.name, "perplexity")
+    data = folder.losses
+    if data.rows:
+        methods = {one.method for one in data.rows}
+        corpora = {data.paper_corpus(name) for name in data.corpora()}
+        printed = [
+            n
+            for n in printed
+            if n.experiments[0] == folder.name or (n.get("method") in methods and n.get("corpus") in corpora)
+        ]
+    panels = []
+    for corpus in dict.fromkeys(n.get("corpus") for n in printed):
+        numbers: dict[Trained, dict[int, Printed]] = {}
+        for n in (n for n in printed if n.get("corpus") == corpus):
+            one = Trained(STEP, corpus, n.get("train_length"), n.get("method"), n.get("variant"))
+            numbers.setdefault(one, {})[n.get("eval_length")] = n
+        for group in split(list(numbers), by_method=by_method(data)):
+            lines = tuple(paper_line(numbers[one], one.method, label(one, group)) for one in group.members)
+            key = (STEP, corpus, *group.key)
+            panels.append(Panel(f"the paper: {corpus}, {group.title}", key, group.unit, lines))
+    return panels
+
+
+def paper_line(numbers: dict[int, Printed], method: str, name: str) -> Line:
+    return Line(name, method, {length: Estimate(math.log(n.value)) for length, n in sorted(numbers.items())})
+
+
+def partner(panel: Panel, others: Sequence[Panel]) -> Panel | None:
+    """The panel of the same thing among the paper's."""
+    return next((other for other in others if other.key == panel.key), None)
+
+
+def side_by_side(ours: Sequence[Panel], theirs: Sequence[Panel]) -> list[Panel]:
+    """Each of ours followed by the paper's of the same thing; then ours, and theirs, that have no partner."""
+    pairs = [(panel, other) for panel in ours if (other := partner(panel, theirs))]
+    paired = [panel for pair in pairs for panel in pair]
+    return [*paired, *(panel for panel in [*ours, *theirs] if panel not in paired)]
+
+
+# --- tables
+
+
+def tables(folder: Folder, paper: Paper) -> list[Table]:
+    """Perplexity by length, a table for each panel, the paper's curve under ours; then what the paper has alone."""
+    ours, theirs = our_panels(folder), paper_panels(folder, paper)
+    colours = {name: look.colour for name, look in looks_of(ours, theirs).items()}
+    found = [panel_table(panel, partner(panel, theirs), colours) for panel in ours]
+    keys = {panel.key for panel in ours}
+    found += [panel_table(panel, None, colours, whose=PAPER) for panel in theirs if panel.key not in keys]
+    return found + step_table(folder, paper)
+
+
+def panel_table(panel: Panel, other: Panel | None, colours: dict[str, str], whose: str = OURS) -> Table:
+    columns = sorted({*panel.columns(), *(other.columns() if other else ())})
+    best = {column: _best(panel, column) for column in columns}
+    changes = whose == OURS and any(line.change.known for line in panel.lines)
+    theirs = {line.label: line for line in other.lines} if other else {}
+    rows = []
+    for line in panel.lines:
+        cells = [
+            perplexity(line.losses.get(round(column * panel.unit)), best=line is best[column])
+            for column in columns
+        ]
+        cells += [change(line.change)] if changes else []
+        rows.append(Row(line.label, whose, tuple(cells), colours.get(line.label, "")))
+        if other and line.label in theirs:
+            rows.append(_paper_row(theirs.pop(line.label), other, columns, changes))
+    if other:
+        rows += [_paper_row(line, other, columns, changes) for line in theirs.values()]
+    lengths = (times(round(column * panel.unit), panel.unit) for column in columns)
+    title = f"Perplexity: {panel.title}" + (f"; {other.title}" if other else "")
+    heads = (*lengths, *(["change"] if changes else []))
+    return Table(title, heads, joined(rows), _note(panel, other, changes))
+
+
+def _paper_row(line: Line, panel: Panel, columns: Sequence[float], changes: bool) -> Row:
+    cells = [perplexity(line.losses.get(round(column * panel.unit))) for column in columns]
+    return Row(line.label, PAPER, (*cells, *([Cell()] if changes else [])))
+
+
+def _best(panel: Panel, column: float) -> Line | None:
+    length = round(column * panel.unit)
+    scored = [
+        (line.losses[length].value, place) for place, line in enumerate(panel.lines) if length in line.losses
+    ]
+    return panel.lines[min(scored)[1]] if len(scored) > 1 else None
+
+
+def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
+    unit = f"1× is {panel.unit} tokens" + (f" for us, {other.unit} in the paper." if other else ".")
+    later = any(line.later for line in panel.lines)
+    told = " Change: of the loss, in nats, from the training length to the longest" if changes else ""
+    told += ", from twice it where the scored tokens fill it" if changes and later else ""
+    return f"{unit}{told}{'.' if told else ''}" + (f" {panel.note}" if panel.note else "")
+
+
+def step_table(folder: Folder, paper: Paper) -> list[Table]:
+    """Milliseconds of a training step by training length, where the paper prints such."""
+    printed = [n for n in paper.shown_with(folder.name, "milliseconds") if n.get("train_length")]
+    data = folder.losses
+    if not printed:
+        return []
+    trained = [one for one in data.rows if one.view == STEP and one.corpus == data.corpora()[0]]
+    ours = {(one.method, one.train_length): data.step_seconds(one).value * 1e3 for one in trained}
+    theirs = {(n.get("method"), n.get("train_length")): n.value for n in printed}
+    rows: list[Row] = []
+    columns: set[float] = set()
+    for found in (ours, theirs):
+        shortest = min((length for _, length in found), default=1)
+        columns |= {length / shortest for _, length in found}
+    shown = sorted(columns)
+    for method in dict.fromkeys(name for name, _ in [*ours, *theirs]):
+        for whose, found in ((OURS, ours), (PAPER, theirs)):
+            if any(name == method for name, _ in found):
+                shortest = min(length for _, length in found)
+                cells = [plain(found.get((method, round(c * shortest))), 1) for c in shown]
+                rows.append(Row(method, whose, tuple(cells)))
+    heads = tuple(f"{column:g}×" for column in shown)
+    title = "Milliseconds of a training step with the same number of tokens, by training length"
+    note = "1× is the shortest training length, "
+    note += f"{min(n for _, n in ours)} for us, " if ours else ""
+    return [Table(title, heads, joined(rows), f"{note}{min(n for _, n in theirs)} in the paper.")]
+
+
+# --- figures
+
+
+def looks_of(ours: Sequence[Panel], theirs: Sequence[Panel]) -> dict[str, Style]:
+    lines = [line for panel in [*ours, *theirs] for line in panel.lines]
+    return styles([line.label for line in lines], [line.method for line in lines])
+
+
+def figure(folder: Folder, paper: Paper) -> Figure | None:
+    """Perplexity by length, ours beside the paper's where it prints more than one length."""
+    ours, theirs = our_panels(folder), paper_panels(folder, paper)
+    looks = looks_of(ours, theirs)
+    panels = side_by_side(ours, [panel for panel in theirs if len(panel.columns()) > 1])
+    if not panels:
+        return None
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    drawn, axes = canvas(columns * PANEL[0] + LEGEND, rows * PANEL[1], rows, columns)
+    for place, axis in enumerate(axes.flat):
+        if place >= len(panels):
+            axis.set_axis_off()
+            continue
+        draw_panel(axis, panels[place], looks)
+        if place % columns:
+            axis.set_ylabel("")
+        if place < len(panels) - columns:
+            axis.set_xlabel("")
+    legend(drawn, axes.flat, bars_of(panels))
+    return drawn
+
+
+def draw_panel(axis: object, panel: Panel, looks: dict[str, Style]) -> None:
+    draw_curves(axis, [line.curve() for line in panel.lines], looks, panel.unit, title=panel.title)
+    axis.set_xlabel("length read")  # type: ignore[attr-defined]  # matplotlib's axes
+
+
+def bars_of(panels: Sequence[Panel]) -> str:
+    """What the bars of our panels are."""
+    names = dict.fromkeys(panel.reference for panel in panels if panel.reference and len(panel.lines) > 1)
+    to = " or ".join(names) if len(names) < 3 else "one of a panel"
+    return f"bars: one standard error\nof the difference to\n{to}" if names else ""
+
+
+def headline(folder: Folder) -> Figure | None:
+    """The longest training length of the first corpus, main methods alone, its legend below: fit for any page."""
+    panels = [panel for panel in our_panels(folder) if panel.key[0] == STEP]
+    if not panels:
+        return None
+    first = [panel for panel in panels if panel.key[1] == panels[0].key[1]]
+    panel = max(first, key=lambda one: one.unit)
+    order = {name: place for place, name in enumerate(MAIN)}
+    lines = sorted((line for line in panel.lines if line.label in order), key=lambda line: order[line.label])
+    title = f"Perplexity by input length: {panel.title}"
+    panel = replace(panel, title=title, lines=tuple(lines))
+    drawn, ((axis,),) = canvas(6.0, 3.9)
+    draw_panel(axis, panel, looks_of([panel], []))
+    said = bars_of([panel]).replace("\n", " ") or None
+    drawn.legend(
+        loc="outside lower center", ncols=3, frameon=False, handlelength=2.6, title=said, title_fontsize=8
+    )
+    return drawn

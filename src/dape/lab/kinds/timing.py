@@ -1,0 +1,254 @@
+"""Time of a training step by method, model size and length: each takes turns with the one it is compared with."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from dape.benchmarks.model import Options, training_step
+from dape.benchmarks.timing import median_and_range, summary, take_turns
+from dape.lab.figures import FAINT, LEGEND, PANEL, canvas, legend, style_of
+from dape.lab.folders import Folder
+from dape.lab.kinds import Kind, Plan
+from dape.lab.paper import Paper
+from dape.lab.records import Results, find_results
+from dape.lab.stats import Estimate, median_error, quotient
+from dape.lab.tables import OURS, PAPER, Cell, Row, Table, plain
+
+
+class Timing(Kind):
+    """Milliseconds of a step, and their ratio to a base, round by round."""
+
+    scale_keys = frozenset({"methods", "length", "batch", "lengths", "tokens", "rounds", "base", "note"})
+
+    def finish(self, plan: Plan) -> dict[str, Any]:
+        """Two rows a method, size and length; sizes that the results have already are not timed again."""
+        from dape.lab.execute import save
+
+        settings, path = plan.settings, plan.place.results(plan.experiment)
+        before = find_results(path)
+        rounds = {str(size): count for size, count in settings["rounds"].items()}
+        timed = [t for t in timings(before) if t["count"] == rounds.get(t["size"])]
+        seconds = before["seconds"] if before and timed else 0.0
+        failures: list[dict[str, Any]] = []
+        wanted = {
+            size: [(size, *shape, method) for shape in shapes(settings) for method in settings["methods"]]
+            for size in rounds
+        }
+
+        def gather() -> dict[str, Any]:
+            found = {_key(entry): entry for entry in timed}
+            order = [key for keys in wanted.values() for key in keys]
+            results = Results({"kind": "timing"})
+            for key in order:
+                if key in found:
+                    results.add(*_as_rows(found[key]))
+            missing = [", ".join(map(str, key)) for key in order if key not in found]
+            body = {"seconds": round(seconds, 1), "missing": missing, "failures": failures}
+            return {**body, "runs": results["runs"], "rows": results["rows"]}
+
+        for size, keys in wanted.items():
+            if set(keys) <= set(map(_key, timed)):
+                continue
+            start = time.perf_counter()
+            try:
+                timed = [entry for entry in timed if entry["size"] != size] + time_steps(size, settings)
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                failure = {"label": size, "method": "", "seed": 0, "error": f"not enough memory: {error}"}
+                failures.append(failure)
+            seconds += time.perf_counter() - start
+            save(plan, gather())
+        return gather()
+
+    def tables(self, folder: Folder, paper: Paper) -> list[Table]:
+        """Milliseconds and their ratio by method, size and length; ours, then the paper's."""
+        data, found = Times(folder.best), []
+        if data.times:
+            methods = list(dict.fromkeys(method for times in data.times.values() for method in times))
+            heads = [f"{size}{f', length {length}' if length else ''}" for size, length in data.times]
+            rows = [Row(method, OURS, tuple(_cells(data, method))) for method in methods]
+            columns = [text for head in heads for text in (f"{head}: ms", f"to {data.base}")]
+            found.append(Table("Milliseconds of a step, and as a ratio", tuple(columns), tuple(rows)))
+        printed = paper.shown_with(folder.name, "milliseconds")
+        if printed:
+            sizes = list(dict.fromkeys(n.get("size") for n in printed))
+            methods = list(dict.fromkeys(n.get("method") for n in printed))
+            columns = [text for size in sizes for text in (f"{size}: ms", "ratio")]
+            rows = [Row(m, PAPER, tuple(_printed(paper, m, sizes))) for m in methods]
+            title = "The paper's milliseconds, and ratios to dape1x3-kerple"
+            found.append(Table(title, tuple(columns), tuple(rows)))
+        return found
+
+    def figure(self, folder: Folder, paper: Paper) -> Figure | None:
+        """Time relative to a method, a point a size or a length: ours and the paper's."""
+        data, fields = Times(folder.best), []
+        if data.times:
+            ours = {
+                (data.name_of(place), method): (ratio.value, ratio.error or math.nan)
+                for place, ratios in data.ratios.items()
+                for method, ratio in ratios.items()
+            }
+            fields.append((f"ours, relative to {data.base}", ours))
+        printed = paper.shown_with(folder.name, "ratio")
+        if printed:
+            theirs = {(n.get("size"), n.get("method")): (n.value, math.nan) for n in printed}
+            fields.append((f"the paper, relative to {printed[0].get('ratio_to')}", theirs))
+        if not fields:
+            return None
+        methods = list(dict.fromkeys(method for _, found in fields for _, method in found))
+        drawn, (axes,) = canvas(len(fields) * PANEL[0] + LEGEND, 1.0 + 0.28 * len(methods), 1, len(fields))
+        sizes = list(dict.fromkeys(size for _, found in fields for size, _ in found))
+        looks = {size: style_of(place, "dape-kerple") for place, size in enumerate(sizes)}
+        for place, (axis, (title, found)) in enumerate(zip(axes, fields, strict=True)):
+            axis.axvline(1, color=FAINT, linewidth=0.8, linestyle=":")
+            for size in dict.fromkeys(size for size, _ in found):
+                rows = [(methods.index(m), *found[size, m]) for m in methods if (size, m) in found]
+                errors = [error if math.isfinite(error) else 0.0 for _, _, error in rows]
+                look = looks[size]
+                axis.errorbar(
+                    [value for _, value, _ in rows], [row for row, _, _ in rows], xerr=errors, label=size,
+                    color=look.colour, marker=look.marker, markersize=5, linestyle="none", elinewidth=0.8, capsize=2,
+                )  # fmt: skip
+            axis.set_yticks(range(len(methods)), methods if not place else [""] * len(methods))
+            axis.set_ylim(len(methods) - 0.5, -0.5)
+            axis.grid(axis="both")
+            axis.set_axisbelow(True)
+            axis.set_title(title, loc="left")
+        legend(drawn, axes)
+        return drawn
+
+
+def _key(entry: dict[str, Any]) -> tuple[Any, ...]:
+    return (entry["size"], entry["eval_length"], entry["batch_size"], entry["method"])
+
+
+def timings(results: Results | None) -> list[dict[str, Any]]:
+    """An entry for each method, size and length: milliseconds and ratio, each an Estimate, with count and against."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in results.lines() if results else ():
+        entry = found.setdefault(line["run"], {**line})
+        entry[line["metric"]] = Estimate(line["value"], _nan(line.get("error")))
+        entry |= {"against": line["against"]} if line.get("against") else {}
+    return list(found.values())
+
+
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _as_rows(entry: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    run = {"method": entry["method"], "size": entry["size"], "batch_size": entry["batch_size"]}
+    shared = {"eval_length": entry["eval_length"], "count": entry["count"]}
+    rows = []
+    for metric in ("milliseconds", "ratio"):
+        found = entry[metric]
+        row = {"metric": metric, **shared, "value": found.value, "error": found.error}
+        rows.append({**row, "against": entry["against"]} if metric == "ratio" else row)
+    return run, rows
+
+
+def shapes(settings: dict[str, Any]) -> list[tuple[int, int]]:
+    """Lengths and batch sizes of a step: the one given, or several lengths with the same number of tokens."""
+    if "lengths" not in settings:
+        return [(settings["length"], settings["batch"])]
+    return [(length, max(1, settings["tokens"] // length)) for length in settings["lengths"]]
+
+
+def time_steps(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two models are in memory at a time: the one timed and the one, at the first length, that all are compared with."""
+    base, first, rounds = settings["base"], shapes(settings)[0], settings["rounds"][size]
+    reference = step_on_device(base, options_of(size, first))
+    entries = []
+    for shape in shapes(settings):
+        for method in settings["methods"]:
+            itself = (method, shape) == (base, first)
+            step = reference if itself else step_on_device(method, options_of(size, shape))
+            taken = take_turns({"base": reference} | ({} if itself else {"own": step}), rounds)
+            own = taken["base" if itself else "own"]
+            ratio, spread = median_and_range([a / b for a, b in zip(own, taken["base"], strict=True)])
+            pace = summary(own)
+            entry: dict[str, Any] = {"method": method, "size": size, "eval_length": shape[0]}
+            entry |= {"batch_size": shape[1], "count": rounds, "itself": itself}
+            entry["milliseconds"] = Estimate(pace.milliseconds, median_error(pace.spread, rounds))
+            entry["ratio"] = Estimate(ratio, 0.0 if itself else median_error(round(spread, 5), rounds))
+            entry["against"] = base + (f" at {first[0]}" if "lengths" in settings else "")
+            entries.append(entry)
+            del step
+            gc.collect()
+    return at_one_pace(entries)
+
+
+def options_of(size: str, shape: tuple[int, int]) -> Options:
+    return Options(preset=size, length=shape[0], batch=shape[1])
+
+
+def step_on_device(method: str, options: Options) -> Callable[[], None]:
+    """A step on the GPU if there is one, waited for."""
+    if not torch.cuda.is_available():
+        return training_step(method, options)
+    with torch.device("cuda"):
+        step = training_step(method, options)
+
+    def waited() -> None:
+        step()
+        torch.cuda.synchronize()
+
+    return waited
+
+
+def at_one_pace(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Milliseconds such that their ratios are those that were measured side by side."""
+    standard = next(entry["milliseconds"].value for entry in entries if entry["itself"])
+    for entry in entries:
+        time_, ratio = entry["milliseconds"], entry["ratio"]
+        scale = ratio.value * standard / time_.value
+        entry["milliseconds"] = Estimate(float(f"{time_.value * scale:.6g}"), time_.error * scale)
+        entry["ratio"] = Estimate(round(ratio.value, 4), ratio.error)
+    return entries
+
+
+class Times:
+    """The times of an experiment: (size, length) → method → milliseconds, and ratios to the base."""
+
+    def __init__(self, results: Results | None) -> None:
+        self.times: dict[tuple[str, int], dict[str, Estimate]] = {}
+        self.ratios: dict[tuple[str, int], dict[str, Estimate]] = {}
+        self.base = ""
+        for entry in timings(results):
+            place = (entry["size"], entry.get("eval_length") or 0)
+            self.base = self.base or entry["against"]
+            self.times.setdefault(place, {})[entry["method"]] = entry["milliseconds"]
+            self.ratios.setdefault(place, {})[entry["method"]] = entry["ratio"]
+
+    def name_of(self, place: tuple[str, int]) -> str:
+        """A place by what sets it apart from the others: its size, its length, or both."""
+        sizes, lengths = ({place[part] for place in self.times} for part in (0, 1))
+        words = [place[0]] if len(sizes) > 1 or len(lengths) == 1 else []
+        return ", ".join([*words, f"length {place[1]}"] if len(lengths) > 1 else words)
+
+    def ratio(self, place: tuple[str, int], a: str, b: str) -> Estimate:
+        """Time of a over time of b."""
+        return quotient(self.ratios[place][a], self.ratios[place][b])
+
+
+def _cells(data: Times, method: str) -> list[Cell]:
+    cells = []
+    for place, times in data.times.items():
+        one, ratio = times.get(method), data.ratios[place].get(method)
+        cells.append(Cell("–") if one is None else plain(one.value, 1, one.error))
+        cells.append(Cell("–") if ratio is None else plain(ratio.value, 3, ratio.error or math.nan))
+    return cells
+
+
+def _printed(paper: Paper, method: str, sizes: Sequence[str]) -> list[Cell]:
+    cells = []
+    for size in sizes:
+        cells.append(plain(paper.value("milliseconds", method=method, size=size), 1))
+        cells.append(plain(paper.value("ratio", method=method, size=size), 3))
+    return cells

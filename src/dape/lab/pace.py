@@ -1,0 +1,108 @@
+"""Equal training time: how long a step of each method takes, measured in turns in one process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dape.benchmarks.timing import interleave
+from dape.benchmarks.train import STEPS_A_ROUND, bare_steps
+from dape.data import open_data
+from dape.files import write_atomically
+from dape.lab.experiments import Place
+from dape.lab.kinds.language import Cell, data_folder
+from dape.training import TrainConfig
+from dape.training.language import LanguageModelling
+from dape.training.run import build_model
+
+ROUNDS = 12
+# A method whose step takes this close to the fastest keeps all its steps.
+CLOSE = 0.05
+
+
+def equal_time_steps(group: Sequence[Cell], place: Place) -> dict[str, int]:
+    """Steps of each method in the time that the fastest of them needs for all its steps.
+
+    The pace does not depend on text and seed: it is measured once and kept, so that the same question has the
+    same answer when an interrupted comparison goes on.
+    """
+    path = pace_file(group, place)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trains, size = trains_of(group), vocabulary(group[0], place)
+        if place.scale == "smoke":
+            write_atomically(path, json.dumps(measure(trains, size, rounds=1)))
+        else:
+            rounds = min(ROUNDS, max(3, group[0].steps // 40))
+            measure_apart({"trains": trains, "vocabulary": size, "rounds": rounds}, path, place.threads)
+    return share_time(json.loads(path.read_text("utf-8")), group[0].steps)
+
+
+def share_time(pace: dict[str, float], steps: int) -> dict[str, int]:
+    """Steps of each method in the time that the fastest needs for `steps`, from seconds a step."""
+    budget = steps * min(pace.values())
+    return {
+        method: steps if seconds * steps <= budget * (1 + CLOSE) else max(1, round(budget / seconds))
+        for method, seconds in pace.items()
+    }
+
+
+def pace_file(group: Sequence[Cell], place: Place) -> Path:
+    """The file of the group's pace; there once it was measured."""
+    text = json.dumps(trains_of(group), sort_keys=True, default=list)
+    name = f"{group[0].train_length}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    return place.scores / "pace" / name
+
+
+def trains_of(group: Sequence[Cell]) -> list[dict[str, Any]]:
+    return [{**cell.train, "seed": 0} for cell in group]
+
+
+def vocabulary(cell: Cell, place: Place) -> int:
+    """The size of the output layer: that of the packed data, or as far as the tokenizer's name tells."""
+    folder = Path(dict(cell.corpus.given).get("data") or data_folder(cell, place))
+    if folder.exists():
+        return open_data(folder).tokenizer.vocab_size
+    _, _, size = str(cell.train.get("tokenizer", "bytes")).partition(":")
+    return int(size) if size.isdecimal() else 256
+
+
+def measure_apart(order: dict[str, Any], path: Path, threads: int) -> None:
+    """In a process with as many threads as a training has."""
+    file = path.with_suffix(".order.json")
+    write_atomically(file, json.dumps(order, default=list))
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    subprocess.run([sys.executable, "-m", "dape.lab.pace", str(file), str(path)], env=environment, check=True)
+    file.unlink()
+
+
+def measure(trains: list[dict[str, Any]], vocab_size: int, rounds: int = ROUNDS) -> dict[str, float]:
+    """Seconds of a training step of each method, on random tokens."""
+    ids = np.random.default_rng(0).integers(0, min(256, vocab_size), 1 << 20).astype(np.uint16)
+    candidates = {}
+    for train in trains:
+        config = TrainConfig(**train)
+        task = LanguageModelling(
+            build_model(config, vocab_size),
+            ids,
+            train_length=config.train_length,
+            batch_size=config.batch_size,
+        )
+        candidates[config.method] = bare_steps(task)
+    timings = interleave(candidates, rounds)
+    return {method: timing.milliseconds / 1e3 / STEPS_A_ROUND for method, timing in timings.items()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    order = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    write_atomically(sys.argv[2], json.dumps(measure(order["trains"], order["vocabulary"], order["rounds"])))

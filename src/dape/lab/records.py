@@ -1,0 +1,176 @@
+"""Results: the schema of runs and rows, as a JSON file and as a pandas frame.
+
+A file has what is known of the whole (settings, environment, command …), a list of runs, and a list of rows. A run
+is one training, or one timing, of a method; a row is one number that was measured of it. `Results.frame` joins the
+two: one line for each method, variant, seed, corpus, lengths, view and metric.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dape.files import write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 2
+# Columns of a run. Those that do not apply are left out of the file and empty in the frame.
+RUN = {
+    "method": "name of the method",
+    "variant": "what sets the run apart from others of its method; may be empty",
+    "seed": "of initial weights and data order",
+    "corpus": "the text that was trained on, or the generated task",
+    "train_length": "tokens in a training window",
+    "view": "equal-step or equal-time",
+    "steps": "optimizer steps",
+    "batch_size": "windows in a step",
+    "layers": "number of layers, where runs differ by it",
+    "size": "preset of the model, for timings",
+    "train_seconds": "time spent in training steps",
+    "seconds_per_step": "median time of a step",
+    "test_seconds": "time spent in tests, for generated tasks",
+    "train_loss": "mean loss of the last 50 steps",
+    "parameters": "number of parameters",
+    "name": "of the run, where runs are known by it",
+    "settings": "everything that decides the run, where the file's own settings do not",
+}
+# Columns of a row.
+ROW = {
+    "run": "index of the run",
+    "metric": "loss, change, difference, accuracy, score, milliseconds, ratio, sink_share, entropy, processed",
+    "eval_length": "tokens of input at the evaluation",
+    "layer": "of an attention map",
+    "head": "of an attention map",
+    "against": "what a difference or ratio is to: a method, or a length",
+    "value": "what was measured; loss in nats per token, accuracy as a share",
+    "error": "standard error of the value; empty if unknown",
+    "count": "windows, samples or rounds behind the value",
+    "windows": "the value for each window, by which runs are paired",
+}
+# Views in the order in which they are shown.
+STEP, TIME = "equal-step", "equal-time"
+VIEWS = {STEP: "equal steps", TIME: "equal training time"}
+KNOWN = ("kind", "settings", "environment", "command", "failures", "missing", "documents", "runs", "rows")
+
+
+class Results:
+    """The results of one experiment. `content` is what the file holds."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        empty: dict[str, Any] = {"schema": SCHEMA, "kind": "language", "settings": {}, "environment": {}}
+        empty |= {"failures": [], "missing": [], "documents": {}, "runs": [], "rows": []}
+        self.content: dict[str, Any] = {**empty, **content}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.content[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.content.get(name, default)
+
+    @property
+    def kind(self) -> str:
+        return self.content["kind"]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.content["settings"]
+
+    @property
+    def complete(self) -> bool:
+        return not self.content["missing"] and not self.content["failures"]
+
+    def add(self, run: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Append a run with its rows."""
+        number = len(self.content["runs"])
+        self.content["runs"].append(run)
+        self.content["rows"] += [{"run": number, **row} for row in rows]
+        self.__dict__.pop("frame", None)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A line for each row, with the columns of its run."""
+        import pandas as pd
+
+        runs = pd.DataFrame(self.content["runs"], columns=list(RUN))
+        rows = pd.DataFrame(self.content["rows"], columns=list(ROW))
+        runs["variant"] = [run.get("variant") or "" for run in self.content["runs"]]
+        for name in ("value", "error"):
+            rows[name] = rows[name].astype("float64")
+        joined = rows.merge(runs, left_on="run", right_index=True, how="left", sort=False)
+        return joined[[*RUN, *(name for name in ROW if name != "run")]]
+
+    def lines(self, metric: str | None = None) -> list[dict[str, Any]]:
+        """The frame as dictionaries, without what does not apply; those of one metric if it is named."""
+        runs = self.content["runs"]
+        return [
+            {"variant": "", **runs[row["run"]], **row}
+            for row in self.content["rows"]
+            if metric is None or row["metric"] == metric
+        ]
+
+    def save(self, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, dump(self.content))
+        return path
+
+    def save_csv(self, path: Path) -> None:
+        """All of the frame but the windows, every digit kept."""
+        table = self.frame.drop(columns=["windows", "settings"]).dropna(axis=1, how="all")
+        write_atomically(path, table.to_csv(index=False, lineterminator="\n"))
+
+
+def load_results(path: Path) -> Results:
+    """The results in the file; a sentence if it holds none."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: `dape compare`, `tasks` and `reproduce` write such files"
+        )
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict) or "rows" not in content:
+        old = isinstance(content, dict) and ("records" in content or "models" in content)
+        hint = f": `dape migrate {path}` brings it up to date" if old else ""
+        raise ValueError(f"{path} holds no results of this version{hint}")
+    for index, row in enumerate(content["rows"]):
+        if row.get("metric") is None or not 0 <= row.get("run", -1) < len(content["runs"]):
+            raise ValueError(f"{path}: row {index} lacks its metric or its run")
+    return Results(content)
+
+
+def find_results(path: Path) -> Results | None:
+    """The results in the file, or None if there is no such file."""
+    return load_results(path) if path.exists() else None
+
+
+def dump(content: dict[str, Any]) -> str:
+    """JSON with a line for each run and row, so that a diff shows what changed."""
+    lines = []
+    for name, value in plain(content).items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            entries = [{key: entry for key, entry in row.items() if entry is not None} for row in value]
+            rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in entries)
+            lines.append(f" {json.dumps(name)}: [\n  {rows}\n ]")
+        else:
+            lines.append(f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def plain(value: Any) -> Any:
+    """The value with None for numbers that JSON cannot hold, lists for tuples, texts for keys."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def digits(value: float, places: int = 6) -> float:
+    """Rounded for a file; NaN and infinity stay what they are."""
+    return round(value, places) if math.isfinite(value) else value

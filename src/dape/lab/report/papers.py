@@ -1,0 +1,356 @@
+"""The papers' READMEs and one page of everything: claims with verdicts, figures and tables, ours and the paper's."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.style import context
+
+from dape.files import write_atomically
+from dape.lab.claims import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    STYLES,
+    UNDECIDED,
+    VERDICTS,
+    Verdict,
+    count,
+    place,
+    verdicts_of,
+)
+from dape.lab.figures import LOOK, on_page, svg
+from dape.lab.folders import Folder, load_folders, with_claims
+from dape.lab.kinds import kind_named
+from dape.lab.paper import Paper, load_paper
+from dape.lab.records import Results
+from dape.lab.report import method_summary, render
+from dape.lab.stats import ONE_POSITION, TWO_POSITIONS, SeedVariance, searched
+from dape.lab.tables import Table
+
+FIGURE, HEADLINE = "figure.svg", "headline.svg"
+CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", NOT_RUN: "not-run"}
+# In this order, before whatever else the environment names.
+FIRST = ("cpu", "cores", "memory", "gpu", "threads", "jobs", "dape", "commit", "python", "torch")
+# Pictures beside an experiment's figure that are taken into the page.
+KINDS_OF_PICTURE = {".png": "image/png", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """Everything of one experiment."""
+
+    folder: Folder
+    paper: Paper
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def tables(self) -> list[Table]:
+        return kind_named(self.folder.kind).tables(self.folder, self.paper) if self.folder.kind else []
+
+    @property
+    def notes(self) -> list[str]:
+        return self.paper.notes_on(self.folder.name)
+
+    @property
+    def anchor(self) -> str:
+        return f"{self.folder.path.parent.name}-{self.folder.name}"
+
+    @property
+    def pictures(self) -> list[tuple[str, str]]:
+        """File names and titles of the pictures that the results name."""
+        names = self.folder.best.get("pictures", ()) if self.folder.best else ()
+        return [(name, spoken(name)) for name in names]
+
+    @property
+    def scale_note(self) -> str:
+        return another_scale(self.folder, self.paper)
+
+    @property
+    def ran(self) -> str:
+        assert self.folder.best is not None
+        return ran(self.folder, self.folder.best)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings in one level."""
+        found: dict[str, Any] = {}
+        for name, value in (self.folder.best.settings if self.folder.best else {}).items():
+            inner = (
+                {f"{name}: {key}": entry for key, entry in value.items()} if isinstance(value, dict) else None
+            )
+            found |= {name: value} if inner is None else inner
+        return found
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        known = self.folder.best["environment"] if self.folder.best else {}
+        names = [*(name for name in FIRST if name in known), *(name for name in known if name not in FIRST)]
+        return {name: known[name] for name in names if known[name] is not None}
+
+    def draw(self) -> str | None:
+        """The figure as SVG on white; None if there is nothing to draw."""
+        with context(["default", LOOK]):
+            drawn = kind_named(self.folder.kind).figure(self.folder, self.paper) if self.folder.kind else None
+            return None if drawn is None else svg(drawn)
+
+    @property
+    def drawing(self) -> str:
+        """The figure for a page. Drawn anew if the file is older than what it is of."""
+        made, own = self.folder.path / FIGURE, self.folder.path
+        sources = [*own.glob("*.json"), *own.glob("*.toml"), *own.parent.glob("paper.json")]
+        fresh = made.exists() and all(made.stat().st_mtime >= source.stat().st_mtime for source in sources)
+        text = made.read_text("utf-8") if fresh else self.draw()
+        return on_page(text) if text else ""
+
+    @property
+    def embedded(self) -> list[tuple[str, str]]:
+        """Pictures as data for a page, with their titles."""
+        found = []
+        for name, title in self.pictures:
+            path = self.folder.path / name
+            if path.suffix in KINDS_OF_PICTURE and path.exists():
+                content = base64.b64encode(path.read_bytes()).decode()
+                found.append((f"data:{KINDS_OF_PICTURE[path.suffix]};base64,{content}", title))
+        return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A folder under papers/: its printed numbers, its experiments, and what became of its claims."""
+
+    path: Path
+    paper: Paper
+    sections: list[Section]
+    verdicts: list[Verdict]
+
+    @property
+    def title(self) -> str:
+        return self.paper.title or ("Beyond the paper" if self.path.name == "beyond" else self.path.name)
+
+    @property
+    def folders(self) -> list[Folder]:
+        return [section.folder for section in self.sections]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return count(self.verdicts)
+
+
+def load_part(path: Path) -> Part:
+    verdicts, paper = verdicts_of(path), load_paper(path)
+    folders = load_folders(path, [verdict.claim.experiment for verdict in verdicts])
+    sections = [
+        Section(folder, paper, [v for v in verdicts if v.claim.experiment == folder.name])
+        for folder in folders
+    ]
+    return Part(path, paper, sections, verdicts)
+
+
+def write_readmes(papers: Path) -> list[Path]:
+    """README.md and figure.svg of every experiment, README.md of every paper, and the headline figure."""
+    written = []
+    for path in with_claims(papers):
+        part = load_part(path)
+        for section in part.sections:
+            folder = section.folder
+            if not folder.path.is_dir():
+                continue
+            if drawn := section.draw():
+                write_atomically(folder.path / FIGURE, drawn)
+                written.append(folder.path / FIGURE)
+            write_atomically(folder.path / "README.md", experiment_readme(section))
+            written.append(folder.path / "README.md")
+            if folder.name == "baselines" and (made := write_headline(folder, papers)):
+                written.append(made)
+        write_atomically(path / "README.md", paper_readme(part))
+        written.append(path / "README.md")
+    return written
+
+
+def write_headline(folder: Folder, papers: Path) -> Path | None:
+    """papers/headline.svg: perplexity by length of the main methods; nothing before there are results."""
+    from dape.lab.kinds.panels import headline
+
+    with context(["default", LOOK]):
+        drawn = headline(folder)
+        if drawn is None:
+            return None
+        write_atomically(papers / HEADLINE, svg(drawn))
+    return papers / HEADLINE
+
+
+def experiment_readme(section: Section) -> str:
+    figure = (section.folder.path / FIGURE).exists()
+    return render(
+        "experiment.md.j2", section=section, figure=FIGURE if figure else "", styles=STYLES, place=place
+    )
+
+
+def paper_readme(part: Part) -> str:
+    """The ledger: every claim with its verdict, by experiment."""
+    shared = {"scale_of": scale_of(part.folders, part.paper), "explained": explained(part.folders)}
+    return render("paper.md.j2", part=part, styles=STYLES, place=place, **shared)
+
+
+def build_report(papers: Path, out: Path) -> Path:
+    """Write the page of all folders under papers/ that have claims; returns its path."""
+    parts = [load_part(path) for path in with_claims(papers)]
+    # The tiles are of the paper's own claims; what goes beyond it has its count in the ledger.
+    own = [part for part in parts if part.paper.title] or parts
+    made = papers / HEADLINE
+    out.parent.mkdir(parents=True, exist_ok=True)
+    page = render(
+        "papers.html.j2",
+        title=f"{own[0].title if own else 'No claims yet'}: table by table",
+        heading=own[0].title if own else "No claims yet",
+        parts=parts,
+        counts=count([verdict for part in own for verdict in part.verdicts]),
+        classes=CLASSES,
+        short={NOT_RUN: "not run"},
+        scales=[scale_of(part.folders, part.paper) for part in own],
+        headline=on_page(made.read_text("utf-8")) if made.exists() else "",
+        methods=methods_of(parts),
+        explained=explained([folder for part in parts for folder in part.folders]).split("*"),
+        total=sum(len(part.verdicts) for part in parts),
+        place=place,
+    )
+    write_atomically(out, page)
+    return out
+
+
+def methods_of(parts: Sequence[Part]) -> dict[str, str]:
+    """The methods that the results name, in a line each."""
+    folders = [folder for part in parts for folder in part.folders if folder.best]
+    found = {}
+    for name in sorted({run["method"] for folder in folders for run in folder.best["runs"]}):  # type: ignore[index]
+        try:
+            found[name] = method_summary(name)
+        except ValueError:  # a name of somebody else's method says nothing to us
+            continue
+    return found
+
+
+def spoken(picture: str) -> str:
+    """The name of a picture's file as words."""
+    return Path(picture).stem.replace("-", " ").replace("_", " ")
+
+
+# --- what a reader must know before the numbers
+
+
+def ran(folder: Folder, results: Results) -> str:
+    """Seeds, texts, time taken, and what is missing."""
+    seeds = sorted({run["seed"] for run in results["runs"] if "seed" in run})
+    texts = [
+        f"{name}: {folder.texts[name]}"
+        + (f" (for {folder.stands_for[name]})" if name in folder.stands_for else "")
+        for name in dict.fromkeys(run.get("corpus") for run in results["runs"])
+        if name in folder.texts
+    ]
+    lines = [f"Seeds: {', '.join(map(str, seeds))}." if seeds else ""]
+    lines.append(f"Time taken: {duration(results['seconds'])} of training." if results.get("seconds") else "")
+    lines.append(f"Texts: {'; '.join(texts)}." if texts else "")
+    if adopted := results.get("adopted"):
+        lines.append(f"{adopted['runs']} of its runs are taken over from {adopted['from']}.")
+    if missing := results["missing"]:
+        lines.append(f"Not finished: {len(missing)} of its trainings are still to do.")
+    for failure in results["failures"]:
+        lines.append(f"Failed: {failure.get('label', failure.get('method', ''))}: {failure.get('error', '')}")
+    return " ".join(line for line in lines if line)
+
+
+def duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def explained(folders: Sequence[Folder]) -> str:
+    """What verdicts mean."""
+    return (
+        f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: the comparisons that a claim is made of lie beyond two standard errors, "
+        f"for it or against it. *{VERDICTS[2]}*: within. Losses are compared on the same tokens, window by window; "
+        f"errors are over documents, joined with the spread between seeds. {borrowed(folders)} "
+        f"An exception among many comparisons decides only further out, beyond {searched(24):.1f} errors for one of 24."
+    )
+
+
+def borrowed(folders: Sequence[Folder]) -> str:
+    """Where the variance between few seeds is borrowed from, and how large it is at the training length."""
+    known_ = next((f.seed_variance for f in folders if f.kind == "language" and f.results), SeedVariance())
+    known = {
+        words: known_.expected([("methods", kind)], 1.0)
+        for kind, words in (
+            (ONE_POSITION, "sharing a position encoding"),
+            (TWO_POSITIONS, "with different ones"),
+        )
+    }
+    said = "Few seeds say little of that spread, and one says nothing"
+    told = [f"{words} {value:.3f}" for words, value in known.items() if value is not None]
+    if not told:
+        return f"{said}: another training might decide otherwise."
+    return (
+        f"{said}: it is joined with that of comparisons of the same kind elsewhere (at the training length, in nats, "
+        f"between methods {' and '.join(told)})."
+    )
+
+
+def another_scale(folder: Folder, paper: Paper) -> str:
+    """That ours and the paper's numbers are not to be compared digit by digit."""
+    results = folder.best
+    if results is None:
+        return "The paper's alone; ours are not run yet."
+    if not paper.title or results.get("scale") == "paper":
+        return ""
+    scale = f"the {results.get('scale')} scale"
+    if results.kind == "tasks":
+        return f"Ours are trained for far fewer steps ({scale}): compare which methods lead, not the values."
+    if results.kind == "timing":
+        return f"Ours are of small models on the processor named below ({scale}), the paper's on GPUs: compare ratios."
+    steps = paper.value("configuration", setting="thousand steps", size="125m")
+    budget = f", and {steps:g} thousand steps" if steps else ""
+    return (
+        f"Ours are small models on other text ({scale}), the paper's have {size_of(paper)} parameters or "
+        f"more{budget}: compare the order of methods and the shape of curves, not the values."
+    )
+
+
+def size_of(paper: Paper) -> str:
+    """The smallest size in the paper's table of configurations, as words."""
+    sizes = [number.get("size") for number in paper.numbers if number.quantity == "configuration"]
+    return f"{sizes[0].removesuffix('m')} million" if sizes else "many"
+
+
+def scale_of(folders: Sequence[Folder], paper: Paper) -> str:
+    """In a sentence: how large our models are, on how much of which text; empty at the paper's scale."""
+    trained = [f for f in folders if f.kind == "language" and f.best and f.best.get("scale") != "paper"]
+    runs = [run for folder in trained for run in (folder.best["runs"] if folder.best else ())]
+    runs = [run for run in runs if {"parameters", "steps", "batch_size", "train_length"} <= set(run)]
+    if not runs:
+        return ""
+    sizes = millions(run["parameters"] for run in runs)
+    tokens = millions(run["steps"] * run["batch_size"] * run["train_length"] for run in runs)
+    folder, corpora = trained[0], dict.fromkeys(run["corpus"] for run in runs)
+    texts = [f"{c} is {folder.texts[c]}{stand_in(folder, c)}" for c in corpora if c in folder.texts]
+    theirs = f" The paper's have {size_of(paper)} parameters or more." if paper.title else ""
+    return (
+        f"Verdicts are of the laptop's scale: models of {sizes} parameters trained on {tokens} tokens each.{theirs}"
+        + (f" Texts: {'; '.join(texts)}." if texts else "")
+    )
+
+
+def stand_in(folder: Folder, corpus: str) -> str:
+    return f", for {folder.stands_for[corpus].capitalize()}" if corpus in folder.stands_for else ""
+
+
+def millions(values: Iterable[float]) -> str:
+    """The range of some numbers, in millions."""
+    found = list(values)
+    low, high = (f"{value / 1e6:.1f}" for value in (min(found), max(found)))
+    return f"{low} to {high} million" if low != high else f"{low} million"

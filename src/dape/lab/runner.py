@@ -1,0 +1,282 @@
+"""The runner: jobs from a grid, each in a process of its own, on this machine or on a cluster.
+
+A job is a spec in a file and the file that its worker writes. What is done is not run again; an interrupted job goes
+on from its checkpoints; a failure, or a crash, of one job does not touch the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from dape.files import write_atomically
+from dape.lab.environment import threads_of
+
+SECONDS_BETWEEN_LOOKS = 0.2
+WORKER = "dape.lab.worker"
+# GPUs of a node in commands that are only printed; the batch is that of all processes, so any number computes the same.
+GPUS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One training and its evaluation.
+
+    kind:   whose `work` carries it out; spec: what that is told.
+    folder: of all runs; the job's own is runs/NAME, its spec, output and, if it failed, the reason are jobs/NAME.*
+    result: the file that the worker writes. steps: of the training, for the display.
+    distributed: whether it runs under torchrun.
+    """
+
+    name: str
+    label: str
+    kind: str
+    spec: dict[str, Any]
+    folder: Path
+    result: Path
+    steps: int = 0
+    distributed: bool = False
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / self.name
+
+    def note(self, suffix: str) -> Path:
+        return self.folder / "jobs" / f"{self.name}.{suffix}"
+
+    def write_spec(self, at_once: int = 1) -> Path:
+        """The spec as the worker reads it, with the number of jobs that run beside each other."""
+        for path in (self.note("json"), self.result):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self.note("failure").unlink(missing_ok=True)
+        shared = {"kind": self.kind, "jobs": at_once, "threads": threads_of(at_once), "run": str(self.run)}
+        shared |= {"result": str(self.result), "failure": str(self.note("failure"))}
+        write_atomically(self.note("json"), json.dumps({**shared, **self.spec}, indent=1, default=list))
+        return self.note("json")
+
+    def command(self, *, processes: int | None = None) -> list[str]:
+        """The command of its worker, without the spec; under torchrun if it is distributed."""
+        if not self.distributed:
+            return [sys.executable, "-m", WORKER]
+        count = processes or max(1, torch.cuda.device_count())
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return [*launcher, f"--nproc-per-node={count}", "-m", WORKER]
+
+
+def torchrun_command(spec: Path) -> str:
+    """The training and its evaluation on a node of several GPUs, as a line for a shell."""
+    words = ["torchrun", "--standalone", f"--nproc-per-node={GPUS}", "-m", WORKER, "--alone", str(spec)]
+    return shlex.join(words)
+
+
+# Hears of a job that runs (None), has ended well (""), or has failed (why).
+Watcher = Callable[[Job, str | None], None]
+
+
+class Handle(Protocol):
+    """A job that was started."""
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+
+    def end(self) -> None:
+        """Ask it to save and end, and wait until it has."""
+
+
+class Launcher(Protocol):
+    def start(self, job: Job, at_once: int) -> Handle: ...
+
+
+@dataclass
+class Process:
+    """A worker on this machine. It ends when its standard input does: with this process, however that ends."""
+
+    popen: subprocess.Popen[bytes]
+
+    def poll(self) -> int | None:
+        return self.popen.poll()
+
+    def end(self) -> None:
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
+        try:
+            self.popen.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+
+
+class Local:
+    """Workers are processes of this machine, which divide its cores among them."""
+
+    def start(self, job: Job, at_once: int) -> Handle:
+        spec = job.write_spec(at_once)
+        # MKL and OpenMP read this when they are loaded, before the worker can ask for anything.
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads_of(at_once))}
+        with open(job.note("log"), "ab") as log:
+            return Process(
+                subprocess.Popen(
+                    [*job.command(), str(spec)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+            )
+
+
+@dataclass
+class Submitted:
+    """A worker that submitit has submitted."""
+
+    job: Any
+
+    def poll(self) -> int | None:
+        if not self.job.done():
+            return None
+        return 0 if self.job.exception() is None else 1
+
+    def end(self) -> None:
+        if not self.job.done():
+            self.job.cancel()
+
+
+@dataclass
+class Slurm:
+    """Workers are Slurm jobs, submitted through submitit (`pip install "dape[slurm]"`).
+
+    options: those of submitit's executor, such as slurm_partition, gpus_per_node, timeout_min, or of sbatch
+    (partition, account …). cluster: "slurm", or "local" to try it on this machine.
+    """
+
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    cluster: str = "slurm"
+
+    def start(self, job: Job, at_once: int) -> Handle:
+        try:
+            import submitit
+        except ImportError as error:
+            raise ValueError('--launcher slurm needs submitit: pip install "dape[slurm]"') from error
+        known = {"timeout_min", "gpus_per_node", "cpus_per_task", "mem_gb", "nodes", "tasks_per_node"}
+        named = {
+            key if key in known or key.startswith("slurm_") else f"slurm_{key}": value
+            for key, value in {"timeout_min": 48 * 60, **self.options}.items()
+        }
+        executor = submitit.AutoExecutor(folder=self.folder / "submitted", cluster=self.cluster)
+        executor.update_parameters(name=f"dape-{job.name}"[:60], **named)
+        gpus = self.options.get("gpus_per_node")
+        command = [*job.command(processes=gpus), "--alone", str(job.write_spec())]
+        return Submitted(executor.submit(submitit.helpers.CommandFunction(command)))
+
+
+LauncherName = Literal["local", "slurm"]
+
+
+def make_launcher(name: str, folder: Path, options: dict[str, Any] | None = None) -> Launcher:
+    """The launcher of that name."""
+    if name == "local":
+        if options:
+            raise ValueError("options of Slurm go with --launcher slurm")
+        return Local()
+    return Slurm(folder, options or {}, cluster="slurm" if name == "slurm" else name)
+
+
+def run_jobs(
+    jobs: Iterable[Job], *, at_once: int, watch: Watcher, launcher: Launcher | None = None
+) -> dict[Job, str]:
+    """Run every job; returns those that failed, and why.
+
+    On Ctrl-C and SIGTERM the jobs save where they are and end, and KeyboardInterrupt is raised.
+    """
+    waiting, failed = list(jobs), {}
+    running: list[tuple[Job, Handle]] = []
+    launcher = launcher or Local()
+    if isinstance(launcher, Slurm):
+        at_once = max(1, len(waiting))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if _in_main_thread() else None
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                running.append((job, launcher.start(job, at_once)))
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            for job, handle in list(running):
+                code = handle.poll()
+                if code is None:
+                    watch(job, None)
+                    continue
+                running.remove((job, handle))
+                handle.end()
+                if code:
+                    failed[job] = why(job, code)
+                watch(job, failed.get(job, ""))
+    finally:
+        for _, handle in running:
+            handle.end()
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+    return failed
+
+
+def _in_main_thread() -> bool:
+    import threading
+
+    return threading.current_thread() is threading.main_thread()
+
+
+def run_here(jobs: Sequence[Job], watch: Watcher) -> dict[Job, str]:
+    """Jobs of a moment, in this process: starting another takes longer than they do."""
+    from dape.lab.worker import sentence, work
+    from dape.training import TrainingStopped
+
+    failed = {}
+    for job in jobs:
+        watch(job, None)
+        try:
+            work(json.loads(job.write_spec().read_text("utf-8")))
+        except (ValueError, OSError) as error:
+            if type(error) is TrainingStopped:
+                raise KeyboardInterrupt from error
+            failed[job] = sentence(error)
+        watch(job, failed.get(job, ""))
+    return failed
+
+
+def why(job: Job, code: int) -> str:
+    """A sentence on why the job's process ended with this code."""
+    note = job.note("failure")
+    if note.exists():
+        return note.read_text("utf-8").strip()
+    if code < 0:
+        return f"the process was ended by {signal.Signals(-code).name}; its output is in {job.note('log')}"
+    return f"the process ended with code {code}; its output is in {job.note('log')}"
+
+
+def last_record(run: Path) -> dict[str, float]:
+    """The last line of the run's metrics: step, loss, seconds …; step 0 before there is any."""
+    path = run / "metrics.jsonl"
+    if path.exists():
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            lines = file.read().splitlines()
+        # A line may be half written, or half of one before the place where reading began.
+        for line in reversed(lines):
+            try:
+                record = json.loads(line)
+                return {**record, "step": int(record["step"])}
+            except (ValueError, KeyError, TypeError):
+                continue
+    return {"step": 0}

@@ -1,0 +1,165 @@
+"""Tables of results as data, and as Markdown, LaTeX, a rich table or (in the templates) HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from dape.lab.stats import Estimate
+
+OURS, PAPER = "ours", "paper"
+# How a cell is marked, as a style of rich.
+STYLES = {"held": "green", "worse": "yellow", "much-worse": "red", "failed": "red", "": ""}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, the number behind it, its error as shown, whether it is the best of its column, and its mark."""
+
+    text: str = ""
+    value: float | None = None
+    error: str = ""
+    best: bool = False
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """label: of the row; whose: ours or the paper's; colour: of its curve, where there is one."""
+
+    label: str
+    whose: str
+    cells: tuple[Cell, ...]
+    colour: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, heads of the columns after the rows' names, rows. A head may have a second line, after a newline."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+    corner: str = ""
+
+    @property
+    def has_both(self) -> bool:
+        return len({row.whose for row in self.rows}) > 1
+
+    def markdown(self) -> str:
+        """For a README; the column that says whose a row is stands only where both are there."""
+        heads = [self.corner, *([""] if self.has_both else []), *(h.replace("\n", " ") for h in self.heads)]
+        lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---' for _ in heads)}|"]
+        for row in self.rows:
+            whose = [row.whose] if self.has_both else []
+            cells = [row.label.replace("|", "\\|"), *whose, *map(_marked, row.cells)]
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def latex(self, label: str = "") -> str:
+        """A tabular with booktabs' rules, for a paper; bold: the best of a column."""
+        heads = [self.corner, *([""] if self.has_both else []), *(_tex(h.split("\n")[0]) for h in self.heads)]
+        lines = [r"\begin{tabular}{l" + ("l" if self.has_both else "") + "r" * len(self.heads) + "}"]
+        lines += [r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
+        for row in self.rows:
+            cells = [_tex(row.label), *([row.whose] if self.has_both else [])]
+            for cell in row.cells:
+                error = rf" {{\scriptsize {_tex(cell.error)}}}" if cell.error else ""
+                text = _tex(cell.text)
+                cells.append((rf"\textbf{{{text}}}" if cell.best else text) + error)
+            lines.append(" & ".join(cells) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        caption = [rf"\caption{{{_tex(self.title)}}}"] + ([rf"\label{{{label}}}"] if label else [])
+        return "\n".join([r"\begin{table}", r"\centering", *lines, *caption, r"\end{table}"]) + "\n"
+
+    def rich(self, columns: Sequence[int] | None = None) -> RichTable:
+        """For a terminal: the columns of those indices, or all."""
+        shown = list(range(len(self.heads))) if columns is None else list(columns)
+        table = RichTable(
+            title=self.title, title_justify="left", box=None, pad_edge=False, padding=(0, 1), highlight=False
+        )
+        table.add_column(self.corner or "method", no_wrap=True)
+        for index in shown:
+            table.add_column(self.heads[index], justify="right")
+        for row in self.rows:
+            cells: list[Any] = [Text(row.label, style="bold" if row.best else "")]
+            for index in shown:
+                cell = row.cells[index] if index < len(row.cells) else Cell()
+                text = f"{cell.text} {cell.error}".strip() if cell.text[:1] in "+−" else cell.text
+                cells.append(Text(text, style=STYLES[cell.mark]))
+            table.add_row(*cells)
+        return table
+
+
+def _marked(cell: Cell) -> str:
+    text = f"{cell.text} {cell.error}".strip() if cell.text.startswith(("+", "−")) else cell.text
+    return f"**{text}**" if cell.best else text
+
+
+def _tex(text: str) -> str:
+    special = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "×": r"$\times$", "−": "$-$"}
+    special |= {"–": "--", "→": r"$\to$", "^": r"\^{}", "{": r"\{", "}": r"\}"}
+    return "".join(special.get(character, character) for character in text)
+
+
+def number(value: float) -> str:
+    """Perplexity in at most six characters."""
+    if not math.isfinite(value):
+        return "inf"
+    return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 1e6 else f"{value:.0e}"
+
+
+def exp(loss: float) -> float:
+    """Perplexity of a loss, infinite where that overflows."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def perplexity(loss: Estimate | None, *, best: bool = False, mark: str = "") -> Cell:
+    if loss is None or math.isnan(loss.value):
+        return Cell("–")
+    value = exp(loss.value)
+    error = f"± {value * math.expm1(loss.error):.2f}" if math.isfinite(loss.error) and loss.error < 1 else ""
+    return Cell(number(value), value, error, best, mark)
+
+
+def change(estimate: Estimate, *, mark: str = "") -> Cell:
+    """A difference of losses, with its sign."""
+    if math.isnan(estimate.value):
+        return Cell("")
+    error = f"± {estimate.error:.3f}" if math.isfinite(estimate.error) else ""
+    return Cell(f"{estimate.value:+.3f}".replace("-", "−"), estimate.value, error, mark=mark)
+
+
+def plain(value: float | None, digits: int = 1, error: float = math.nan, *, best: bool = False) -> Cell:
+    if value is None or math.isnan(value):
+        return Cell("–")
+    shown = f"± {error:.{digits}f}" if math.isfinite(error) else ""
+    return Cell(f"{value:.{digits}f}", value, shown, best)
+
+
+def joined(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows in which a label that repeats the one above is left out."""
+    before, found = "", []
+    for row in rows:
+        found.append(Row("" if row.label == before else row.label, row.whose, row.cells, row.colour))
+        before = row.label
+    return tuple(found)
+
+
+def times(length: float, train_length: float) -> str:
+    """The length as a multiple of the training length: 16×, 1.5×."""
+    return f"{length / train_length:g}×"
+
+
+def chosen(count: int, room: int) -> list[int]:
+    """All of `count` indices if they fit, else the first, the last and some evenly between."""
+    if count <= room:
+        return list(range(count))
+    return [round(index * (count - 1) / (room - 1)) for index in range(room)]

@@ -1,0 +1,65 @@
+"""One job as a process, or as several under torchrun: carry out the spec in a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dape.files import exclusive, write_atomically
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out the spec; 0 if its result is there now, 1 with a note of why if not."""
+    parser = argparse.ArgumentParser(prog="python -m dape.lab.worker", description=__doc__)
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--alone", action="store_true", help="not started by a runner, so end with nobody")
+    options = parser.parse_args(arguments)
+    spec = json.loads(options.spec.read_text("utf-8"))
+    if not options.alone:
+        threading.Thread(target=end_with_parent, daemon=True).start()
+        torch.set_num_threads(spec["threads"])
+    try:
+        if "RANK" in os.environ:
+            work(spec)
+        else:
+            # A worker whose runner was killed may still be saving here.
+            with exclusive(f"{options.spec}.lock"):
+                work(spec)
+    except Exception as error:
+        traceback.print_exc()
+        write_atomically(spec["failure"], sentence(error))
+        return 1
+    return 0
+
+
+def work(spec: dict[str, Any]) -> None:
+    """Have the kind of the job carry it out."""
+    from dape.lab.kinds import kind_named
+
+    kind_named(spec["kind"]).work(spec)
+
+
+def sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or "no reason given"
+    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+
+
+def end_with_parent() -> None:
+    """Ask this process to save and end as soon as nobody holds its standard input."""
+    # Not sys.stdin, whose lock a thread must not hold when Python shuts down.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

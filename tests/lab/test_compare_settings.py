@@ -1,0 +1,103 @@
+"""Options of a comparison: checked before anything runs, and written down so that they can be given again."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from dape.commands.compare import parse
+from dape.lab.compare import by_recipe
+from dape.lab.execute import make_plan
+from dape.lab.pace import share_time
+from dape.training import TrainConfig
+
+COMMANDS = [
+    [],
+    ["--steps", "300", "--jobs", "2"],
+    ["--steps", "300", "--warmup-steps", "7", "--no-equal-time", "--betas", "0.8", "0.9"],
+    ["--preset", "125m", "--steps", "1000", "--tokenizer", "bytes", "--out", "a folder"],
+    [
+        "--methods",
+        "rope,dape1x5-fire",
+        "--seeds",
+        "3,4",
+        "--lengths",
+        "512,64",
+        "--last",
+        "9",
+        "--baseline",
+        "rope",
+    ],
+    ["--methods", "rope", "--position-option", "scaling=ntk", "factor=4.0"],
+    ["--methods", "dape-kerple,dape1x3-rope", "--score-option", "depth=3"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_the_reported_command_gives_the_same_comparison(arguments: list[str]) -> None:
+    settings = parse(arguments)
+    dape, compare, *again = shlex.split(settings.command())
+    assert (dape, compare) == ("dape", "compare")
+    assert parse(again) == settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": "rope,dapper"}, 'unknown method "dapper"'),
+        ({"methods": "rope,rope"}, "twice"),
+        ({"methods": ","}, "methods is empty"),
+        ({"seeds": "0,x"}, 'seeds="0,x"'),
+        ({"lengths": "0,64"}, "at least 1"),
+        ({"lengths": "64,128", "last": 65}, "last=65"),
+        ({"baseline": "fire"}, 'baseline="fire" is not one of the methods'),
+        ({"jobs": 0}, "jobs=0"),
+        ({"steps": 0}, "steps=0"),
+    ],
+)
+def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        by_recipe("tiny", **changes)
+
+
+def test_a_wrong_option_of_the_command_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r'^unknown method "dapper"; did you mean'):
+        parse(["--methods", "rope,dapper"])
+
+
+def test_every_run_gets_the_training_that_was_asked_for() -> None:
+    config = parse(["--batch-size", "3", "--steps", "100", "--warmup-steps", "10", "--data", "there"])
+    plan = make_plan(config.experiment(), config.place())
+    cell = plan.items[0]
+    train = TrainConfig(**plan.kind.job(plan, cell).spec["train"])
+    assert (train.batch_size, train.steps, train.warmup_steps, train.data) == (3, 100, 10, "there")
+    assert cell.for_steps(50).train["warmup_steps"] == 5
+
+
+def test_names_with_options_hold_commas() -> None:
+    config = parse(["--methods", "rope[factor=8,scaling=yarn],kerple, rope/nope"])
+    assert config.method_list == ["rope[factor=8,scaling=yarn]", "kerple", "rope/nope"]
+    names = [cell.method for cell in make_plan(config.experiment(), config.place()).items]
+    assert names == config.method_list
+
+
+def test_recipe_and_file_and_options_in_this_order(tmp_path) -> None:
+    (tmp_path / "mine.yaml").write_text("train_length: 32\nbatch_size: 4\n")
+    settings = parse(["--config", str(tmp_path / "mine.yaml"), "--batch-size", "5"])
+    assert (settings.train_length, settings.batch_size) == (32, 5)
+    assert settings.length_list == [32, 64, 128, 256, 512]
+    assert by_recipe("125m").learning_rate == 6e-4
+
+
+@pytest.mark.parametrize(
+    ("pace", "expected"),
+    [
+        ({"rope": 0.1, "dape": 0.2}, {"rope": 100, "dape": 50}),
+        ({"rope": 0.1, "alibi": 0.104, "dape": 0.107}, {"rope": 100, "alibi": 100, "dape": 93}),
+        ({"rope": 0.1, "dape": 100.0}, {"rope": 100, "dape": 1}),
+    ],
+)
+def test_equal_time_means_the_time_of_the_fastest(pace: dict[str, float], expected: dict[str, int]) -> None:
+    assert share_time(pace, 100) == expected

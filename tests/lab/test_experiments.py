@@ -1,0 +1,223 @@
+"""The experiments as shipped: complete, consistent, and shared where they can be; mistakes are told in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_papers import without_results, write_papers
+
+from dape.cli import main
+from dape.lab.execute import make_plan
+from dape.lab.experiments import SCALES, Corpus, Place, cut_files, find_papers, load_corpora, load_experiments
+from dape.lab.records import TIME
+
+PAPERS = find_papers(Path(__file__).parents[2] / "papers")
+EXPERIMENTS = load_experiments(PAPERS)
+CORPORA = load_corpora(PAPERS)
+NAMES = (
+    "nope_rope baselines length_1024 same_tokens model_size effect leakage same_cost kernel_size che time_cost "
+    "data_adaptive visualisation recall headline"
+)
+
+
+def plan_of(experiment, scale: str, corpora=CORPORA):
+    return make_plan(experiment, Place(Path("work"), scale, PAPERS, corpora))
+
+
+def grid(name: str, scale: str):
+    return plan_of(next(e for e in EXPERIMENTS if e.name == name), scale).items
+
+
+def test_every_table_of_the_paper_has_its_folder() -> None:
+    assert {e.name for e in EXPERIMENTS if e.paper == "dape_v2"} == set(NAMES.split())
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: f"{e.paper}/{e.name}")
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_scale_can_be_planned(experiment, scale: str) -> None:
+    if experiment.paper == "beyond" and scale not in experiment.scales:
+        pytest.skip("goes beyond the paper, which has no such setting")
+    assert scale in experiment.scales
+    if experiment.kind in ("language", "maps"):
+        cells = plan_of(experiment, scale).items
+        assert cells
+        assert all(cell.train_length in cell.lengths for cell in cells if experiment.kind == "language")
+
+
+def test_main_comparisons_have_two_seeds_and_sixteen_times_the_length() -> None:
+    for name in ("baselines", "kernel_size", "effect"):
+        cells = grid(name, "laptop")
+        assert {cell.seed for cell in cells} >= {0, 1}
+        assert {cell.train_length for cell in cells} == {64, 128}
+        for cell in cells:
+            assert max(cell.lengths) >= 16 * cell.train_length
+            assert cell.evaluation["windows"] >= 128
+    for name in ("baselines", "effect"):
+        experiment = next(e for e in EXPERIMENTS if e.name == name)
+        assert plan_of(experiment, "laptop").timed
+
+
+def test_experiments_share_what_they_have_in_common() -> None:
+    def named(name: str, method: str) -> set[str]:
+        return {cell.id for cell in grid(name, "laptop") if cell.method == method}
+
+    assert named("effect", "kerple") <= named("baselines", "kerple")
+    assert named("kernel_size", "dape1x3-kerple") == named("baselines", "dape1x3-kerple")
+    assert named("data_adaptive", "cope") <= named("baselines", "cope")
+    assert named("visualisation", "dape-kerple") <= named("baselines", "dape-kerple")
+    assert not named("leakage", "dape1x3-kerple") & named("baselines", "dape1x3-kerple")
+
+
+def test_windows_are_the_same_for_all_cells_of_a_corpus_at_a_scale() -> None:
+    for scale in SCALES:
+        cells = [
+            cell
+            for e in EXPERIMENTS
+            if e.kind == "language" and scale in e.scales
+            for cell in plan_of(e, scale).items
+        ]
+        asked = {(cell.corpus.name, str(cell.evaluation)) for cell in cells}
+        assert len(asked) == len({corpus for corpus, _ in asked})
+
+
+def test_the_headline_scores_at_most_a_quarter_of_the_training_length_on_three_seeds() -> None:
+    cells = grid("headline", "laptop")
+    latex = [cell for cell in cells if cell.corpus.name == "latex13"]
+    assert {cell.seed for cell in latex} == {0, 1, 2}
+    assert len({cell.method for cell in latex}) == 6
+    assert len(latex) == 18
+    books = [cell for cell in cells if cell.corpus.name == "books13"]
+    assert sorted({(cell.method, cell.seed) for cell in books}) == [
+        (method, seed) for method in ("dape-kerple", "dape1x3-kerple", "kerple", "rope") for seed in (0, 1)
+    ]
+    for scale in SCALES:
+        for cell in grid("headline", scale):
+            assert 4 * cell.evaluation["last"] <= cell.train_length
+    # The pilot comes first.
+    assert [(cell.method, cell.seed) for cell in cells[:2]] == [("kerple", 0), ("dape1x3-kerple", 0)]
+    for cell in cells:
+        assert cell.evaluation["windows"] == 256
+    assert all(len(cell.corpus.hold_out) >= 12 for cell in latex)
+
+
+def test_same_tokens_means_the_same_number_a_step() -> None:
+    for scale in SCALES:
+        tokens = {c.train_length * c.train["batch_size"] * c.steps for c in grid("same_tokens", scale)}
+        assert len(tokens) == 1
+
+
+def test_the_most_telling_comes_first() -> None:
+    cells = grid("baselines", "laptop")
+    first = cells[0]
+    assert (first.corpus.name, first.train_length, first.seed) == ("latex", 128, 0)
+    assert [cell.wave for cell in cells] == sorted(cell.wave for cell in cells)
+    assert cells[-1].seed == max(cell.seed for cell in cells) > 0
+
+
+def test_a_block_may_have_corpora_lengths_and_seeds_of_its_own(tmp_path) -> None:
+    blocks = (
+        '[[grid]]\nmethods = ["kerple"]\n'
+        '[[grid]]\nmethods = ["rope"]\ncorpora = ["novels"]\ntrain_lengths = [16]\nseeds = [7]\n'
+    )
+    papers = write_papers(tmp_path, blocks=blocks + "[scale.laptop]\n")
+    (experiment,) = load_experiments(papers)
+    cells = plan_of(experiment, "laptop", load_corpora(papers)).items
+    found = [(c.method, c.corpus.name, c.train_length, c.seed) for c in cells]
+    assert found == [("kerple", "library", 8, 0), ("rope", "novels", 16, 7)]
+
+
+def test_equal_time_keeps_the_share_of_the_warm_up() -> None:
+    cell = grid("baselines", "laptop")[0]
+    shorter = cell.for_steps(cell.steps // 2)
+    assert shorter.view == TIME
+    assert shorter.train["warmup_steps"] == cell.train["warmup_steps"] // 2
+    assert shorter.id != cell.id
+    # The fastest stands for itself.
+    assert cell.for_steps(cell.steps).id == cell.id
+
+
+def test_a_cell_is_known_by_what_it_computes() -> None:
+    cells = {
+        (c.method, c.variant, c.seed, c.train_length, c.corpus.name): c for c in grid("same_cost", "laptop")
+    }
+    assert len({cell.id for cell in cells.values()}) == len(cells)
+    one = next(iter(cells.values()))
+    from dataclasses import replace
+
+    assert replace(one, variant="called otherwise", lengths=(64,)).id == one.id
+    assert replace(one, train={**one.train, "checkpoint_every": 7}).id == one.id
+    assert replace(one, train={**one.train, "weight_decay": 0.2}).id != one.id
+    assert replace(one, corpus=replace(one.corpus, hold_out=("algebra",))).id != one.id
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ('[[grid]]\nmethods = ["kerple"]\n[scale.laptop]\nseed = [1]', 'no key "seed"; did you mean "seeds"'),
+        ('[[grid]]\nmethods = ["kerple"]\n[scale.desktop]', 'unknown scale "desktop"'),
+        ("[[grid]]\nmethods = []\n[scale.laptop]", "names no methods"),
+        ('[[grid]]\nmethod = ["kerple"]\n[scale.laptop]', 'did you mean "methods"'),
+        ('[[grid]]\nmethods = ["kerpel"]\n[scale.laptop]', 'unknown method "kerpel"'),
+        ('[[grid]]\nmethods = ["kerple", "kerple"]\n[scale.laptop]', "names a training twice"),
+        ('[[grid]]\nmethods = ["kerple"]\n[scale.laptop]\ncorpora = ["songs"]', 'no corpus "songs"'),
+        (
+            '[[grid]]\nmethods = ["kerple"]\n[scale.laptop]\nlengths = [4]',
+            "must lie between last=8 and room=256",
+        ),
+        ('[[grid]]\nmethods = ["kerple"]\ntrain = {corpus = "x"}\n[scale.laptop]', "said by the corpus"),
+        ("[scale.laptop", "experiment.toml"),
+    ],
+)
+def test_mistakes_are_told(tmp_path, capsys, content: str, sentence: str) -> None:
+    papers = write_papers(tmp_path, mine=content)
+    assert main(["reproduce", "mine", "--papers", str(papers), "--work", str(tmp_path / "w")]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_wrong_name_is_told(capsys) -> None:
+    assert main(["reproduce", "baseline", "--papers", str(PAPERS)]) == 2
+    assert "did you mean baselines" in capsys.readouterr().err
+
+
+def test_a_missing_corpus_gets_a_sentence_with_how_to_obtain_it(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("DAPE_CORPORA", raising=False)
+    papers = without_results(PAPERS, tmp_path)
+    assert main(["reproduce", "baselines", "--papers", str(papers), "--work", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert all(part in said for part in ("latex", "stacks-project", "--corpora", "DAPE_CORPORA"))
+    monkeypatch.setenv("DAPE_CORPORA", str(tmp_path))
+    assert main(["reproduce", "baselines", "--papers", str(papers), "--work", str(tmp_path)]) == 2
+    assert f"there is no folder {tmp_path / 'latex'}" in capsys.readouterr().err
+
+
+def test_files_are_cut_at_line_ends_and_every_nth_part_is_held_out(tmp_path) -> None:
+    source = tmp_path / "texts" / "novels"
+    source.mkdir(parents=True)
+    text = "".join(f"line {number}, and what it says\n" for number in range(60))
+    (source / "one.txt").write_text(text)
+    (source / "two.txt").write_text("short\n" * 40)
+    corpus = Corpus("novels", "two novels", "Write them.", part=100, every=3)
+    where = corpus.locate(tmp_path / "texts", tmp_path / "work")
+    parts = sorted((tmp_path / "work" / "novels").glob("one-*.txt"))
+    assert len(parts) > 10
+    assert "".join(part.read_text() for part in parts) == text
+    assert all(part.read_text().endswith("\n") and len(part.read_text()) >= 100 for part in parts)
+    every = sorted(path.stem for path in Path(where["corpus"]).glob("*.txt"))
+    assert where["validation"].split(",") == every[1::3]
+    # Made once, and anew when the text has changed.
+    before = parts[0].stat().st_mtime_ns
+    assert corpus.locate(tmp_path / "texts", tmp_path / "work") == where
+    assert parts[0].stat().st_mtime_ns == before
+    (source / "one.txt").write_text(text[:900])
+    cut_files(source, tmp_path / "work" / "novels", 100)
+    assert len(sorted((tmp_path / "work" / "novels").glob("one-*.txt"))) < len(parts)
+
+
+def test_what_was_trained_is_known_by_the_names_it_has() -> None:
+    """A training's name must not change with the code, or everything would be trained again."""
+    wanted = {
+        cell.id for e in EXPERIMENTS if e.kind == "language" for cell in plan_of(e, "laptop").items if e.rank
+    }
+    there = {path.stem for path in (PAPERS / "scores" / "laptop").glob("*.json")}
+    assert wanted <= there

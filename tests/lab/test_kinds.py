@@ -1,0 +1,142 @@
+"""Kinds other than language: the proposition, results taken over, times at one pace, maps of the same text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from small_papers import write_papers
+
+from dape.cli import main
+from dape.lab.kinds.construction import answers, construction_runs, difference_conv
+from dape.lab.kinds.tasks import grid
+from dape.lab.kinds.timing import at_one_pace
+from dape.lab.records import load_results
+from dape.lab.stats import Estimate
+from dape.scores import PlainScores
+from dape.tasks import build_task
+
+
+def test_two_taps_of_minus_one_and_one_take_differences() -> None:
+    conv = difference_conv()
+    scores = torch.randn(2, 1, 9, 9, dtype=torch.float64)
+    found = conv(scores)
+    before = torch.cat([torch.zeros(2, 1, 9, 1, dtype=torch.float64), scores[..., :-1]], -1)
+    visible = torch.ones(9, 9, dtype=torch.bool).tril()
+    torch.testing.assert_close(found[..., visible], (scores - before)[..., visible], rtol=0, atol=1e-14)
+
+
+def test_what_followed_a_token_is_recalled_by_construction() -> None:
+    # The paper's example: the word that followed the first token follows it again.
+    ids = torch.tensor([[3, 7, 1, 4, 2, 5, 3]])
+    assert answers(ids, 8, difference_conv(), 50.0)[0, -1] == 7
+    assert answers(ids, 8, PlainScores(), 50.0)[0, -1] != 7
+    chance = build_task("associative_recall").random_accuracy
+    for run, rows in construction_runs({"lengths": [12, 96], "samples": 64, "sharpness": 50.0}):
+        for row in rows:
+            if run["method"] == "dape1x2-nope":
+                assert row["value"] == 1.0
+            else:
+                assert row["value"] < 10 * chance
+
+
+def tasks_settings(**changes) -> dict:
+    settings = {"tasks": ["even_pairs"], "methods": ["kerple", "alibi"], "seeds": [0]}
+    protocol = {"steps": 2, "batch_size": 4, "samples": 4, "train_lengths": [4], "test_lengths": [5, 6]}
+    return {**settings, "protocol": protocol, **changes}
+
+
+def test_lengths_of_tasks_can_be_ranges() -> None:
+    protocol = {
+        "test_lengths": {"first": 50, "last": 500, "step": 90},
+        "train_lengths": {"first": 1, "last": 3},
+    }
+    (run,) = grid(tasks_settings(methods=["kerple"], protocol=protocol))
+    assert run.protocol.test_lengths == (50, 140, 230, 320, 410, 500)
+    assert run.protocol.train_lengths == (1, 2, 3)
+
+
+def test_task_results_with_the_same_settings_are_taken_over(tmp_path, monkeypatch) -> None:
+    settings = (
+        'results = "results/che"\ntasks = ["even_pairs"]\nmethods = ["kerple", "alibi"]\nseeds = [0]\n'
+        "protocol = { steps = 2, batch_size = 4, samples = 4, train_lengths = [4], test_lengths = [5, 6] }\n"
+    )
+    papers = write_papers(tmp_path, mine=f"[scale.smoke]\n{settings}")
+    file = papers / "test" / "mine" / "experiment.toml"
+    file.write_text(file.read_text().replace('"language"', '"tasks"'))
+    command = "tasks run even_pairs --steps 2 --batch-size 4 --samples 4 --train-lengths 4 --test-lengths 5,6"
+    out = ["--out", str(tmp_path / "results" / "che")]
+    # One with the settings wanted, one with others, which must be trained anew.
+    assert main([*command.split(), "--method", "kerple", *out]) == 0
+    assert main([*command.replace("--samples 4", "--samples 8").split(), "--method", "alibi", *out]) == 0
+    from dape.lab.kinds import tasks
+
+    trained, original = [], tasks.train_and_test
+    monkeypatch.setattr(
+        tasks, "train_and_test", lambda run, *a: trained.append(run.method) or original(run, *a)
+    )
+    options = ["--papers", str(papers), "--work", str(tmp_path / "work"), "--scale", "smoke"]
+    assert main(["reproduce", "mine", *options]) == 0
+    assert trained == ["alibi"]
+    found = load_results(tmp_path / "work/smoke/results/test/mine.json")
+    assert found.complete
+    assert found["adopted"]["runs"] == 1
+    source = load_results(tmp_path / "results/che/results.json")
+    ours, theirs = (
+        [line["value"] for line in results.lines("accuracy") if line["method"] == "kerple"]
+        for results in (found, source)
+    )
+    assert ours == theirs
+    assert {(run["method"], run["layers"]) for run in found["runs"]} == {("kerple", 5), ("alibi", 5)}
+
+
+def test_times_have_the_ratios_that_were_measured_side_by_side() -> None:
+    entries = [
+        {"itself": False, "milliseconds": Estimate(30.0, 3.0), "ratio": Estimate(0.75, 0.1)},
+        {"itself": True, "milliseconds": Estimate(80.0, 4.0), "ratio": Estimate(1.0, 0.0)},
+    ]
+    slow, base = at_one_pace(entries)
+    assert slow["milliseconds"] == Estimate(60.0, 6.0)
+    assert base["milliseconds"] == Estimate(80.0, 4.0)
+
+
+def test_steps_of_several_lengths_have_the_same_tokens_and_one_base(tmp_path) -> None:
+    scale = (
+        '[scale.laptop]\nmethods = ["kerple", "rope"]\nlengths = [8, 32]\ntokens = 32\nrounds = { tiny = 2 }\n'
+        'base = "rope"\n'
+    )
+    papers = write_papers(tmp_path, steps=scale)
+    file = papers / "test" / "steps" / "experiment.toml"
+    file.write_text(file.read_text().replace('"language"', '"timing"'))
+    arguments = ["reproduce", "steps", "--papers", str(papers), "--work", str(tmp_path), "--scale", "laptop"]
+    assert main(arguments) == 0
+    path = papers / "test" / "steps" / "results.json"
+    found = load_results(path)
+    shapes = [(r["eval_length"], r["batch_size"], r["method"]) for r in found.lines("ratio")]
+    assert shapes == [(8, 4, "kerple"), (8, 4, "rope"), (32, 1, "kerple"), (32, 1, "rope")]
+    assert {r["against"] for r in found.lines("ratio")} == {"rope at 8"}
+    assert [r["error"] == 0 for r in found.lines("ratio")].count(True) == 1
+    # A length more is timed, with all of its size; nothing is if nothing is missing.
+    assert main(arguments) == 0
+    assert load_results(path)["rows"] == found["rows"]
+    file.write_text(file.read_text().replace("[8, 32]", "[8, 32, 16]"))
+    assert main(arguments) == 0
+    lengths = [r["eval_length"] for r in load_results(path).lines("ratio")]
+    assert lengths == [8, 8, 32, 32, 16, 16]
+
+
+def test_maps_of_all_methods_are_of_the_same_text_and_pictures_are_there(tmp_path) -> None:
+    papers = Path(__file__).parents[2] / "papers"
+    options = ["--papers", str(papers), "--work", str(tmp_path), "--scale", "smoke"]
+    assert main(["reproduce", "visualisation", *options]) == 0
+    folder = tmp_path / "smoke" / "results" / "dape_v2"
+    found = load_results(folder / "visualisation.json")
+    sinks, entropies = found.lines("sink_share"), found.lines("entropy")
+    heads = [(r["method"], r["eval_length"], r["layer"], r["head"]) for r in sinks]
+    assert len(set(heads)) == len(heads) == 2 * 2 * 1 * 2
+    assert all(0 < r["value"] <= 1 for r in sinks)
+    assert all(r["value"] >= 0 for r in entropies)
+    assert all(len(r["windows"]) == 2 for r in sinks)
+    assert found["pictures"]
+    for name in found["pictures"]:
+        assert (folder / "pictures-smoke" / name).read_bytes().startswith(b"\x89PNG")
