@@ -42,6 +42,9 @@ LARGE_PLAIN = 4 * 1024 * 1024
 # Those that run any program with any bias; the others run plain scores and the paper's two convolutions of 1×k.
 ANY_PROGRAM = ("tiled", "reference")
 
+# Those that judge programs by themselves, and take a separable bias as it is.
+OWN_JUDGEMENT = ("triton",)
+
 # Those whose derivative is written by hand, for `backward` alone.
 BACKWARD_ONLY = ("triton", "cpu", "tiled")
 
@@ -135,6 +138,10 @@ def make_problem(
 
 def _attend(problem: Problem, backend: str) -> Tensor:
     bias = problem.bias
+    if isinstance(bias, SeparableBias) and backend in ("auto", *OWN_JUDGEMENT):
+        for name in OWN_JUDGEMENT:
+            if BACKENDS[name].unsupported(problem) is None and unsupported_transform(problem) is None:
+                return BACKENDS[name].attend(problem)
     if isinstance(bias, SeparableBias | TileBias) and not _runs_any_program(problem, backend):
         tiles = bias.tiles() if isinstance(bias, SeparableBias) else bias
         return _attend_by_tiles(problem, tiles, backend)
@@ -170,7 +177,7 @@ def _by_speed(problem: Problem) -> list[str]:
 
 
 def _unsupported_program(name: str, problem: Problem) -> str | None:
-    if name in ANY_PROGRAM or problem.program.is_plain or problem.pair is not None:
+    if name in (*ANY_PROGRAM, *OWN_JUDGEMENT) or problem.program.is_plain or problem.pair is not None:
         return None
     return f"it runs plain scores and two convolutions of 1×k; {' and '.join(ANY_PROGRAM)} run every program"
 

@@ -1,0 +1,294 @@
+"""Triton kernels for GPUs: fp16, bf16 and fp32, any bias, any number of stages, O(T) memory.
+
+Three steps over chunks of query rows whose images stay in the L2 cache: scores into an image, the stages over it,
+softmax · V over scores recomputed and the image (forward.py). The backward pass repeats the first two and walks the
+stages back (backward.py, passes.py). Sums over programs are partial buffers added in order: results are
+deterministic. Importing this does not import triton.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dape.ops.score_attention import op
+from dape.ops.score_attention.program import PLAIN, Stage, conv_program
+from dape.ops.score_attention.tables import hidden_tables
+from dape.ops.score_attention.triton import passes
+from dape.ops.score_attention.triton.call import Call, StageTensors, bounds, interpreting
+from dape.ops.score_attention.triton.compile import Launch, first_that_fits, limits, recording, too_large
+from dape.ops.score_attention.types import (
+    EVERYTHING,
+    Bias,
+    DistanceBias,
+    Problem,
+    SeparableBias,
+    TileBias,
+    Visible,
+)
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+# Beyond these sizes nothing was ever tried.
+MAX_KERNEL, MAX_HEADS, MAX_WIDTH, MAX_HEAD_WIDTH = 15, 128, 128, 256
+
+
+def unsupported(problem: Problem) -> str | None:
+    q = problem.q
+    if q.device.type != "cuda" and not interpreting():
+        return f"its kernels run on CUDA devices, q is on {q.device}"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if q.dtype not in DTYPES:
+        return f"it computes in float16, bfloat16 or float32, q is {q.dtype}"
+    if problem.dropout:
+        return f"it has no dropout, got dropout={problem.dropout}"
+    if isinstance(problem.bias, TileBias):
+        return "it takes no bias by tiles"
+    return _unsupported_program(problem) or _too_large(problem) or _cannot_launch(problem)
+
+
+def _unsupported_program(problem: Problem) -> str | None:
+    """What of the program the kernels do not have, or None."""
+    program = problem.program
+    if program.leak_future:
+        return "it cannot read keys that the query may not see (leak_future=True)"
+    if program.post:
+        return f"it has no stages after the softmax, got {len(program.post)}"
+    if program.length_scale is not None:
+        return "it does not scale logits by the number of keys (length_scale)"
+    if program.softcap is not None:
+        return f"it has no softcap, got softcap={program.softcap}"
+    for number, stage in enumerate(program.pre):
+        if stage.query_kernel_size > 1:
+            return f"its stages read one row of scores, pre[{number}] reads {stage.query_kernel_size}"
+        if stage.slope > 1:
+            return f"its LeakyReLU has slopes of at most 1, pre[{number}] has {stage.slope}"
+    if program.pre and program.pre[-1].slope != 1:
+        return f"its last stage is linear, this one has slope={program.pre[-1].slope}"
+    return None
+
+
+def _too_large(problem: Problem) -> str | None:
+    """Why the sizes of a call are beyond the kernels, or None."""
+    _, num_heads, num_queries, num_keys, head_width = problem.sizes
+    sizes = [("heads", num_heads, MAX_HEADS), ("numbers a head", head_width, MAX_HEAD_WIDTH)]
+    for stage in problem.program.pre:
+        sizes.append(("keys in the reach of a stage", stage.kernel_size, MAX_KERNEL))
+        sizes.append(("hidden channels", stage.outputs, MAX_WIDTH))
+    for name, size, most in sizes:
+        if size > most:
+            return f"its kernels take at most {most} {name}, got {size}"
+    spans = [
+        sum((n - 1) * s for n, s in zip(x.shape[1:], x.stride()[1:], strict=True))
+        for x in (problem.q, problem.k)
+    ]
+    if isinstance(problem.bias, Tensor):
+        spans.append(num_heads * num_queries * num_keys)
+    if max(spans) >= 2**31:
+        return f"its addresses have 32 bits, an input spans {max(spans)} numbers"
+    return None
+
+
+def _cannot_launch(problem: Problem) -> str | None:
+    """Why the device cannot hold the kernels of a call, or None."""
+    if problem.q.device.type != "cuda" or interpreting():
+        return None
+    tensors = [problem.q, problem.k, problem.v, *_bias_tensors(problem.bias).values()]
+    tensors += [tensor for _, tensor in problem.program.tensors()]
+    pre = problem.program.pre
+    return missing_resources(
+        problem.q.device.index or 0,
+        dtype=problem.q.dtype,
+        num_heads=problem.q.shape[1],
+        num_groups=problem.k.shape[1],
+        head_width=problem.q.shape[3],
+        width=max(stage.outputs for stage in pre[:-1] or pre) if pre else None,
+        kernel_size=max((stage.kernel_size for stage in pre), default=1),
+        left=max((stage.left for stage in pre), default=0),
+        bias={type(None): "none", DistanceBias: "distance", SeparableBias: "separable"}.get(
+            type(problem.bias), "dense"
+        ),
+        causal=problem.causal,
+        cut=problem.visible.last is not None,
+        backward=torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
+    )
+
+
+def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
+    if isinstance(bias, DistanceBias):
+        return {"values": bias.values.float()}
+    if isinstance(bias, SeparableBias):
+        return {"row": bias.row, "column": bias.column}
+    return {"dense": bias} if isinstance(bias, Tensor) else {}
+
+
+def missing_resources(device: int, **shape: Any) -> str | None:
+    """The sentence that says which kernel of such a call the device cannot hold, or None; a warning at the first time."""
+    key = (device, *shape.items())
+    if key not in _answers:
+        capability, limit = limits(torch.device("cuda", device))
+        reason = None
+        for launches in record_launches(**shape):
+            if first_that_fits(launches, capability, limit) is None:
+                reason = too_large(launches, capability, limit)
+                warnings.warn(f"the Triton kernels cannot run: {reason}", stacklevel=2)
+                break
+        _answers[key] = reason
+    return _answers[key]
+
+
+# torch.compile takes the answer as it is: what torch._dynamo.assume_constant_result does, which is slow to import.
+missing_resources._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function takes any attribute
+_answers: dict[tuple, str | None] = {}
+
+
+def record_launches(
+    *,
+    dtype: torch.dtype = torch.float16,
+    num_heads: int = 12,
+    num_groups: int | None = None,
+    head_width: int = 64,
+    width: int | None = 32,
+    kernel_size: int = 3,
+    left: int | None = None,
+    bias: str = "distance",
+    causal: bool = True,
+    cut: bool = False,
+    backward: bool = True,
+    batch: int = 1,
+    length: int = 256,
+) -> list[list[Launch]]:
+    """What a call of that shape would launch, each with its variants: recorded on small CPU tensors.
+
+    cut: queries have a last visible key of their own.
+    """
+    with torch.device("cpu"), torch.enable_grad():
+        q = torch.zeros(batch, num_heads, length, head_width, dtype=dtype, requires_grad=backward)
+        groups = num_groups or num_heads
+        k, v = (
+            torch.zeros(batch, groups, length, head_width, dtype=dtype, requires_grad=backward)
+            for _ in range(2)
+        )
+        channels = num_heads * (1 if bias == "none" else 2)
+        program = PLAIN
+        if width is not None:
+            left = kernel_size // 2 if left is None else left
+            shapes = (
+                (width, channels, 1, kernel_size),
+                (width,),
+                (num_heads, width, 1, kernel_size),
+                (num_heads,),
+            )
+            w1, b1, w2, b2 = (torch.zeros(shape) for shape in shapes)
+            program = conv_program(w1, b1, w2, b2, left)
+        lowest = 0 if causal else 1 - length
+        encodings: dict[str, Callable[[], Bias]] = {
+            "none": lambda: None,
+            "distance": lambda: DistanceBias(torch.zeros(num_heads, length - lowest), lowest),
+            "separable": lambda: SeparableBias(*(torch.zeros(1, num_heads, length) for _ in range(2))),
+            "dense": lambda: torch.zeros(batch, num_heads, length, length),
+        }
+        visible = Visible(last=torch.zeros(1, 1, dtype=torch.int64)) if cut else EVERYTHING
+        problem = Problem(q, k, v, program, encodings[bias](), visible, causal, 1.0, 0.0)
+        with recording() as launches:
+            out = attend(problem)
+            if backward:
+                out.backward(torch.zeros_like(out))
+    return launches
+
+
+def attend(problem: Problem) -> Tensor:
+    """Attention output [B, H, Tq, D]."""
+    program, bias, num_heads = problem.program, problem.bias, problem.q.shape[1]
+    tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v}
+    tensors |= {"first": problem.visible.first, "last": problem.visible.last, "sink": program.sink}
+    tensors |= _bias_tensors(bias)
+    pair = problem.pair
+    stages = [stage_weight(stage, num_heads) for stage in program.pre]
+    shifts = [stage.offset for stage in program.pre]
+    # Tables want rows that end at distance 0, wherever they begin, and have the columns behind it that a second
+    # stage reaches.
+    if (
+        isinstance(bias, DistanceBias)
+        and pair is not None
+        and problem.causal
+        and problem.visible.last is None
+    ):
+        hidden, edges = hidden_tables(bias, pair, problem.k.shape[2], torch.float32)
+        tensors["table"] = torch.cat([edges, hidden[None]]).transpose(1, 2)
+        stages[0], shifts[0] = stages[0][:, :num_heads], None
+    for number, (weight, shift) in enumerate(zip(stages, shifts, strict=True)):
+        tensors |= {f"weight{number}": weight, f"offset{number}": shift}
+    plan = {
+        "stages": [[stage.left, stage.slope] for stage in program.pre], "causal": problem.causal,
+        "scale": problem.scale, "residual": program.residual if bias is not None else program.residual.split("+")[0],
+    }  # fmt: skip
+    return op.run("triton", tensors, plan, lowest=bias.lowest if isinstance(bias, DistanceBias) else 0)
+
+
+def stage_weight(stage: Stage, num_heads: int) -> Tensor:
+    """A stage's weight as one matrix a tap, [out, in, k]: groups are blocks of it, scores come before the bias."""
+    weight, groups = stage.weight[:, :, 0], stage.groups
+    if groups == 1:
+        return weight
+    blocks = weight.unflatten(0, (groups, -1))
+    unit = torch.eye(groups, dtype=weight.dtype, device=weight.device)
+    dense = torch.einsum("goik,gh->gohik", blocks, unit).flatten(2, 3).flatten(0, 1)
+    if stage.inputs == 2 * num_heads:
+        # Channels stand group by group, the scores of a group's heads and then their bias.
+        dense = dense.unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1, 3)
+    return dense
+
+
+def _call(arguments: op.Arguments) -> Call:
+    plan, q, k = arguments.plan, arguments["q"], arguments["k"]
+    first, last = bounds(
+        arguments.get("first"), arguments.get("last"), q.shape[2], k.shape[2], plan["causal"], q.device
+    )
+    stages = [
+        StageTensors(arguments[f"weight{n}"], arguments.get(f"offset{n}"), left, slope)
+        for n, (left, slope) in enumerate(plan["stages"])
+    ]
+    optional = {name: arguments.get(name) for name in ("values", "dense", "row", "column", "table")}
+    return Call(
+        q=q, k=k, v=arguments["v"], **optional, first=first, last=last, stages=stages, lowest=arguments.lowest,
+        causal=plan["causal"], scale=plan["scale"], residual=tuple(plan["residual"].split("+")),
+    )  # fmt: skip
+
+
+def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
+    out, lse = passes.forward(_call(arguments))
+    if (sink := arguments.get("sink")) is not None:
+        # One more key with value zero.
+        logit = sink.float()[:, None].expand_as(lse)
+        out = (out * torch.sigmoid(lse - logit)[..., None]).to(out.dtype)
+        lse = torch.where(lse == -torch.inf, lse, torch.logaddexp(lse, logit))
+    return out, lse
+
+
+def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    grads = passes.Gradients(_call(arguments))
+    delta = grads.add(grad_out, out, lse)
+    found: dict[str, Tensor | None] = {"q": grads.q, "k": grads.grouped(grads.k), "v": grads.grouped(grads.v)}
+    found |= {"values": grads.values, "dense": grads.dense, "table": grads.table, "row": grads.row}
+    found |= {"column": grads.column}
+    for name in ("row", "column"):
+        # One part for all batch entries gets the sum of their gradients.
+        grad = found[name]
+        if grad is not None and arguments[name].shape[0] == 1:
+            found[name] = grad.sum(0, keepdim=True)
+    for number, (weight, offset) in enumerate(zip(grads.weights, grads.offsets, strict=True)):
+        found |= {f"weight{number}": weight, f"offset{number}": offset}
+    if (sink := arguments.get("sink")) is not None:
+        weights = torch.exp(sink.float()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
+        found["sink"] = -(weights * delta).sum((0, 2))
+    return {name: grad for name, grad in found.items() if grad is not None}
+
+
+op.KERNELS["triton"] = (_forward, _backward)

@@ -1,0 +1,422 @@
+"""Kernels for any stage and for the backward pass.
+
+The backward pass of a chunk of rows repeats its forward pass, keeping the image before every stage, then walks the
+stages back: the gradient of an image is a stage with turned weights (stage_kernel), the gradient of the weights a
+product of two images over all their pixels (taps_kernel). Sums over programs are partial buffers, added in order.
+"""
+
+# Kernels are compiled from a language of their own.
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from dape.ops.score_attention.triton.forward import (
+    LOG2E,
+    dot,
+    hidden_start,
+    inside_row,
+    leaky,
+    load_bias,
+    load_bounds,
+    load_column,
+    load_rows,
+    output_start,
+    unit_matrix,
+)
+
+
+@triton.jit(do_not_specialize=["row_start", "row_stop", "num_queries", "num_keys", "num_columns"])
+def weights_kernel(
+    q, k, v, grad_out, image, bias, column_bias, first, last, lse, delta, grad_logits, grad_v,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, grad_batch, grad_head, grad_token,
+    bias_batch, bias_head, bias_row, bias_key, bounds_batch, image_batch, image_head, image_channel,
+    logits_batch, logits_channel, num_rows, row_start, row_stop, num_queries, num_keys, num_columns, offset, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGES: tl.constexpr, BIAS: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the logits of a chunk, 0 where not visible, and what its rows add to grad_v [B, H, Tk, D].
+
+    The grid is (key tiles, H, B); a program takes a tile of keys and walks along the rows.
+    """
+    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    key = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    seen = key < num_keys
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * G // H * k_head
+    v += batch * k_batch + head * G // H * k_head
+    grad_out += batch * grad_batch + head * grad_head
+    image += batch * image_batch + head * image_head
+    bias += batch * bias_batch + head * bias_head
+    column_bias += (batch * H + head) * num_keys
+    grad_logits += batch * logits_batch + head * logits_channel
+    keys, values, sums, unit, extra = (), (), (), key, key
+    for part in tl.static_range(PARTS):
+        if SCORES:
+            keys = keys + (load_rows(k, key, seen, part, k_token, D, PART),)
+        values = values + (load_rows(v, key, seen, part, k_token, D, PART),)
+        sums = sums + (tl.zeros([BLOCK_K, PART], tl.float32),)
+    if IMAGES:
+        unit = unit_matrix(BLOCK_R, image.dtype.element_ty)
+    if BIAS == "separable":
+        extra = tl.load(column_bias + key, mask=seen, other=0.0).to(tl.float32)
+    start = 0
+    if CAUSAL:
+        # Rows before see none of these keys.
+        start = tl.maximum(tile * BLOCK_K - offset - row_start, 0) // BLOCK_R * BLOCK_R
+    for top in tl.range(start, row_stop - row_start, BLOCK_R, num_stages=STAGES):
+        local = top + tl.arange(0, BLOCK_R)
+        row = row_start + local
+        exists = row < row_stop
+        low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
+        shown = (key[:, None] >= low[None, :]) & (key[:, None] <= high[None, :])
+        logits = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
+        grad_weights = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
+        for part in tl.static_range(PARTS):
+            if SCORES:
+                queries = load_rows(q, row, exists, part, q_token, D, PART)
+                logits = dot(keys[part], tl.trans(queries), logits, PRECISION)
+            direction = load_rows(grad_out, row, exists, part, grad_token, D, PART)
+            grad_weights = dot(values[part], tl.trans(direction), grad_weights, PRECISION)
+        logits *= scale
+        for number in tl.static_range(IMAGES):
+            place = number * image_channel + key[:, None] * num_rows + local[None, :]
+            # The image has the columns that some row of the block sees.
+            there = (key >= tl.min(low)) & (key <= tl.max(high))
+            pixels = tl.load(image + place, mask=there[:, None], other=0.0)
+            logits = dot(pixels, unit, logits, PRECISION)
+        if BIAS != "none":
+            logits += load_bias(bias, row[None, :], key[:, None], shown, bias_row, bias_key)
+        if BIAS == "separable":
+            logits += extra[:, None]
+        place = (batch * H + head) * num_queries + row
+        row_lse = tl.load(lse + place, mask=exists, other=0.0)
+        row_delta = tl.load(delta + place, mask=exists, other=0.0)
+        weights = tl.where(shown, tl.exp2((logits - row_lse[None, :]) * LOG2E), 0.0)
+        grad = weights * (grad_weights - row_delta[None, :])
+        target = grad_logits + key[:, None] * num_rows + local[None, :]
+        tl.store(target, grad.to(grad_logits.dtype.element_ty), mask=(key < num_columns)[:, None])
+        weights = weights.to(v.dtype.element_ty)
+        updated = ()
+        for part in tl.static_range(PARTS):
+            direction = load_rows(grad_out, row, exists, part, grad_token, D, PART)
+            updated = updated + (dot(weights, direction, sums[part], PRECISION),)
+        sums = updated
+    place = ((batch * H + head) * num_keys + key) * D
+    for part in tl.static_range(PARTS):
+        dim = part * PART + tl.arange(0, PART)
+        mask = seen[:, None] & (dim < D)[None, :]
+        target = grad_v + place[:, None] + dim[None, :]
+        tl.store(target, tl.load(target, mask=mask, other=0.0) + sums[part], mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "row_start",
+        "num_queries",
+        "num_columns",
+        "segment",
+        "held",
+        "wanted",
+        "offset",
+        "values_length",
+        "lowest",
+    ]
+)
+def stage_kernel(
+    image, out, first, last, weights, offsets, table, values, gate, residual,
+    bounds_batch, image_batch, image_channel, out_batch, out_channel, residual_batch, residual_channel, table_plane,
+    values_length, lowest, num_rows, row_start, num_queries, num_columns, segment, held, wanted, offset, slope,
+    IN: tl.constexpr, OUTS: tl.constexpr, IN_PARTS: tl.constexpr, IN_PART: tl.constexpr, OUT_PARTS: tl.constexpr,
+    OUT_PART: tl.constexpr, K: tl.constexpr, LEFT: tl.constexpr, BLOCK_R: tl.constexpr, CAUSAL: tl.constexpr,
+    START: tl.constexpr, VALUES: tl.constexpr, FINISH: tl.constexpr, REPEAT: tl.constexpr, RESIDUALS: tl.constexpr,
+    UNROLLED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One stage over an image, of any size.
+
+    weights: [K, IN_PARTS · IN_PART, OUT_PARTS · OUT_PART]. held, wanted: columns past the visible ones that the image
+    has and that the result shall have. START: "offsets", "table" or "zero"; VALUES: with a bias by distance. FINISH: "none", "leaky" (then zero
+    outside of the row's hidden map), "gate" (the derivative of the LeakyReLU that made `gate`, likewise), or
+    "residual": RESIDUALS channels of `residual`, channel c modulo REPEAT, are added where visible, 0 elsewhere.
+    The grid is (row blocks, segments · OUT_PARTS, B).
+    """
+    RIGHT: tl.constexpr = K - 1 - LEFT
+    block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
+    out_part = tl.program_id(1) % OUT_PARTS
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
+    begin, end = tl.min(low), tl.max(high) + 1
+    start = begin + tl.program_id(1) // OUT_PARTS * segment
+    stop = tl.minimum(start + segment, tl.minimum(end + wanted, num_columns))
+    channel = out_part * OUT_PART + tl.arange(0, OUT_PART)
+    image += batch * image_batch
+    gate += batch * out_batch
+    out += batch * out_batch
+    residual += batch * residual_batch
+    shift = tl.zeros([OUT_PART], tl.float32)
+    if START == "offsets":
+        shift = tl.load(offsets + channel)
+    for column in tl.range(start, stop, num_stages=STAGES):
+        if START == "table":
+            distance = row + offset + RIGHT
+            total = hidden_start(shift, table, table_plane, distance, column, low, channel, OUT_PARTS * OUT_PART, LEFT,
+                                 True, True)  # fmt: skip
+        else:
+            total = output_start(
+                shift,
+                values,
+                values_length,
+                row + offset - column - lowest,
+                channel,
+                OUT_PARTS * OUT_PART,
+                VALUES,
+            )
+        if UNROLLED:
+            for tap in tl.static_range(K):
+                for part in tl.static_range(IN_PARTS):
+                    inputs = part * IN_PART + tl.arange(0, IN_PART)
+                    x = load_column(
+                        image,
+                        column + tap - LEFT,
+                        begin,
+                        end + held,
+                        local,
+                        num_rows,
+                        inputs,
+                        image_channel,
+                        IN,
+                    )
+                    place = (tap * IN_PARTS * IN_PART + inputs[:, None]) * (OUT_PARTS * OUT_PART) + channel[
+                        None, :
+                    ]
+                    total = dot(x, tl.load(weights + place), total, PRECISION)
+        else:
+            for number in tl.range(0, K * IN_PARTS):
+                tap = number // IN_PARTS
+                inputs = number % IN_PARTS * IN_PART + tl.arange(0, IN_PART)
+                x = load_column(
+                    image, column + tap - LEFT, begin, end + held, local, num_rows, inputs, image_channel, IN
+                )
+                place = (tap * IN_PARTS * IN_PART + inputs[:, None]) * (OUT_PARTS * OUT_PART) + channel[
+                    None, :
+                ]
+                total = dot(x, tl.load(weights + place), total, PRECISION)
+        place = column * num_rows + local[:, None] + channel[None, :] * out_channel
+        mask = (channel < OUTS)[None, :]
+        if FINISH == "leaky":
+            total = tl.where(inside_row(column, low, high, CAUSAL)[:, None], leaky(total, slope), 0.0)
+        if FINISH == "gate":
+            active = tl.load(gate + place, mask=mask, other=0.0)
+            total = tl.where(active > 0, total, total * slope)
+            total = tl.where(inside_row(column, low, high, CAUSAL)[:, None], total, 0.0)
+        if FINISH == "residual":
+            shown = (column >= low) & (column <= high)
+            source = column * num_rows + local[:, None] + (channel % REPEAT)[None, :] * residual_channel
+            # Behind the last visible key of the block there is no gradient.
+            there = (column < end) & (channel < RESIDUALS)[None, :]
+            total += tl.load(residual + source, mask=there, other=0.0).to(tl.float32)
+            total = tl.where(shown[:, None], total, 0.0)
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["row_start", "num_queries", "num_columns", "segment", "held", "wanted"])
+def taps_kernel(
+    image, grad, first, last, sums,
+    bounds_batch, image_batch, image_channel, grad_batch, grad_channel,
+    num_rows, row_start, num_queries, num_columns, segment, held, wanted,
+    IN: tl.constexpr, OUTS: tl.constexpr, IN_PARTS: tl.constexpr, IN_PART: tl.constexpr, OUT_PARTS: tl.constexpr,
+    OUT_PART: tl.constexpr, K: tl.constexpr, LEFT: tl.constexpr, TAPS: tl.constexpr, BLOCK_R: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Partial gradients of a stage's weights and, as tap K, of its offsets (in every channel).
+
+    sums: [programs, K + 1, IN_PARTS · IN_PART, OUT_PARTS · OUT_PART]. A program takes TAPS taps of a part of the
+    channels. The grid is (row blocks · segments · B, IN_PARTS · OUT_PARTS, groups of taps).
+    """
+    blocks = num_rows // BLOCK_R
+    program = tl.program_id(0)
+    block, rest = program % blocks, program // blocks
+    segments = tl.cdiv(num_columns, segment)
+    number, batch = rest % segments, (rest // segments).to(tl.int64)
+    in_part, out_part = tl.program_id(1) % IN_PARTS, tl.program_id(1) // IN_PARTS
+    first_tap = tl.program_id(2) * TAPS
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
+    begin, end = tl.min(low), tl.max(high) + 1
+    start = begin + number * segment
+    stop = tl.minimum(start + segment, tl.minimum(end + wanted, num_columns))
+    inputs = in_part * IN_PART + tl.arange(0, IN_PART)
+    channel = out_part * OUT_PART + tl.arange(0, OUT_PART)
+    image += batch * image_batch
+    grad += batch * grad_batch
+    dtype: tl.constexpr = grad.dtype.element_ty
+    totals = ()
+    for _ in tl.static_range(TAPS):
+        totals = totals + (tl.zeros([IN_PART, OUT_PART], tl.float32),)
+    for column in tl.range(start, stop, num_stages=STAGES):
+        direction = load_column(grad, column, begin, stop, local, num_rows, channel, grad_channel, OUTS)
+        updated = ()
+        for i in tl.static_range(TAPS):
+            tap = first_tap + i
+            source = column + tap - LEFT
+            inside = (source >= begin) & (source < end + held) & (tap < K)
+            place = source * num_rows + local[None, :] + inputs[:, None] * image_channel
+            x = tl.load(image + place, mask=inside & (inputs < IN)[:, None], other=0.0)
+            # The offset is the weight of a channel of ones.
+            x = (x + tl.where(tap == K, 1.0, 0.0).to(x.dtype)).to(dtype)
+            updated = updated + (dot(x, direction, totals[i], PRECISION),)
+        totals = updated
+    for i in tl.static_range(TAPS):
+        tap = first_tap + i
+        if tap <= K:
+            place = ((program * (K + 1) + tap) * IN_PARTS * IN_PART + inputs[:, None]) * (
+                OUT_PARTS * OUT_PART
+            )
+            tl.store(sums + place + channel[None, :], totals[i])
+
+
+@triton.jit(
+    do_not_specialize=[
+        "row_start",
+        "row_stop",
+        "out_start",
+        "out_rows",
+        "num_keys",
+        "num_columns",
+        "per_split",
+    ]
+)
+def queries_kernel(
+    k, image, first, last, grad_q, k_batch, k_head, k_token, bounds_batch, image_batch, image_channel,
+    num_rows, row_start, row_stop, out_start, out_rows, num_keys, num_columns, per_split, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """grad_q [splits, B, H, out_rows, D] of a chunk: the gradients of the scores (an image) times a split of the keys.
+
+    The grid is (row blocks · splits, H, B); BLOCK_R is that of the image.
+    """
+    blocks = num_rows // BLOCK_R
+    block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
+    begin, end = tl.min(low), tl.minimum(tl.max(high) + 1, num_columns)
+    k += batch * k_batch + head * G // H * k_head
+    image += batch * image_batch + head * image_channel
+    sums = ()
+    for _ in tl.static_range(PARTS):
+        sums = sums + (tl.zeros([BLOCK_R, PART], tl.float32),)
+    stop = tl.minimum(end, (split + 1) * per_split)
+    for start in tl.range(
+        tl.maximum(begin // BLOCK_K * BLOCK_K, split * per_split), stop, BLOCK_K, num_stages=STAGES
+    ):
+        key = start + tl.arange(0, BLOCK_K)
+        seen = (key >= begin) & (key < end)
+        grad = tl.load(image + key[None, :] * num_rows + local[:, None], mask=seen[None, :], other=0.0)
+        updated = ()
+        for part in tl.static_range(PARTS):
+            tile = load_rows(k, key, key < num_keys, part, k_token, D, PART).to(grad.dtype)
+            updated = updated + (dot(grad, tile, sums[part], PRECISION),)
+        sums = updated
+    place = (((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start) * D
+    for part in tl.static_range(PARTS):
+        dim = part * PART + tl.arange(0, PART)
+        mask = (row < row_stop)[:, None] & (dim < D)[None, :]
+        result = (sums[part] * scale).to(grad_q.dtype.element_ty)
+        tl.store(grad_q + place[:, None] + dim[None, :], result, mask=mask)
+
+
+@triton.jit(do_not_specialize=["row_start", "row_stop", "num_queries", "num_keys", "num_columns", "offset"])
+def keys_kernel(
+    q, image, first, last, grad_k, q_batch, q_head, q_token, bounds_batch, image_batch, image_channel,
+    num_rows, row_start, row_stop, num_queries, num_keys, num_columns, offset, scale,
+    H: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What a chunk adds to grad_k [B, H, Tk, D]: the gradients of the scores (an image), turned, times the queries.
+
+    The grid is (key tiles, H, B); BLOCK_R is that of the image.
+    """
+    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    key = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    q += batch * q_batch + head * q_head
+    image += batch * image_batch + head * image_channel
+    sums = ()
+    for _ in tl.static_range(PARTS):
+        sums = sums + (tl.zeros([BLOCK_K, PART], tl.float32),)
+    start = 0
+    if CAUSAL:
+        start = tl.maximum(tile * BLOCK_K - offset - row_start, 0) // BLOCK_R * BLOCK_R
+    for top in tl.range(start, row_stop - row_start, BLOCK_R, num_stages=STAGES):
+        local = top + tl.arange(0, BLOCK_R)
+        row = row_start + local
+        low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
+        seen = (key >= tl.min(low)) & (key <= tl.max(high)) & (key < num_columns)
+        grad = tl.load(image + key[:, None] * num_rows + local[None, :], mask=seen[:, None], other=0.0)
+        updated = ()
+        for part in tl.static_range(PARTS):
+            queries = load_rows(q, row, row < row_stop, part, q_token, D, PART).to(grad.dtype)
+            updated = updated + (dot(grad, queries, sums[part], PRECISION),)
+        sums = updated
+    place = ((batch * H + head) * num_keys + key) * D
+    for part in tl.static_range(PARTS):
+        dim = part * PART + tl.arange(0, PART)
+        mask = (key < num_keys)[:, None] & (dim < D)[None, :]
+        target = grad_k + place[:, None] + dim[None, :]
+        tl.store(target, tl.load(target, mask=mask, other=0.0) + sums[part] * scale, mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=["row_start", "row_stop", "num_columns", "offset", "bottom", "num_distances", "extra"]
+)
+def diagonals_kernel(
+    records, first, last, sums, bounds_batch, records_batch, num_rows, row_start, row_stop, num_columns, offset,
+    bottom, num_distances, extra,
+    C: tl.constexpr, CHANNELS: tl.constexpr, PLANES: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Sums of records [B, columns, rows, C] by distance: sums [row groups, PLANES, num_distances, CHANNELS].
+
+    Row n of sums is distance bottom + n. Plane p < PLANES − 1 is for pixels p columns after the first visible key,
+    the last plane for all others. extra: columns past the last visible key that count.
+    The grid is (distance tiles, groups of ROWS rows, B).
+    """
+    tile, group, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    distance = bottom + tile * BLOCK_D + tl.arange(0, BLOCK_D)
+    channel = tl.arange(0, CHANNELS)
+    first += batch * bounds_batch
+    last += batch * bounds_batch
+    records += batch * records_batch
+    totals = ()
+    for _ in tl.static_range(PLANES):
+        totals = totals + (tl.zeros([BLOCK_D, CHANNELS], tl.float32),)
+    for i in tl.range(0, ROWS):
+        local = group * ROWS + i
+        row = row_start + local
+        exists = row < row_stop
+        low, high = tl.load(first + row, mask=exists, other=0), tl.load(last + row, mask=exists, other=-1)
+        column = row + offset - distance
+        counts = exists & (low <= high) & (column >= low) & (column <= high + extra) & (column < num_columns)
+        place = (column * num_rows + local) * C
+        x = tl.load(
+            records + place[:, None] + channel[None, :],
+            mask=counts[:, None] & (channel < C)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+        updated = ()
+        for plane in tl.static_range(PLANES):
+            if PLANES == 1:
+                updated = updated + (totals[0] + x,)
+            else:
+                chosen = tl.minimum(column - low, PLANES - 1) == plane
+                updated = updated + (totals[plane] + tl.where(chosen[:, None], x, 0.0),)
+        totals = updated
+    program = batch * tl.num_programs(1) + group
+    for plane in tl.static_range(PLANES):
+        n = tile * BLOCK_D + tl.arange(0, BLOCK_D)
+        place = ((program * PLANES + plane) * num_distances + n) * CHANNELS
+        tl.store(sums + place[:, None] + channel[None, :], totals[plane], mask=(n < num_distances)[:, None])

@@ -1,0 +1,265 @@
+"""One call of the Triton backend: its tensors and options in the forms that the kernels take, and its chunks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dape.ops.score_attention.types import Visible
+
+# Scratch of a pass, in bytes: images of a chunk of rows that stay in the L2 cache of a large GPU. Longer inputs take
+# the smallest chunks, up to the second limit.
+SCRATCH, MOST_SCRATCH = 48 * 2**20, 192 * 2**20
+# Rows of a block in an image, and keys of a tile.
+BLOCK_R, BLOCK_K = 64, 64
+# Programs that fill a GPU: two for each of an A100's multiprocessors.
+PROGRAMS = 216
+
+
+def interpreting() -> bool:
+    """Whether Triton runs its kernels on the CPU, in its interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def precision() -> str:
+    """How float32 products are made: three passes over tensor cores unless PyTorch's setting allows one."""
+    if interpreting():
+        return "interpreted"
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def padded(size: int) -> int:
+    """The power of two, at least 16, that holds `size`."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def blank_memory(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uninitialised memory: the kernels write every number that is read later."""
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class StageTensors:
+    """One stage: weight [out, in, k], offset [out] or None, and the slope of the activation after it (1: none)."""
+
+    weight: Tensor
+    offset: Tensor | None
+    left: int
+    slope: float
+
+    @property
+    def num_out(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def num_in(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def kernel_size(self) -> int:
+        return self.weight.shape[2]
+
+    @property
+    def right(self) -> int:
+        return self.kernel_size - 1 - self.left
+
+    def taps(self, dtype: torch.dtype) -> Tensor:
+        """[k, in, out], padded."""
+        return pad(self.weight.permute(2, 1, 0).to(dtype), padded(self.num_in), padded(self.num_out))
+
+    def turned(self, dtype: torch.dtype) -> Tensor:
+        """Taps of the stage that takes gradients of the result to those of the image, [k, out, in], padded."""
+        return pad(self.weight.permute(2, 0, 1).flip(0).to(dtype), padded(self.num_out), padded(self.num_in))
+
+    def offsets(self) -> Tensor:
+        """[out] in float32, padded."""
+        size = padded(self.num_out)
+        if self.offset is None:
+            return torch.zeros(size, dtype=torch.float32, device=self.weight.device)
+        return pad(self.offset.float(), size)
+
+
+@dataclass
+class Call:
+    """A call, or the part of it that belongs to some of its batch entries.
+
+    values: bias by distance [H, distances] from `lowest` on; dense: [1 or B, H, Tq, Tk]; row, column: the parts of a
+    separable bias, [1 or B, H, Tq] and [1 or B, H, Tk]; table: what the first stage makes of a bias by distance, [planes, distances, W] (tables.py). Without a table, a bias is further channels of the
+    first image. residual: which of "scores" and "bias" are added to what the stages make.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    values: Tensor | None
+    dense: Tensor | None
+    row: Tensor | None
+    column: Tensor | None
+    table: Tensor | None
+    first: Tensor
+    last: Tensor
+    stages: list[StageTensors]
+    lowest: int
+    causal: bool
+    scale: float
+    residual: tuple[str, ...]
+    grad_dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.q, self.k, self.v = (
+            x if x.stride(-1) == 1 else x.contiguous() for x in (self.q, self.k, self.v)
+        )
+        # Keys and values are addressed alike.
+        if self.k.stride() != self.v.stride():
+            self.k, self.v = self.k.contiguous(), self.v.contiguous()
+        self.batch, self.num_heads, self.num_queries, self.head_width = self.q.shape
+        self.num_groups, self.num_keys = self.k.shape[1], self.k.shape[2]
+        self.offset = self.num_keys - self.num_queries
+        self.device, self.grad_dtype = self.q.device, self.q.dtype
+        # Scores have more digits in float16 than in bfloat16, and are far from its range.
+        self.dtype = torch.float32 if self.q.dtype == torch.float32 else torch.float16
+        if self.row is not None and self.column is not None:
+            # Addressed by batch entry; broadcasting one is cheap.
+            self.row, self.column = (
+                x.expand(self.batch, -1, -1).contiguous()
+                if x.shape[0] > 1 or self.batch > 1
+                else x.contiguous()
+                for x in (self.row, self.column)
+            )
+        # Columns past the visible ones that the image before each stage has: what later stages reach.
+        rights = [stage.right if self.causal else 0 for stage in self.stages]
+        self.held = [0, *(sum(rights[s:]) for s in range(1, len(rights))), 0]
+        widths = [64, 32, 16] if self.head_width % 128 else [128]
+        self.part = next((p for p in widths if -(-self.head_width // p) * p <= 1.1 * self.head_width), 16)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the first image: the scores, and the bias where it goes through the first stage."""
+        return self.stages[0].num_in
+
+    @property
+    def bias_in_image(self) -> bool:
+        return bool(self.stages) and self.channels > self.num_heads
+
+    def batches(self, bytes_per_pair: int) -> Iterator[tuple[slice, Call]]:
+        """The call by as few batch entries at a time as make full chunks."""
+        pairs = SCRATCH // bytes_per_pair
+        size = max(1, pairs // (256 * self.num_keys))
+        for start in range(0, self.batch, size):
+            part = slice(start, min(start + size, self.batch))
+            yield part, self if size >= self.batch else self._some(part)
+
+    def _some(self, part: slice) -> Call:
+        dense = self.dense if self.dense is None or self.dense.shape[0] == 1 else self.dense[part]
+        first, last = (x if x.shape[0] == 1 else x[part] for x in (self.first, self.last))
+        row, column = (None if x is None else x[part] for x in (self.row, self.column))
+        return replace(
+            self, q=self.q[part], k=self.k[part], v=self.v[part], dense=dense, row=row, column=column, first=first,
+            last=last,
+        )  # fmt: skip
+
+    def chunks(self, bytes_per_pair: int) -> Iterator[Chunk]:
+        """Consecutive query rows whose images fit into the scratch, from the last on."""
+        block = min(BLOCK_R, padded(self.num_queries))
+        stop = self.num_queries
+        while stop > 0:
+            columns = stop + self.offset if self.causal else self.num_keys
+            size = self._rows(columns * self.batch * bytes_per_pair)
+            size = min(size, -(-stop // block) * block)
+            # All but the first chunk start at a multiple of their blocks.
+            start = max(0, -(-(stop - size) // BLOCK_R) * BLOCK_R if size >= BLOCK_R else stop - size)
+            yield Chunk(self, start, stop, size)
+            stop = start
+
+    def _rows(self, bytes_per_row: int) -> int:
+        """Rows of a chunk: whole blocks, or half and quarter blocks where one is too large."""
+        if bytes_per_row == 0:
+            return -(-self.num_queries // BLOCK_R) * BLOCK_R
+        if (rows := SCRATCH // bytes_per_row) >= BLOCK_R:
+            return rows // BLOCK_R * BLOCK_R
+        return min(BLOCK_R, 32) if MOST_SCRATCH // bytes_per_row >= 32 else 16
+
+    def arguments(self) -> dict[str, Any]:
+        """What kernels take that see q, k, v and the bias."""
+        bias, kind = self.q, "none"
+        strides: tuple[int, ...] = (0, 0, 0, 0)
+        if self.values is not None:
+            kind = "strided"
+            values = self.values.float().contiguous()
+            # A view that starts where query 0 meets key 0; distances grow with the query and fall with the key.
+            bias, strides = values.view(-1)[self.offset - self.lowest :], (0, values.shape[1], 1, -1)
+        elif self.dense is not None:
+            bias, kind = self.dense, "strided"
+            strides = (bias.stride(0) if bias.shape[0] > 1 else 0, *bias.stride()[1:])
+        elif self.row is not None:
+            bias, kind, strides = self.row, "separable", (self.row.stride(0), self.num_queries, 1, 0)
+        column = self.q if self.column is None else self.column
+        arguments: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v, "first": self.first}
+        arguments |= {"last": self.last, "bias": bias, "column_bias": column, "BIAS": kind}
+        for name, x in (("q", self.q), ("k", self.k)):
+            arguments |= dict(
+                zip((f"{name}_batch", f"{name}_head", f"{name}_token"), x.stride()[:3], strict=True)
+            )
+        arguments |= dict(zip(("bias_batch", "bias_head", "bias_row", "bias_key"), strides, strict=True))
+        arguments |= {
+            "bounds_batch": self.num_queries if self.first.shape[0] > 1 else 0,
+            "num_queries": self.num_queries, "num_keys": self.num_keys, "offset": self.offset,
+            "scale": self.scale, "H": self.num_heads, "G": self.num_groups, "D": self.head_width,
+            "PART": self.part, "PARTS": -(-self.head_width // self.part), "CAUSAL": self.causal,
+            "PRECISION": precision(), "BLOCK_K": BLOCK_K,
+        }  # fmt: skip
+        return arguments
+
+
+@dataclass
+class Chunk:
+    """The query rows start … stop − 1 of a call, and the images of them: [B, channels, columns, size]."""
+
+    call: Call
+    start: int
+    stop: int
+    size: int
+
+    def __post_init__(self) -> None:
+        call = self.call
+        self.columns = self.stop + call.offset + max(call.held) if call.causal else call.num_keys
+        self.block = min(BLOCK_R, self.size)
+        self.blocks = self.size // self.block
+
+    def image(self, channels: int, dtype: torch.dtype) -> Tensor:
+        call = self.call
+        return blank_memory(call.batch, channels, self.columns, self.size, dtype=dtype, device=call.device)
+
+    def segment(self) -> int:
+        """Columns that a program walks along: as many programs as fill the GPU, but few halos."""
+        share = self.call.batch * self.blocks * self.columns // PROGRAMS
+        return max(16, min(128, share))
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "row_start": self.start, "row_stop": self.stop, "num_rows": self.size, "num_columns": self.columns,
+            "segment": self.segment(), "BLOCK_R": self.block,
+        }  # fmt: skip
+
+
+def bounds(first: Tensor | None, last: Tensor | None, num_queries: int, num_keys: int, causal: bool,
+           device: torch.device) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """First and last visible key, [1 or B, Tq] each, of the same batch size."""
+    found = Visible(first, last).bounds(num_queries, num_keys, causal=causal, device=device)
+    batch = max(x.shape[0] for x in found)
+    low, high = (x.clamp(-1, num_keys).to(torch.int32).expand(batch, -1).contiguous() for x in found)
+    return low, high
+
+
+def pad(x: Tensor, *sizes: int) -> Tensor:
+    """x with its last dimensions padded with zeros to `sizes`, contiguous."""
+    pads: list[int] = []
+    for size, have in zip(reversed(sizes), reversed(x.shape), strict=False):
+        pads += [0, size - have]
+    return F.pad(x, pads).contiguous()

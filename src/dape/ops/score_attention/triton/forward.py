@@ -1,0 +1,400 @@
+"""The forward kernels: scores, convolutions over the score image, softmax · V.
+
+Maps in scratch are images [B, channels, columns, rows]: a column is a key, rows are the queries of a chunk, and
+contiguous. A convolution along the keys walks from column to column with BLOCK_R rows at a time as the rows of a
+matrix product and channels as its reduction axis: the shift of a tap is the walk itself. For a block of rows, an
+image is written in the columns that some row sees, and as far beyond as later stages reach.
+
+Padded sizes (CHANNELS, WIDTH, OUT) are powers of two, at least 16; the head width goes by PARTS of PART numbers.
+"""
+
+# Kernels are compiled from a language of their own.
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a · b, accumulated in float32."""
+    if PRECISION == "interpreted":
+        # The interpreter multiplies bfloat16 numbers as if they were integers; in float32 the products are exact.
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc=acc)
+    return tl.dot(a, b, acc=acc, input_precision=PRECISION)
+
+
+@triton.jit
+def load_bounds(first, last, row, num_queries):
+    """First and last visible key of each query; a query that does not exist sees nothing."""
+    exists = row < num_queries
+    low, high = tl.load(first + row, mask=exists, other=0), tl.load(last + row, mask=exists, other=-1)
+    # A query that sees nothing must not widen the range of its block.
+    return tl.where(low <= high, low, 1 << 30), tl.where(low <= high, high, -1)
+
+
+@triton.jit
+def load_rows(x, token, exists, part, token_stride, D: tl.constexpr, PART: tl.constexpr):
+    """Rows `token` of x, PART numbers of each: [tokens, PART], 0 where a token does not exist."""
+    dim = part * PART + tl.arange(0, PART)
+    mask = exists[:, None] & (dim[None, :] < D) if D % PART else exists[:, None]
+    return tl.load(x + token[:, None] * token_stride + dim[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def load_bias(bias, row, key, shown, row_stride, key_stride):
+    """The bias of pairs (row, key) in float32; `row` and `key` broadcast against each other."""
+    return tl.load(bias + row * row_stride + key * key_stride, mask=shown, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["row_start", "num_queries", "num_keys", "num_columns", "per_split"])
+def scores_kernel(
+    q, k, bias, column_bias, first, last, image,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, bias_key,
+    bounds_batch, image_batch, image_channel, num_rows, row_start, num_queries, num_keys, num_columns, per_split, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Scores (and the bias, as further channels) into an image, 0 where not visible.
+
+    A program takes a block of rows and a split of the keys. The grid is (row blocks · splits, H, B).
+    """
+    blocks = num_rows // BLOCK_R
+    block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    exists = row < num_queries
+    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * G // H * k_head
+    bias += batch * bias_batch + head * bias_head
+    column_bias += (batch * H + head) * num_keys
+    image += batch * image_batch + head * image_channel
+    queries = ()
+    for part in tl.static_range(PARTS):
+        queries = queries + (tl.trans(load_rows(q, row, exists, part, q_token, D, PART)),)
+    begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
+    end = tl.minimum(tl.minimum(tl.max(high) + 1, num_columns), (split + 1) * per_split)
+    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
+        column = start + tl.arange(0, BLOCK_K)
+        seen = column < num_keys
+        scores = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
+        for part in tl.static_range(PARTS):
+            scores = dot(load_rows(k, column, seen, part, k_token, D, PART), queries[part], scores, PRECISION)
+        shown = (column[:, None] >= low[None, :]) & (column[:, None] <= high[None, :])
+        scores = tl.where(shown, scores * scale, 0.0)
+        if image.dtype.element_ty == tl.float16:
+            scores = tl.minimum(tl.maximum(scores, -65504.0), 65504.0)
+        target = image + column[:, None] * num_rows + local[None, :]
+        inside = (column < num_columns)[:, None]
+        tl.store(target, scores.to(image.dtype.element_ty), mask=inside)
+        if BIAS != "none":
+            values = load_bias(bias, row[None, :], column[:, None], shown, bias_row, bias_key)
+            if BIAS == "separable":
+                values += tl.load(column_bias + column, mask=seen, other=0.0).to(tl.float32)[:, None]
+                values = tl.where(shown, values, 0.0)
+            tl.store(target + H * image_channel, values.to(image.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_column(image, column, begin, end, local, num_rows, channel, image_channel, NUMBER: tl.constexpr):
+    """One column of an image, [rows, channels]; 0 outside and in padded channels."""
+    inside = (column >= begin) & (column < end)
+    place = column * num_rows + local[:, None] + channel[None, :] * image_channel
+    return tl.load(image + place, mask=inside & (channel < NUMBER)[None, :], other=0.0)
+
+
+@triton.jit
+def load_taps(taps, row, column, KERNEL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tuple of the KERNEL matrices taps [KERNEL, ROWS, COLUMNS]."""
+    matrices = ()
+    for tap in tl.static_range(KERNEL):
+        place = (tap * ROWS + row[:, None]) * COLUMNS + column[None, :]
+        matrices = matrices + (tl.load(taps + place),)
+    return matrices
+
+
+@triton.jit
+def leaky(x, slope):
+    """LeakyReLU for slopes of at most 1."""
+    return tl.maximum(x, x * tl.full([1, 1], slope, x.dtype))
+
+
+@triton.jit
+def inside_row(column, low, high, CAUSAL: tl.constexpr):
+    """Whether the hidden maps of each row exist at a column: from its first visible key on, without causality to its last."""
+    inside = column >= low
+    if not CAUSAL:
+        inside = inside & (column <= high)
+    return inside
+
+
+@triton.jit
+def hidden_start(offset1, table, table_plane, reach, column, low, channel, WIDTH: tl.constexpr,
+                 LEFT: tl.constexpr, TABLE: tl.constexpr, EDGE: tl.constexpr):  # fmt: skip
+    """What a column of the hidden map starts from, [rows, channels]: the offset, or the table by distance with it.
+
+    table: [LEFT + 1, distances, WIDTH], plane c < LEFT for the column c keys after the first visible one; a row finds
+    column j in place reach − j.
+    """
+    if TABLE:
+        place = (reach - column) * WIDTH + LEFT * table_plane
+        if EDGE:
+            plane = tl.minimum(tl.maximum(column - low, 0), LEFT)
+            distance = tl.minimum(tl.maximum(reach - column, 0), table_plane // WIDTH - 1)
+            place = distance * WIDTH + plane * table_plane
+        return tl.load(table + place[:, None] + channel[None, :]).to(tl.float32)
+    else:
+        return tl.zeros([reach.shape[0], channel.shape[0]], tl.float32) + offset1[None, :]
+
+
+@triton.jit
+def output_start(offset2, values, values_length, place, channel, OUT: tl.constexpr, VALUES: tl.constexpr):
+    """What a column of the result starts from, [rows, channels]: the offset, and a bias by distance with it."""
+    start = tl.zeros([place.shape[0], channel.shape[0]], tl.float32) + offset2[None, :]
+    if VALUES:
+        place = tl.minimum(tl.maximum(place, 0), values_length - 1)
+        start += tl.load(values + place[:, None] * OUT + channel[None, :]).to(tl.float32)
+    return start
+
+
+@triton.jit
+def convolve_columns(
+    image, out, offset1, offset2, table, values, w1, w2, low, high, local, num_rows, reach, distance, start, stop,
+    steps, begin, end, image_channel, out_channel, table_plane, values_length, slope1, slope2,
+    IN: tl.constexpr, OUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    LEFT1: tl.constexpr, LEFT2: tl.constexpr, CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr,
+    EDGE: tl.constexpr, FINAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Two convolutions of the columns that the outputs start … stop − 1 depend on.
+
+    With column n of the image, its taps are added to the hidden columns n − RIGHT1 … n + LEFT1. The first of these
+    is then complete, and adds its taps to the outputs, of which column n − RIGHT1 − RIGHT2 is complete.
+    """
+    RIGHT1: tl.constexpr = len(w1) - 1 - LEFT1
+    RIGHT2: tl.constexpr = len(w2) - 1 - LEFT2
+    dtype: tl.constexpr = image.dtype.element_ty
+    channel, wide, outs = tl.arange(0, CHANNELS), tl.arange(0, WIDTH), tl.arange(0, OUT)
+    hidden, pending = (), ()
+    for tap in tl.static_range(len(w1) - 1):
+        column = start - LEFT1 - LEFT2 - RIGHT1 + tap
+        fresh = hidden_start(offset1, table, table_plane, reach, column, low, wide, WIDTH, LEFT1, TABLE, EDGE)
+        hidden = hidden + (fresh,)
+    for tap in tl.static_range(len(w2) - 1):
+        column = start - LEFT1 - LEFT2 - RIGHT1 - RIGHT2 + tap
+        fresh = output_start(offset2, values, values_length, distance - column, outs, OUT, VALUES)
+        pending = pending + (fresh,)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        n = start - LEFT1 - LEFT2 + step
+        x = load_column(image, n, begin, end, local, num_rows, channel, image_channel, IN)
+        fresh = hidden_start(
+            offset1, table, table_plane, reach, n + LEFT1, low, wide, WIDTH, LEFT1, TABLE, EDGE
+        )
+        updated = ()
+        for i in tl.static_range(len(w1)):
+            # Hidden column n − RIGHT1 + i reads this one by tap K1 − 1 − i.
+            before = hidden[i] if i < len(w1) - 1 else fresh
+            updated = updated + (dot(x, w1[len(w1) - 1 - i], before, PRECISION),)
+        hidden = updated[1:]
+        c = n - RIGHT1
+        active = leaky(updated[0].to(dtype), slope1)
+        if EDGE:
+            active = tl.where(inside_row(c, low, high, CAUSAL)[:, None], active, 0.0).to(dtype)
+        fresh = output_start(offset2, values, values_length, distance - c - LEFT2, outs, OUT, VALUES)
+        summed = ()
+        for i in tl.static_range(len(w2)):
+            before = pending[i] if i < len(w2) - 1 else fresh
+            summed = summed + (dot(active, w2[len(w2) - 1 - i], before, PRECISION),)
+        pending = summed[1:]
+        done = c - RIGHT2
+        result = summed[0]
+        if not FINAL:
+            result = tl.where(inside_row(done, low, high, CAUSAL)[:, None], leaky(result, slope2), 0.0)
+        place = done * num_rows + local[:, None] + outs[None, :] * out_channel
+        mask = ((done >= start) & (done < stop)) & (outs < OUTS)[None, :]
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "row_start",
+        "num_queries",
+        "num_columns",
+        "segment",
+        "held",
+        "wanted",
+        "offset",
+        "values_length",
+        "lowest",
+    ]
+)
+def convolve_kernel(
+    image, out, first, last, w1, w2, b1, b2, table, values,
+    bounds_batch, image_batch, image_channel, out_batch, out_channel, table_plane, values_length, lowest, num_rows,
+    row_start, num_queries, num_columns, segment, held, wanted, offset, slope1, slope2,
+    IN: tl.constexpr, OUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    K1: tl.constexpr, LEFT1: tl.constexpr, K2: tl.constexpr, LEFT2: tl.constexpr, BLOCK_R: tl.constexpr,
+    CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr, FINAL: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Two stages over an image: out = stage₂(LeakyReLU(stage₁(image))), the hidden map on the chip.
+
+    w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; values [distances, OUT] are added to the result. held, wanted:
+    columns past the visible ones that the image has, and that the result shall have. FINAL: no activation follows.
+    The grid is (row blocks, segments, B).
+    """
+    RIGHT1: tl.constexpr = K1 - 1 - LEFT1
+    block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
+    begin, end = tl.min(low), tl.max(high) + 1
+    start = begin + tl.program_id(1) * segment
+    stop = tl.minimum(start + segment, tl.minimum(end + wanted, num_columns))
+    if start < stop:
+        channel, wide, outs = tl.arange(0, CHANNELS), tl.arange(0, WIDTH), tl.arange(0, OUT)
+        taps1 = load_taps(w1, channel, wide, K1, CHANNELS, WIDTH)
+        taps2 = load_taps(w2, wide, outs, K2, WIDTH, OUT)
+        offset1, offset2 = tl.load(b1 + wide), tl.load(b2 + outs)
+        image += batch * image_batch
+        out += batch * out_batch
+        # Column m of the table is distance m − RIGHT1.
+        distance = row + offset
+        steps = stop - start + K1 + K2 - 2
+        interior = (tl.max(low) + LEFT1 + LEFT2 + K1 <= start) & (
+            start + steps <= tl.minimum(tl.min(high), row_start + block * BLOCK_R + offset)
+        )
+        if interior:
+            convolve_columns(
+                image, out, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
+                distance + RIGHT1, distance - lowest, start, stop, steps, begin, end + held, image_channel,
+                out_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT, LEFT1, LEFT2,
+                CAUSAL, TABLE, VALUES, False, FINAL, PRECISION, STAGES)  # fmt: skip
+        else:
+            convolve_columns(
+                image, out, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
+                distance + RIGHT1, distance - lowest, start, stop, steps, begin, end + held, image_channel,
+                out_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT, LEFT1, LEFT2,
+                CAUSAL, TABLE, VALUES, True, FINAL, PRECISION, STAGES)  # fmt: skip
+
+
+@triton.jit
+def unit_matrix(SIZE: tl.constexpr, dtype: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    return (place[:, None] == place[None, :]).to(tl.float32).to(dtype)
+
+
+@triton.jit
+def attend_tiles(
+    queries, k, v, image, bias, column_bias, unit, sums, highest, total, row, low, high, local, num_rows, begin, end,
+    num_keys, scale, image_channel, k_token, bias_row, bias_key,
+    D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr,
+    IMAGES: tl.constexpr, BIAS: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The running softmax over the tiles of keys begin … end − 1; maxima are in units of ln 2."""
+    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
+        key = start + tl.arange(0, BLOCK_K)
+        seen = key < num_keys if EDGE else key >= 0
+        shown = (key[None, :] >= low[:, None]) & (key[None, :] <= high[:, None]) if EDGE else seen[None, :]
+        logits = tl.zeros([row.shape[0], BLOCK_K], tl.float32)
+        if SCORES:
+            for part in tl.static_range(PARTS):
+                tile = load_rows(k, key, seen, part, k_token, D, PART)
+                logits = dot(queries[part], tl.trans(tile), logits, PRECISION)
+            logits *= scale
+        # As an operand of a product with the unit matrix, a tile of the image takes the cheap way into registers.
+        for number in tl.static_range(IMAGES):
+            place = number * image_channel + key[None, :] * num_rows + local[:, None]
+            tile = tl.load(image + place, mask=shown, other=0.0) if EDGE else tl.load(image + place)
+            logits = dot(tile, unit, logits, PRECISION)
+        if BIAS != "none":
+            logits += load_bias(bias, row[:, None], key[None, :], shown, bias_row, bias_key)
+        if BIAS == "separable":
+            logits += tl.load(column_bias + key, mask=seen, other=0.0).to(tl.float32)[None, :]
+        logits *= LOG2E
+        if EDGE:
+            logits = tl.where(shown, logits, -float("inf"))
+        higher = tl.maximum(highest, tl.max(logits, 1))
+        # Before the first visible key everything is −∞: any finite number serves.
+        base = tl.where(higher == -float("inf"), 0.0, higher) if EDGE else higher
+        weights = tl.exp2(logits - base[:, None])
+        shrink = tl.exp2(highest - base)
+        total = total * shrink + tl.sum(weights, 1)
+        weights = weights.to(v.dtype.element_ty)
+        updated = ()
+        for part in tl.static_range(PARTS):
+            tile = load_rows(v, key, seen, part, k_token, D, PART)
+            updated = updated + (dot(weights, tile, sums[part] * shrink[:, None], PRECISION),)
+        sums = updated
+        highest = higher
+    return sums, highest, total
+
+
+@triton.jit(do_not_specialize=["row_start", "row_stop", "out_start", "out_rows", "num_keys", "per_split"])
+def attend_kernel(
+    q, k, v, image, bias, column_bias, first, last, out, lse,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, bias_key,
+    bounds_batch, image_batch, image_head, image_channel, num_rows, row_start, row_stop, out_start, out_rows, num_keys,
+    per_split, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGES: tl.constexpr,
+    BIAS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """out [splits, B, H, out_rows, D] and lse [splits, B, H, out_rows]: softmax · V over a split of the visible keys.
+
+    The logits are the sum of scores (SCORES), images (IMAGES of them, image_channel apart) and a bias (BIAS),
+    whichever there are. A split that sees nothing has lse −∞. The grid is (row blocks · splits, H, B); the last
+    rows, which see the most, go first.
+    """
+    blocks = tl.cdiv(num_rows, BLOCK_R)
+    block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
+    exists = row < row_stop
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * G // H * k_head
+    v += batch * k_batch + head * G // H * k_head
+    image += batch * image_batch + head * image_head
+    bias += batch * bias_batch + head * bias_head
+    column_bias += (batch * H + head) * num_keys
+    sums, queries, unit = (), (), low
+    for part in tl.static_range(PARTS):
+        sums = sums + (tl.zeros([BLOCK_R, PART], tl.float32),)
+        if SCORES:
+            queries = queries + (load_rows(q, row, exists, part, q_token, D, PART),)
+    if IMAGES:
+        unit = unit_matrix(BLOCK_K, image.dtype.element_ty)
+    highest = tl.full([BLOCK_R], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
+    end = tl.minimum(tl.max(high) + 1, (split + 1) * per_split)
+    # Tiles in which every row sees every key need no mask.
+    inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.max(low), end), BLOCK_K) * BLOCK_K)
+    outer = tl.maximum(inner, tl.minimum(tl.min(high) + 1, end) // BLOCK_K * BLOCK_K)
+    sums, highest, total = attend_tiles(
+        queries, k, v, image, bias, column_bias, unit, sums, highest, total, row, low, high, local, num_rows, begin,
+        tl.minimum(inner, end), num_keys, scale, image_channel, k_token, bias_row, bias_key,
+        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, True, PRECISION, STAGES)  # fmt: skip
+    sums, highest, total = attend_tiles(
+        queries, k, v, image, bias, column_bias, unit, sums, highest, total, row, low, high, local, num_rows, inner,
+        outer, num_keys, scale, image_channel, k_token, bias_row, bias_key,
+        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, False, PRECISION, STAGES)  # fmt: skip
+    sums, highest, total = attend_tiles(
+        queries, k, v, image, bias, column_bias, unit, sums, highest, total, row, low, high, local, num_rows, outer,
+        end, num_keys, scale, image_channel, k_token, bias_row, bias_key,
+        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, True, PRECISION, STAGES)  # fmt: skip
+
+    empty = total == 0
+    total = tl.where(empty, 1.0, total)
+    place = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start
+    tl.store(lse + place, tl.where(empty, -float("inf"), highest / LOG2E + tl.log(total)), mask=exists)
+    for part in tl.static_range(PARTS):
+        dim = part * PART + tl.arange(0, PART)
+        mean = (sums[part] / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + place[:, None] * D + dim[None, :], mean, mask=exists[:, None] & (dim < D)[None, :])
