@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import socket
+from urllib.parse import urlparse
 
 
 def not_loaded(what: str, name: str, error: Exception) -> str:
@@ -11,3 +14,21 @@ def not_loaded(what: str, name: str, error: Exception) -> str:
     if os.path.isdir(name):
         return f'no {what} in the folder "{name}": {reason}'
     return f'no {what} "{name}": there is no such folder here, and the Hugging Face hub did not give it ({reason})'
+
+
+@functools.cache
+def hub_reachable() -> bool:
+    """Whether the hub can be reached, found out in seconds; a proxy is trusted to lead there."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    endpoint = urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        socket.create_connection((endpoint.hostname or "", endpoint.port or 443), timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+def hub_options(name: str) -> dict[str, bool]:
+    """Options of from_pretrained: without the hub, a name is looked up in the cache at once, not five times there."""
+    return {} if os.path.isdir(name) or hub_reachable() else {"local_files_only": True}

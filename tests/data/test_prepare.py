@@ -331,7 +331,7 @@ def test_no_data_at_all(tmp_path):
 
 
 MEMORY = textwrap.dedent("""
-    import resource, sys, types
+    import os, resource, sys, types
 
     LINES = "a line of text, as good as any other\\n" * 28000
 
@@ -339,6 +339,7 @@ MEMORY = textwrap.dedent("""
         for n in range(120):
             yield {"text": f"{n} {LINES}"}
 
+    os.environ["HF_HUB_OFFLINE"] = "1"  # whatever is asked of the hub is made up here
     sys.modules["datasets"] = types.SimpleNamespace(load_dataset=rows)
     from dape.data import prepare
 

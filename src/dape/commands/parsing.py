@@ -8,7 +8,9 @@ import io
 import itertools
 import re
 import sys
+import typing
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dape.files import check_output
@@ -44,8 +46,24 @@ def parse(kind: type[Options] | Any, arguments: list[str], *, prog: str, **optio
     complaint.seek(0)
     sys.stderr.write(complaint.read())
     check(parsed)
+    check_inputs(parsed)
     check_outputs(parsed)
     return parsed
+
+
+def check_inputs(settings: Any) -> None:
+    """Raise for an input that is not there, or is a folder where a file is expected, or the reverse."""
+    for member in fields(settings):
+        value, rule = getattr(settings, member.name), rule_of(member)
+        if value is None or rule.reads is None:
+            continue
+        path, named = Path(value), shown_name(settings, member.name)
+        if not path.exists():
+            raise FileNotFoundError(f"{named}: there is no {rule.reads} {path}")
+        if rule.reads == "folder" and not path.is_dir():
+            raise NotADirectoryError(f"{named}: {path} is a file, expected a folder")
+        if rule.reads == "file" and path.is_dir():
+            raise IsADirectoryError(f"{named}: {path} is a folder, expected a file")
 
 
 def check_outputs(settings: Any) -> None:
@@ -56,7 +74,16 @@ def check_outputs(settings: Any) -> None:
             try:
                 check_output(value, folder=rule.writes == "folder")
             except OSError as error:
-                raise type(error)(f"{option_name(member.name)}: {error}") from None
+                raise type(error)(f"{shown_name(settings, member.name)}: {error}") from None
+
+
+def shown_name(settings: Any, name: str) -> str:
+    """The option as it is written: --name, or NAME for what has no dashes."""
+    import tyro
+
+    hint = typing.get_type_hints(type(settings), include_extras=True)[name]
+    positional = tyro.conf.Positional in getattr(hint, "__metadata__", ())
+    return name.upper() if positional else option_name(name)
 
 
 def one_line(complaint: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from dape.data.pieces import BadText, Interrupted, Piece, Report, stop, whole
+from dape.names import hub_reachable
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class HubSource:
             import datasets
         except ImportError:
             raise ValueError(f'{self.name} needs datasets: pip install "dape[data]"') from None
+        offline = os.environ.get("HF_DATASETS_OFFLINE") or os.environ.get("HF_HUB_OFFLINE")
+        if not (offline or os.path.exists(self.dataset) or hub_reachable()):
+            raise Interrupted(
+                f"{self.name} cannot be opened: the Hugging Face hub cannot be reached from here"
+            )
         try:
             return datasets.load_dataset(self.dataset, self.configuration, split=self.split, streaming=True)
         except Exception as error:

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers as hf
 
 from dape.files import write_atomically
-from dape.names import not_loaded
+from dape.names import hub_options, not_loaded
 
 # The special token that ends texts and pads batches, where a tokenizer brings none of its own.
 END = "<|endoftext|>"
@@ -195,7 +195,7 @@ def _load_pretrained(name: str) -> SubwordTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(name)
+        loaded = AutoTokenizer.from_pretrained(name, **hub_options(name))
     except Exception as error:  # connection errors, missing files, unknown classes: one meaning for a user
         raise ValueError(not_loaded("tokenizer", name, error)) from error
     backend = getattr(loaded, "backend_tokenizer", None)

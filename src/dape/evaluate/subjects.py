@@ -14,7 +14,7 @@ from torch import nn
 from dape.checksums import verify_checksums
 from dape.data import TokenData, open_data, prepare
 from dape.devices import find_device
-from dape.names import not_loaded
+from dape.names import hub_options, not_loaded
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: con
     if Path(path).is_dir():
         verify_checksums(path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, **hub_options(path))
     except (OSError, ValueError) as error:
         raise ValueError(not_loaded("causal language model", path, error)) from error
     if tokens is None:

@@ -20,7 +20,7 @@ from transformers import logging as transformers_logging
 
 from dape.checksums import content_digest, file_digest, verify_checksums
 from dape.files import read_json, usual_mode, write_atomically
-from dape.names import not_loaded
+from dape.names import hub_options, not_loaded
 from dape.retrofitting.attach import (
     RECORD,
     Model,
@@ -90,7 +90,7 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
                 f"dape.load_adapter(model, {str(folder)!r})"
             )
         try:
-            model = AutoModelForCausalLM.from_pretrained(base, **options)
+            model = AutoModelForCausalLM.from_pretrained(base, **{**hub_options(base), **options})
         except OSError as error:
             raise ValueError(
                 f"the adapter in {folder} needs its base: {not_loaded('model', base, error)}"
