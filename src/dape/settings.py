@@ -228,7 +228,7 @@ def _rule_problem(value: Any, rule: Rule) -> str | None:
         value = items if rule.listed is int else value
     for item in value if isinstance(value, tuple | list) else (value,):
         if isinstance(item, numbers.Real) and not isinstance(item, bool):
-            problem = _range_problem(float(item), rule)
+            problem = _range_problem(item, rule)
             if problem is not None:
                 return problem
     if rule.suffixes and Path(value).suffix.lower() not in rule.suffixes:
@@ -241,8 +241,9 @@ def _rule_problem(value: Any, rule: Rule) -> str | None:
     return None
 
 
-def _range_problem(value: float, rule: Rule) -> str | None:
-    if not math.isfinite(value):
+def _range_problem(value: Any, rule: Rule) -> str | None:
+    # Whole numbers are compared as they are: as floats, large ones would lose their last digits.
+    if not isinstance(value, numbers.Integral) and not math.isfinite(value):
         return " must be a finite number"
     if rule.low is not None and value < rule.low:
         return f" must be at least {rule.low:,}"

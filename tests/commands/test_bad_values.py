@@ -16,7 +16,7 @@ import tyro
 from dape import cli
 from dape.benchmarks import COMMANDS as BENCHMARKS
 from dape.commands import parsing
-from dape.settings import RULE, option_name, rule_of
+from dape.settings import option_name, rule_of
 
 # What a command needs beside the option under test; paths are made by the test.
 NEEDED = {
@@ -28,10 +28,8 @@ NEEDED = {
     "tasks run": ["even_pairs"],
     "tasks table": ["folder"],
 }
-# Written before settings declared their ranges; a command leaves this list when it parses by `parsing.parse`.
-NOT_YET = {"tasks", "reproduce", "retrofit-demo", "tasks list", "tasks run", "tasks table"}
 # No options with values.
-PLAIN = {"methods", "doctor", "bench", "data"}
+PLAIN = {"methods", "doctor", "bench", "data", "tasks", "tasks list"}
 COMMANDS = [
     *cli.COMMANDS,
     *(f"data {name}" for name in ("prepare", "show")),
@@ -132,8 +130,8 @@ def test_every_bad_value_is_one_line_that_names_the_option(command, tmp_path, mo
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
     kind = settings_of(command, monkeypatch, capsys)
-    if kind is None or (command in NOT_YET and not all(RULE in member.metadata for member in fields(kind))):
-        assert command in PLAIN | NOT_YET, f"dape {command} does not parse its options by settings"
+    if kind is None or not fields(kind):
+        assert command in PLAIN, f"dape {command} does not parse its options by settings"
         pytest.skip("no settings")
     before = sorted(tmp_path.rglob("*"))
 

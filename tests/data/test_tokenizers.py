@@ -81,7 +81,7 @@ def test_specs(tmp_path):
 
 
 def test_a_name_that_is_nowhere_is_looked_for_here_and_on_the_hub(monkeypatch):
-    def unreachable(name):
+    def unreachable(name, **options):
         raise OSError("no connection.\nCheck it.")
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", unreachable)

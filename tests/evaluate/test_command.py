@@ -213,7 +213,7 @@ def test_mistakes_are_sentences(name, folder, capsys):
 
 
 def test_a_model_that_is_nowhere_is_said_to_be_no_model(capsys, monkeypatch):
-    def unreachable(name):
+    def unreachable(name, **options):
         raise OSError("no connection")
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
