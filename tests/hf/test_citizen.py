@@ -1,5 +1,6 @@
 """What a Hugging Face user expects of any causal language model, of ours."""
 
+import json
 import subprocess
 import sys
 
@@ -284,3 +285,54 @@ def test_smoothed_labels_are_the_next_tokens(tmp_path):
     logits = model(ids).logits[:, :-1].flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.1)
     torch.testing.assert_close(loss, expected)
+
+
+SAVED_AGAIN = WITHOUT_DAPE.replace(
+    "print(",
+    "model.save_pretrained(sys.argv[2]); again = AutoModelForCausalLM.from_pretrained("
+    "sys.argv[2], trust_remote_code=True).eval(); assert type(again) is not type(model); model = again\nprint(",
+)
+
+
+def test_a_folder_with_code_is_saved_again_where_dape_is_not_installed(folder, tmp_path):
+    said = python(SAVED_AGAIN, folder, tmp_path / "again", HF_HOME=str(tmp_path / "home"))
+    here = {path.name for path in folder.glob("*.py")}
+    assert {path.name for path in (tmp_path / "again").glob("*.py")} == here
+    assert python(WITHOUT_DAPE, tmp_path / "again", HF_HOME=str(tmp_path / "other")) == said
+
+
+def test_a_saved_folder_loads_by_its_name_alone(tmp_path):
+    """As tools do that are given a folder and import nothing of ours."""
+    torch.manual_seed(0)
+    tiny().save_pretrained(tmp_path / "model")
+    assert len(list((tmp_path / "model").glob("*.py"))) == 1
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM; assert 'dape' not in sys.modules; "
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True); "
+        "print(type(model).__module__); model.save_pretrained(sys.argv[2])"
+    )
+    said = python(code, tmp_path / "model", tmp_path / "again", HF_HOME=str(tmp_path / "home"))
+    assert said == "dape.models.decoder"
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("model", "again")]
+    assert configs[0] == configs[1]
+    assert (tmp_path / "again" / "dape_from_package.py").exists()
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_texts_and_tokens_are_classified(padding, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    ids, real = torch.randint(1, 40, (2, 7)), torch.ones(2, 7, dtype=torch.long)
+    hidden = slice(0, 3) if padding == "left" else slice(4, 7)
+    ids[0, hidden], real[0, hidden] = 0, 0
+    shown = real[0].bool()
+    tiny(num_labels=3, pad_token_id=0).save_pretrained(tmp_path)
+    for auto in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
+        torch.manual_seed(0)
+        model = auto.from_pretrained(tmp_path, num_labels=3).eval()
+        together = model(ids, attention_mask=real).logits
+        alone = model(ids[:1, shown]).logits
+        kept = together[0] if auto is AutoModelForSequenceClassification else together[0, shown]
+        torch.testing.assert_close(kept, alone[0], rtol=1e-4, atol=1e-5)
+        labels = torch.ones(together.shape[:-1], dtype=torch.long)
+        model(ids, attention_mask=real, labels=labels).loss.backward()

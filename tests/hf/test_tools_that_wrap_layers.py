@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dape import POSITIONS, Places
+from dape import POSITIONS, Places, SeparableBias
 from dape.models import DapeConfig, DapeForCausalLM
 from dape.positions import FIRE, PositionEncoding
 
@@ -86,8 +86,12 @@ def test_parameters_are_read_when_the_module_is_called(name):
     q, k = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
     places = Places(torch.arange(6)[None], torch.arange(6)[None])
 
+    x = torch.randn(1, 6, 32, dtype=torch.float64)
+
     def image():
-        bias = encoding.bias(q, k, places, scale=1.0)
+        bias = encoding.bias(q, k, places, scale=1.0, state=encoding.token_state(x))
+        if isinstance(bias, SeparableBias):
+            return bias.row, bias.column
         return None if bias is None else bias.tile(slice(0, 6), 6)
 
     told = image()

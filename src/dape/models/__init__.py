@@ -8,7 +8,12 @@ from __future__ import annotations
 from dape.models.attention import Attention
 from dape.models.auto import register
 from dape.models.config import DapeConfig
-from dape.models.decoder import DapeForCausalLM, DapeModel
+from dape.models.decoder import (
+    DapeForCausalLM,
+    DapeForSequenceClassification,
+    DapeForTokenClassification,
+    DapeModel,
+)
 from dape.models.encoder import Encoder
 from dape.models.export import export
 from dape.models.presets import PRESETS, preset
@@ -18,6 +23,8 @@ __all__ = [
     "Attention",
     "DapeConfig",
     "DapeForCausalLM",
+    "DapeForSequenceClassification",
+    "DapeForTokenClassification",
     "DapeModel",
     "Encoder",
     "export",

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from dape.models.config import DapeConfig
-from dape.models.decoder import DapeForCausalLM, DapeModel
+from dape.models.decoder import (
+    DapeForCausalLM,
+    DapeForSequenceClassification,
+    DapeForTokenClassification,
+    DapeModel,
+)
 
 
 def register() -> None:
-    """AutoConfig, AutoModel and AutoModelForCausalLM know "dape"."""
+    """The Auto classes know "dape"."""
     AutoConfig.register("dape", DapeConfig, exist_ok=True)
     AutoModel.register(DapeConfig, DapeModel, exist_ok=True)
     AutoModelForCausalLM.register(DapeConfig, DapeForCausalLM, exist_ok=True)
+    AutoModelForSequenceClassification.register(DapeConfig, DapeForSequenceClassification, exist_ok=True)
+    AutoModelForTokenClassification.register(DapeConfig, DapeForTokenClassification, exist_ok=True)

@@ -59,6 +59,10 @@ class DapeConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
     dape_format: int = FORMAT
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing, as for the models: our code is written beside the weights in one piece."""
+
     def __post_init__(self, **kwargs: Any) -> None:
         if self.dape_format != FORMAT:
             raise ValueError(

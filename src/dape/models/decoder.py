@@ -6,18 +6,24 @@ ids → embed → n × [norm → attention; norm → MLP] → norm → logits
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
 from dape.models.attention import Attention, KeyValueCache, ResidualLinear
+from dape.models.beside import write_entries
 from dape.models.config import DapeConfig
 from dape.models.places import check_packing_arguments, decoder_places, starts_again, without_holes
 from dape.positions import Places, PositionEncoding, randomized_positions
@@ -81,6 +87,16 @@ class DapePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DapeDecoderLayer"]  # noqa: RUF012 (transformers declares it so)
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (as above)
     _can_compile_fullgraph = True
+
+    def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
+        """As PreTrainedModel does it, with `auto_map` and what it leads to beside the weights."""
+        super().save_pretrained(save_directory, *arguments, **options)
+        if arguments[0] if arguments else options.get("is_main_process", True):
+            write_entries(Path(save_directory))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: `write_entries` keeps our code together, where transformers would copy it class by class."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -317,6 +333,14 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+class DapeForSequenceClassification(GenericForSequenceClassification, DapePreTrainedModel):
+    """A label for a text, from the state of its last token."""
+
+
+class DapeForTokenClassification(GenericForTokenClassification, DapePreTrainedModel):
+    """A label for each token."""
 
 
 # Trainer and others know by this table of class names alone which models predict the next token.

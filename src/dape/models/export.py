@@ -8,21 +8,16 @@ imports of each other rewritten.
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from dape.checksums import write_checksums
+from dape.models.beside import write_code
 
-# What `auto_map` names. All in one module, which names the configuration too: transformers copies the code
-# once for every entry module, and torch must meet the operators that it defines only once.
 MODULE = "dape.models.decoder"
-ENTRIES = {"AutoConfig": "DapeConfig", "AutoModel": "DapeModel", "AutoModelForCausalLM": "DapeForCausalLM"}
 
 
 def export(
@@ -37,22 +32,9 @@ def export(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     if with_code:
-        _write_code(folder)
+        write_code(folder, {f"{_flat(module)}.py": source for module, source in sources().items()})
     write_checksums(folder)
     return folder
-
-
-def _write_code(folder: Path) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config["auto_map"] = {auto: f"{_flat(MODULE)}.{name}" for auto, name in ENTRIES.items()}
-    text = json.dumps(config, indent=2) + "\n"
-    path.write_text(text)
-    # torch knows its operators by name: two models in one process must not share the names of theirs.
-    namespace = "dape_" + hashlib.sha256((str(folder.resolve()) + text).encode()).hexdigest()[:12]
-    for module, source in sources().items():
-        source = re.sub(r'"dape::', f'"{namespace}::', source)
-        (folder / f"{_flat(module)}.py").write_text(source)
 
 
 def sources() -> dict[str, str]:

@@ -1,0 +1,55 @@
+"""What a saved model's folder holds beside its weights, so that transformers finds our classes by the folder alone.
+
+config.json names them in `auto_map`. Where this package is installed, the file it leads to imports them from here;
+a model that was itself loaded from code in a folder hands on that code. Both load with `trust_remote_code=True`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+# All in one module, which names the configuration too: transformers copies the code once for every entry module,
+# and torch must meet the operators that it defines only once.
+ENTRIES = {
+    "AutoConfig": "DapeConfig",
+    "AutoModel": "DapeModel",
+    "AutoModelForCausalLM": "DapeForCausalLM",
+    "AutoModelForSequenceClassification": "DapeForSequenceClassification",
+    "AutoModelForTokenClassification": "DapeForTokenClassification",
+}
+# The module of the entries where it is code in a folder, and the one that imports them from the package.
+FLAT, IMPORTING = "dape_models_decoder", "dape_from_package"
+IMPORTS = f'"""Our classes, from the installed package."""\n\nfrom dape.models import {", ".join(ENTRIES.values())}\n'
+
+
+def write_entries(folder: Path) -> None:
+    """Give a folder that `save_pretrained` wrote its `auto_map`, and the code that it leads to."""
+    if __name__.startswith("dape."):
+        name_entries(folder, IMPORTING)
+        (folder / f"{IMPORTING}.py").write_text(IMPORTS)
+        return
+    code = {path.name: path.read_text() for path in Path(__file__).parent.glob("dape_*.py")}
+    write_code(folder, code)
+
+
+def write_code(folder: Path, code: dict[str, str]) -> None:
+    """Write our modules, flat, by the names of their files, into a saved model's folder."""
+    text = name_entries(folder, FLAT)
+    (folder / f"{IMPORTING}.py").unlink(missing_ok=True)
+    # torch knows its operators by name: two models in one process must not share the names of theirs.
+    namespace = "dape_" + hashlib.sha256((str(folder.resolve()) + text).encode()).hexdigest()[:12]
+    for name, source in code.items():
+        (folder / name).write_text(re.sub(r'"dape(_[0-9a-f]{12})?::', f'"{namespace}::', source))
+
+
+def name_entries(folder: Path, module: str) -> str:
+    """The text of config.json, now with an `auto_map` into that module."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["auto_map"] = {auto: f"{module}.{name}" for auto, name in ENTRIES.items()}
+    text = json.dumps(config, indent=2) + "\n"
+    path.write_text(text)
+    return text
