@@ -113,6 +113,10 @@ def test_lengths_may_be_added_one_at_a_time(tokens: Tokens) -> None:
     part = RecallSlices.of(bins, sums, base=32)
     wanted = [record for record in whole.records() if record["eval_length"] in sums]
     assert sorted(part.records(), key=lambda r: r["eval_length"]) == wanted
+    # A file of what is there so far, before the base was read.
+    begun = RecallSlices.of_json(RecallSlices.of(bins, {64: sums[64]}, base=32).as_json())
+    assert begun.loss(64, "new") == whole.loss(64, "new")
+    assert all(math.isnan(value) for value in begun.change(64, "new"))
 
 
 def made_up(tokens: Tokens, lengths: list[int], last: int, seed: int = 1) -> WindowLosses:

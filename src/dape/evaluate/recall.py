@@ -176,10 +176,10 @@ class RecallSlices:
 
     @staticmethod
     def of(bins: RecallBins, sums: Mapping[int, np.ndarray], *, base: int | None = None) -> RecallSlices:
-        """The slices of sums by length; `base` is the shortest length by default."""
+        """The slices of sums by length, as far as they are there; `base` is the shortest length by default."""
         base = bins.bounds[0] if base is None else base
-        if base not in sums:
-            raise ValueError(f"base={base} is not one of the lengths {', '.join(map(str, sums))}")
+        if base not in bins.bounds:
+            raise ValueError(f"base={base} is not one of the lengths {', '.join(map(str, bins.bounds))}")
         return RecallSlices(bins.bounds, base, bins.ngram, bins.counts, dict(sums), bins.digest)
 
     def bins(self, name: str, length: int) -> np.ndarray:
@@ -200,7 +200,9 @@ class RecallSlices:
         return self._mean(self.sums[length], self.bins(name, length))
 
     def change(self, length: int, name: str = "all") -> tuple[float, float]:
-        """Loss at a length minus loss of the same tokens at the base length."""
+        """Loss at a length minus loss of the same tokens at the base length; NaN before that was read."""
+        if self.base not in self.sums:
+            return math.nan, math.nan
         return self._mean(self.sums[length] - self.sums[self.base], self.bins(name, length))
 
     def difference(self, other: RecallSlices, length: int, name: str = "all") -> tuple[float, float]:
