@@ -7,6 +7,10 @@ from pathlib import Path
 
 import torch
 from cpu_cases import SHAPES, Case, evaluate, tensors
+from op_cases import PROGRAMS, build
+from test_cpu_program import BIASES as PROGRAM_BIASES
+from test_cpu_program import MORE, RAGGED, RUNS, replace
+from test_cpu_program import VISIBLE as PROGRAM_VISIBLE
 
 from dape.ops.score_attention import native
 
@@ -30,11 +34,22 @@ def main(path: str) -> None:
         for bias in BIASES
         for visible in VISIBLE
     ]
-    for build in native.builds():
-        with native.use_build(build):
+    PROGRAMS.update(MORE)
+    names = [*RUNS, *MORE]
+    programs = [
+        replace(RAGGED, program=name, bias=bias, causal=causal)
+        for name in names
+        for bias in PROGRAM_BIASES
+        for causal in (True, False)
+    ]
+    programs += [replace(RAGGED, program=name, visible=seen) for name in names for seen in PROGRAM_VISIBLE]
+    for name in native.builds():
+        with native.use_build(name):
             for case in cases:
                 evaluate(case, tensors(case), torch.float32, "cpu")
-        print(f"{build}: {len(cases)} calls, forward and backward, without a complaint")
+            for case in programs:
+                build(case, torch.float32).results("cpu")
+        print(f"{name}: {len(cases) + len(programs)} calls, forward and backward, without a complaint")
 
 
 if __name__ == "__main__":

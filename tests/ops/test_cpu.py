@@ -10,7 +10,7 @@ from cpu_cases import SHAPES, Case, check, evaluate, kernel_expected, needs_kern
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dape.ops.score_attention import DistanceBias, attention, conv_program, cpu, native, sdpa
+from dape.ops.score_attention import PLAIN, DistanceBias, attention, conv_program, cpu, native, sdpa
 from dape.ops.score_attention.api import choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
@@ -180,7 +180,7 @@ def problem(**changes) -> Problem:
     weights = [torch.zeros(5, 2, 1, 3), torch.zeros(5), torch.zeros(2, 5, 1, 3), torch.zeros(2)]
     options = {"leak_future": changes.pop("leak_future", False), "negative_slope": changes.pop("slope", 0.01)}
     conv = conv_program(*weights, 1, **options)
-    fields = {"q": q, "k": q, "v": q, "conv": conv, "bias": None, "visible": EVERYTHING, "causal": True,
+    fields = {"q": q, "k": q, "v": q, "program": conv, "bias": None, "visible": EVERYTHING, "causal": True,
               "scale": 1.0, "dropout": 0.0}  # fmt: skip
     return Problem(**{**fields, **changes})
 
@@ -192,8 +192,8 @@ def test_chosen_on_the_processor():
 
 def test_chosen_for_large_plain_calls(monkeypatch):
     q = torch.zeros(16, 4, 128, 64)
-    large = {"q": q, "k": q, "v": q, "conv": None}
-    assert choose(problem(conv=None)) is sdpa
+    large = {"q": q, "k": q, "v": q, "program": PLAIN}
+    assert choose(problem(program=PLAIN)) is sdpa
     assert choose(problem(**large)) is cpu
     assert choose(problem(**large, dropout=0.1)) is sdpa
     monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
@@ -207,7 +207,7 @@ def test_chosen_for_large_plain_calls(monkeypatch):
         ({"q": torch.zeros(1, 2, 3, 4, device="meta")}, "tensors are on meta"),
         ({"dropout": 0.1}, "no dropout"),
         ({"leak_future": True}, "leak_future"),
-        ({"slope": -0.5}, "negative_slope"),
+        ({"slope": -0.5}, "slopes in [0, 1]"),
     ],
 )
 def test_says_why_it_cannot_run(changes, sentence):

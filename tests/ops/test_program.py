@@ -240,10 +240,14 @@ def test_dropout_is_the_same_in_both_passes(monkeypatch):
 def test_auto_takes_the_backend_that_can_and_the_others_say_why(monkeypatch):
     monkeypatch.setattr(native, "PROBLEM", None)
     call = build(stack(0), torch.float32)
+    assert choose(problem(call)).__name__.endswith(".cpu")
+    monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
     assert choose(problem(call)).__name__.endswith(".tiled")
-    sentence = r'backend="cpu" cannot run this call: .*two convolutions of 1×k; tiled and reference run every program'
+    sentence = (
+        'backend="sdpa" cannot run this call: .*two convolutions of 1×k; cpu, tiled, reference run every'
+    )
     with pytest.raises(ValueError, match=sentence):
-        call.attend("cpu")
+        call.attend("sdpa")
 
 
 def test_more_queries_than_keys_are_refused():

@@ -40,10 +40,10 @@ BACKENDS: dict[str, ModuleType] = {
 LARGE_PLAIN = 4 * 1024 * 1024
 
 # Those that run any program with any bias; the others run plain scores and the paper's two convolutions of 1×k.
-ANY_PROGRAM = ("tiled", "reference")
+ANY_PROGRAM = ("cpu", "tiled", "reference")
 
 # Those that judge programs by themselves, and take a separable bias as it is.
-OWN_JUDGEMENT = ("triton",)
+OWN_JUDGEMENT = ("triton", "cpu")
 
 # Those whose derivative is written by hand, for `backward` alone.
 BACKWARD_ONLY = ("triton", "cpu", "tiled")
@@ -138,9 +138,11 @@ def make_problem(
 
 def _attend(problem: Problem, backend: str) -> Tensor:
     bias = problem.bias
-    if isinstance(bias, SeparableBias) and backend in ("auto", *OWN_JUDGEMENT):
-        for name in OWN_JUDGEMENT:
-            if BACKENDS[name].unsupported(problem) is None and unsupported_transform(problem) is None:
+    if isinstance(bias, SeparableBias):
+        # The C++ kernel for a few queries takes a dense one.
+        takes = [name for name in OWN_JUDGEMENT if name != "cpu" or problem.q.shape[2] > cpu.DECODE_QUERIES]
+        for name in takes:
+            if backend in ("auto", name) and _reason(problem, name) is None:
                 return BACKENDS[name].attend(problem)
     if isinstance(bias, SeparableBias | TileBias) and not _runs_any_program(problem, backend):
         tiles = bias.tiles() if isinstance(bias, SeparableBias) else bias
@@ -159,14 +161,17 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     names = _by_speed(problem) if backend == "auto" else [backend]
     reasons = []
     for name in names:
-        module = BACKENDS[name]
-        reason = _unsupported_program(name, problem) or module.unsupported(problem)
-        if reason is None and name in BACKWARD_ONLY:
-            reason = unsupported_transform(problem)
+        reason = _reason(problem, name)
         if reason is None:
-            return module
+            return BACKENDS[name]
         reasons.append(f'backend="{name}" cannot run this call: {reason}')
     raise ValueError("; ".join(reasons))
+
+
+def _reason(problem: Problem, name: str) -> str | None:
+    """Why a backend cannot run a call, or None."""
+    reason = _unsupported_program(name, problem) or BACKENDS[name].unsupported(problem)
+    return unsupported_transform(problem) if reason is None and name in BACKWARD_ONLY else reason
 
 
 def _by_speed(problem: Problem) -> list[str]:
@@ -179,7 +184,7 @@ def _by_speed(problem: Problem) -> list[str]:
 def _unsupported_program(name: str, problem: Problem) -> str | None:
     if name in (*ANY_PROGRAM, *OWN_JUDGEMENT) or problem.program.is_plain or problem.pair is not None:
         return None
-    return f"it runs plain scores and two convolutions of 1×k; {' and '.join(ANY_PROGRAM)} run every program"
+    return f"it runs plain scores and two convolutions of 1×k; {', '.join(ANY_PROGRAM)} run every program"
 
 
 def _attend_by_tiles(problem: Problem, bias: TileBias, backend: str) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.ops.score_attention import native
+from dape.ops.score_attention import cpu_program, native
 from dape.ops.score_attention.library import make_differentiable
 from dape.ops.score_attention.tables import hidden_tables
-from dape.ops.score_attention.types import DistanceBias, Problem, Visible
+from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, Visible
 
 NO_BIAS, BY_DISTANCE, DENSE = range(3)
 
@@ -23,15 +23,13 @@ def unsupported(problem: Problem) -> str | None:
         return f"it computes in float32, the tensors are {problem.q.dtype}"
     if problem.dropout:
         return f"it has no dropout, got dropout={problem.dropout}"
-    if problem.pair is not None and problem.pair.leak_future:
-        return "it never reads keys that a query may not see, which leak_future=True asks for"
-    if problem.pair is not None and not 0 <= problem.pair.negative_slope <= 1:
-        return f"it needs negative_slope in [0, 1], got {problem.pair.negative_slope}"
-    return native.PROBLEM
+    return cpu_program.unsupported(problem) or native.PROBLEM
 
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
+    if isinstance(problem.bias, SeparableBias) or not (problem.program.is_plain or problem.pair):
+        return cpu_program.attend(problem)
     conv, bias = problem.pair, problem.bias
     values = bias.values.float() if isinstance(bias, DistanceBias) else None
     lowest = bias.lowest if isinstance(bias, DistanceBias) else 0

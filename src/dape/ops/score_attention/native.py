@@ -70,19 +70,12 @@ _POINTERS = [
     "dvalues",
     "dhidden",
     "dedges",
+    "program",
 ]
 
 
-class Call(ctypes.Structure):
-    """The C structure `Call` of csrc/call.h, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, ctypes.c_int64 * 3) for name in _STRIDES),
-        ("scale", ctypes.c_double),
-        ("slope", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-    ]
+class Structure(ctypes.Structure):
+    """A C structure of csrc/call.h, field by field."""
 
     def point(self, **tensors: Tensor | None) -> None:
         """Set pointers, after checking that the kernel may follow them."""
@@ -93,10 +86,40 @@ class Call(ctypes.Structure):
             assert tensor.dtype == dtype and tensor.device.type == "cpu", (name, tensor.dtype, tensor.device)
             setattr(self, name, tensor.data_ptr())
 
+
+class StageCall(Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("outputs", "inputs", "groups", "rows", "taps", "left")),
+        ("slope", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("weight", "offset", "dweight", "doffset")),
+    ]
+
+
+class Program(Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num_pre", "num_post", "residual_scores", "residual_bias")),
+        ("stages", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("sink", "factor", "row", "column")),
+        *((name, ctypes.c_void_p) for name in ("dsink", "dfactor", "drow", "dcolumn")),
+    ]
+
+
+class Call(Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_int64 * 3) for name in _STRIDES),
+        ("scale", ctypes.c_double),
+        ("slope", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+    ]
+
     def stride(self, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
             assert tensor.stride(3) == 1 or tensor.shape[3] == 1, (name, tensor.stride())
             setattr(self, f"{name}_stride", tensor.stride()[:3])
+
+
+STEPS = ("forward", "backward", "decode", "program_forward", "program_backward")
 
 
 class _Selected:
@@ -106,8 +129,8 @@ class _Selected:
 def load(path: Path) -> ctypes.CDLL:
     """A kernel's shared library, ready to call."""
     kernel = ctypes.CDLL(str(path))
-    for name in ("dape_forward", "dape_backward", "dape_decode"):
-        getattr(kernel, name).argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int]
+    for name in STEPS:
+        getattr(kernel, f"dape_{name}").argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int]
     kernel.dape_build_name.restype = ctypes.c_char_p
     if (difference := layout_difference(kernel)) is not None:
         raise OSError(f"{path} belongs to another version of dape: {difference}")
@@ -115,20 +138,21 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def layout_difference(kernel: ctypes.CDLL) -> str | None:
-    """The first field that the kernel's Call and ours do not have in the same place, in a sentence, or None."""
-    if not hasattr(kernel, "dape_call_field"):
+    """The first field that the kernel's structures and ours do not have in the same place, in a sentence, or None."""
+    if not hasattr(kernel, "dape_field"):
         return "it does not say how its calls are laid out"
-    kernel.dape_call_field.restype = ctypes.c_char_p
-    kernel.dape_call_field.argtypes = [ctypes.c_int, *[ctypes.POINTER(ctypes.c_int64)] * 2]
+    kernel.dape_field.restype = ctypes.c_char_p
+    kernel.dape_field.argtypes = [ctypes.c_int, ctypes.c_int, *[ctypes.POINTER(ctypes.c_int64)] * 2]
     offset, size = ctypes.c_int64(), ctypes.c_int64()
-    ours = [("Call", 0, ctypes.sizeof(Call))]
-    for name, *_ in Call._fields_:
-        ours.append((name, getattr(Call, name).offset, getattr(Call, name).size))
-    for place, expected in enumerate([*ours, None], start=-1):
-        name = kernel.dape_call_field(place, ctypes.byref(offset), ctypes.byref(size))
-        found = None if name is None else (name.decode(), offset.value, size.value)
-        if found != expected:
-            return f"field {place} of a call (name, offset, size) is {found} there and {expected} here"
+    for number, structure in enumerate((Call, Program, StageCall)):
+        ours = [(structure.__name__, 0, ctypes.sizeof(structure))]
+        for name, *_ in structure._fields_:
+            ours.append((name, getattr(structure, name).offset, getattr(structure, name).size))
+        for place, expected in enumerate([*ours, None], start=-1):
+            name = kernel.dape_field(number, place, ctypes.byref(offset), ctypes.byref(size))
+            found = None if name is None else (name.decode(), offset.value, size.value)
+            if found != expected:
+                return f"field {place} of {structure.__name__} (name, offset, size) is {found} there and {expected} here"
     return None
 
 
@@ -177,8 +201,8 @@ def use_build(name: str) -> Iterator[None]:
 
 
 def run(step: str, call: Call) -> None:
-    """Run "forward", "backward" or "decode" on PyTorch's number of threads; the GIL is released meanwhile."""
+    """Run one of STEPS on PyTorch's number of threads; the GIL is released meanwhile."""
     code = getattr(KERNEL, f"dape_{step}")(_Selected.build, ctypes.byref(call), torch.get_num_threads())
     if code == 2:
-        raise MemoryError(f"not enough memory for the {step} pass")
+        raise MemoryError(f"not enough memory for the {step.replace('program_', '')} pass")
     assert code == 0, code

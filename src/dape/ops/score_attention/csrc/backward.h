@@ -86,22 +86,26 @@ struct BackwardTile : RowTile {
     move(unit);
     if (!sees_something()) memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
     else {
-      const float scale = static_cast<float>(c.scale);
-      transpose_in(q, c.q, c.q_stride, scale);
-      transpose_in(grad, c.grad_out, c.grad_stride, 1.0f);
-      copy_rows(q_rows, c.q, c.q_stride, scale);
-      copy_rows(grad_rows, c.grad_out, c.grad_stride, 1.0f);
-      read_sums();
+      read_rows();
       walk();
     }
     write_dq();
   }
 
-  // This tile's rows of x [B, H, Tq, D] as [H][ROWS][padded D].
-  void copy_rows(float *out, const float *data, const int64_t *stride, float scale) const {
+  void read_rows() {
+    const float scale = static_cast<float>(c.scale);
+    transpose_in(q, c.q, c.q_stride, scale, begin);
+    transpose_in(grad, c.grad_out, c.grad_stride, 1.0f, g.halo);
+    copy_rows(q_rows, c.q, c.q_stride, scale, begin);
+    copy_rows(grad_rows, c.grad_out, c.grad_stride, 1.0f, g.halo);
+    read_sums();
+  }
+
+  // This tile's rows of x [B, H, Tq, D], from lane `from` on, as [H][ROWS][padded D].
+  void copy_rows(float *out, const float *data, const int64_t *stride, float scale, int64_t from) const {
     memset(out, 0, c.heads * ROWS * padded_width * sizeof(float));
     for (int64_t h = 0; h < c.heads; ++h)
-      for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t r = from; r < rows; ++r) {
         const float *row = data + entry * stride[0] + h * stride[1] + (i0 + r) * stride[2];
         float *p = out + (h * ROWS + r) * padded_width;
         for (int64_t d = 0; d < c.head_width; ++d) p[d] = row[d] * scale;
@@ -112,7 +116,7 @@ struct BackwardTile : RowTile {
   // with single values: a row that sees one key then has a gradient of exactly 0.
   void read_sums() {
     // dq is free until the walk begins.
-    transpose_in(dq, c.out, c.out_stride, 1.0f);
+    transpose_in(dq, c.out, c.out_stride, 1.0f, g.halo);
     for (int64_t h = 0; h < c.heads; ++h) {
       for (int v = 0; v < VECTORS; ++v) {
         vec sum = vec{};
@@ -122,7 +126,8 @@ struct BackwardTile : RowTile {
       }
       // Lanes past the last row get weights e^(−∞) = 0.
       for (int64_t r = 0; r < ROWS; ++r)
-        lse[h * ROWS + r] = r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
+        lse[h * ROWS + r] =
+            r >= begin && r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
     }
     memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
   }
@@ -149,7 +154,7 @@ struct BackwardTile : RowTile {
         add_dq(dscores, cols);
         add_bias_gradients(cols);
       }
-      take_turn(base / CHUNK, dscores, cols, Columns(logits_base, lo, hi));
+      take_turn(base / CHUNK, dscores, cols, weights, Columns(logits_base, lo, hi), [] {});
       for (Map *map : maps) map->advance();
     }
   }
@@ -238,7 +243,7 @@ struct BackwardTile : RowTile {
     for (int64_t h = 0; h < c.heads; ++h) {
       float *out = dq + h * c.head_width * ROWS;
       product<VECTORS>(out, ROWS, out, ROWS, key(c.k, c.k_stride, h, cols.from), c.k_stride[2], 1,
-                       dscores.at(cols.from) + h * ROWS, dscores.channels * ROWS, cols.count(), c.head_width,
+                       dscores.at(cols.from) + dscores.head(h) * ROWS, dscores.channels * ROWS, cols.count(), c.head_width,
                        Keep(), next_head(c.k, c.k_stride, h, cols, c.head_width));
     }
   }
@@ -261,13 +266,17 @@ struct BackwardTile : RowTile {
     }
   }
 
-  void take_turn(int64_t chunk, const Map &dscores, Columns key_columns, Columns value_columns) {
+  // Adds to the gradients of keys and values, and whatever else tiles share, when the tiles before have done so.
+  template <class Shared>
+  void take_turn(int64_t chunk, const Map &dscores, Columns key_columns, const Map &weighing, Columns value_columns,
+                 const Shared &add_shared) {
     const int64_t place = entry * worker.num_tickets + chunk;
     int32_t *ticket = worker.tickets + place;
     const int32_t turn = worker.turns[place]++;
     for (int spins = 0; __atomic_load_n(ticket, __ATOMIC_ACQUIRE) != turn; ++spins) dape_wait(spins);
     add_to_keys(c.dk, dscores, q_rows, key_columns);
-    add_to_keys(c.dv, weights, grad_rows, value_columns);
+    add_to_keys(c.dv, weighing, grad_rows, value_columns);
+    add_shared();
     __atomic_store_n(ticket, turn + 1, __ATOMIC_RELEASE);
   }
 
@@ -278,7 +287,7 @@ struct BackwardTile : RowTile {
     const int64_t steps = cols.count() * ceil_div(c.head_width, 4 * LANES);
     for (int64_t h = 0; h < c.heads; ++h) {
       float *out = const_cast<float *>(key(gradient, strides, h, cols.from));
-      const float *coef = map.at(cols.from) + h * ROWS, *data = rows_data + h * ROWS * padded_width;
+      const float *coef = map.at(cols.from) + map.head(h) * ROWS, *data = rows_data + h * ROWS * padded_width;
       const ptrdiff_t stride = map.channels * ROWS;
       Prefetch ahead = next_head(gradient, strides, h, cols, steps);
       int64_t d = 0;
@@ -307,7 +316,7 @@ struct BackwardTile : RowTile {
   void write_dq() const {
     const float scale = static_cast<float>(c.scale);
     for (int64_t h = 0; h < c.heads; ++h)
-      for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t r = g.halo; r < rows; ++r) {
         float *row = c.dq + ((entry * c.heads + h) * c.queries + i0 + r) * c.head_width;
         const float *p = dq + h * c.head_width * ROWS + r;
         for (int64_t d = 0; d < c.head_width; ++d) row[d] = p[d * ROWS] * scale;

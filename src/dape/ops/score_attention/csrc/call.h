@@ -7,7 +7,24 @@
 #include <cstddef>
 #include <cstdint>
 
-enum BiasKind : int64_t { NO_BIAS = 0, BY_DISTANCE = 1, DENSE = 2 };
+enum BiasKind : int64_t { NO_BIAS = 0, BY_DISTANCE = 1, DENSE = 2, SEPARABLE = 3 };
+
+// One stage of a score program: a convolution, then LeakyReLU. Mirrored in native.py, like all that follows.
+struct StageCall {
+  int64_t outputs, inputs, groups, rows, taps, left;
+  double slope;
+  const float *weight, *offset;  // [outputs, inputs / groups, rows, taps], [outputs] or null
+  float *dweight, *doffset;
+};
+
+// Any score program (program.h).
+struct Program {
+  int64_t num_pre, num_post, residual_scores, residual_bias;
+  const StageCall *stages;     // those before the softmax, then those after it
+  const float *sink, *factor;  // [H], [B, H, Tq]: what the logits are multiplied by; null for none
+  const float *row, *column;   // [B, H, Tq], [B, H, Tk]
+  float *dsink, *dfactor, *drow, *dcolumn;
+};
 
 // Mirrored field by field in native.py, which compares dape_call_field with its own layout when it loads the kernel.
 struct Call {
@@ -31,6 +48,7 @@ struct Call {
   const float *grad_out;         // grad_stride
   float *dq, *dk, *dv;           // contiguous
   float *dw1, *db1, *dw2, *db2, *ddense, *dvalues, *dhidden, *dedges;
+  const Program *program;  // null: none, or the two convolutions above
 };
 
 // One thread's part of a call.
@@ -58,5 +76,5 @@ struct Pass {
 
 struct Build {
   const char *name;
-  Pass forward, backward, decode;
+  Pass forward, backward, decode, program_forward, program_backward;
 };

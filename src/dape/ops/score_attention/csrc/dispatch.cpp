@@ -212,6 +212,14 @@ extern "C" int dape_decode(const char *build, const Call *call, int num_threads)
   return guarded(build, call, num_threads, &Build::decode);
 }
 
+extern "C" int dape_program_forward(const char *build, const Call *call, int num_threads) {
+  return guarded(build, call, num_threads, &Build::program_forward);
+}
+
+extern "C" int dape_program_backward(const char *build, const Call *call, int num_threads) {
+  return guarded(build, call, num_threads, &Build::program_backward);
+}
+
 // The name of the n-th build this processor can run, fastest first, or null.
 extern "C" const char *dape_build_name(int n) {
   for (const Choice &choice : choices())
@@ -219,25 +227,48 @@ extern "C" const char *dape_build_name(int n) {
   return nullptr;
 }
 
-// Name, offset and size of the n-th field of Call, or null after the last; the size of Call itself for n = -1.
-extern "C" const char *dape_call_field(int n, int64_t *offset, int64_t *size) {
-  static const struct {
-    const char *name;
-    size_t offset, size;
-  } fields[] = {
-#define FIELD(name) {#name, offsetof(Call, name), sizeof(Call::name)}
-      FIELD(batch), FIELD(heads), FIELD(groups), FIELD(queries), FIELD(keys), FIELD(head_width), FIELD(width),
-      FIELD(taps), FIELD(left), FIELD(channels), FIELD(causal), FIELD(residual_bias), FIELD(bias), FIELD(tables),
-      FIELD(lowest), FIELD(distances), FIELD(table_length), FIELD(dense_batch), FIELD(dense_grad), FIELD(q_stride),
-      FIELD(k_stride), FIELD(v_stride), FIELD(out_stride), FIELD(grad_stride), FIELD(scale), FIELD(slope), FIELD(q),
-      FIELD(k), FIELD(v), FIELD(w1), FIELD(b1), FIELD(w2), FIELD(b2), FIELD(dense), FIELD(values), FIELD(hidden),
-      FIELD(edges), FIELD(first), FIELD(last), FIELD(out), FIELD(lse), FIELD(grad_out), FIELD(dq), FIELD(dk),
-      FIELD(dv), FIELD(dw1), FIELD(db1), FIELD(dw2), FIELD(db2), FIELD(ddense), FIELD(dvalues), FIELD(dhidden),
-      FIELD(dedges),
+struct Field {
+  const char *name;
+  size_t offset, size;
+};
+
+#define FIELD(structure, name) {#name, offsetof(structure, name), sizeof(structure::name)}
+const Field call_fields[] = {
+    {"Call", 0, sizeof(Call)},
+    FIELD(Call, batch), FIELD(Call, heads), FIELD(Call, groups), FIELD(Call, queries), FIELD(Call, keys),
+    FIELD(Call, head_width), FIELD(Call, width), FIELD(Call, taps), FIELD(Call, left), FIELD(Call, channels),
+    FIELD(Call, causal), FIELD(Call, residual_bias), FIELD(Call, bias), FIELD(Call, tables), FIELD(Call, lowest),
+    FIELD(Call, distances), FIELD(Call, table_length), FIELD(Call, dense_batch), FIELD(Call, dense_grad),
+    FIELD(Call, q_stride), FIELD(Call, k_stride), FIELD(Call, v_stride), FIELD(Call, out_stride),
+    FIELD(Call, grad_stride), FIELD(Call, scale), FIELD(Call, slope), FIELD(Call, q), FIELD(Call, k), FIELD(Call, v),
+    FIELD(Call, w1), FIELD(Call, b1), FIELD(Call, w2), FIELD(Call, b2), FIELD(Call, dense), FIELD(Call, values),
+    FIELD(Call, hidden), FIELD(Call, edges), FIELD(Call, first), FIELD(Call, last), FIELD(Call, out),
+    FIELD(Call, lse), FIELD(Call, grad_out), FIELD(Call, dq), FIELD(Call, dk), FIELD(Call, dv), FIELD(Call, dw1),
+    FIELD(Call, db1), FIELD(Call, dw2), FIELD(Call, db2), FIELD(Call, ddense), FIELD(Call, dvalues),
+    FIELD(Call, dhidden), FIELD(Call, dedges), FIELD(Call, program),
+    {nullptr, 0, 0},
+};
+const Field program_fields[] = {
+    {"Program", 0, sizeof(Program)},
+    FIELD(Program, num_pre), FIELD(Program, num_post), FIELD(Program, residual_scores), FIELD(Program, residual_bias),
+    FIELD(Program, stages), FIELD(Program, sink), FIELD(Program, factor), FIELD(Program, row), FIELD(Program, column),
+    FIELD(Program, dsink), FIELD(Program, dfactor), FIELD(Program, drow), FIELD(Program, dcolumn),
+    {nullptr, 0, 0},
+};
+const Field stage_fields[] = {
+    {"StageCall", 0, sizeof(StageCall)},
+    FIELD(StageCall, outputs), FIELD(StageCall, inputs), FIELD(StageCall, groups), FIELD(StageCall, rows),
+    FIELD(StageCall, taps), FIELD(StageCall, left), FIELD(StageCall, slope), FIELD(StageCall, weight),
+    FIELD(StageCall, offset), FIELD(StageCall, dweight), FIELD(StageCall, doffset),
+    {nullptr, 0, 0},
+};
 #undef FIELD
-  };
-  if (n < 0) return *offset = 0, *size = sizeof(Call), "Call";
-  if (static_cast<size_t>(n) >= sizeof(fields) / sizeof(fields[0])) return nullptr;
-  *offset = static_cast<int64_t>(fields[n].offset), *size = static_cast<int64_t>(fields[n].size);
-  return fields[n].name;
+
+// Name, offset and size of the n-th field of Call, Program or StageCall (structure 0, 1, 2), or null after the last;
+// the structure's own for n = -1.
+extern "C" const char *dape_field(int structure, int n, int64_t *offset, int64_t *size) {
+  const Field *const all[] = {call_fields, program_fields, stage_fields};
+  const Field &field = all[structure][n + 1];
+  *offset = static_cast<int64_t>(field.offset), *size = static_cast<int64_t>(field.size);
+  return field.name;
 }

@@ -18,14 +18,18 @@ struct ForwardTile : RowTile {
 
   void run(int64_t unit) {
     move(unit);
-    memset(out, 0, c.heads * c.head_width * ROWS * sizeof(float));
-    memset(total, 0, c.heads * ROWS * sizeof(float));
-    for (int64_t i = 0; i < c.heads * ROWS; ++i) top[i] = -__builtin_inff();
+    clear();
     if (sees_something()) {
-      transpose_in(q, c.q, c.q_stride, static_cast<float>(c.scale));
+      transpose_in(q, c.q, c.q_stride, static_cast<float>(c.scale), begin);
       walk();
     }
     write();
+  }
+
+  void clear() {
+    memset(out, 0, c.heads * c.head_width * ROWS * sizeof(float));
+    memset(total, 0, c.heads * ROWS * sizeof(float));
+    for (int64_t i = 0; i < c.heads * ROWS; ++i) top[i] = -__builtin_inff();
   }
 
   void walk() {
@@ -37,17 +41,19 @@ struct ForwardTile : RowTile {
       const Columns cols(base - 2 * g.right, lo, hi);
       if (cols.count()) {
         fill_logits(logits, cols);
-        for (int64_t h = 0; h < c.heads; ++h) attend(h, cols);
+        for (int64_t h = 0; h < c.heads; ++h) {
+          weigh(h, cols);
+          add_values(h, cols);
+        }
       }
       x.advance(), a.advance(), logits.advance();
     }
   }
 
-  // Turns the logits of one head into weights and adds their values to the output.
-  void attend(int64_t h, Columns cols) {
+  // Turns the logits of one head into weights, relative to the largest logit so far.
+  void weigh(int64_t h, Columns cols) {
     const int64_t stride = c.heads * ROWS;
     float *const first_logit = logits.at(cols.from) + h * ROWS, *const end = first_logit + cols.count() * stride;
-    float *const head_out = out + h * c.head_width * ROWS;
     vec now[VECTORS], safe[VECTORS], sums[VECTORS];
     for (int v = 0; v < VECTORS; ++v) now[v] = broadcast(-__builtin_inff());
     for (const float *p = first_logit; p < end; p += stride)
@@ -66,8 +72,13 @@ struct ForwardTile : RowTile {
         sums[v] += weight;
       }
     for (int v = 0; v < VECTORS; ++v) store(total + h * ROWS + v * LANES, sums[v]);
+  }
+
+  // Adds the values of one head by their weights to the output.
+  void add_values(int64_t h, Columns cols) {
+    float *const head_out = out + h * c.head_width * ROWS;
     product<VECTORS>(head_out, ROWS, head_out, ROWS, key(c.v, c.v_stride, h, cols.from), c.v_stride[2], 1,
-                     logits.at(cols.from) + h * ROWS, stride, cols.count(), c.head_width, Keep(),
+                     logits.at(cols.from) + h * ROWS, c.heads * ROWS, cols.count(), c.head_width, Keep(),
                      next_head(c.v, c.v_stride, h, cols, c.head_width));
   }
 
@@ -91,7 +102,7 @@ struct ForwardTile : RowTile {
 
   void write() const {
     for (int64_t h = 0; h < c.heads; ++h)
-      for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t r = g.halo; r < rows; ++r) {
         const float sum = total[h * ROWS + r];
         // Nothing visible, or nothing but −∞.
         const bool empty = sum == 0.0f;

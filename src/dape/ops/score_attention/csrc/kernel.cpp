@@ -1,6 +1,7 @@
 // One build of the kernel for the instruction set that the compiler's flags name; BUILD is its name.
 #include "backward.h"
 #include "decode.h"
+#include "program.h"
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -13,4 +14,7 @@ extern "C" const Build JOIN(dape_build_, BUILD) = {
     {shared_floats, forward_scratch, one_ticket, forward_units, prepare, forward_run, nothing},
     {shared_floats, backward_scratch, backward_tickets, backward_units, prepare, backward_run, backward_finish},
     {shared_floats, decode_scratch, no_tickets, decode_units, prepare, decode_run, decode_finish},
+    {program_shared, program_forward_scratch, one_ticket, forward_units, program_prepare, program_forward_run, nothing},
+    {program_shared, program_backward_scratch, program_backward_tickets, program_backward_units, program_prepare,
+     program_backward_run, program_backward_finish},
 };

@@ -30,14 +30,23 @@ struct Arena {
 };
 
 struct Geometry {
-  int64_t right, ahead, history, reach, tiles, offset;
+  // halo: lanes at a tile's beginning for rows of the tile before, which this one's rows read.
+  int64_t halo, right, ahead, history, reach, tiles, offset;
   explicit Geometry(const Call &c)
-      : right(c.width ? c.taps - 1 - c.left : 0),
+      : halo(earlier_rows(c)),
+        right(c.width ? c.taps - 1 - c.left : 0),
         ahead(c.causal ? right : 0),
         history(c.width ? 3 * (c.taps - 1) : 0),
         reach(c.width ? c.taps - 1 : 0),
-        tiles(ceil_div(c.queries, ROWS)),
+        tiles(ceil_div(c.queries, ROWS - halo)),
         offset(c.keys - c.queries) {}
+
+  static int64_t earlier_rows(const Call &c) {
+    int64_t rows = 0;
+    if (c.program)
+      for (int64_t s = 0; s < c.program->num_pre + c.program->num_post; ++s) rows += c.program->stages[s].rows - 1;
+    return rows;
+  }
 };
 
 // The weights of a convolution, [taps][inputs][outputs].
@@ -127,7 +136,10 @@ void prepare(const Call &c, float *memory) {
 struct Map {
   float *memory;
   int64_t channels, history, base;
+  // Where not 0, the scores of so many heads stand before their bias, group by group.
+  int64_t split = 0;
 
+  int64_t head(int64_t h) const { return split ? h / split * 2 * split + h % split : h; }
   float *at(int64_t column) const { return memory + (column - base + history) * channels * ROWS; }
   void clear(int64_t from, int64_t to) const {
     if (from < to) memset(at(from), 0, (to - from) * channels * ROWS * sizeof(float));
@@ -143,7 +155,7 @@ struct Map {
 };
 
 INLINE Map make_map(Arena &arena, const Geometry &g, int64_t channels) {
-  return {arena.take((g.history + CHUNK) * channels * ROWS), channels, g.history, 0};
+  return {arena.take((g.history + CHUNK) * channels * ROWS), channels, g.history, 0, 0};
 }
 
 // The columns from … to - 1 of a stage in one chunk, cut to those that exist; the rest are zero.
@@ -159,12 +171,12 @@ struct Columns {
   }
 };
 
-// One tile: rows i0 … of one batch entry.
+// One tile: rows i0 … of one batch entry; the lanes `begin` … rows - 1 have one.
 struct RowTile {
   const Call &c;
   const Geometry g;
   const Shared shared;
-  int64_t entry = 0, i0 = 0, rows = 0;
+  int64_t entry = 0, i0 = 0, begin = 0, rows = 0;
   // Visible keys: of each row, and of all (lo … hi) or some (first_max … last_min) of them.
   int32_t first[ROWS], last[ROWS];
   int64_t lo = 0, hi = -1, first_max = 0, last_min = 0;
@@ -184,16 +196,18 @@ struct RowTile {
   // Moves to unit `unit`: tiles from the last to the first, the entries of a batch inside.
   void move(int64_t unit) {
     entry = unit % c.batch;
-    i0 = (g.tiles - 1 - unit / c.batch) * ROWS;
+    i0 = (g.tiles - 1 - unit / c.batch) * (ROWS - g.halo) - g.halo;
+    begin = most(0, -i0);
     rows = least(ROWS, c.queries - i0);
     find_visible();
   }
 
   void find_visible() {
     lo = c.keys, hi = -1, first_max = 0, last_min = c.keys;
-    const int32_t nowhere = static_cast<int32_t>(c.keys + g.reach);
-    for (int r = 0; r < ROWS; ++r) first[r] = nowhere, last[r] = -1 - static_cast<int32_t>(g.reach);
-    for (int r = 0; r < rows; ++r) {
+    // Past every column, on either side.
+    constexpr int32_t nowhere = 1 << 30;
+    for (int r = 0; r < ROWS; ++r) first[r] = nowhere, last[r] = -nowhere;
+    for (int64_t r = begin; r < rows; ++r) {
       const int64_t limit = c.causal ? i0 + r + g.offset : c.keys - 1;
       const int64_t from = c.first ? most(c.first[entry * c.queries + i0 + r], 0) : 0;
       const int64_t to = c.last ? least(c.last[entry * c.queries + i0 + r], limit) : limit;
@@ -203,6 +217,7 @@ struct RowTile {
       }
       first_max = most(first_max, first[r]), last_min = least(last_min, last[r]);
     }
+    if (begin) first_max = nowhere, last_min = -nowhere;
   }
 
   bool sees_something() const { return lo <= hi; }
@@ -223,13 +238,13 @@ struct RowTile {
     }
   }
 
-  // This tile's rows of x [B, H, Tq, D] as [H][D][ROWS].
-  void transpose_in(float *out, const float *data, const int64_t *stride, float scale) const {
+  // This tile's rows of x [B, H, Tq, D], from lane `from` on, as [H][D][ROWS].
+  void transpose_in(float *out, const float *data, const int64_t *stride, float scale, int64_t from) const {
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t r = 0; r < ROWS; ++r) {
         const float *row = data + entry * stride[0] + h * stride[1] + (i0 + r) * stride[2];
         float *p = out + h * c.head_width * ROWS + r;
-        if (r < rows)
+        if (r >= from && r < rows)
           for (int64_t d = 0; d < c.head_width; ++d) p[d * ROWS] = row[d] * scale;
         else
           for (int64_t d = 0; d < c.head_width; ++d) p[d * ROWS] = 0;
@@ -251,7 +266,7 @@ struct RowTile {
   // [column][H] of dot products between the rows ([H][D][ROWS]) and keys or values.
   void dots(const Map &out, const float *rows_data, const float *data, const int64_t *stride, Columns cols) const {
     for (int64_t h = 0; h < c.heads; ++h)
-      product<VECTORS>(out.at(cols.from) + h * ROWS, out.channels * ROWS, nullptr, 0,
+      product<VECTORS>(out.at(cols.from) + out.head(h) * ROWS, out.channels * ROWS, nullptr, 0,
                        key(data, stride, h, cols.from), 1, stride[2], rows_data + h * c.head_width * ROWS,
                        ROWS, c.head_width, cols.count(), Keep(), next_head(data, stride, h, cols, cols.count()));
   }
@@ -283,7 +298,7 @@ struct RowTile {
     const int64_t b = c.dense_batch == 1 ? 0 : entry;
     for (int64_t h = 0; h < c.heads; ++h) {
       const float *p = c.dense + ((b * c.heads + h) * c.queries + i0) * c.keys + column;
-      for (int r = 0; r < ROWS; ++r) out[h * ROWS + r] = r < rows ? p[r * c.keys] : 0.0f;
+      for (int r = 0; r < ROWS; ++r) out[h * ROWS + r] = r >= begin && r < rows ? p[r * c.keys] : 0.0f;
     }
   }
 

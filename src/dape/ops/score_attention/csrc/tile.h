@@ -161,19 +161,24 @@ INLINE Target<Finish> target(float *out, const float *init, ptrdiff_t init_strid
   return {out, init, init_stride, finish};
 }
 
+// With several rows of weights, [4][rows][depth][outputs], row d reads the inputs `lane` · d lanes further.
 template <int P, int V, class Finish>
 INLINE void pair_tile(const Target<Finish> &one, const Target<Finish> &two, ptrdiff_t os, const float *coef,
-                      ptrdiff_t cm, const float *inputs, int depth, int first) {
-  const ptrdiff_t block = depth * cm, column = depth * os;
+                      ptrdiff_t cm, const float *inputs, int depth, int first, int rows, ptrdiff_t lane) {
+  const ptrdiff_t block = rows * depth * cm, column = depth * os;
+
   coef += first;
+  const auto rows_of = [=](vec(&acc)[P][V], const float *w, const float *x) __attribute__((always_inline)) {
+    for (int d = 0; d < rows; ++d) accumulate(acc, w + d * depth * cm, cm, 1, x + d * lane, os, depth);
+  };
   // Registers hold one set of sums; the other one waits in memory.
   vec acc[P][V] = {}, waiting[P][V] = {};
-  accumulate(acc, coef + 2 * block, cm, 1, inputs + 2 * column, os, depth);
+  rows_of(acc, coef + 2 * block, inputs + 2 * column);
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) waiting[p][v] = acc[p][v], acc[p][v] = vec{};
-  accumulate(acc, coef + block, cm, 1, inputs + column, os, depth);
+  rows_of(acc, coef + block, inputs + column);
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p)
 #pragma GCC unroll 8
@@ -183,21 +188,21 @@ INLINE void pair_tile(const Target<Finish> &one, const Target<Finish> &two, ptrd
       waiting[p][v] = m1 - m2;
     }
   one.begin(acc, first);
-  accumulate(acc, coef, cm, 1, inputs, os, depth);
+  rows_of(acc, coef, inputs);
   one.end(acc, os, first);
   two.begin(waiting, first);
-  accumulate(waiting, coef + 3 * block, cm, 1, inputs + 3 * column, os, depth);
+  rows_of(waiting, coef + 3 * block, inputs + 3 * column);
   two.end(waiting, os, first);
 }
 
 // Both columns for any number of outputs; `inputs` are the combinations of pair_inputs.
 template <int V, class Finish>
 INLINE void pair_product(const Target<Finish> &one, const Target<Finish> &two, ptrdiff_t os, const float *coef,
-                         ptrdiff_t cm, const float *inputs, int depth, int outputs) {
+                         ptrdiff_t cm, const float *inputs, int depth, int outputs, int rows = 1, ptrdiff_t lane = 0) {
   int p = 0;
-  for (; p + OUTPUTS <= outputs; p += OUTPUTS) pair_tile<OUTPUTS, V>(one, two, os, coef, cm, inputs, depth, p);
-  if (OUTPUTS > 4 && p + 4 <= outputs) pair_tile<4, V>(one, two, os, coef, cm, inputs, depth, p), p += 4;
-  for (; p < outputs; ++p) pair_tile<1, V>(one, two, os, coef, cm, inputs, depth, p);
+  for (; p + OUTPUTS <= outputs; p += OUTPUTS) pair_tile<OUTPUTS, V>(one, two, os, coef, cm, inputs, depth, p, rows, lane);
+  if (OUTPUTS > 4 && p + 4 <= outputs) pair_tile<4, V>(one, two, os, coef, cm, inputs, depth, p, rows, lane), p += 4;
+  for (; p < outputs; ++p) pair_tile<1, V>(one, two, os, coef, cm, inputs, depth, p, rows, lane);
 }
 
 // acc[p][m] += Σ over columns and lanes of y[column][p] · x[column][m], lane by lane: P × M vectors of sums.

@@ -1,0 +1,171 @@
+"""The C++ kernel for every score program: its tensors, its plan, and how the kernel sees them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dape.ops.score_attention import native, op
+from dape.ops.score_attention.op import Arguments
+from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
+
+NO_BIAS, BY_DISTANCE, DENSE, SEPARABLE = range(4)
+
+# What csrc/filter.h has room for.
+MAX_STAGES, MAX_EARLIER_ROWS = 12, 11
+
+
+def unsupported(problem: Problem) -> str | None:
+    """Why the kernel cannot run the program or its bias, or None."""
+    program = problem.program
+    if isinstance(problem.bias, TileBias):
+        return "it takes a bias by distance, separable or dense, not by tiles"
+    if program.softcap is not None:
+        return f"it caps no scores, got softcap={program.softcap}"
+    if program.leak_future:
+        return "it never reads keys that a query may not see, which leak_future=True asks for"
+    stages = (*program.pre, *program.post)
+    if len(stages) > MAX_STAGES:
+        return f"it runs up to {MAX_STAGES} stages, got {len(stages)}"
+    if program.earlier_rows > MAX_EARLIER_ROWS:
+        return f"its tiles bring {MAX_EARLIER_ROWS} earlier queries along, the program reads {program.earlier_rows}"
+    for stage in stages:
+        if not 0 <= stage.slope <= 1:
+            return f"it needs slopes in [0, 1], got {stage.slope}"
+    return None
+
+
+def attend(problem: Problem) -> Tensor:
+    """Attention output [B, H, Tq, D]."""
+    batch, num_heads, num_queries, num_keys, _ = problem.sizes
+    program, bias, device = problem.program.to(torch.float32), problem.bias, problem.q.device
+    tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v}
+    lowest = 0
+    plan: dict[str, Any] = {
+        "causal": problem.causal,
+        "scale": problem.scale,
+        "residual": program.residual,
+        "pre": [[stage.left, stage.groups, stage.slope] for stage in program.pre],
+        "post": [[stage.left, stage.groups, stage.slope] for stage in program.post],
+    }
+    visible = problem.visible
+    if visible.first is not None or visible.last is not None:
+        bounds = visible.bounds(num_queries, num_keys, causal=problem.causal, device=device)
+        for name, bound in zip(("first", "last"), bounds, strict=True):
+            # Bounds far outside the keys mean the same as just outside.
+            near = bound.clamp(-1, num_keys).expand(batch, num_queries)
+            tensors[name] = near.to(torch.int32).contiguous()
+    if isinstance(bias, DistanceBias):
+        tensors["values"], lowest = bias.values.float(), bias.lowest
+    elif isinstance(bias, SeparableBias):
+        tensors["row"], tensors["column"] = (
+            x.float().expand(batch, num_heads, -1) for x in (bias.row, bias.column)
+        )
+    elif isinstance(bias, Tensor):
+        tensors["dense"], plan["dense_grad"] = bias.float(), bias.requires_grad
+    for name, tensor in program.tensors():
+        if name != "length_scale":
+            tensors[name] = tensor
+    if program.length_scale is not None:
+        first, last = visible.bounds(num_queries, num_keys, causal=problem.causal, device=device)
+        length = torch.log((last - first + 1).clamp(min=1).float())
+        tensors["factor"] = (program.length_scale[:, None] * length[:, None]).expand(batch, -1, -1)
+    return op.run("cpu program", tensors, plan, lowest=lowest)
+
+
+class PlannedCall:
+    """The kernel's view of an operator's arguments; it holds on to everything that the kernel points to."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.plan, self.lowest = arguments.plan, arguments.lowest
+        self.tensors = {
+            name: rows_contiguous(tensor) if name in ("q", "k", "v") else tensor.contiguous()
+            for name, tensor in arguments.tensors.items()
+        }
+        self.stages = [("pre", n, *options) for n, options in enumerate(self.plan["pre"])]
+        self.stages += [("post", n, *options) for n, options in enumerate(self.plan["post"])]
+        self.stage_calls = (native.StageCall * max(1, len(self.stages)))()
+        self.program = native.Program()
+        self.call = native.Call()
+        self._describe()
+
+    def _describe(self) -> None:
+        q, k, plan, call, named = (
+            self.tensors["q"], self.tensors["k"], self.plan, self.call, self.tensors,
+        )  # fmt: skip
+        call.batch, call.heads, call.queries, call.head_width = q.shape
+        call.groups, call.keys = k.shape[1], k.shape[2]
+        call.channels, call.taps = call.heads, 1
+        call.causal, call.scale, call.residual_bias = plan["causal"], plan["scale"], True
+        if "values" in named:
+            call.bias, call.lowest, call.distances = BY_DISTANCE, self.lowest, named["values"].shape[1]
+        elif "dense" in named:
+            call.bias, call.dense_batch, call.dense_grad = (
+                DENSE, named["dense"].shape[0], plan["dense_grad"],
+            )  # fmt: skip
+        elif "row" in named:
+            call.bias = SEPARABLE
+        pointers = ("q", "k", "v", "values", "dense", "first", "last")
+        call.point(**{name: named[name] for name in pointers if name in named})
+        call.stride(q=q, k=k, v=named["v"])
+        for stage, (where, n, left, groups, slope) in zip(self.stage_calls, self.stages, strict=False):
+            weight, offset = named[f"{where}.{n}.weight"], named.get(f"{where}.{n}.offset")
+            stage.outputs, inputs, stage.rows, stage.taps = weight.shape
+            stage.inputs, stage.groups, stage.left, stage.slope = inputs * groups, groups, left, slope
+            stage.point(weight=weight, offset=offset)
+        program, residual = self.program, plan["residual"]
+        program.num_pre, program.num_post = len(plan["pre"]), len(plan["post"])
+        program.residual_scores = residual in ("scores+bias", "scores")
+        program.residual_bias = residual in ("scores+bias", "bias")
+        program.stages = ctypes.addressof(self.stage_calls)
+        program.point(**{name: named[name] for name in ("sink", "factor", "row", "column") if name in named})
+        call.program = ctypes.addressof(program)
+
+    def point_gradients(self, grads: dict[str, Tensor]) -> None:
+        own = ("q", "k", "v", "values", "dense")
+        self.call.point(**{f"d{name}": grads[name] for name in own if name in grads})
+        of_program = ("sink", "factor", "row", "column")
+        self.program.point(**{f"d{name}": grads[name] for name in of_program if name in grads})
+        for stage, (where, n, *_) in zip(self.stage_calls, self.stages, strict=False):
+            stage.point(dweight=grads[f"{where}.{n}.weight"], doffset=grads.get(f"{where}.{n}.offset"))
+
+
+def allocate(*shape: int) -> Tensor:
+    """Memory that the kernel writes completely."""
+    return torch.empty(shape, dtype=torch.float32)
+
+
+def rows_contiguous(x: Tensor) -> Tensor:
+    """x [B, H, T, D] in float32 with contiguous rows."""
+    x = x.float()
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    planned, q = PlannedCall(arguments), arguments["q"]
+    out, lse = allocate(*q.shape), allocate(*q.shape[:3])
+    planned.call.point(out=out, lse=lse)
+    planned.call.stride(out=out)
+    native.run("program_forward", planned.call)
+    return out.to(q.dtype), lse
+
+
+def backward(arguments: Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    planned = PlannedCall(arguments)
+    grad_out, out, lse = rows_contiguous(grad_out), rows_contiguous(out), lse.contiguous()
+    planned.call.point(grad_out=grad_out, out=out, lse=lse)
+    planned.call.stride(grad=grad_out, out=out)
+    grads = {
+        name: allocate(*x.shape) if name == "q" else torch.zeros(x.shape, dtype=torch.float32)
+        for name, x in planned.tensors.items()
+        if x.is_floating_point() and (name != "dense" or arguments.plan["dense_grad"])
+    }
+    planned.point_gradients(grads)
+    native.run("program_backward", planned.call)
+    return grads
+
+
+op.KERNELS["cpu program"] = (forward, backward)
