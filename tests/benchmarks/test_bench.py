@@ -226,3 +226,39 @@ def test_usage(capsys):
         with pytest.raises(SystemExit) as stop:
             module.main(["--help"])
         assert stop.value.code == 0
+
+
+@pytest.mark.parametrize(
+    "processor", ["plain", "talking", "mta3x5", "dape3x3", "keyconv1x3", "dape1x3[groups=2,width=4]"]
+)
+def test_every_processor_is_checked_and_timed(processor):
+    options = attention.Options(
+        lengths="12",
+        backends="listing,tiled,sdpa",
+        heads=2,
+        head_width=4,
+        width=4,
+        memory=False,
+        rounds=1,
+        processor=processor,
+    )
+    records = attention.run(options)
+    assert [record["backend"] for record in records if record["pass"] == FORWARD] == [
+        "listing",
+        "tiled",
+        "sdpa",
+    ]
+    assert all(record["milliseconds"] > 0 for record in records)
+
+
+def test_plain_attention_with_a_bias_is_timed_beside_pytorchs_own():
+    options = attention.Options(
+        lengths="12",
+        backends="sdpa with bias,cpu",
+        heads=2,
+        head_width=4,
+        memory=False,
+        rounds=1,
+        processor="plain",
+    )
+    assert {record["backend"] for record in attention.run(options)} == {"sdpa with bias", "cpu"}

@@ -31,7 +31,7 @@ def close(a, b):
 def test_equals_the_listing_up_to_its_edge(kernel, backend):
     call = build(Case(queries=20, keys=20, kernel=kernel, bias="dense"))
     rows = slice(0, 20 - kernel // 2)
-    listing = listing_attention(call.q, call.k, call.v, call.program.pair, call.bias)
+    listing = listing_attention(call.q, call.k, call.v, call.program, call.bias)
     close(call.attend(backend)[:, :, rows], listing[:, :, rows])
     if kernel > 1:
         assert not torch.allclose(call.attend(backend)[:, :, -1], listing[:, :, -1])

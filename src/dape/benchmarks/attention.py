@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ import tyro
 from dape.benchmarks import memory, report, workload
 from dape.benchmarks.report import Record
 from dape.benchmarks.timing import Timing, growth_exponent, interleave
-from dape.benchmarks.workload import BOTH, COMPILED, FORWARD, LISTING, SDPA, Sizes, Workload
+from dape.benchmarks.workload import BOTH, COMPILED, FORWARD, LISTING, SDPA, SDPA_BIAS, Sizes, Workload
 from dape.commands.parsing import parse
 from dape.ops.score_attention.api import BACKENDS
 from dape.settings import PICTURES, setting, split_numbers
@@ -60,6 +60,11 @@ class Options:
     kernel: int = setting(
         3, help="Kernel size of the convolutions; odd, as in the listing.", low=1, high=1023
     )
+    processor: str = setting(
+        "",
+        help="Score processor in place of the two convolutions, as names write it: plain, talking, mta, dape3x3, "
+        "dape1x3[groups=3,width=24]. With plain, SDPA with the same bias is timed as well.",
+    )
     threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
     rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
     compile: bool = setting(
@@ -79,7 +84,8 @@ class Options:
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape bench attention")
     records = run(options)
-    title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, kernel {options.kernel}, "
+    processor = options.processor or f"kernel {options.kernel}"
+    title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, {processor}, "
     report.print_table(title + f"{torch.get_num_threads()} threads", COLUMNS, records)
     finish(records, options.json, options.plot)
     return 0
@@ -108,17 +114,27 @@ def run(options: Options) -> list[Record]:
     if options.threads:
         torch.set_num_threads(options.threads)
     sizes = [
-        Sizes(n, n, options.batch, options.heads, options.head_width, options.width, options.kernel)
+        Sizes(
+            n,
+            n,
+            options.batch,
+            options.heads,
+            options.head_width,
+            options.width,
+            options.kernel,
+            options.processor,
+        )
         for n in lengths
     ]
     square = [LISTING, *([COMPILED] if options.compile else [])]
+    square += [SDPA_BIAS] if options.processor == "plain" else []
     backends = candidates(options.backends, sizes[0], square)
     return measure(sizes, backends, passes, rounds=options.rounds, memory_too=options.memory)
 
 
 def candidates(text: str, sizes: Sizes, further: list[str]) -> list[str]:
     """The backends named, or with "all" every one that can run; each is checked for being right."""
-    short = Workload(Sizes(min(sizes.keys, 8), min(sizes.queries, 8), 1, sizes.heads, 8, 4, sizes.kernel))
+    short = Workload(replace(sizes, keys=min(sizes.keys, 8), queries=min(sizes.queries, 8), batch=1))
     known = [*further, *(name for name in BACKENDS if name != SDPA), SDPA]
     names = known if text == "all" else text.split(",")
     chosen = []

@@ -11,19 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dape.benchmarks.listing import listing_attention
+from dape.methods import parse_method
 from dape.ops.score_attention import DistanceBias, attention, conv_program
 from dape.ops.score_attention.api import BACKENDS, choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
-LISTING, COMPILED, SDPA = "listing", "compiled listing", "sdpa"
+LISTING, COMPILED, SDPA, SDPA_BIAS = "listing", "compiled listing", "sdpa", "sdpa with bias"
 # What builds T×T maps.
-QUADRATIC = (LISTING, COMPILED, "reference")
+QUADRATIC = (LISTING, COMPILED, SDPA_BIAS, "reference")
 FORWARD, BOTH = "forward", "forward+backward"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Queries stand at the end of the keys; bias: Kerple with parameters that want gradients."""
+    """Queries stand at the end of the keys; bias: Kerple with parameters that want gradients.
+
+    processor: a score processor as names write it, "talking" or "dape1x3[groups=3,width=24]"; empty: two convolutions
+               of 1×kernel with `width` channels between.
+    """
 
     keys: int
     queries: int
@@ -32,6 +37,13 @@ class Sizes:
     head_width: int = 64
     width: int = 32
     kernel: int = 3
+    processor: str = ""
+
+    @property
+    def method(self) -> str:
+        """The method of the processor."""
+        name, bracket, options = self.processor.partition("[")
+        return ("kerple" if name == "plain" else f"{name}-kerple") + bracket + options
 
 
 class Workload:
@@ -50,10 +62,19 @@ class Workload:
         self.q = draw(s.batch, s.heads, s.queries, s.head_width)
         self.k, self.v = (draw(s.batch, s.heads, s.keys, s.head_width) for _ in range(2))
         expand, project = (2 * s.heads * s.kernel) ** -0.5, (s.width * s.kernel) ** -0.5
-        self.program = conv_program(
-            draw(s.width, 2 * s.heads, 1, s.kernel, bound=expand), draw(s.width, bound=expand),
-            draw(s.heads, s.width, 1, s.kernel, bound=project), draw(s.heads, bound=project), s.kernel // 2,
-        )  # fmt: skip
+        if s.processor:
+            program = parse_method(s.method).build_scores(s.heads, width=s.width).program()
+            # A start as the identity would hide mistakes; small numbers keep its scale.
+            tensors = {
+                name: (tensor.detach() + draw(*tensor.shape, bound=0.05).detach()).to(dtype).requires_grad_()
+                for name, tensor in program.tensors()
+            }
+            self.program = program.with_tensors(tensors)
+        else:
+            self.program = conv_program(
+                draw(s.width, 2 * s.heads, 1, s.kernel, bound=expand), draw(s.width, bound=expand),
+                draw(s.heads, s.width, 1, s.kernel, bound=project), draw(s.heads, bound=project), s.kernel // 2,
+            )  # fmt: skip
         self.slopes, self.rates = (draw(s.heads, 1, bound=1.0) for _ in range(2))
         self.leaves = [
             self.q,
@@ -79,8 +100,12 @@ class Workload:
             place = torch.arange(self.sizes.keys)
             bias = self.bias((place[:, None] - place).clamp(min=0).to(self.q.dtype))[None]
             listing = _compiled() if backend == COMPILED else listing_attention
-            assert self.program.pair is not None
-            return listing(self.q, self.k, self.v, self.program.pair, bias)
+            return listing(self.q, self.k, self.v, self.program, bias)
+        if backend == SDPA_BIAS:
+            place = torch.arange(self.sizes.keys)
+            distance = place[-self.sizes.queries :, None] - place
+            gathered = self._by_distance()[:, distance.clamp(min=0)].masked_fill(distance < 0, -torch.inf)
+            return F.scaled_dot_product_attention(self.q, self.k, self.v, gathered[None])
         return attention(
             self.q, self.k, self.v, self.program, bias=DistanceBias(self._by_distance()), backend=backend
         )
@@ -133,11 +158,12 @@ def check(backend: str, sizes: Sizes) -> None:
     keys = min(sizes.keys, 70)
     short = replace(sizes, keys=keys, queries=min(sizes.queries, keys), batch=min(sizes.batch, 2))
     # The listing's last rows depend on the tensor's edge; the definition's do not.
-    rows = slice(0, max(1, short.queries - (short.kernel // 2 if backend in (LISTING, COMPILED) else 0)))
     exact = Workload(short, torch.float64)
+    right = sum(stage.right for stage in (*exact.program.pre, *exact.program.post))
+    rows = slice(0, max(1, short.queries - (right if backend in (LISTING, COMPILED) else 0)))
     truth = _plain_attention(exact, rows) if backend == SDPA else exact.results("reference", rows)
     ours = Workload(short).results(backend, rows)
-    names = "output", "q", "k", "v", "w1", "b1", "w2", "b2", "slopes", "rates"
+    names = "output", "q", "k", "v", *(name for name, _ in exact.program.tensors()), "slopes", "rates"
     for name, result, true in zip(names, ours, truth, strict=True):
         # A LeakyReLU that flips near zero costs float32 gradients some digits; a mistake costs all of them.
         tolerance = 1e-4 if name == "output" else 1e-2
