@@ -63,7 +63,9 @@ class Workload:
         self.k, self.v = (draw(s.batch, s.heads, s.keys, s.head_width) for _ in range(2))
         expand, project = (2 * s.heads * s.kernel) ** -0.5, (s.width * s.kernel) ** -0.5
         if s.processor:
-            program = parse_method(s.method).build_scores(s.heads, width=s.width).program()
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                program = parse_method(s.method).build_scores(s.heads, width=s.width).program()
             # A start as the identity would hide mistakes; small numbers keep its scale.
             tensors = {
                 name: (tensor.detach() + draw(*tensor.shape, bound=0.05).detach()).to(dtype).requires_grad_()
