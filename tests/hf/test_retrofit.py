@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    BartConfig,
-    BartForCausalLM,
     DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     StaticCache,
@@ -17,7 +17,8 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import dape
-from dape.retrofitting.attach import ARCHITECTURES, adapter_parameters
+from dape.retrofitting.attach import adapter_parameters
+from dape.retrofitting.tuning import parameter_groups
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {
@@ -35,18 +36,86 @@ WINDOWS = {
     "qwen2": {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1},
     "qwen3": {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1},
     "phi3": {"sliding_window": 6},
+    "gemma2": {"sliding_window": 6},
+    "gemma3_text": {"sliding_window": 6},
+    "ministral": {"sliding_window": 6},
+    "gpt_oss": {"sliding_window": 6},
+}
+HEAD = {"head_dim": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+# What tiny models of a type need beside SIZES. Types that no test here names are decided by the same self-test.
+FAMILIES = {
+    "cohere": {},
+    "cohere2": {},
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "gemma": HEAD,
+    "gemma2": {**HEAD, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**HEAD, "query_pre_attn_scalar": 8},
+    "glm4": HEAD,
+    "gpt2": {},
+    "gpt_neox": {},
+    "gpt_oss": {**HEAD, **LOCAL_EXPERTS},
+    "granite": {},
+    "llama": {},
+    "llama4_text": {
+        **HEAD,
+        **LOCAL_EXPERTS,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 48,
+        "attention_chunk_size": 32,
+    },
+    "ministral": HEAD,
+    "mistral": {},
+    "mixtral": LOCAL_EXPERTS,
+    "nemotron": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": {},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "phi": {},
+    "phi3": {},
+    "qwen2": {},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3": {},
+    "qwen3_moe": {**HEAD, **EXPERTS},
+    "smollm3": {},
+    "starcoder2": {},
+}
+OUTSIDE = {
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "falcon": {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
 }
 
 
 def small(kind="llama", **changes):
-    sizes = {**SIZES, **TOKENS, **changes}
+    sizes = {**SIZES, **TOKENS, **FAMILIES.get(kind, {}), **changes}
     if kind == "gpt2":
         sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **TOKENS}
+    if kind in OUTSIDE:
+        sizes = {"vocab_size": 50, **OUTSIDE[kind]}
     return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**sizes)).eval()
 
 
 def disturbed(model):
-    """The retrofitted model with convolutions that do something."""
+    """The retrofitted model with additions that do something."""
     for value in adapter_parameters(model).values():
         torch.nn.init.normal_(value, std=0.3)
     return model
@@ -60,7 +129,7 @@ def batch():
 
 
 @pytest.mark.parametrize("windows", [False, True])
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_outputs_are_unchanged_at_first_and_after_removal(kind, windows):
     if windows and kind not in WINDOWS:
         pytest.skip("this architecture has no sliding window")
@@ -93,6 +162,174 @@ def test_decoding_with_any_cache_equals_the_whole_at_once(kind):
             seen += size
         # Sinks of precision are rotary tables, which some models keep in float32.
         torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-5, atol=1e-5)
+
+
+REPLACING = [
+    "nope",
+    "kerple",
+    "dape1x3-kerple",
+    "fox",
+    "dape1x3-fox",
+    "cope",
+    "t5",
+    "talking-alibi",
+    "rope[scaling=ntk,factor=4]",
+]
+
+
+def causal_and_cached(model, ids):
+    """Changing a token changes nothing before it, and any cache gives the same logits."""
+    full = model(ids, use_cache=False).logits
+    other = ids.clone()
+    other[:, 10] = (other[:, 10] + 1) % 50
+    torch.testing.assert_close(model(other, use_cache=False).logits[:, :10], full[:, :10])
+    assert not torch.allclose(model(other, use_cache=False).logits[:, 11:], full[:, 11:], atol=1e-3)
+    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=30)):
+        parts, seen = [], 0
+        for size in (4, 1, 1, 7, 4):
+            parts.append(model(ids[:, seen : seen + size], past_key_values=cache, use_cache=True).logits)
+            seen += size
+        torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", REPLACING)
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_replaced_positions_are_causal_and_cached(kind, method):
+    ids, _ = batch()
+    model = small(kind)
+    before = model(ids).logits
+    dape.retrofit(model, method)
+    assert not torch.allclose(model(ids).logits, before, atol=1e-3)
+    causal_and_cached(disturbed(model).double(), ids)
+    dape.remove_retrofit(model)
+    torch.testing.assert_close(model.float()(ids).logits, before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_positions_of_every_family_can_be_replaced(kind):
+    model = disturbed(dape.retrofit(small(kind, **WINDOWS.get(kind, {})), "dape1x3-fox"))
+    ids, _ = batch()
+    full = model(ids, use_cache=False).logits
+    cache = DynamicCache(config=model.config)
+    parts = [model(part, past_key_values=cache, use_cache=True).logits for part in ids.split(9, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_models_outside_the_interface_say_so(kind):
+    with pytest.raises(ValueError, match=f'cannot retrofit "{kind}": .*does not go through transformers'):
+        dape.retrofit(small(kind))
+
+
+def test_learned_positions_no_longer_limit_the_length():
+    model = dape.retrofit(small("gpt2"), "kerple")
+    assert model(torch.ones(1, 100, dtype=torch.long)).logits.shape == (1, 100, 50)
+
+
+def test_kerple_in_a_model_without_rotation_is_kerple():
+    """Against the definition: rotation off, the bias added, by hand in one layer."""
+    model = dape.retrofit(small(num_hidden_layers=1), "kerple")
+    layer, ids = model.model.layers[0], torch.randint(3, 50, (1, 9))
+    x = layer.input_layernorm(model.model.embed_tokens(ids))
+    q, k = (
+        getattr(layer.self_attn, name)(x).view(1, 9, -1, 8).transpose(1, 2) for name in ("q_proj", "k_proj")
+    )
+    distance = torch.arange(9)[:, None] - torch.arange(9)
+    bias = layer.self_attn.position_encoding.at(distance.clamp(min=0), causal=True)
+    scores = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 8**0.5 + bias
+    weights = scores.masked_fill(distance < 0, -torch.inf).softmax(-1)
+    shown = model(ids, output_attentions=True).attentions[0]
+    torch.testing.assert_close(shown, weights)
+
+
+@pytest.mark.parametrize("kind", ["llama", "cohere", "phi", "llama4_text"])
+@pytest.mark.parametrize(("scaling", "own"), [("linear", "linear"), ("ntk", None)])
+def test_stretched_rotation_is_that_of_transformers(kind, scaling, own):
+    """Linear scaling is in every model's own options; a factor of 1 changes nothing, however features are paired."""
+    model, ids = small(kind), torch.randint(3, 50, (2, 17))
+    plain = model(ids).logits
+    one = dape.retrofit(model, f"rope[scaling={scaling},factor=1]")
+    torch.testing.assert_close(one(ids).logits, plain, rtol=0, atol=1e-5)
+    if own:
+        dape.remove_retrofit(model)
+        theirs = small(
+            kind, rope_parameters={**model.config.rope_parameters, "rope_type": own, "factor": 4.0}
+        )
+        theirs.load_state_dict(model.state_dict())
+        ours = dape.retrofit(model, f"rope[scaling={scaling},factor=4]")
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_padding_and_packing_with_replaced_positions():
+    for method in ("dape1x3-kerple", "fox"):
+        model = disturbed(dape.retrofit(small(), method))
+        ids, mask = batch()
+        together = model(ids, attention_mask=mask).logits
+        torch.testing.assert_close(together[0, 5:], model(ids[:1, 5:]).logits[0], rtol=1e-4, atol=1e-4)
+        packed = torch.cat([torch.arange(9), torch.arange(8)])[None]
+        row = model(ids[:1], position_ids=packed, use_cache=False).logits
+        alone = model(ids[:1, 9:], use_cache=False).logits
+        torch.testing.assert_close(row[:, 9:], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_beams_and_earlier_queries_generate():
+    ids, mask = batch()
+    fox = disturbed(dape.retrofit(small(), "fox"))
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "num_beams": 3}
+    cached = fox.generate(ids, **options)
+    assert torch.equal(cached, fox.generate(ids, **options, use_cache=False))
+    mta = dape.retrofit(small(), "mta")
+    assert not mta.generation_config.use_cache
+    assert mta.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False).shape == (2, 20)
+    assert dape.remove_retrofit(mta).generation_config.use_cache
+
+
+def test_a_refused_model_is_as_it_was():
+    model = small()
+    before, names = model(torch.ones(1, 5, dtype=torch.long)).logits, set(model.state_dict())
+    with pytest.raises(ValueError, match="does not divide"):
+        dape.retrofit(model, "mta[head_group=3]")
+    assert set(model.state_dict()) == names
+    assert not model._forward_pre_hooks
+    assert torch.equal(model(torch.ones(1, 5, dtype=torch.long)).logits, before)
+
+
+def test_attention_that_does_more_is_refused_with_the_reason():
+    model = small()
+
+    def rescaled(module, args, kwargs, output):
+        return (output[0] * (1.5 if model.config._attn_implementation == "dape" else 1.0), *output[1:])
+
+    model.model.layers[0].self_attn.register_forward_hook(rescaled, with_kwargs=True)
+    with pytest.raises(ValueError, match="its attention does more than softmax"):
+        dape.retrofit(model)
+
+
+def test_parameter_groups_give_what_was_added_its_own_rate():
+    model = dape.retrofit(small(), "dape1x3-kerple", trains="attention")
+    groups = parameter_groups(model, 1e-3, added_rate=5.0, weight_decay=0.1)
+    rates = {group["lr"]: len(group["params"]) for group in groups}
+    added = adapter_parameters(model)
+    assert rates[5e-3] == len(added) == 2 * (4 + 2)
+    torch.optim.AdamW(groups, lr=1e-3)
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    assert sum(rates.values()) == len(trained)
+    assert all(".self_attn." in name for name in trained)
+
+
+@pytest.mark.parametrize(
+    "method", ["dape1x3-kerple", "fox", "talking", "dape1x3-rope[scaling=linear,factor=2]"]
+)
+def test_any_method_is_saved_and_loaded(method, tmp_path):
+    small().save_pretrained(tmp_path / "base")
+    model = disturbed(dape.retrofit(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), method))
+    ids, mask = batch()
+    expected = model(ids, attention_mask=mask).logits
+    again = dape.load_retrofitted(dape.save_adapter(model, tmp_path / "adapter"))
+    torch.testing.assert_close(again(ids, attention_mask=mask).logits, expected)
+    model.save_pretrained(tmp_path / "whole")
+    whole = dape.load_retrofitted(tmp_path / "whole")
+    torch.testing.assert_close(whole(ids, attention_mask=mask).logits, expected)
 
 
 def test_a_padded_row_equals_the_row_alone():
@@ -141,7 +378,7 @@ def test_weights_are_shown_when_asked_for():
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_training_moves_what_it_should(alone):
-    model = dape.retrofit(small(), "dape1x5", width=8, freeze_base=alone).train()
+    model = dape.retrofit(small(), "dape1x5", width=8, trains="added" if alone else "all").train()
     ids, _ = batch()
     before = {name: value.clone() for name, value in model.named_parameters()}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
@@ -181,9 +418,7 @@ def test_an_adapter_is_small_and_loads_onto_its_base(tmp_path):
     ]
     ids, mask = batch()
     expected = model(ids, attention_mask=mask).logits
-    onto = dape.load_adapter(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder, freeze_base=True
-    )
+    onto = dape.load_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder, trains="added")
     torch.testing.assert_close(onto(ids, attention_mask=mask).logits, expected)
     assert {n for n, p in onto.named_parameters() if p.requires_grad} == set(adapter_parameters(onto))
     by_reference = dape.load_retrofitted(folder)
@@ -235,16 +470,30 @@ def cut(folder, name):
     return folder
 
 
+def filled():
+    """A cache of three tokens."""
+    cache = DynamicCache(config=small().config)
+    small()(torch.ones(1, 3, dtype=torch.long), past_key_values=cache, use_cache=True)
+    return cache
+
+
 REFUSALS = {
-    "architecture": (lambda _: dape.retrofit(BartForCausalLM(BartConfig(d_model=16, decoder_layers=1, decoder_attention_heads=2, vocab_size=9))), 'cannot retrofit "bart": pass a causal language model of transformers of one of the types gpt2'),
+    "no language model": (lambda _: dape.retrofit(small().model), 'cannot retrofit "llama": it is no language model'),
+    "cross-attention": (lambda _: dape.retrofit(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, add_cross_attention=True))), "it has cross-attention"),
+    "embeddings": (lambda _: dape.retrofit(small(), "sinusoidal"), "is added to token embeddings, and a retrofit changes attention alone"),
+    "rotated share": (lambda _: dape.retrofit(small(), "rope[fraction=0.5]"), "decided by the model"),
+    "unknown option": (lambda _: dape.retrofit(small(), "dape1x3", score_options={"colour": 1}), "has no option colour"),
+    "training": (lambda _: dape.retrofit(small(), trains="some"), 'trains="some", expected one of all, attention, added'),
+    "gaps": (lambda _: dape.retrofit(small(), "kerple")(torch.ones(1, 3, dtype=torch.long), position_ids=torch.tensor([[0, 2, 4]])), "position_ids leave gaps"),
+    "earlier queries": (lambda _: dape.retrofit(small(), "mta")(torch.ones(1, 1, dtype=torch.long), past_key_values=filled()), "pass use_cache=False"),
     "not a model": (lambda _: dape.retrofit(torch.nn.Linear(2, 2)), 'cannot retrofit "Linear"'),
-    "method": (lambda _: dape.retrofit(small(), "dape1x3-kerple"), "keeps its own positions"),
+    "method": (lambda _: dape.retrofit(small(), "dape1x3-kerpel"), "did you mean dape1x3-kerple"),
     "twice": (lambda _: dape.retrofit(dape.retrofit(small())), "already retrofitted"),
-    "nothing to remove": (lambda _: dape.remove_retrofit(small()), "no score convolution"),
-    "version": (lambda path: dape.load_adapter(small(), edited(adapter(path), format=7)), "has format 7, this version of dape reads format 1"),
+    "nothing to remove": (lambda _: dape.remove_retrofit(small()), "no score processor of ours"),
+    "version": (lambda path: dape.load_adapter(small(), edited(adapter(path), format=7)), "has format 7, this version of dape reads format 2"),
     "type": (lambda path: dape.load_adapter(small("qwen2"), adapter(path)), "belongs to a llama model, not to a qwen2"),
-    "shape": (lambda path: dape.load_adapter(small(num_hidden_layers=3), adapter(path)), "made for 2 layers of 4 heads, the model has 3 of 4"),
-    "width": (lambda path: dape.load_adapter(dape.retrofit(small(), width=8), adapter(path)), "does not fit the convolutions of this model, first at"),
+    "shape": (lambda path: dape.load_adapter(small(num_hidden_layers=3), adapter(path)), "made for 2 layers of 4 heads, the model has 3 layers of 4"),
+    "width": (lambda path: dape.load_adapter(dape.retrofit(small(), width=8), adapter(path)), "does not fit what was added to this model, first at"),
     "damaged description": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.json")), "dape_adapter.json is damaged: it is not JSON"),
     "damaged weights": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.safetensors")), "dape_adapter.safetensors is damaged"),
     "no base": (lambda path: dape.load_retrofitted(adapter(path)), "does not say where its base is"),
@@ -288,5 +537,5 @@ def test_an_implementation_that_hides_the_scores_is_refused():
         model(torch.ones(1, 3, dtype=torch.long))
     plain = small()
     plain.set_attn_implementation("dape")
-    with pytest.raises(ValueError, match="LlamaAttention has no score convolution"):
+    with pytest.raises(ValueError, match="LlamaAttention has no score processor"):
         plain(torch.ones(1, 3, dtype=torch.long))

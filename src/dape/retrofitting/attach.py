@@ -1,55 +1,61 @@
-"""Adding a score convolution to every attention layer of a causal language model of transformers, and removing it."""
+"""Adding score processors and position encodings to the attention of a causal language model, and removing them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dape.retrofitting.attention import NAME, SCORES
-from dape.scores import ScoreConv
-from dape.scores.conv import Padding
+from dape.methods import Method, parse_method
+from dape.positions import POSITIONS, PositionEncoding, RoPE
+from dape.positions.kerple import FLOOR, Kerple
+from dape.rebuilding import constructor_parameters
+from dape.retrofitting import check, positions
+from dape.retrofitting.attention import ENCODING, NAME, SCORES, Call
+from dape.scores import SCORES as PROCESSORS
+from dape.scores import PlainScores, ScoreProcessor
 
-Model = TypeVar("Model", bound=PreTrainedModel)
-
-# Architectures whose attention passes through transformers' interface with scores that nothing else changes:
-# `model_type` → the class of its attention modules. Each is tested; a new one is one line.
-ARCHITECTURES = {
-    "gpt2": "GPT2Attention",
-    "gpt_neox": "GPTNeoXAttention",
-    "granite": "GraniteAttention",
-    "llama": "LlamaAttention",
-    "mistral": "MistralAttention",
-    "olmo2": "Olmo2Attention",
-    "phi3": "Phi3Attention",
-    "qwen2": "Qwen2Attention",
-    "qwen3": "Qwen3Attention",
-    "starcoder2": "Starcoder2Attention",
-}
+Model = TypeVar("Model", bound=nn.Module)
+Trains = Literal["all", "attention", "added"]
 
 # Where the model's configuration keeps what was added, so that a saved model says so.
 RECORD = "dape_retrofit"
+# Kerple's heights over the heads at the start: from hardly any decay to that of a head that reads nearby.
+HEIGHTS = (0.05, 1.0)
 
 
 @dataclass(frozen=True)
 class Retrofit:
-    """What was added: enough to build it again."""
+    """What was added: enough to build it again.
 
-    kernel_size: int
+    num_heads: of each attention layer. replaced: the implementation of attention before.
+    caches:    whether the model decoded with a cache before.
+    """
+
+    method: str
     width: int
-    padding: Padding
-    num_heads: int
-    num_layers: int
+    num_heads: Sequence[int]
+    score_options: dict[str, Any] = field(default_factory=dict)
+    position_options: dict[str, Any] = field(default_factory=dict)
     replaced: str = "sdpa"
+    caches: bool = True
 
     @property
-    def method(self) -> str:
-        return f"dape1x{self.kernel_size}"
+    def num_layers(self) -> int:
+        return len(self.num_heads)
+
+    @property
+    def sizes(self) -> str:
+        """Layers and heads in words."""
+        heads = sorted(set(self.num_heads))
+        return (
+            f"{self.num_layers} layers of {' to '.join(map(str, dict.fromkeys((heads[0], heads[-1]))))} heads"
+        )
 
 
 def retrofit(
@@ -57,127 +63,292 @@ def retrofit(
     method: str = "dape1x3",
     *,
     width: int = 32,
-    padding: Padding = "same",
-    freeze_base: bool = False,
+    score_options: dict[str, Any] | None = None,
+    position_options: dict[str, Any] | None = None,
+    trains: Trains = "all",
     zero_init: bool = True,
+    self_test: bool = True,
 ) -> Model:
-    """The same model, every attention layer with a score convolution that begins by changing nothing.
+    """The same model, every attention layer with the score processor and the positions of a method.
 
-    The model keeps its own positions (rotary or learned), its key/value groups, windows, caches and generation.
-    method:  "dape" (kernel 1) or "dape1xK"; the convolution reads the scores of the layer's heads.
-    width:   channels between the two convolutions.
-    freeze_base: train the convolutions alone; everything else stops requiring gradients.
-    zero_init: begin as the unchanged model; False begins from PyTorch's random convolutions.
+    method:  a score processor alone keeps the model's own positions and begins by changing nothing: "dape1x3",
+             "talking", "mta". With a position encoding, that one replaces the model's: "dape1x3-kerple", "kerple",
+             "fox", "nope". "rope" keeps the rotary positions of a model that has them; with options it stretches
+             them: "dape1x3-rope[scaling=yarn,factor=8,original_length=256]", the base being the model's own.
+    width:   hidden channels of processors that have them.
+    score_options, position_options: further options, as in DapeConfig.
+    trains:  "all" parameters, those of "attention" layers (what was added included), or what was "added" alone;
+             the others stop requiring gradients.
+    zero_init: processors begin as the identity; False begins from PyTorch's random convolutions.
+    self_test: run a few tokens: attention reproduced, causal, cache = no cache, old positions gone. A model that
+             fails is refused with the reason, and left as it was.
 
-    Save with `save_adapter`, undo with `remove_retrofit`.
+    The model keeps its key/value groups, windows, caches and generation. New positions count tokens; they ignore
+    gaps in position_ids, which are refused. Save with `save_adapter` or `save_retrofitted`, undo with
+    `remove_retrofit`. A model inside PEFT is retrofitted inside.
     """
-    layers = list(attention_layers(model))
-    if is_retrofitted(model):
+    inner = inner_model(model)
+    if is_retrofitted(inner):
         raise ValueError(
             "this model is already retrofitted: call dape.remove_retrofit(model) before adding another"
         )
-    num_heads = model.config.num_attention_heads
-    plan = Retrofit(
-        kernel_size(method),
-        width,
-        padding,
-        num_heads,
-        len(layers),
-        replaced=model.config._attn_implementation or "sdpa",
-    )
-    if freeze_base:
-        model.requires_grad_(False)
-    for layer in layers:
-        like = next(layer.parameters())
-        with torch.device(like.device):
-            scores = ScoreConv(
-                num_heads,
-                width,
-                kernel_size=plan.kernel_size,
-                bias_channels=False,
-                padding=padding,
-                zero_init=zero_init,
-            )
-        # Frozen and quantised weights may have dtypes that convolutions cannot have; then float32 is right.
-        layer.add_module(SCORES, scores.to(like.dtype if like.is_floating_point() else torch.float32))
-    _switch(model, NAME)
-    setattr(model.config, RECORD, asdict(plan))
-    # A hook, because setting another implementation later would silently ignore the convolutions.
-    model._dape_guard = model.register_forward_pre_hook(_refuse_other_attention)  # type: ignore[assignment]  # a module takes any attribute
+    if trains not in get_args(Trains):
+        raise ValueError(f'trains="{trains}", expected one of {", ".join(get_args(Trains))}')
+    parsed, keeps = parse(method, inner)
+    tested = self_test and not next(inner.parameters()).is_meta
+    before = check.logits(inner, check.tokens(inner)) if tested else None
+    replaced = inner.config._attn_implementation or "sdpa"
+    _switch(inner, NAME)
+    try:
+        calls = check.interface_calls(inner)
+        plan = Retrofit(
+            method if keeps else parsed.name,
+            width,
+            [call.num_heads for call in calls],
+            dict(score_options or {}),
+            dict(position_options or {}),
+            replaced,
+            bool(getattr(inner.config, "use_cache", True)),
+        )
+        if before is not None:
+            for call in calls:
+                call.module.add_module(SCORES, PlainScores())
+            check.check_same(inner, before)
+        _attach(inner, calls, plan, parsed, keeps=keeps, zero_init=zero_init, tested=tested)
+        if tested:
+            check.check_causal(inner)
+            if not _reads_earlier_queries(inner):
+                check.check_cache(inner)
+    except BaseException:
+        _detach(inner, replaced)
+        raise
+    setattr(inner.config, RECORD, asdict(plan))
+    # A hook, because setting another implementation later would silently ignore what was added.
+    _hooks(inner).append(inner.register_forward_pre_hook(_check_call, with_kwargs=True))
+    if _reads_earlier_queries(inner):
+        _use_cache(inner, False)
+    set_trainable(inner, trains)
     return model
 
 
 def remove_retrofit(model: Model) -> Model:
-    """The model as it was before `retrofit`: convolutions gone, its own attention back, all weights as they are.
+    """The model as it was before `retrofit`: its own attention and positions back, all weights as they are.
 
-    Parameters that `freeze_base=True` froze stay frozen: call `model.requires_grad_(True)` to train them.
+    Parameters that stopped requiring gradients stay so: call `model.requires_grad_(True)` to train them.
     """
-    plan = record(model)
-    for layer in attention_layers(model):
-        delattr(layer, SCORES)
-    cast(Any, model._dape_guard).remove()
-    del model._dape_guard
-    delattr(model.config, RECORD)
-    _switch(model, plan.replaced)
+    inner = inner_model(model)
+    plan = record(inner)
+    _detach(inner, plan.replaced)
+    delattr(inner.config, RECORD)
+    _use_cache(inner, plan.caches)
     return model
 
 
-def record(model: PreTrainedModel) -> Retrofit:
+def parse(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
+    """The method, and whether the model keeps its own positions."""
+    pair, bracket, options = method.partition("[")
+    alone = re.fullmatch(r"([a-z_]+)(?:\d+x\d+)?", pair)
+    if alone and alone[1] in PROCESSORS and alone[1] != "plain" and pair not in POSITIONS:
+        return parse_method(f"{pair}-nope{bracket}{options}"), True
+    parsed = parse_method(method)
+    encoding = POSITIONS[parsed.position]
+    if encoding.embed is not PositionEncoding.embed:
+        raise ValueError(
+            f'method="{method}": "{parsed.position}" is added to token embeddings, and a retrofit changes attention '
+            f"alone; choose an encoding that acts there, such as {_named_first(parsed, 'kerple')}"
+        )
+    unchanged = issubclass(encoding, RoPE) and not _position_options(parsed)
+    return parsed, unchanged and bool(positions.rotary_modules(model))
+
+
+def set_trainable(model: nn.Module, trains: Trains) -> None:
+    """Let all parameters require gradients, those of attention layers alone, or what was added alone.
+
+    Parameters that were frozen before stay frozen where all are asked for.
+    """
+    if trains == "all":
+        return
+    inner = inner_model(model)
+    chosen = set(adapter_parameters(inner).values())
+    if trains == "attention":
+        chosen |= {parameter for layer in retrofitted_layers(inner) for parameter in layer.parameters()}
+    for parameter in inner.parameters():
+        parameter.requires_grad_(parameter in chosen and parameter.is_floating_point())
+
+
+def record(model: nn.Module) -> Retrofit:
     """What `retrofit` added to this model."""
-    if not is_retrofitted(model):
-        raise ValueError("this model has no score convolution: add it with dape.retrofit(model)")
-    return Retrofit(**getattr(model.config, RECORD))
+    inner = inner_model(model)
+    if not is_retrofitted(inner):
+        raise ValueError("this model has no score processor of ours: add it with dape.retrofit(model)")
+    return Retrofit(**getattr(inner.config, RECORD))
 
 
-def is_retrofitted(model: PreTrainedModel) -> bool:
-    """Whether the convolutions are there; a configuration may tell of some that plain transformers did not load."""
-    return any(hasattr(layer, SCORES) for layer in attention_layers(model))
+def is_retrofitted(model: nn.Module) -> bool:
+    """Whether the additions are there; a configuration may tell of some that plain transformers did not load."""
+    return bool(retrofitted_layers(model))
 
 
-def adapter_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The convolutions' parameters by their names in the model."""
-    return {name: value for name, value in model.named_parameters() if f".{SCORES}." in name}
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of what was added, by their names in the model (that inside PEFT, if it is wrapped)."""
+    inner = inner_model(model)
+    return {name: value for name, value in inner.named_parameters() if is_added(name)}
 
 
-def attention_layers(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """The self-attention modules of a supported model, first layer first; another raises with what is supported."""
-    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if not isinstance(model, PreTrainedModel) or kind not in ARCHITECTURES:
+def is_added(name: str) -> bool:
+    """Whether a parameter of that name belongs to what was added."""
+    return any(f".{part}." in name for part in (SCORES, ENCODING))
+
+
+def retrofitted_layers(model: nn.Module) -> list[nn.Module]:
+    """The attention modules that have a score processor, first layer first."""
+    return [layer for layer in model.modules() if SCORES in layer._modules]
+
+
+def inner_model(model: nn.Module) -> PreTrainedModel:
+    """The model of transformers itself, inside PEFT's wrappers if there are any."""
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        model = cast(Any, model).get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise check.refused(model, "pass a causal language model of transformers")
+    if getattr(model.config, "is_encoder_decoder", False) or getattr(
+        model.config, "add_cross_attention", False
+    ):
+        raise check.refused(model, "it has cross-attention, whose scores are of two sequences")
+    if model.get_output_embeddings() is None:
+        raise check.refused(model, "it is no language model: it has no output embeddings")
+    return model
+
+
+def _attach(
+    model: PreTrainedModel,
+    calls: list[Call],
+    plan: Retrofit,
+    method: Method,
+    *,
+    keeps: bool,
+    zero_init: bool,
+    tested: bool,
+) -> None:
+    hooks = _hooks(model)
+    options = dict(plan.score_options)
+    if "zero_init" in constructor_parameters(PROCESSORS[method.processor]):
+        options.setdefault("zero_init", zero_init)
+    stretched = not keeps and issubclass(POSITIONS[method.position], RoPE) and positions.rotary_modules(model)
+    if stretched:
+        hooks += positions.stretch(model, _rope(model, method, plan.position_options))
+    elif not keeps:
+        hooks += positions.switch_off(model)
+        if tested:
+            check.check_without_positions(model)
+    for call in calls:
+        layer, like = call.module, next(call.module.parameters())
+        # Frozen and quantised weights may have dtypes that convolutions cannot have; then float32 is right.
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        with torch.device(like.device):
+            scores: ScoreProcessor = method.build_scores(call.num_heads, width=plan.width, **options)
+            encoding = None
+            if not (keeps or stretched or method.position == "nope"):
+                encoding = method.build_position(
+                    num_heads=call.num_heads,
+                    head_width=call.head_width,
+                    hidden_size=model.config.get_text_config().hidden_size,
+                    **plan.position_options,
+                )
+                _gentle(encoding)
+        layer.add_module(SCORES, scores.to(dtype))
+        if encoding is not None:
+            layer.add_module(ENCODING, encoding.to(dtype))
+            if type(encoding).token_state is not PositionEncoding.token_state:
+                hooks.append(positions.carry_state(layer))
+
+
+def _rope(model: PreTrainedModel, method: Method, options: dict[str, Any]) -> RoPE:
+    given = {**dict(_position_options(method)), **options}
+    if "fraction" in given:
         raise ValueError(
-            f'cannot retrofit "{kind}": pass a causal language model of transformers of one of the types '
-            f"{', '.join(ARCHITECTURES)}"
+            f"fraction={given['fraction']} is decided by the model, whose weights know which features rotate"
         )
-    if getattr(model.config, "add_cross_attention", False):
-        raise ValueError(
-            f'cannot retrofit a "{kind}" with cross-attention: build it with add_cross_attention=False'
-        )
-    return (layer for layer in model.modules() if type(layer).__name__ == ARCHITECTURES[kind])
+    given.setdefault("base", positions.rotary_base(model))
+    encoding = POSITIONS[method.position]
+    return cast(RoPE, encoding(head_width=positions.rotary_width(model), **given))
 
 
-def kernel_size(method: str) -> int:
-    """The convolution's size in "dape" or "dape1xK"."""
-    match = re.fullmatch(r"dape(?:1x([1-9]\d*))?", method)
-    if not match:
-        raise ValueError(
-            f'method="{method}": a retrofitted model keeps its own positions, so name the convolution alone, '
-            f'"dape" (kernel 1) or "dape1x3"'
-        )
-    return int(match[1] or 1)
+@torch.no_grad()
+def _gentle(encoding: PositionEncoding) -> None:
+    """A start that takes little from a model which knew other positions."""
+    if isinstance(encoding, Kerple):
+        low, high = HEIGHTS
+        heights = torch.linspace(low, high, len(encoding.raw_height)) - FLOOR
+        encoding.raw_height.copy_(heights.to(encoding.raw_height.device))
+
+
+def _detach(model: PreTrainedModel, implementation: str) -> None:
+    for layer in retrofitted_layers(model):
+        delattr(layer, SCORES)
+        if ENCODING in layer._modules:
+            delattr(layer, ENCODING)
+    for hook in _hooks(model):
+        hook.remove()
+    del model._dape_hooks
+    _switch(model, implementation)
+
+
+def _hooks(model: nn.Module) -> list[Any]:
+    if "_dape_hooks" not in model.__dict__:
+        model.__dict__["_dape_hooks"] = []
+    return model.__dict__["_dape_hooks"]
+
+
+def _use_cache(model: PreTrainedModel, value: bool) -> None:
+    model.config.use_cache = value
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.use_cache = value
+
+
+def _reads_earlier_queries(model: nn.Module) -> bool:
+    return any(
+        cast(Any, layer)._modules[SCORES].program().earlier_rows for layer in retrofitted_layers(model)
+    )
+
+
+def _position_options(method: Method) -> list[tuple[str, Any]]:
+    known = constructor_parameters(POSITIONS[method.position])
+    return [(name, value) for name, value in method.options if name in known]
+
+
+def _named_first(method: Method, position: str) -> str:
+    return Method(position, method.processor, method.kernel).name
 
 
 def _switch(model: PreTrainedModel, implementation: str) -> None:
-    model.set_attn_implementation(implementation)
+    try:
+        model.set_attn_implementation(implementation)
+    except ValueError as error:
+        raise check.refused(model, str(error)) from error
     if model.config._attn_implementation != implementation:
-        raise ValueError(
-            f'{type(model).__name__} did not take attn_implementation="{implementation}": its attention does not go '
-            f"through transformers' AttentionInterface, which hides the scores; load it with a version that does"
+        raise check.refused(
+            model,
+            f'it did not take attn_implementation="{implementation}": its attention does not go through '
+            f"transformers' attention interface, which hides the scores",
         )
 
 
-def _refuse_other_attention(model: nn.Module, _: Any) -> None:
-    implementation = cast(PreTrainedModel, model).config._attn_implementation
+def _check_call(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    inner = cast(PreTrainedModel, model)
+    implementation = inner.config._attn_implementation
     if implementation != NAME:
         raise ValueError(
-            f'attn_implementation="{implementation}" hides the scores from the convolutions that dape.retrofit '
-            f'added: call model.set_attn_implementation("{NAME}"), or dape.remove_retrofit(model) to drop them'
+            f'attn_implementation="{implementation}" hides the scores from what dape.retrofit added: call '
+            f'model.set_attn_implementation("{NAME}"), or dape.remove_retrofit(model) to drop it'
+        )
+    places = kwargs.get("position_ids")
+    if places is None or torch.compiler.is_compiling():
+        return
+    if any(ENCODING in layer._modules for layer in retrofitted_layers(inner)) and bool(
+        (places.diff(dim=-1) > 1).any()
+    ):
+        raise ValueError(
+            "position_ids leave gaps between tokens, but the positions that dape.retrofit added count tokens: pass "
+            "positions that go up by ones"
         )

@@ -7,21 +7,29 @@ padding, sliding windows, packed documents and cache offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
-from dape.ops.score_attention import Visible, attention, attention_weights
+from dape.ops.score_attention import Bias, ScoreProgram, Visible, attention, attention_weights
+from dape.ops.score_attention.api import HasProgram
 from dape.ops.score_attention.types import EVERYTHING
-from dape.scores import ScoreProcessor
+from dape.positions import Places
 
-# The implementation's name in `model.config._attn_implementation`, and that of the convolution in a layer.
+# The implementation's name in `model.config._attn_implementation`, and those of what is added to a layer.
 NAME = "dape"
-SCORES = "score_conv"
+SCORES, ENCODING = "score_processor", "position_encoding"
+# The argument by which a layer's token states reach `attend`.
+STATE = "dape_state"
 
 # Booleans of a mask that exist at a time.
 TILE_NUMBERS = 16 * 1024 * 1024
@@ -38,8 +46,13 @@ def interval_mask(
     device: torch.device | str = "cpu",
     use_vmap: bool = False,
     **_: Any,
-) -> Tensor:
-    """First and last visible key of every query, [B, 1, Tq, 2]; a query that sees nothing has first > last."""
+) -> Tensor | None:
+    """First and last visible key of every query, [B, 1, Tq, 2]; a query that sees nothing has first > last.
+
+    None where causality alone limits them.
+    """
+    if attention_mask is None and q_length == kv_length and mask_function is causal_mask_function:
+        return None
     rows = max(1, TILE_NUMBERS // max(1, batch_size * kv_length))
     tiles = []
     for start in range(0, q_length, rows):
@@ -64,12 +77,36 @@ def intervals(shown: Tensor) -> Tensor:
     column = torch.arange(shown.shape[-1], device=shown.device)
     first = column.masked_fill(~shown, shown.shape[-1]).amin(-1)
     last = column.masked_fill(~shown, -1).amax(-1)
-    if not torch.compiler.is_compiling() and bool((shown.sum(-1) != (last - first + 1).clamp(min=0)).any()):
+    checked = not (torch.compiler.is_compiling() or shown.is_meta)
+    if checked and bool((shown.sum(-1) != (last - first + 1).clamp(min=0)).any()):
         raise ValueError(
-            "the attention mask shows a query keys with a gap between them, but score convolution needs each "
+            "the attention mask shows a query keys with a gap between them, but score programs need each "
             "query's keys to be one run: use padding, sliding windows or packed documents, not masks with holes"
         )
     return torch.stack([first, last], dim=-1)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A layer's call of the attention interface, as `recording` keeps it: what the layer is, and its sizes."""
+
+    module: nn.Module
+    num_heads: int
+    head_width: int
+
+
+_recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Call]]:
+    """The calls of the attention interface within; their outputs are zeros, so weights may be on no device."""
+    calls: list[Call] = []
+    token = _recorded.set(calls)
+    try:
+        yield calls
+    finally:
+        _recorded.reset(token)
 
 
 def attend(
@@ -83,34 +120,91 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output [B, Tq, H, D] of a retrofitted layer; and its weights if asked for, by the reference."""
-    scores = getattr(module, SCORES, None)
-    if not isinstance(scores, ScoreProcessor):
+    if (calls := _recorded.get()) is not None:
+        calls.append(Call(module, query.shape[1], query.shape[-1]))
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+    program = _program(module, kwargs)
+    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    visible, num_keys, at_end = _visible(attention_mask, query.shape[2], key.shape[2])
+    if program.earlier_rows and query.shape[2] < num_keys:
         raise ValueError(
-            f'{type(module).__name__} has no score convolution, but its model runs attn_implementation="{NAME}": '
-            f"add it with dape.retrofit(model)"
+            "the score program that dape.retrofit added reads earlier queries, which caches of transformers do not "
+            "keep: pass use_cache=False"
         )
-    for name in ("softcap", "s_aux", "head_mask", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} passes {name}, which changes the scores where a convolution cannot see it: "
-                f"retrofit a model without it"
-            )
-    visible, num_keys = _visible(attention_mask, query.shape[2], key.shape[2])
     key, value = key[:, :, :num_keys], value[:, :, :num_keys]
-    out = attention(query, key, value, scores, causal=True, visible=visible, scale=scaling, dropout=dropout)
+    bias: Bias = None
+    encoding = getattr(module, ENCODING, None)
+    if encoding is not None:
+        places = _places(query.shape[2], num_keys, visible, query.device, at_end=at_end)
+        query, key = encoding.rotate(query, places.queries), encoding.rotate(key, places.keys)
+        state = kwargs.get(STATE)
+        if state is not None:
+            state = state.extra[:, :, :num_keys]
+        bias = encoding.bias(query, key, places, scale=scale, state=state)
+    width = value.shape[-1]
+    query, key, value = _same_width(query, key, value)
+    options: dict[str, Any] = {"bias": bias, "causal": True, "visible": visible, "scale": scale}
+    out = attention(query, key, value, program, dropout=dropout, **options)[..., :width]
     weights = None
     if kwargs.get("output_attentions"):
-        weights = attention_weights(query, key, scores, causal=True, visible=visible, scale=scaling)
+        weights = attention_weights(query, key, program, **options)
     return out.transpose(1, 2).contiguous(), weights
 
 
-def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visible, int]:
-    """What the queries see, and how many of the keys matter, from our own mask or a caller's [B, 1, Tq, Tk]."""
+def _program(module: nn.Module, kwargs: dict[str, Any]) -> ScoreProgram:
+    """The layer's program, with the soft cap and the sinks that the model itself has."""
+    for name in ("head_mask", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} passes {name}, which changes the scores where a score program cannot see "
+                f"it: retrofit a model without it"
+            )
+    scores = getattr(module, SCORES, None)
+    if not isinstance(scores, HasProgram):
+        raise ValueError(
+            f'{type(module).__name__} has no score processor, but its model runs attn_implementation="{NAME}": add it '
+            f"with dape.retrofit(model)"
+        )
+    program = scores.program()
+    if (softcap := kwargs.get("softcap")) is not None:
+        program = replace(program, softcap=float(softcap))
+    if (sink := kwargs.get("s_aux")) is not None:
+        if program.sink is not None:
+            raise ValueError(
+                f"{type(module).__name__} has sinks of its own: choose a method without normaliser=sink"
+            )
+        program = replace(program, sink=sink)
+    return program
+
+
+def _same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three with heads of one width; zeros change neither dot products nor the values before them."""
+    width = max(key.shape[-1], value.shape[-1])
+    padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+    return cast(tuple[Tensor, Tensor, Tensor], tuple(padded))
+
+
+def _places(
+    num_queries: int, num_keys: int, visible: Visible, device: torch.device, *, at_end: bool
+) -> Places:
+    """Places counted in tokens. A query's own key is the last one that it sees."""
+    keys = torch.arange(num_keys, device=device)[None]
+    queries = keys[:, num_keys - num_queries :]
+    if not at_end and visible.last is not None:
+        queries = visible.last.clamp(min=0)
+    return Places(queries, keys, visible=visible, consecutive=at_end)
+
+
+def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visible, int, bool]:
+    """What the queries see, how many of the keys matter, and whether the last query stands at the last of them.
+
+    mask: our own [B, 1, Tq, 2], or a caller's [B, 1, Tq, Tk].
+    """
     if mask is None:
-        return EVERYTHING, num_keys
+        return EVERYTHING, num_keys, True
     if mask.shape[1] != 1:
         raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)}: score convolution takes one mask for all heads"
+            f"attention_mask has shape {tuple(mask.shape)}: a score program takes one mask for all heads"
         )
     if mask.is_floating_point() or mask.dtype == torch.bool:
         mask = intervals(mask if mask.dtype == torch.bool else mask == 0)
@@ -121,8 +215,9 @@ def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visi
         query = torch.arange(num_queries)
         num_keys = min(num_keys, num_queries + max(0, int((last - query).max())))
         if not first.any() and torch.equal(last, (query + num_keys - num_queries).expand_as(last)):
-            return EVERYTHING, num_keys
-    return Visible(first, last), num_keys
+            return EVERYTHING, num_keys, True
+        return Visible(first, last), num_keys, True
+    return Visible(first, last), num_keys, False
 
 
 AttentionInterface.register(NAME, attend)

@@ -1,7 +1,7 @@
 """A retrofitted model on the disk: a small adapter beside a reference to its base, or the whole model.
 
 An adapter is a folder of two files: `dape_adapter.json` says what was added to which base and by which format,
-`dape_adapter.safetensors` holds the convolutions' weights.
+`dape_adapter.safetensors` holds the weights of score processors and encodings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import logging as transformers_logging
 
@@ -25,20 +25,26 @@ from dape.retrofitting.attach import (
     RECORD,
     Model,
     Retrofit,
+    Trains,
     adapter_parameters,
+    inner_model,
+    is_added,
     is_retrofitted,
     record,
+    remove_retrofit,
     retrofit,
 )
-from dape.retrofitting.attention import SCORES
 
-FORMAT = 1
+FORMAT = 2
 DESCRIPTION, WEIGHTS = "dape_adapter.json", "dape_adapter.safetensors"
 
 
-def save_adapter(model: PreTrainedModel, folder: str | Path, *, base: str | None = None) -> Path:
-    """The folder, now with the convolutions alone. base: where the base model is, by default where it was loaded from."""
-    plan, folder = record(model), Path(folder)
+def save_adapter(model: nn.Module, folder: str | Path, *, base: str | None = None) -> Path:
+    """The folder, now with what was added alone: enough where the base was not trained.
+
+    base: where the base model is, by default where it was loaded from.
+    """
+    plan, folder, model = record(model), Path(folder), inner_model(model)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().cpu().contiguous() for name, value in adapter_parameters(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -55,24 +61,26 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, *, base: str | None
     return folder
 
 
-def load_adapter(model: Model, folder: str | Path, *, freeze_base: bool = False) -> Model:
-    """The model, retrofitted with the adapter in that folder; a model that is retrofitted already gets its weights."""
-    description = _describe(Path(folder))
+def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") -> Model:
+    """The model, retrofitted with the adapter in that folder; a model that is retrofitted already gets its weights.
+
+    trains: as in `retrofit`, where the adapter is added.
+    """
+    description, inner = _describe(Path(folder)), inner_model(model)
     plan = Retrofit(**description["retrofit"])
-    if description["model_type"] != model.config.model_type:
+    if description["model_type"] != inner.config.model_type:
         raise ValueError(
             f"the adapter in {folder} belongs to a {description['model_type']} model, not to a "
-            f"{model.config.model_type}: load it onto {description['base'] or 'the base it was trained on'}"
+            f"{inner.config.model_type}: load it onto {description['base'] or 'the base it was trained on'}"
         )
     weights = _read_weights(Path(folder) / WEIGHTS, description.get("sha256"))
-    if not is_retrofitted(model):
-        _check_shape(plan, model, folder)
-        retrofit(model, plan.method, width=plan.width, padding=plan.padding, freeze_base=freeze_base)
-    elif freeze_base:
+    if not is_retrofitted(inner):
+        _again(inner, plan, str(folder), trains=trains)
+    elif trains != "all":
         raise ValueError(
-            "freeze_base=True applies when an adapter is added, but this model is already retrofitted"
+            f'trains="{trains}" applies when an adapter is added, but this model is already retrofitted'
         )
-    _fill(model, weights, str(folder))
+    _fill(inner, weights, str(folder))
     return model
 
 
@@ -110,10 +118,31 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
         transformers_logging.set_verbosity(verbosity)
     if not (added := getattr(model.config, RECORD, None)):
         raise ValueError(f"{folder} holds neither an adapter ({DESCRIPTION}) nor a retrofitted model")
-    plan = Retrofit(**added)
-    retrofit(model, plan.method, width=plan.width, padding=plan.padding)
+    _again(model, Retrofit(**added), str(folder))
     _fill(model, _own_tensors(folder), str(folder))
     return model
+
+
+def _again(model: PreTrainedModel, plan: Retrofit, source: str, *, trains: Trains = "all") -> None:
+    """Retrofit the model as the plan says; what is saved was tested when it was made."""
+    try:
+        retrofit(
+            model,
+            plan.method,
+            width=plan.width,
+            score_options=plan.score_options,
+            position_options=plan.position_options,
+            trains=trains,
+            self_test=False,
+        )
+    except TypeError as error:
+        raise ValueError(f"the retrofit in {source} cannot be built again: {error}") from error
+    if (now := record(model)).num_heads != list(plan.num_heads):
+        remove_retrofit(model)
+        raise ValueError(
+            f"the adapter in {source} was made for {plan.sizes}, the model has {now.sizes}: load it onto the base it "
+            f"was trained on"
+        )
 
 
 def _describe(folder: Path) -> dict[str, Any]:
@@ -149,15 +178,6 @@ def _read_weights(path: Path, digest: str | None) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged ({error}): copy or save the adapter again") from error
 
 
-def _check_shape(plan: Retrofit, model: PreTrainedModel, folder: str | Path) -> None:
-    has = (model.config.num_hidden_layers, model.config.num_attention_heads)
-    if (plan.num_layers, plan.num_heads) != has:
-        raise ValueError(
-            f"the adapter in {folder} was made for {plan.num_layers} layers of {plan.num_heads} heads, the model has "
-            f"{has[0]} of {has[1]}: load it onto the base it was trained on"
-        )
-
-
 @torch.no_grad()
 def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> None:
     own = adapter_parameters(model)
@@ -166,7 +186,7 @@ def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> No
     ]
     if wrong:
         raise ValueError(
-            f"the adapter in {source} does not fit the convolutions of this model, first at {wrong[0]}: "
+            f"the adapter in {source} does not fit what was added to this model, first at {wrong[0]}: "
             f"retrofit with the adapter's own method and width"
         )
     for name, value in own.items():
@@ -174,10 +194,10 @@ def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> No
 
 
 def _own_tensors(folder: Path) -> dict[str, Tensor]:
-    """The convolutions' tensors in the safetensors files of a saved model."""
+    """The tensors of what was added in the safetensors files of a saved model."""
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             names = file.keys()
-            tensors.update({name: file.get_tensor(name) for name in names if f".{SCORES}." in name})
+            tensors.update({name: file.get_tensor(name) for name in names if is_added(name)})
     return tensors

@@ -1,0 +1,138 @@
+"""The self-test of a retrofit: on a few tokens, does this model do what every causal language model must?
+
+Which models can be retrofitted is decided by these checks, not by a list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from dape.retrofitting.attention import Call, recording
+
+TOKENS, CACHED = 12, 7
+# Differences of logits that rounding explains, by dtype, as a share of the largest logit.
+ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3}
+HALF_ROUNDING = 0.05
+
+
+def refused(model: object, reason: str) -> ValueError:
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", type(model).__name__)
+    return ValueError(f'cannot retrofit "{kind}": {reason}')
+
+
+@contextlib.contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode without gradients or random draws, as it was afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def tokens(model: PreTrainedModel, *, changed: bool = False) -> Tensor:
+    """Token ids [1, TOKENS]; `changed` replaces the last one."""
+    table = cast(Tensor, model.get_input_embeddings().weight)
+    ids = 3 + 5 * torch.arange(TOKENS, device=table.device)[None]
+    if changed:
+        ids[:, -1] += 1
+    return ids % len(table)
+
+
+def logits(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
+    with evaluating(model):
+        return model(ids, **{"use_cache": False, **options}).logits
+
+
+def interface_calls(model: PreTrainedModel) -> list[Call]:
+    """The layers that call transformers' attention interface in a forward pass, in order."""
+    ids, options = tokens(model), {}
+    if ids.is_meta:
+        # Without a mask transformers looks at numbers that are not there.
+        options["attention_mask"] = ids.new_ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)
+    try:
+        with recording() as calls:
+            logits(model, ids, **options)
+    except Exception as error:
+        raise refused(model, f"a forward pass of {TOKENS} tokens fails: {error}") from error
+    if not calls:
+        raise refused(
+            model,
+            "its attention does not go through transformers' attention interface, which hides the scores",
+        )
+    if len({id(call.module) for call in calls}) < len(calls):
+        raise refused(model, "one of its layers attends twice in a forward pass")
+    return calls
+
+
+def check_same(model: PreTrainedModel, before: Tensor) -> None:
+    """Raise if the model no longer gives these logits."""
+    worst = _difference(_tried(model, tokens(model)), before)
+    if worst is not None:
+        raise refused(
+            model,
+            f"its attention does more than softmax(scores) · values: run through dape.attention its logits change by "
+            f"{worst}",
+        )
+
+
+def check_causal(model: PreTrainedModel) -> None:
+    """Raise if a token's logits depend on tokens after it."""
+    first, second = (_tried(model, tokens(model, changed=changed))[:, :-1] for changed in (False, True))
+    if (worst := _difference(first, second)) is not None:
+        raise refused(
+            model, f"tokens see those after them: changing the last one changes earlier logits by {worst}"
+        )
+
+
+def check_cache(model: PreTrainedModel) -> None:
+    """Raise if a cache changes the logits."""
+    ids = tokens(model)
+    whole = _tried(model, ids)
+    cache = DynamicCache(config=model.config)
+    try:
+        parts = [
+            logits(model, part, past_key_values=cache, use_cache=True)
+            for part in (ids[:, :CACHED], ids[:, CACHED:])
+        ]
+    except Exception as error:
+        raise refused(model, f"decoding with a cache fails: {error}") from error
+    if (worst := _difference(torch.cat(parts, 1), whole)) is not None:
+        raise refused(model, f"decoding with a cache changes its logits by {worst}")
+
+
+def check_without_positions(model: PreTrainedModel) -> None:
+    """Raise if the model still knows positions, though they were switched off."""
+    ids = tokens(model)
+    places = torch.arange(ids.shape[1], device=ids.device)[None]
+    mask = torch.ones_like(ids)
+    first, second = (_tried(model, ids, position_ids=places * step, attention_mask=mask) for step in (1, 2))
+    if (worst := _difference(first, second)) is not None:
+        raise refused(
+            model,
+            f"its own positions could not be switched off (moving tokens apart changes logits by {worst}); name the "
+            f'score processor alone, such as "dape1x3", to keep them',
+        )
+
+
+def _tried(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
+    try:
+        return logits(model, ids, **options)
+    except Exception as error:
+        raise refused(model, str(error)) from error
+
+
+def _difference(a: Tensor, b: Tensor) -> str | None:
+    """None if rounding explains it, else how much."""
+    worst = (a - b).abs().max().item()
+    share = ROUNDING.get(b.dtype, HALF_ROUNDING)
+    return None if worst <= share * max(1.0, b.abs().max().item()) else f"{worst:.2g}"

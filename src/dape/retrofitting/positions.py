@@ -1,0 +1,198 @@
+"""A model's own positions, switched off or stretched by hooks, and token states that travel with its cache.
+
+Rotary models compute cosines and sines once a forward pass, in modules named …RotaryEmbedding, and hand them to their
+layers. Learned positions are embeddings beside those of the tokens. Both stay where they are, with their weights: hooks
+change what they return, and are removed with the retrofit.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import Cache, PreTrainedModel
+
+from dape.positions import PositionEncoding, RoPE
+from dape.positions.rope import SCALINGS
+from dape.retrofitting.attention import ENCODING, STATE
+
+
+def rotary_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that give a model's layers their cosines and sines."""
+    return [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+
+
+def learned_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The embeddings of positions: those beside the tokens' that are named after positions."""
+    tokens = model.get_input_embeddings()
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+        and module is not tokens
+        and ("position" in name.rpartition(".")[2] or name.rpartition(".")[2] == "wpe")
+    ]
+
+
+def switch_off(model: PreTrainedModel) -> list[RemovableHandle]:
+    """Hooks by which the model knows nothing of positions: rotations by zero, learned positions zero."""
+    handles: list[RemovableHandle] = []
+    for module in rotary_modules(model):
+        handles.append(module.register_forward_hook(_unrotated))
+    for module in learned_modules(model):
+        # A table has an end; its first row serves inputs of any length.
+        handles.append(module.register_forward_pre_hook(_first_position, with_kwargs=True))
+        handles.append(module.register_forward_hook(_nothing))
+    return handles
+
+
+def stretch(model: PreTrainedModel, rope: RoPE) -> list[RemovableHandle]:
+    """Hooks by which the model rotates with these frequencies, features paired as it pairs them."""
+
+    gain = SCALINGS[rope.scaling].gain(rope)
+
+    def turned(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        positions = cast(Tensor, kwargs["position_ids"] if "position_ids" in kwargs else args[1])
+        if not torch.compiler.is_compiling():
+            _check_cached_keys(rope, positions)
+        theta = rope.frequencies(positions.max() + 1)
+        angles = positions[..., None].to(theta.dtype) * theta
+        cos, sin = (_laid_out(f(angles) * gain, output) for f in (torch.cos, torch.sin))
+        if isinstance(output, Tensor):
+            return torch.complex(cos.float(), sin.float()).to(output.dtype)
+        return cos.to(output[0].dtype), sin.to(output[1].dtype)
+
+    return [module.register_forward_hook(turned, with_kwargs=True) for module in rotary_modules(model)]
+
+
+def _check_cached_keys(rope: RoPE, positions: Tensor) -> None:
+    before, after = int(positions.min()), int(positions.max()) + 1
+    if before and not rope.keys_serve(before, after):
+        raise ValueError(
+            f'scaling="{rope.scaling}" rotates keys by the input\'s length, so those cached at {before} tokens do not '
+            f"serve {after}: pass use_cache=False"
+        )
+
+
+def rotary_width(model: PreTrainedModel) -> int:
+    """How many features of a head rotate."""
+    widths = set()
+    for module in rotary_modules(model):
+        output = _probe(model, module)
+        widths.add(2 * output.shape[-1] if isinstance(output, Tensor) else _full_width(output[0]))
+    if len(widths) != 1:
+        raise ValueError(
+            f"{type(model).__name__} rotates {' and '.join(map(str, sorted(widths)))} features in different layers: "
+            f"its rotary positions can be kept or switched off, not stretched"
+        )
+    return widths.pop()
+
+
+def rotary_base(model: PreTrainedModel) -> float:
+    """θ of the model's rotary positions."""
+    config = model.config.get_text_config()
+    found = getattr(config, "rope_parameters", None) or {}
+    base = found.get("rope_theta", getattr(config, "rope_theta", None))
+    if not isinstance(base, int | float):
+        raise ValueError(
+            f"{type(model).__name__} does not say its rotary base in one number: name it, as in "
+            f"rope[base=10000,scaling=…]"
+        )
+    return float(base)
+
+
+def _probe(model: PreTrainedModel, module: nn.Module) -> Any:
+    device = next(model.parameters()).device
+    x, positions = torch.zeros(1, 2, 4, device=device), torch.arange(2, device=device)[None]
+    if "layer_type" in inspect.signature(module.forward).parameters:
+        return module(x, positions, cast(Any, module).layer_types[0])
+    return module(x, positions)
+
+
+def _full_width(cos: Tensor) -> int:
+    """Features that cosines [1, 2, n] are for: n, or 2n where each stands for a pair."""
+    row = cos[0, 1]
+    paired = len(row) % 2 == 0 and (torch.equal(row[::2], row[1::2]) or torch.equal(*row.chunk(2)))
+    return len(row) if paired else 2 * len(row)
+
+
+def _laid_out(values: Tensor, like: Any) -> Tensor:
+    """Numbers of the pairs [B, T, n] in the places where the model's own cosines have them."""
+    if isinstance(like, Tensor) or like[0].shape[-1] == values.shape[-1]:
+        return values
+    row = like[0][0, -1]
+    neighbours = bool(torch.equal(row[::2], row[1::2])) and not torch.equal(*row.chunk(2))
+    return values.repeat_interleave(2, -1) if neighbours else torch.cat([values, values], -1)
+
+
+def _unrotated(module: nn.Module, _: Any, output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return torch.ones_like(output)
+    cos, sin = output
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def _first_position(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    if isinstance(kwargs.get("position_ids"), Tensor):
+        kwargs = {**kwargs, "position_ids": torch.zeros_like(kwargs["position_ids"])}
+    elif args and not isinstance(args[0], Tensor):
+        raise ValueError(
+            f"{type(module).__name__} does not take positions as a tensor: they cannot be replaced"
+        )
+    elif args and type(module) is nn.Embedding:
+        args = (torch.zeros_like(args[0]), *args[1:])
+    return args, kwargs
+
+
+def _nothing(module: nn.Module, _: Any, output: Tensor) -> Tensor:
+    return torch.zeros_like(output)
+
+
+class StatefulCache:
+    """A cache of transformers that keeps numbers of each token as further features of its keys.
+
+    So whatever reorders, crops or copies a cache takes them along.
+    extra: [B, H, T], those of the tokens of this call; after `update`, those of all cached tokens.
+    """
+
+    def __init__(self, extra: Tensor, cache: Cache | None = None) -> None:
+        self.extra, self.cache = extra, cache
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.cache is not None
+        width, groups = keys.shape[-1], keys.shape[1]
+        # [B, H, T] as [B, G, T, H/G]: a key has the numbers of all heads that read it.
+        packed = self.extra.unflatten(1, (groups, -1)).transpose(2, 3).to(keys.dtype)
+        keys, values = self.cache.update(torch.cat([keys, packed], -1), values, layer, *args, **kwargs)
+        self.extra = keys[..., width:].transpose(2, 3).flatten(1, 2)
+        return keys[..., :width], values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["cache"], name)
+
+
+def carry_state(layer: nn.Module) -> RemovableHandle:
+    """A hook that computes the token states of the layer's encoding from its input and brings them to `attend`."""
+    return layer.register_forward_pre_hook(_with_state, with_kwargs=True)
+
+
+def _with_state(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    state = cast(PositionEncoding, getattr(module, ENCODING)).token_state(
+        args[0] if args else kwargs["hidden_states"]
+    )
+    assert state is not None
+    carried = StatefulCache(state)
+
+    def wrapped(value: Any) -> Any:
+        if not isinstance(value, Cache):
+            return value
+        carried.cache = value
+        return carried
+
+    kwargs = {name: wrapped(value) for name, value in kwargs.items()}
+    return tuple(map(wrapped, args)), {**kwargs, STATE: carried}
