@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 import dape
 import dape.models
 from dape.checksums import verify_checksums
+from dape.names import hub_options
 from dape.retrofitting.files import DESCRIPTION
 
 
@@ -75,7 +76,7 @@ def load_model(run: str | Path, *, dtype: str = "auto") -> PreTrainedModel:
     if (folder / DESCRIPTION).exists():
         return dape.load_retrofitted(folder, dtype=dtype)
     verify_checksums(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **hub_options(str(folder)))
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
@@ -92,7 +93,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
             f'there is no tokenizer in {folder}: pass --tokenizer with a folder that has one, or "bytes" for a model '
             f"of bytes"
         )
-    return AutoTokenizer.from_pretrained(source)
+    return AutoTokenizer.from_pretrained(source, **hub_options(str(source)))
 
 
 def register() -> None:

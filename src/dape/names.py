@@ -30,5 +30,6 @@ def hub_reachable() -> bool:
 
 
 def hub_options(name: str) -> dict[str, bool]:
-    """Options of from_pretrained: without the hub, a name is looked up in the cache at once, not five times there."""
-    return {} if os.path.isdir(name) or hub_reachable() else {"local_files_only": True}
+    """Options of from_pretrained: no code from elsewhere; without the hub, the cache at once, not the hub five times."""
+    offline = not os.path.isdir(name) and not hub_reachable()
+    return {"trust_remote_code": False, **({"local_files_only": True} if offline else {})}

@@ -16,6 +16,7 @@ from dape.commands.compare import show
 from dape.lab.compare import Comparison
 from dape.lab.curves import curves, views
 from dape.lab.records import Results, load_results
+from dape.lab.report.comparison import page
 from dape.lab.stats import Estimate, over_seeds
 from dape.lab.tables import chosen
 from dape.lab.terminal import plot
@@ -219,3 +220,12 @@ def test_verdicts_name_the_evidence() -> None:
         "At 16× the training length dape1x3-kerple has 10.6 % lower perplexity than kerple "
         "(loss −0.112 ± 0.009 nats; 2 seeds, 3 documents)."
     )
+
+
+def test_every_text_of_the_page_is_escaped() -> None:
+    results, evil = sample_results(), "<script>alert(1)</script>"
+    for failure in results.content["failures"]:
+        failure |= {"seed": evil, "error": evil}
+    results.content["command"] = evil
+    results.content["settings"]["corpus"] = evil
+    assert evil not in page(results)

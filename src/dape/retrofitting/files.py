@@ -113,7 +113,7 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(folder, **{**hub_options(str(folder)), **options})
     finally:
         transformers_logging.set_verbosity(verbosity)
     if not (added := getattr(model.config, RECORD, None)):

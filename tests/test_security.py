@@ -1,0 +1,90 @@
+"""Folders are data: no code from them runs, no pickle is read, text in pages is escaped."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+import dape
+from dape.evaluate.subjects import open_subject
+from dape.inspection import inspect
+from dape.inspection.page import Named, page
+from dape.models import DapeForCausalLM, export, preset
+from dape.models.byte_tokenizer import byte_tokenizer
+from dape.training import TrainConfig
+from dape.training.run import Run
+
+SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "score_width": 4}
+SOURCES = Path(dape.__file__).parent
+
+
+class Mark:
+    """Unpickled, it would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A model whose folder also holds code and pickles that would leave a mark if they ran."""
+    folder, mark = tmp_path / "run" / "model", tmp_path / "mark"
+    model = DapeForCausalLM(preset("tiny", "dape1x3-kerple", **SIZES))
+    export(model, folder, tokenizer=byte_tokenizer(), with_code=True)
+    (folder / "checksums.json").unlink()
+    for file in folder.glob("*.py"):
+        file.write_text(f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n" + file.read_text())
+    for name in ("pytorch_model.bin", "training_args.bin", "tokenizer.pkl"):
+        (folder / name).write_bytes(pickle.dumps(Mark(mark)))
+    (folder.parent / "sitecustomize.py").write_text(f"open({str(mark)!r}, 'w')")
+    return folder, mark
+
+
+def test_nothing_in_a_folder_runs(hostile):
+    folder, mark = hostile
+    Run(folder.parent, TrainConfig()).model()
+    with open_subject(f"hf:{folder}", corpus=str(SOURCES / "names.py")):
+        pass
+    assert not mark.exists()
+
+
+def test_a_model_that_needs_foreign_code_is_refused_at_once(hostile):
+    folder, mark = hostile
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "nosuch"}))
+    with pytest.raises(ValueError, match="contains custom code"), open_subject(f"hf:{folder}"):
+        pass
+    assert not mark.exists()
+
+
+def test_no_source_of_ours_trusts_remote_code_or_reads_pickles():
+    for path in SOURCES.rglob("*.py"):
+        code = re.sub(r'(""".*?"""|#[^\n]*)', "", path.read_text(), flags=re.S)
+        assert not re.search(r"trust_remote_code\s*=\s*True\s*[,)]", code), path
+        assert not re.search(r"\b(pickle|torch)\.load\(|yaml\.load\(", code), path
+
+
+def test_help_and_docs_say_that_task_files_can_run_code(capsys):
+    pytest.importorskip("lm_eval")
+    from dape import cli
+
+    with pytest.raises(SystemExit):
+        cli.main(["lm-eval", "--help"])
+    assert "!function" in capsys.readouterr().out
+    root = SOURCES.parents[1]
+    for name in ("SECURITY.md", "docs/hugging_face.md"):
+        assert "!function" in (root / name).read_text()
+
+
+def test_text_in_the_page_of_an_inspection_is_escaped():
+    model = DapeForCausalLM(preset("tiny", "kerple", **SIZES)).eval()
+    evil = "</script><script>alert(1)</script>"
+    text = page([Named(evil, inspect(model, [1, 2, 3]), [evil, "<b>", "&"])])
+    assert evil not in text
