@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo docs browser test test-slow check format bench sanitize clean
+.PHONY: help setup demo docs browser test test-slow check format bench sanitize soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ sanitize: $(READY)  ## the C++ kernel under AddressSanitizer and UBSan, over the
 	$(BIN)/python setup.py --quiet build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/ops/sanitize.py $(SANITIZED)/dape/ops/score_attention/_kernel*.so
+
+soak: $(READY)  ## kill -9 at random moments, 100 times, over train, data, compare and export (tens of minutes)
+	nice -n 19 $(BIN)/python tests/soak.py --kills 100 --json results/soak/soak.json
 
 clean:  ## remove the virtual environment and the tools' caches
 	rm -rf $(VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
