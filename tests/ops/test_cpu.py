@@ -10,7 +10,7 @@ from cpu_cases import SHAPES, Case, check, evaluate, kernel_expected, needs_kern
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dape.ops.score_attention import PLAIN, DistanceBias, attention, conv_program, cpu, native, sdpa
+from dape.ops.score_attention import PLAIN, DistanceBias, attention, conv_program, cpu, native, op, sdpa
 from dape.ops.score_attention.api import choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
@@ -220,20 +220,23 @@ def test_says_what_to_do_without_a_kernel(monkeypatch):
     assert choose(problem()).__name__.endswith("tiled")
 
 
-def op_arguments(bias: str = "distance") -> tuple:
-    """Arguments of the custom op, all with gradients."""
-    torch.manual_seed(1)
-    q, k, v = (torch.randn(2, 4, 12, 6, requires_grad=True) for _ in range(3))
-    w1, w2 = torch.randn(5, 4, 3, requires_grad=True), torch.randn(4, 5, 3, requires_grad=True)
-    b2, values = torch.randn(4, requires_grad=True), torch.randn(4, 12, requires_grad=True)
-    hidden, edges = torch.randn(5, 13, requires_grad=True), torch.randn(1, 5, 13, requires_grad=True)
-    first = torch.tensor([[0], [3]])
-    return (q, k, v, w1, None, w2, b2, None, values, hidden, edges, first, None,
-            0, True, 0.4, 1, 0.01, True, False)  # fmt: skip
-
-
 def test_opcheck():
-    torch.library.opcheck(cpu._forward, op_arguments())
+    torch.manual_seed(1)
+    shapes = {
+        "q": (2, 4, 12, 6), "k": (2, 4, 12, 6), "v": (2, 4, 12, 6), "w1": (5, 4, 3), "w2": (4, 5, 3), "b2": (4,),
+        "values": (4, 12), "hidden": (5, 13), "edges": (1, 5, 13),
+    }  # fmt: skip
+    tensors = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
+    tensors["first"] = torch.tensor([[0], [3]])
+    plan = {
+        "causal": True,
+        "scale": 0.4,
+        "left": 1,
+        "slope": 0.01,
+        "residual_bias": True,
+        "dense_grad": False,
+    }
+    torch.library.opcheck(op._forward, (list(tensors.values()), ",".join(tensors), "cpu", op.encode(plan), 0))
 
 
 def test_second_derivative_is_refused():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cpu_cases import SHAPES, Case, check, evaluate, needs_kernel, tensors
 
-from dape.ops.score_attention import DistanceBias, attention, conv_program, cpu, native
+from dape.ops.score_attention import DistanceBias, attention, conv_program, native
 
 pytestmark = needs_kernel
 
@@ -20,7 +20,7 @@ pytestmark = needs_kernel
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_output_is_written(shape, visible, monkeypatch):
     """Outputs start as NaN: what the kernel fails to write shows."""
-    monkeypatch.setattr(cpu, "allocate", lambda *shape: torch.full(shape, torch.nan))
+    monkeypatch.setattr(native, "allocate", lambda *shape: torch.full(shape, torch.nan))
     case = SHAPES[shape].but(bias="distance", visible=visible)
     for name, value in evaluate(case, tensors(case), torch.float32, "cpu").items():
         assert value.isfinite().all(), name

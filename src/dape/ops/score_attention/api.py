@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dape.ops.score_attention import cpu, reference, sdpa, tiled, triton
-from dape.ops.score_attention.library import unsupported_transform
+from dape.ops.score_attention.op import unsupported_transform
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.ops.score_attention import cpu_program, native
-from dape.ops.score_attention.library import make_differentiable
+from dape.ops.score_attention import cpu_program, native, op
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, Visible
 
@@ -44,13 +43,16 @@ def attend(problem: Problem) -> Tensor:
             assert isinstance(bias, DistanceBias)
             hidden, edges = hidden_tables(bias, conv, problem.k.shape[2], torch.float32)
             w1, b1 = w1[:, : problem.q.shape[1]], None
-    out, _ = _forward(
-        problem.q, problem.k, problem.v, w1, b1, w2, b2, dense, values, hidden, edges,
-        problem.visible.first, problem.visible.last,
-        lowest, problem.causal, problem.scale, left, slope, residual_bias,
-        dense is not None and dense.requires_grad,
-    )  # fmt: skip
-    return out
+    tensors = {
+        "q": problem.q, "k": problem.k, "v": problem.v, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dense": dense,
+        "values": values, "hidden": hidden, "edges": edges, "first": problem.visible.first,
+        "last": problem.visible.last,
+    }  # fmt: skip
+    plan = {
+        "causal": problem.causal, "scale": problem.scale, "left": left, "slope": slope,
+        "residual_bias": residual_bias, "dense_grad": dense is not None and dense.requires_grad,
+    }  # fmt: skip
+    return op.run("cpu", tensors, plan, lowest=lowest)
 
 
 def _takes_tables(problem: Problem) -> bool:
@@ -63,113 +65,62 @@ def _takes_tables(problem: Problem) -> bool:
     )
 
 
-def allocate(*shape: int) -> Tensor:
-    """Memory that the kernel writes completely."""
-    return torch.empty(shape, dtype=torch.float32)
-
-
-def _call(
-    q: Tensor, k: Tensor, v: Tensor,
-    w1: Tensor | None, b1: Tensor | None, w2: Tensor | None, b2: Tensor | None,
-    dense: Tensor | None, values: Tensor | None, hidden: Tensor | None, edges: Tensor | None,
-    first: Tensor | None, last: Tensor | None,
-    lowest: int, causal: bool, scale: float, left: int, slope: float, residual_bias: bool, dense_grad: bool,
-) -> tuple[native.Call, list[Tensor | None]]:  # fmt: skip
-    """The kernel's view of the arguments, and the tensors that must stay alive while it runs."""
-    batch, num_heads, num_queries, head_width = q.shape
-    num_keys = k.shape[2]
-    q, k, v = (_rows_contiguous(x) for x in (q, k, v))
-    w1, b1, w2, b2, dense, values, hidden, edges = (
-        None if x is None else x.contiguous() for x in (w1, b1, w2, b2, dense, values, hidden, edges)
-    )
+def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
+    """The kernel's view of the arguments, and the tensors that it points to."""
+    plan, q = arguments.plan, arguments["q"]
+    (batch, num_heads, num_queries, head_width), num_keys = q.shape, arguments["k"].shape[2]
+    given = {
+        name: native.rows_contiguous(x) if name in ("q", "k", "v") else x.contiguous()
+        for name, x in arguments.tensors.items()
+        if name not in ("first", "last")
+    }
+    first, last = arguments.get("first"), arguments.get("last")
     if first is not None or last is not None:
-        bounds = Visible(first, last).bounds(num_queries, num_keys, causal=causal, device=q.device)
-        # Bounds far outside the keys mean the same as just outside.
-        first, last = (
-            x.clamp(-1, num_keys).expand(batch, num_queries).to(torch.int32).contiguous() for x in bounds
-        )
+        bounds = Visible(first, last).bounds(num_queries, num_keys, causal=plan["causal"], device=q.device)
+        for name, bound in zip(("first", "last"), bounds, strict=True):
+            # Bounds far outside the keys mean the same as just outside.
+            near = bound.clamp(-1, num_keys).expand(batch, num_queries)
+            given[name] = near.to(torch.int32).contiguous()
+    width, channels, taps = given["w1"].shape if "w1" in given else (0, num_heads, 1)
     call = native.Call(
-        batch=batch, heads=num_heads, groups=k.shape[1], queries=num_queries, keys=num_keys,
-        head_width=head_width,
-        width=0 if w1 is None else w1.shape[0], taps=1 if w1 is None else w1.shape[2], left=left,
-        channels=num_heads if w1 is None else w1.shape[1],
-        causal=causal, residual_bias=residual_bias, tables=hidden is not None,
-        bias=DENSE if dense is not None else BY_DISTANCE if values is not None else NO_BIAS,
-        lowest=lowest, distances=0 if values is None else values.shape[1],
-        table_length=0 if hidden is None else hidden.shape[1],
-        dense_batch=0 if dense is None else dense.shape[0], dense_grad=dense_grad,
-        scale=scale, slope=slope,
+        batch=batch, heads=num_heads, groups=given["k"].shape[1], queries=num_queries, keys=num_keys,
+        head_width=head_width, width=width, taps=taps, left=plan["left"], channels=channels,
+        causal=plan["causal"], residual_bias=plan["residual_bias"], tables="hidden" in given,
+        bias=DENSE if "dense" in given else BY_DISTANCE if "values" in given else NO_BIAS,
+        lowest=arguments.lowest, distances=given["values"].shape[1] if "values" in given else 0,
+        table_length=given["hidden"].shape[1] if "hidden" in given else 0,
+        dense_batch=given["dense"].shape[0] if "dense" in given else 0, dense_grad=plan["dense_grad"],
+        scale=plan["scale"], slope=plan["slope"],
     )  # fmt: skip
-    call.point(q=q, k=k, v=v, w1=w1, b1=b1, w2=w2, b2=b2, dense=dense, values=values)
-    call.point(hidden=hidden, edges=edges, first=first, last=last)
-    call.stride(q=q, k=k, v=v)
-    return call, [q, k, v, w1, b1, w2, b2, dense, values, hidden, edges, first, last]
+    call.point(**given)
+    call.stride(**{name: given[name] for name in ("q", "k", "v")})
+    return call, given
 
 
-def _rows_contiguous(x: Tensor) -> Tensor:
-    """x [B, H, T, D] in float32 with contiguous rows."""
-    x = x.float()
-    return x if x.stride(3) == 1 else x.contiguous()
-
-
-@torch.library.custom_op("dape::cpu_attention", mutates_args=(), device_types="cpu")
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor,
-    w1: Tensor | None, b1: Tensor | None, w2: Tensor | None, b2: Tensor | None,
-    dense: Tensor | None, values: Tensor | None, hidden: Tensor | None, edges: Tensor | None,
-    first: Tensor | None, last: Tensor | None,
-    lowest: int, causal: bool, scale: float, left: int, slope: float, residual_bias: bool, dense_grad: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output [B, H, Tq, D] and log-sum-exp of the logits [B, H, Tq]."""
-    call, _alive = _call(q, k, v, w1, b1, w2, b2, dense, values, hidden, edges, first, last,
-                         lowest, causal, scale, left, slope, residual_bias, dense_grad)  # fmt: skip
-    out, lse = allocate(*q.shape), allocate(*q.shape[:3])
+def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
+    call, _alive = _call(arguments)
+    q = arguments["q"]
+    out, lse = native.allocate(*q.shape), native.allocate(*q.shape[:3])
     call.point(out=out, lse=lse)
     call.stride(out=out)
     native.run("decode" if q.shape[2] <= DECODE_QUERIES else "forward", call)
     return out.to(q.dtype), lse
 
 
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@torch.library.custom_op("dape::cpu_attention_backward", mutates_args=(), device_types="cpu")
-def _backward(
-    grad_out: Tensor, out: Tensor, lse: Tensor,
-    q: Tensor, k: Tensor, v: Tensor,
-    w1: Tensor | None, b1: Tensor | None, w2: Tensor | None, b2: Tensor | None,
-    dense: Tensor | None, values: Tensor | None, hidden: Tensor | None, edges: Tensor | None,
-    first: Tensor | None, last: Tensor | None,
-    lowest: int, causal: bool, scale: float, left: int, slope: float, residual_bias: bool, dense_grad: bool,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of the eleven tensors from q to edges; an absent input has an empty one."""
-    call, _alive = _call(q, k, v, w1, b1, w2, b2, dense, values, hidden, edges, first, last,
-                         lowest, causal, scale, left, slope, residual_bias, dense_grad)  # fmt: skip
-    grad_out, out, lse = _rows_contiguous(grad_out), _rows_contiguous(out), lse.contiguous()
+def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    call, given = _call(arguments)
+    grad_out, out, lse = native.rows_contiguous(grad_out), native.rows_contiguous(out), lse.contiguous()
     call.point(grad_out=grad_out, out=out, lse=lse)
     call.stride(grad=grad_out, out=out)
-    dq, dk, dv = allocate(*q.shape), _zeros(k), _zeros(v)
-    named = {"w1": w1, "b1": b1, "w2": w2, "b2": b2, "values": values, "hidden": hidden, "edges": edges}
-    grads = {name: None if x is None else _zeros(x) for name, x in named.items()}
-    grads["dense"] = _zeros(dense) if dense is not None and dense_grad else None
-    call.point(dq=dq, dk=dk, dv=dv, **{f"d{name}": grad for name, grad in grads.items()})
+    # The gradient of q is written, the others are summed into.
+    grads = {
+        name: native.allocate(*x.shape) if name == "q" else torch.zeros(x.shape, dtype=torch.float32)
+        for name, x in given.items()
+        if x.is_floating_point() and (name != "dense" or arguments.plan["dense_grad"])
+    }
+    call.point(**{f"d{name}": grad for name, grad in grads.items()})
     native.run("backward", call)
-    order = ("w1", "b1", "w2", "b2", "dense", "values", "hidden", "edges")
-    absent = q.new_empty(0)
-    rest = [grad if (grad := grads[name]) is not None else absent.clone() for name in order]
-    return [dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *rest]
+    return grads
 
 
-def _zeros(x: Tensor) -> Tensor:
-    """Contiguous zeros to sum into."""
-    return torch.zeros(x.shape, dtype=torch.float32)
-
-
-@_backward.register_fake
-def _(grad_out: Tensor, out: Tensor, lse: Tensor, *inputs: Tensor | None) -> list[Tensor]:
-    return [out.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs[:11]]
-
-
-make_differentiable(_forward, _backward, num_tensors=13, num_grads=11)
+op.KERNELS["cpu"] = (_forward, _backward)

@@ -82,7 +82,7 @@ class PlannedCall:
     def __init__(self, arguments: Arguments) -> None:
         self.plan, self.lowest = arguments.plan, arguments.lowest
         self.tensors = {
-            name: rows_contiguous(tensor) if name in ("q", "k", "v") else tensor.contiguous()
+            name: native.rows_contiguous(tensor) if name in ("q", "k", "v") else tensor.contiguous()
             for name, tensor in arguments.tensors.items()
         }
         self.stages = [("pre", n, *options) for n, options in enumerate(self.plan["pre"])]
@@ -133,20 +133,9 @@ class PlannedCall:
             stage.point(dweight=grads[f"{where}.{n}.weight"], doffset=grads.get(f"{where}.{n}.offset"))
 
 
-def allocate(*shape: int) -> Tensor:
-    """Memory that the kernel writes completely."""
-    return torch.empty(shape, dtype=torch.float32)
-
-
-def rows_contiguous(x: Tensor) -> Tensor:
-    """x [B, H, T, D] in float32 with contiguous rows."""
-    x = x.float()
-    return x if x.stride(3) == 1 else x.contiguous()
-
-
 def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
     planned, q = PlannedCall(arguments), arguments["q"]
-    out, lse = allocate(*q.shape), allocate(*q.shape[:3])
+    out, lse = native.allocate(*q.shape), native.allocate(*q.shape[:3])
     planned.call.point(out=out, lse=lse)
     planned.call.stride(out=out)
     native.run("program_forward", planned.call)
@@ -155,11 +144,11 @@ def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 def backward(arguments: Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
     planned = PlannedCall(arguments)
-    grad_out, out, lse = rows_contiguous(grad_out), rows_contiguous(out), lse.contiguous()
+    grad_out, out, lse = native.rows_contiguous(grad_out), native.rows_contiguous(out), lse.contiguous()
     planned.call.point(grad_out=grad_out, out=out, lse=lse)
     planned.call.stride(grad=grad_out, out=out)
     grads = {
-        name: allocate(*x.shape) if name == "q" else torch.zeros(x.shape, dtype=torch.float32)
+        name: native.allocate(*x.shape) if name == "q" else torch.zeros(x.shape, dtype=torch.float32)
         for name, x in planned.tensors.items()
         if x.is_floating_point() and (name != "dense" or arguments.plan["dense_grad"])
     }

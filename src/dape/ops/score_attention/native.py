@@ -206,3 +206,14 @@ def run(step: str, call: Call) -> None:
     if code == 2:
         raise MemoryError(f"not enough memory for the {step.replace('program_', '')} pass")
     assert code == 0, code
+
+
+def allocate(*shape: int) -> Tensor:
+    """Memory that the kernel writes completely."""
+    return torch.empty(shape, dtype=torch.float32)
+
+
+def rows_contiguous(x: Tensor) -> Tensor:
+    """x [B, H, T, D] in float32 with contiguous rows."""
+    x = x.float()
+    return x if x.stride(3) == 1 else x.contiguous()

@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import FunctionCtx
+
+from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias
 
 
 @dataclass(frozen=True)
@@ -126,3 +129,27 @@ def _refuse_second_derivative(ctx: object, *grads: object) -> tuple:
 
 _forward.register_autograd(_differentiate, setup_context=_save)
 _backward.register_autograd(_refuse_second_derivative)
+
+
+def unsupported_transform(problem: Problem) -> str | None:
+    """Why a derivative written for `backward` cannot run inside torch.func.grad, jvp and their like, or None.
+
+    PyTorch would give zero tangents without a word in the forward mode.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    bias = problem.bias
+    parts = {DistanceBias: ("values",), SeparableBias: ("row", "column")}.get(type(bias), ())
+    tensors = [problem.q, problem.k, problem.v, *(getattr(bias, part) for part in parts)]
+    tensors += [bias] if isinstance(bias, Tensor) else []
+    tensors += [tensor for _, tensor in problem.program.tensors()]
+    functorch = torch._C._functorch
+    transforms = {level.key() for level in functorch.get_interpreter_stack() or ()}
+    if transforms & {functorch.TransformType.Grad, functorch.TransformType.Jvp} or any(
+        unpack_dual(tensor).tangent is not None for tensor in tensors
+    ):
+        return (
+            "its derivative is written for backward(), not for torch.func or forward mode differentiation; "
+            'backend="reference" has them'
+        )
+    return None

@@ -8,19 +8,15 @@ than plain scores and the paper's two convolutions of 1×k are in tiled_program.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dape.ops.score_attention import op, tiled_program
-from dape.ops.score_attention.library import CallTensors
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.tiled_backward import Gradients
 from dape.ops.score_attention.tiled_forward import Call
 from dape.ops.score_attention.types import DistanceBias, Problem
-
-TENSORS = (*(field.name for field in fields(CallTensors)), "seed")
 
 
 def unsupported(problem: Problem) -> str | None:
@@ -71,8 +67,9 @@ def attend(problem: Problem) -> Tensor:
 
 
 def _call(arguments: op.Arguments) -> Call:
-    tensors: dict[str, Any] = {name: arguments.get(name) for name in TENSORS}
-    return Call(**tensors, **arguments.plan, lowest=arguments.lowest)
+    numbers = {**arguments.plan, "lowest": arguments.lowest}
+    tensors = {field.name: arguments.get(field.name) for field in fields(Call) if field.name not in numbers}
+    return Call(**tensors, **numbers)  # type: ignore[arg-type]  # q, k and v are always there
 
 
 def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:

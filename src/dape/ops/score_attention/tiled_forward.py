@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.library import CallTensors
 from dape.ops.score_attention.types import Visible
 
 # Rows × columns (over all batch entries) of a tile: its maps stay in the processor's last cache.
@@ -63,9 +62,26 @@ class DistanceTable:
 
 
 @dataclass
-class Call(CallTensors):
-    """The arguments of one call and the sizes that every tile needs."""
+class Call:
+    """The arguments of one call and the sizes that every tile needs.
 
+    w1, b1, w2, b2: the two convolutions; dense, values: the bias, by pairs or by distance; hidden, edges: what the
+    first convolution makes of it (tables.py); first, last: the keys that each query sees.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    w1: Tensor | None
+    b1: Tensor | None
+    w2: Tensor | None
+    b2: Tensor | None
+    dense: Tensor | None
+    values: Tensor | None
+    hidden: Tensor | None
+    edges: Tensor | None
+    first: Tensor | None
+    last: Tensor | None
     seed: Tensor | None
     lowest: int
     causal: bool
@@ -77,7 +93,9 @@ class Call(CallTensors):
     dropout: float
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.batch, self.num_heads, self.num_queries, self.head_width = self.q.shape
+        self.num_groups, self.num_keys = self.k.shape[1], self.k.shape[2]
+        self.offset = self.num_keys - self.num_queries
         self.dtype = torch.promote_types(self.q.dtype, torch.float32)
         self.keys, self.vals = self.k.to(self.dtype).contiguous(), self.v.to(self.dtype).contiguous()
         self.scratch = Scratch(self.q, self.dtype)
