@@ -347,3 +347,44 @@ def longer_short_training_matches_rope(data):
         at="all",
         factor=0.95,
     )
+
+
+LINEAR = Pick("dape1x3-kerple", variant="linear, scores alone")
+NONLINEAR = Pick("dape1x3-kerple", variant="scores alone")
+WHOLE = Pick("dape1x3-kerple", variant="")
+
+
+@claim("ingredients")
+def neighbouring_keys_help(data):
+    """Convolving the keys, which is a linear convolution of each head's scores, already improves Kerple."""
+    return lower(data, "keyconv1x3-kerple", "kerple")
+
+
+@claim("ingredients")
+def mixing_heads_helps(data):
+    """A linear convolution across heads is better than one within each head."""
+    return lower(data, LINEAR, "keyconv1x3-kerple")
+
+
+@claim("ingredients")
+def nonlinearity_helps(data):
+    """With the activation in between, the convolution of the scores is better than the linear one."""
+    return lower(data, NONLINEAR, LINEAR)
+
+
+@claim("ingredients")
+def bias_channels_help(data):
+    """The bias as further channels improves the convolution of the scores alone."""
+    return lower(data, WHOLE, NONLINEAR)
+
+
+@claim("ingredients")
+def better_than_linear_relatives(data):
+    """DAPE 1x3 is better than talking heads and multi-token attention on the same encoding."""
+    return lower(data, WHOLE, ["talking-kerple", "mta-kerple"])
+
+
+@claim("ingredients")
+def helps_data_dependent_positions(data):
+    """The convolution also improves the forgetting transformer, whose bias comes from the data."""
+    return lower(data, "dape1x3-fox", "fox")
