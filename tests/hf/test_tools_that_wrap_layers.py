@@ -122,3 +122,45 @@ def test_fully_sharded_models_are_the_model():
     )
     assert ran.returncode == 0, ran.stderr
     assert f"{len(METHODS)} methods" in ran.stdout
+
+
+CONTEXT_PARALLEL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from test_tools_that_wrap_layers import tiny
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+model, ids = tiny(), torch.randint(0, 40, (1, 8))
+with context_parallel(init_device_mesh("cpu", (1,)), buffers=[ids], buffer_seq_dims=[1]):
+    try:
+        model(ids, use_cache=False)
+    except ValueError as error:
+        print(error)
+model(ids, use_cache=False)
+"""
+
+
+def test_context_parallel_is_refused():
+    ran = subprocess.run(
+        [sys.executable, "-c", CONTEXT_PARALLEL, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "context_parallel gives each process a part of the tokens" in ran.stdout
+
+
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "rope"])
+def test_heads_split_between_processes_are_refused(method):
+    """As tensor parallelism leaves the projections of each process: with some of the heads."""
+    model = tiny(method)
+    for layer in model.model.layers:
+        for name in ("query", "key", "value"):
+            getattr(layer.attention, name).weight.data = getattr(layer.attention, name).weight.data[:16]
+            getattr(layer.attention, name).bias.data = getattr(layer.attention, name).bias.data[:16]
+    with pytest.raises(ValueError, match=r"2 of 4 heads: .* tensor parallelism"):
+        model(torch.randint(0, 40, (1, 8)))

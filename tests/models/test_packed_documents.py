@@ -102,3 +102,58 @@ def test_packed_documents_compile():
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     told = compiled(ids, position_ids=positions(), use_cache=False).logits
     torch.testing.assert_close(told, alone(model, ids), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-fire", "rope"])
+@pytest.mark.parametrize("kind", ["bool", "long", "float"])
+def test_a_mask_of_intervals_is_what_it_shows(method, kind):
+    model, ids = tiny(method), torch.randint(0, 40, (2, 8))
+    shown = torch.ones(2, 1, 8, 8, dtype=torch.bool).tril()
+    shown[1, :, 5:, :5] = False
+    shown[0, :, 7, :3] = False
+    mask = shown if kind == "bool" else shown.long()
+    if kind == "float":
+        mask = torch.zeros(2, 1, 8, 8).masked_fill(~shown, torch.finfo(torch.float32).min)
+    restarting = torch.stack([torch.arange(8), positions((5, 3))[0]])
+    packed = model(ids, attention_mask=mask, position_ids=restarting, use_cache=False).logits
+    torch.testing.assert_close(packed[1:], alone(model, ids[1:], (5, 3)), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(packed[:1, :7], model(ids[:1, :7]).logits, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(packed[0, 7], model(ids[:1]).logits[0, 7])
+
+
+def test_a_mask_with_gaps_or_of_many_heads_is_refused():
+    model, ids = tiny(), torch.randint(0, 40, (1, 4))
+    gap = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    gap[..., 3, 1] = False
+    with pytest.raises(ValueError, match="shows a query keys with a gap between them"):
+        model(ids, attention_mask=gap)
+    with pytest.raises(ValueError, match="one mask for all heads"):
+        model(ids, attention_mask=gap.expand(1, 4, 4, 4))
+
+
+def test_padded_rows_in_a_static_cache_compile_twice():
+    """Once for the prompt, once for every further token."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    model, ids = tiny().float(), torch.randint(1, 40, (2, 6))
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    counter = CompileCounter()
+    model.forward = torch.compile(model.forward, backend=counter, dynamic=False, fullgraph=True)
+    static = model.generate(ids, cache_implementation="static", disable_compile=True, **options)
+    assert torch.equal(static, expected)
+    assert counter.frame_count <= 2
+
+
+def test_weights_are_shown_with_a_static_cache():
+    model, ids = tiny(), torch.randint(0, 40, (2, 6))
+    options = {"max_new_tokens": 3, "do_sample": False, "output_attentions": True}
+    shown = [
+        model.generate(ids, return_dict_in_generate=True, **options, **more).attentions
+        for more in ({}, {"cache_implementation": "static", "disable_compile": True})
+    ]
+    for plain, static in zip(*shown, strict=True):
+        torch.testing.assert_close(static, plain)

@@ -139,6 +139,11 @@ class Attention(nn.Module):
         state = encoding.token_state(x)
         num_tokens = x.shape[1] if cache is not None or last_rows is None else last_rows + earlier_rows
         q = self._heads(self.query(x[:, -num_tokens:]))
+        if q.shape[1] != self.num_heads:
+            raise ValueError(
+                f"the projection gives {q.shape[1]} of {self.num_heads} heads: split between processes by tensor "
+                f"parallelism, heads would be processed apart. Leave query, key, value and out whole, and split the MLPs"
+            )
         q = encoding.rotate(q, places.queries[:, -num_tokens:])
         asked = x.shape[1] if last_rows is None else last_rows
         if cache is None:

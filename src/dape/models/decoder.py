@@ -25,7 +25,13 @@ from transformers.utils import can_return_tuple
 from dape.models.attention import Attention, KeyValueCache, ResidualLinear
 from dape.models.beside import write_entries
 from dape.models.config import DapeConfig
-from dape.models.places import check_packing_arguments, decoder_places, starts_again, without_holes
+from dape.models.places import (
+    check_not_sharded,
+    check_packing_arguments,
+    decoder_places,
+    starts_again,
+    without_holes,
+)
 from dape.positions import Places, PositionEncoding, randomized_positions
 from dape.scores import ScoreProcessor
 
@@ -178,6 +184,7 @@ class DapeModel(DapePreTrainedModel):
             raise ValueError("pass either input_ids or inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         check_packing_arguments(position_ids, kwargs)
+        check_not_sharded()
         packed = starts_again(position_ids, attention_mask)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
@@ -288,8 +295,14 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
         self.lm_head = cast(nn.Linear, new_embeddings)
 
     def create_masks_for_generate(self, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-        """The padding mask itself: our attention takes intervals, never a T×T mask."""
-        return attention_mask
+        """The padding mask itself: our attention takes intervals, never a T×T mask.
+
+        A preallocated cache gets one as long as itself, so that no step has another shape to compile for.
+        """
+        cache = kwargs.get("past_key_values")
+        if attention_mask is None or attention_mask.dim() != 2 or cache is None or not cache.is_compileable:
+            return attention_mask
+        return F.pad(attention_mask, (0, max(0, cache.get_mask_sizes(1, 0)[0] - attention_mask.shape[1])))
 
     @can_return_tuple
     def forward(

@@ -43,7 +43,11 @@ class WithoutHoles:
 
 def without_holes(attention_mask: Tensor | None, places: Places, cache: Cache | None) -> WithoutHoles | None:
     """What brings the keys of a mask with holes into one run a row; None for a mask without."""
-    if attention_mask is None or torch.compiler.is_compiling() or not has_holes(attention_mask):
+    if attention_mask is None or torch.compiler.is_compiling() or attention_mask.dim() != 2:
+        return None
+    # A mask may cover the room of a preallocated cache.
+    attention_mask = attention_mask[:, : places.num_keys]
+    if not has_holes(attention_mask):
         return None
     order = attention_mask.bool().long().argsort(dim=-1, stable=True)
     return WithoutHoles(order, places.num_keys - attention_mask.shape[1], cache)
@@ -108,6 +112,18 @@ def check_packing_arguments(position_ids: Tensor | None, arguments: Mapping[str,
             )
 
 
+def check_not_sharded() -> None:
+    """Refuse torch's context_parallel, which shards tokens and exchanges keys inside SDPA alone."""
+    if torch.compiler.is_compiling():
+        return
+    patched = getattr(torch.nn.functional.scaled_dot_product_attention, "__module__", None) or ""
+    if "context_parallel" in patched:
+        raise ValueError(
+            "context_parallel gives each process a part of the tokens and exchanges keys inside PyTorch's own "
+            "attention, which ours is not: the parts would not see each other. Shard parameters instead (FSDP2)"
+        )
+
+
 def document_starts(position_ids: Tensor, real: Tensor | None = None) -> Tensor:
     """Index of the first token of each token's document, [B, T], from positions and the mask of tokens."""
     index = torch.arange(position_ids.shape[1], device=position_ids.device)
@@ -133,7 +149,8 @@ def decoder_places(
     """Places of the next `num_queries` tokens after those in the cache.
 
     attention_mask: [B, keys], ones for tokens and zeros for padding; where zeros lie between ones, the keys must be
-                    arranged by `without_holes`.
+                    arranged by `without_holes`. Or [B, 1, queries, keys], booleans, ones and zeros, or numbers to
+                    add to scores, in which each query sees one run of keys.
     position_ids:   [1 or B, queries]; without a cache any integers: where they do not ascend, another document
                     begins, which sees nothing of those before it (packing). With a cache they must continue the
                     cached tokens' positions by ones.
@@ -143,6 +160,7 @@ def decoder_places(
     if isinstance(seen, Tensor) and not compiling:
         seen = int(seen)
     preallocated = isinstance(seen, Tensor)
+    roomy = preallocated or (cache is not None and cache.is_compileable)
     num_keys = (
         cache.get_mask_sizes(num_queries, 0)[0] if preallocated and cache is not None else seen + num_queries
     )
@@ -151,8 +169,12 @@ def decoder_places(
     if attention_mask is None:
         keys = torch.arange(num_keys, device=device)[None]
         visible = Visible(last=index[None]) if preallocated else EVERYTHING
+    elif attention_mask.dim() == 4:
+        keys = torch.arange(num_keys, device=device)[None]
+        visible = _intervals(_fit(attention_mask, num_keys, num_queries, roomy=roomy), compiling=compiling)
+        attention_mask = None
     else:
-        mask = _fit(attention_mask, num_keys, preallocated=preallocated)
+        mask = _fit(attention_mask, num_keys, roomy=roomy)
         if not compiling and has_holes(mask):
             return _places_without_holes(mask, index, position_ids)
         visible = _visible(mask, index, compiling=compiling)
@@ -194,20 +216,37 @@ def _packed_places(position_ids: Tensor, visible: Visible, mask: Tensor | None) 
     return Places(position_ids, position_ids, visible=Visible(first, visible.last), consecutive=consecutive)
 
 
-def _fit(attention_mask: Tensor, num_keys: int, *, preallocated: bool) -> Tensor:
-    """The mask with a column for every key."""
-    if attention_mask.dim() != 2:
+def _fit(attention_mask: Tensor, num_keys: int, num_queries: int | None = None, *, roomy: bool) -> Tensor:
+    """The mask with a column for every key; one for a cache with room may have fewer or more."""
+    shape, rows = tuple(attention_mask.shape), None if num_queries is None else (1, num_queries)
+    if attention_mask.dim() != (2 if rows is None else 4) or (rows is not None and shape[1:3] != rows):
         raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, expected [batch, tokens]: ones for tokens, "
-            f"zeros for padding"
+            f"attention_mask has shape {shape}, expected [batch, tokens], ones for tokens and zeros for padding, or "
+            f"[batch, 1, queries, keys], one mask for all heads"
         )
-    missing = num_keys - attention_mask.shape[1]
-    if missing and not preallocated:
+    missing = num_keys - attention_mask.shape[-1]
+    if missing and not roomy:
         raise ValueError(
-            f"attention_mask covers {attention_mask.shape[1]} tokens, but there are {num_keys}, those in the cache "
+            f"attention_mask covers {attention_mask.shape[-1]} tokens, but there are {num_keys}, those in the cache "
             f"included"
         )
+    if attention_mask.is_floating_point() and rows is not None:
+        attention_mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
     return torch.nn.functional.pad(attention_mask, (0, missing))
+
+
+def _intervals(shown: Tensor, *, compiling: bool) -> Visible:
+    """The run of keys that each query sees in a mask [B, 1, Tq, Tk]."""
+    shown = shown[:, 0].bool()
+    column = torch.arange(shown.shape[-1], device=shown.device)
+    first = column.masked_fill(~shown, shown.shape[-1]).amin(-1)
+    last = column.masked_fill(~shown, -1).amax(-1)
+    if not compiling and bool((shown.sum(-1) != (last - first + 1).clamp(min=0)).any()):
+        raise ValueError(
+            "attention_mask shows a query keys with a gap between them, but scores are convolved along each query's "
+            "keys, which must be one run: causal, padded, windowed or packed, not with holes"
+        )
+    return Visible(first, last)
 
 
 def _visible(mask: Tensor, index: Tensor, *, compiling: bool) -> Visible:

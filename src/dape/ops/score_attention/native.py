@@ -173,7 +173,8 @@ def _find() -> tuple[ctypes.CDLL | None, str | None]:
     try:
         share_openmp()
         return load(paths[0]), None
-    except OSError as error:
+    # AttributeError: a kernel of another version, without a function that this one calls.
+    except (OSError, AttributeError) as error:
         return None, f"its compiled kernel does not load ({error}): install dape again"
 
 
