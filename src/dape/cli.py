@@ -47,6 +47,11 @@ COMMANDS = {
     "lm-eval": Command(
         "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
     ),
+    "retrofit": Command(
+        "dape.commands.retrofit:main",
+        "lab",
+        "give a pretrained model other positions and scores, and train it on",
+    ),
     "retrofit-demo": Command(
         "dape.commands.retrofit_demo:main",
         "lab",

@@ -25,6 +25,7 @@ NEEDED = {
     "inspect": ["folder", "--text", "some text"],
     "lm-eval": ["folder", "--tasks", "task.yaml"],
     "data show": ["folder"],
+    "retrofit": ["folder"],
     "tasks run": ["even_pairs"],
     "tasks table": ["folder"],
 }

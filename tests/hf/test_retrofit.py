@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import dape
 from dape.retrofitting.attach import adapter_parameters
-from dape.retrofitting.tuning import parameter_groups
+from dape.retrofitting.rates import parameter_groups
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {

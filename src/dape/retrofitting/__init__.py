@@ -2,7 +2,7 @@
 
 from dape.retrofitting.attach import adapter_parameters, remove_retrofit, retrofit, set_trainable
 from dape.retrofitting.files import load_adapter, load_retrofitted, save_adapter
-from dape.retrofitting.tuning import parameter_groups
+from dape.retrofitting.rates import parameter_groups
 
 __all__ = [
     "adapter_parameters",

@@ -86,7 +86,8 @@ class Loop:
         self.model = task.model.to(parallel.device).train()
         self.wrapped = parallel.wrap(self.model)
         self.called: nn.Module = torch.compile(self.wrapped) if settings.compile else self.wrapped  # type: ignore[assignment]  # declared a function, is a module
-        self.optimizer = build_optimizer(self.model, settings, parallel.device)
+        factors = getattr(task, "rate_factors", None)
+        self.optimizer = build_optimizer(self.model, settings, parallel.device, factors and factors())
         self.scaler = torch.amp.GradScaler(parallel.device.type, enabled=settings.precision == "fp16")
         self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep_checkpoints)
         self.guard = Guard()

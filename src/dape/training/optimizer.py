@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +27,28 @@ def undecayed_parameters(model: nn.Module) -> set[nn.Parameter]:
     return owned | {parameter for parameter in model.parameters() if parameter.dim() < 2}
 
 
-def build_optimizer(model: nn.Module, settings: LoopSettings, device: torch.device) -> AdamW:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    undecayed = undecayed_parameters(model)
-    groups = [
-        {"params": [p for p in parameters if p not in undecayed], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p in undecayed], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+def build_optimizer(
+    model: nn.Module,
+    settings: LoopSettings,
+    device: torch.device,
+    rate_factors: Mapping[nn.Parameter, float] | None = None,
+) -> AdamW:
+    """AdamW over the trainable parameters. rate_factors: of parameters that learn faster or slower than the others."""
+    factors, undecayed = rate_factors or {}, undecayed_parameters(model)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decay = 0.0 if parameter in undecayed else settings.weight_decay
+            groups.setdefault((-decay, factors.get(parameter, 1.0)), []).append(parameter)
     if not groups:
         raise ValueError(f"{type(model).__name__} has no parameter to train")
-    return AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=device.type in FUSED_DEVICES)
+    described = [
+        {"params": members, "weight_decay": -decay, "rate_factor": factor}
+        for (decay, factor), members in sorted(groups.items(), key=lambda item: item[0])
+    ]
+    return AdamW(
+        described, lr=settings.learning_rate, betas=settings.betas, fused=device.type in FUSED_DEVICES
+    )
 
 
 def learning_rate_at(step: int, settings: LoopSettings) -> float:
@@ -51,7 +63,7 @@ def learning_rate_at(step: int, settings: LoopSettings) -> float:
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_factor", 1.0)
 
 
 def clip_gradient(model: nn.Module, limit: float) -> Tensor:

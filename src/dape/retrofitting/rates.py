@@ -1,0 +1,31 @@
+"""Learning rates of a retrofitted model: what is new learns faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from dape.retrofitting.attach import adapter_parameters
+
+# What starts beside trained weights takes a higher rate, as adapters do.
+ADDED_RATE = 5.0
+
+
+def parameter_groups(
+    model: nn.Module, learning_rate: float, *, added_rate: float = ADDED_RATE, weight_decay: float = 0.01
+) -> list[dict[str, Any]]:
+    """Groups of a retrofitted model's trainable parameters for any optimizer, and so for Trainer's `optimizers`.
+
+    added_rate: what was added learns so many times as fast, and without decay; so do all vectors, at the usual rate.
+    """
+    added = {id(value) for value in adapter_parameters(model).values()}
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    new = [parameter for parameter in trainable if id(parameter) in added]
+    own = [parameter for parameter in trainable if id(parameter) not in added]
+    groups = [
+        {"params": [p for p in own if p.dim() > 1], "lr": learning_rate, "weight_decay": weight_decay},
+        {"params": [p for p in own if p.dim() < 2], "lr": learning_rate, "weight_decay": 0.0},
+        {"params": new, "lr": added_rate * learning_rate, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,128 @@
+"""`dape retrofit`: from a pretrained model to a retrofitted one, interrupted and continued, from any text."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import dape
+from dape import cli
+from dape.data import ByteTokenizer
+from dape.retrofitting.tuning import Tuning, sample
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny Llama of bytes, with a tokenizer beside it."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model") / "base"
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=16,
+        bos_token_id=0,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    ByteTokenizer().save(folder)
+    return folder
+
+
+def run(base, out, *more):
+    arguments = ["--steps", "6", "--batch-size", "4", "--last", "8", "--windows", "4", "--log-every", "1"]
+    return cli.main(["retrofit", str(base), "--out", str(out), *arguments, "--device", "cpu", *more])
+
+
+SELF = ["--corpus", "self", "--sample-tokens", "3000"]
+
+
+def weights(out):
+    model = dape.load_retrofitted(out / "model")
+    return model.state_dict()
+
+
+def test_text_of_its_own(base, tmp_path, capsys):
+    assert run(base, tmp_path / "run", *SELF, "--distill", "0.5") == 0
+    printed = capsys.readouterr().out
+    results = json.loads((tmp_path / "run" / "retrofit.json").read_text())
+    assert [row["eval_length"] for row in results["after"]] == [16, 32, 64, 128]
+    assert f"{results['before'][0]['nll']:.3f}" in printed
+    assert f"{results['after'][3]['nll']:.3f}" in printed
+    model = dape.load_retrofitted(tmp_path / "run" / "model")
+    assert model.config.dape_retrofit["method"] == "dape1x3-kerple"
+    assert model(torch.ones(1, 100, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_an_interrupted_command_continues_to_the_same_weights(base, tmp_path, monkeypatch):
+    assert run(base, tmp_path / "whole", *SELF) == 0
+    from dape.commands import retrofit as command
+
+    stopped = command.fit
+    monkeypatch.setattr(
+        command, "fit", lambda *args: stopped(*args, on_step=lambda record: record["step"] == 3)
+    )
+    assert run(base, tmp_path / "parts", *SELF) == 1
+    assert not (tmp_path / "parts" / "model").exists()
+    monkeypatch.undo()
+    assert run(base, tmp_path / "parts", *SELF) == 0
+    parts = weights(tmp_path / "parts")
+    for name, value in weights(tmp_path / "whole").items():
+        torch.testing.assert_close(parts[name], value, rtol=0, atol=0)
+
+
+def test_a_folder_of_texts(base, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(30):
+        (texts / f"{number}.txt").write_text(f"The cat number {number} sat on the mat. " * 10)
+    assert run(base, tmp_path / "run", "--corpus", str(texts), "--method", "fox", "--trains", "added") == 0
+    after, before = weights(tmp_path / "run"), LlamaForCausalLM.from_pretrained(base).state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--method", "kerpel"], "unknown method"),
+        (["--last", "20"], "is more than the shortest"),
+        (["--lengths", "4,8"], "is more than the shortest"),
+    ],
+)
+def test_mistakes_are_said_before_the_work(base, tmp_path, more, message, capsys):
+    assert run(base, tmp_path / "run", *SELF, *more) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_settings_want_another_folder(base, tmp_path, capsys):
+    assert run(base, tmp_path / "run", *SELF) == 0
+    assert run(base, tmp_path / "run", *SELF, "--method", "kerple") == 2
+    assert "another folder" in capsys.readouterr().err
+    assert run(base, tmp_path / "run", *SELF, "--temperature", "2") == 2
+    assert "after" in json.loads((tmp_path / "run" / "retrofit.json").read_text())
+
+
+def test_what_was_added_learns_faster_and_the_teacher_is_matched(base):
+    model = LlamaForCausalLM.from_pretrained(base)
+    teacher = LlamaForCausalLM.from_pretrained(base)
+    ids = np.arange(200) % 250
+    dape.retrofit(model, "dape1x3")
+    task = Tuning(model, ids, train_length=16, batch_size=2, teacher=teacher, distill=1.0, added_rate=3.0)
+    assert set(task.rate_factors().values()) == {3.0}
+    assert len(task.rate_factors()) == 8
+    # At the start the model is its own teacher: nothing to learn.
+    assert task.loss(model, task.batch(0)).abs() < 1e-5
+
+
+def test_samples_follow_the_seed_and_begin_with_the_first_token(base):
+    model = LlamaForCausalLM.from_pretrained(base)
+    first, second = (sample(model, 5, 7, seed=seed, batch_size=3) for seed in (1, 1))
+    assert first.shape == (5, 7)
+    assert (first[:, 0] == 0).all()
+    assert (first == second).all()
+    assert (sample(model, 5, 7, seed=2, batch_size=3) != first).any()
