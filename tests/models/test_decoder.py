@@ -200,7 +200,7 @@ REFUSALS = {
     "preset": (lambda: preset("126m"), 'unknown preset "126m": choose one of tiny, 125m'),
     "score option": (lambda: tiny("kerple", score_options={"padding": "same"}), "has no option padding"),
     "no input": (lambda: tiny()(), "either input_ids or inputs_embeds"),
-    "mask shape": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 1, 4, 4)), r"expected \[batch, tokens\]"),
+    "mask shape": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 4, 4)), r"expected \[batch, tokens\]"),
     "mask length": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 3)), "covers 3 tokens, but there are 4"),
     "position shape": (lambda: tiny()(torch.ones(1, 4, dtype=torch.long), position_ids=torch.zeros(1, 3, dtype=torch.long)), "expected \\[batch, 4 tokens\\]"),
 }  # fmt: skip
