@@ -47,6 +47,7 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape retrofit-demo", description=DESCRIPTION)
+    check_method(options.method)
     settings = {name: value for name, value in asdict(options).items() if name != "out"}
     experiment = Experiment("retrofit", "retrofit", [], {"own": settings})
     (results,) = execute([experiment], Place(options.out), about={"command": "dape retrofit-demo"})
@@ -55,6 +56,16 @@ def main(arguments: list[str]) -> int:
 
     Console(highlight=False).print(table(results).rich())
     return 0
+
+
+def check_method(method: str) -> None:
+    """Raise before the base is trained if the method cannot be added to it."""
+    from transformers import LlamaForCausalLM
+
+    from dape.lab.kinds.retrofit import small_llama
+    from dape.retrofitting import retrofit
+
+    retrofit(LlamaForCausalLM(small_llama()), method)
 
 
 def readme(results: Results) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from dape.data import prepare
+from dape.data import find_corpus, prepare
 from dape.evaluate.by_length import DEFAULT_LAST
 from dape.evaluate.windows import same_targets
 from dape.lab.curves import derive, score_table, verdict, views
@@ -23,6 +23,7 @@ from dape.lab.runner import Launcher, LauncherName, make_launcher
 from dape.methods import parse_layers, split_outside_brackets
 from dape.settings import setting
 from dape.training import TrainConfig, recipe
+from dape.training.sizes import check_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,9 +40,14 @@ class Asked:
     """Separated by commas; `dape methods` lists them. Options go in brackets: rope[scaling=yarn,factor=8]."""
     seeds: str = "0"
     """Separated by commas; each trains every method once more."""
-    lengths: str | None = None
-    """Tokens of input at which to evaluate, separated by commas; by default 1, 2, 4, 8 and 16 times the
-    training length."""
+    lengths: str | None = setting(
+        None,
+        help="Tokens of input at which to evaluate, separated by commas; by default 1, 2, 4, 8 and 16 times the "
+        "training length.",
+        listed=int,
+        low=1,
+        high=2**24,
+    )
     baseline: str | None = None
     """The method that others are compared with, token by token; kerple if it is there, else the first."""
     last: int | None = setting(
@@ -323,6 +329,9 @@ def run_comparison(
     command: str | None = None,
 ) -> Comparison:
     """Run the comparison, or what is left of it, and write its files; blocks: those of a sweep."""
+    find_corpus(config.corpus, field=config.field)
+    if config.launcher == "local":
+        check_memory(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     experiment, place = config.experiment(blocks), config.place()
     check_documents(config, place, progress=progress)
