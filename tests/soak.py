@@ -81,12 +81,16 @@ def packed(folder: Path) -> str:
 
 
 def compared(folder: Path) -> str:
-    records = json.loads((folder / "compare" / "results.json").read_text())["records"]
-    scores = [
-        [r[key] for key in sorted(r) if key in ("method", "seed", "length", "nll", "perplexity")]
-        for r in records
+    results = json.loads((folder / "compare" / "results.json").read_text())
+    runs = [[run["method"], run["seed"], run["steps"], run["train_loss"]] for run in results["runs"]]
+    # Rows of losses alone: times differ from run to run.
+    rows = [
+        [runs[row["run"]], row["eval_length"], row["value"]]
+        for row in results["rows"]
+        if row["metric"] == "loss"
     ]
-    return hashlib.sha256(json.dumps(sorted(scores, key=str)).encode()).hexdigest()
+    assert rows
+    return hashlib.sha256(json.dumps(sorted(rows, key=str)).encode()).hexdigest()
 
 
 def exported(folder: Path) -> str:
@@ -207,7 +211,13 @@ def main() -> int:
             )
             for scenario in chosen
         }
-        results = {scenario: future.result() for scenario, future in waiting.items()}
+        results, faults = {}, []
+        for scenario, future in waiting.items():
+            try:
+                results[scenario] = future.result()
+            except Exception as error:
+                faults.append(f"{scenario}: {type(error).__name__}: {error}")
+    print(*faults, sep="\n", file=sys.stderr)
     content = json.dumps(
         {"seed": options.seed, "kills": sum(r["kills"] for r in results.values()), **results}, indent=2
     )
@@ -216,7 +226,7 @@ def main() -> int:
         from dape.files import write_atomically
 
         write_atomically(options.json, content + "\n")
-    return int(any(result["differing"] or result["failed"] for result in results.values()))
+    return int(bool(faults) or any(result["differing"] or result["failed"] for result in results.values()))
 
 
 if __name__ == "__main__":
