@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dape import benchmarks
-from dape.benchmarks import attention, decode, memory, model, report, timing, workload
+from dape.benchmarks import attention, decode, gpu_estimate, memory, model, report, timing, workload
+from dape.benchmarks.attention import Where
 from dape.benchmarks.workload import BOTH, FORWARD, Sizes, Workload
 from dape.cli import main
 from dape.ops.score_attention import api
@@ -16,7 +17,8 @@ from dape.ops.score_attention import api
 SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
 KEYS = {
     "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
-    "peak_extra_mb", "skipped", "threads", "torch",
+    "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_width", "width",
+    "kernel",
 }  # fmt: skip
 
 
@@ -262,3 +264,49 @@ def test_plain_attention_with_a_bias_is_timed_beside_pytorchs_own():
         processor="plain",
     )
     assert {record["backend"] for record in attention.run(options)} == {"sdpa with bias", "cpu"}
+
+
+def test_half_precision_is_checked_and_timed(tmp_path):
+    file = tmp_path / "cells.json"
+    arguments = [
+        "--lengths",
+        "16",
+        "--heads",
+        "2",
+        "--head-width",
+        "16",
+        "--dtype",
+        "bf16",
+        "--backends",
+        "tiled",
+    ]
+    assert main(["bench", "attention", *arguments, "--rounds", "1", "--no-memory", "--json", str(file)]) == 0
+    assert {record["dtype"] for record in json.loads(file.read_text())} == {"torch.bfloat16"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match='device="cuda:1", but PyTorch finds no GPU'):
+        Where.of("cuda:1", "bf16")
+
+
+def test_the_estimate_without_a_gpu(tmp_path):
+    """The forward kernels of the standard shape: what the issue of speed rests on, and the page that says so."""
+    pytest.importorskip("triton")
+    page = tmp_path / "page.md"
+    page.write_text(f"before {gpu_estimate.MARKER} old {gpu_estimate.MARKER} after")
+    options = gpu_estimate.Options(shapes="125m", capabilities="80", backward=False)
+    records = gpu_estimate.run(options)
+    gpu_estimate.fill_page(page, records)
+    total = records[-1]
+    assert [x["kernel"] for x in records] == ["scores", "convolve", "attend", "all"]
+    assert total["spills"] == 0
+    # Six times FlashAttention-2's forward pass, 2.39 clocks by the same simulation.
+    assert 2.39 < total["clocks"] <= 6 * 2.39
+    assert all(x["programs"] >= 2 * 108 for x in records[:-1])
+    assert 2 * max(x["shared"] for x in records[:-1]) <= 102_400
+    text = page.read_text()
+    assert text.startswith("before")
+    assert text.endswith("after")
+    assert "| 125m | sm_80 | forward |" in text
+    assert "old" not in text

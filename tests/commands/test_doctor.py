@@ -29,6 +29,9 @@ def test_reports_every_backend_as_json(capsys):
     assert runs["sdpa"]
     for backend in findings["backends"]:
         assert backend["runs"] == (backend["reason"] is None)
+    for kernel in findings["kernels"]:
+        assert kernel["passes"], kernel
+    assert {kernel["backend"] for kernel in findings["kernels"]} >= {"tiled", "sdpa"}
     assert findings["machine"]["threads"] >= 1
     assert findings["versions"]["torch"]
 
@@ -88,3 +91,12 @@ def test_needs_torch_alone():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "lacks tokenizers, rich, tyro" in done.stdout
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_kernel_that_is_wrong_fails_by_name(monkeypatch, capsys):
+    attend = api.BACKENDS["tiled"].attend
+    monkeypatch.setattr(api.BACKENDS["tiled"], "attend", lambda problem: 1.1 * attend(problem))
+    assert main(["doctor"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["tiled"]]
+    assert any("FAIL" in line and "its output is off by" in line for line in lines)

@@ -48,20 +48,6 @@ def distinct(launches):
     return list({variants[0].key(): variants[0] for variants in reversed(launches)}.values())[::-1]
 
 
-def test_the_convolution_on_tensor_cores_fits_two_blocks_of_a_consumer_gpu():
-    pytest.importorskip("triton")
-    launches = distinct(backend.record_launches(backward=False))
-    assert [launch.kernel.__name__ for launch in launches] == [
-        "scores_kernel",
-        "convolve_kernel",
-        "attend_kernel",
-    ]
-    compiled = compiling.inspect(launches[1], 86)
-    assert "mma.sync" in compiled.ptx
-    assert compiled.spills == 0
-    assert 2 * compiled.shared <= compiling.SHARED_MEMORY[86]
-
-
 SHAPES = {
     "125m": {},
     "350m": {"num_heads": 16},

@@ -11,6 +11,7 @@ COMMANDS = {
     "train": "a step of the training loop beside a bare one, and methods beside kerple",
     "data": "packing text into tokens, beside a plain copy and beside the tokenizer alone",
     "eval": "time and peak memory of evaluating a preset by length",
+    "gpu-estimate": "resources and simulated clocks of the Triton kernels, estimated without a GPU",
     "tasks": "sampling batches of the generated tasks, beside a training step on them",
 }
 
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         raise ValueError(f'unknown benchmark "{name}"; the benchmarks are {", ".join(COMMANDS)}')
-    return importlib.import_module(f"dape.benchmarks.{name}").main(rest)
+    return importlib.import_module(f"dape.benchmarks.{name.replace('-', '_')}").main(rest)
 
 
 def usage() -> str:

@@ -20,6 +20,8 @@ from dape.commands.parsing import parse
 from dape.ops.score_attention.api import BACKENDS
 from dape.settings import PICTURES, setting, split_numbers
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
 COLUMNS = (
     ("pass", "pass", ""),
     ("length", "length", "d"),
@@ -34,7 +36,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Options:
-    """Time attention with convolved scores (Kerple bias, float32, causal), forward and with backward.
+    """Time attention with convolved scores (Kerple bias, causal), forward and with backward.
 
     Candidates take turns in one process; a time is the median over the rounds. Every candidate is checked against
     the definition in float64 before anything is timed.
@@ -65,6 +67,8 @@ class Options:
         help="Score processor in place of the two convolutions, as names write it: plain, talking, mta, dape3x3, "
         "dape1x3[groups=3,width=24]. With plain, SDPA with the same bias is timed as well.",
     )
+    device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
+    dtype: str = setting("fp32", help="Of all tensors: fp32, fp16 or bf16.")
     threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
     rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
     compile: bool = setting(
@@ -86,7 +90,7 @@ def main(arguments: list[str]) -> int:
     records = run(options)
     processor = options.processor or f"kernel {options.kernel}"
     title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, {processor}, "
-    report.print_table(title + f"{torch.get_num_threads()} threads", COLUMNS, records)
+    report.print_table(title + f"{options.dtype}, {hardware(options.device)}", COLUMNS, records)
     finish(records, options.json, options.plot)
     return 0
 
@@ -128,22 +132,49 @@ def run(options: Options) -> list[Record]:
     ]
     square = [LISTING, *([COMPILED] if options.compile else [])]
     square += [SDPA_BIAS] if options.processor == "plain" else []
-    backends = candidates(options.backends, sizes[0], square)
-    return measure(sizes, backends, passes, rounds=options.rounds, memory_too=options.memory)
+    where = Where.of(options.device, options.dtype)
+    backends = candidates(options.backends, sizes[0], square, where)
+    return measure(sizes, backends, passes, rounds=options.rounds, memory_too=options.memory, where=where)
 
 
-def candidates(text: str, sizes: Sizes, further: list[str]) -> list[str]:
+@dataclass(frozen=True)
+class Where:
+    """The device and dtype of all tensors."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    @staticmethod
+    def of(device: str, dtype: str) -> Where:
+        if dtype not in DTYPES:
+            raise ValueError(f'dtype="{dtype}": choose {", ".join(DTYPES)}')
+        kind = torch.device(device).type
+        if kind not in ("cpu", "cuda"):
+            raise ValueError(f'device="{device}": choose cpu or a CUDA device')
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f'device="{device}", but PyTorch finds no GPU here')
+        return Where(device, DTYPES[dtype])
+
+
+def hardware(device: str) -> str:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} threads"
+
+
+def candidates(text: str, sizes: Sizes, further: list[str], where: Where) -> list[str]:
     """The backends named, or with "all" every one that can run; each is checked for being right."""
-    short = Workload(replace(sizes, keys=min(sizes.keys, 8), queries=min(sizes.queries, 8), batch=1))
+    short = replace(sizes, keys=min(sizes.keys, 8), queries=min(sizes.queries, 8), batch=1)
+    call = Workload(short, where.dtype, where.device)
     known = [*further, *(name for name in BACKENDS if name != SDPA), SDPA]
     names = known if text == "all" else text.split(",")
     chosen = []
     for name in names:
         if name not in known:
             raise ValueError(f'unknown backend "{name}": choose from {", ".join(known)}')
-        reason = short.unsupported(name)
+        reason = call.unsupported(name)
         if reason is None:
-            workload.check(name, sizes)
+            workload.check(name, sizes, where.dtype, where.device)
             chosen.append(name)
         elif text == "all":
             print(f"left out: {reason}")
@@ -160,15 +191,18 @@ def measure(
     rounds: int,
     memory_too: bool,
     label: str = "",
+    where: Where,
 ) -> list[Record]:
     """One record a cell; `label` is the pass's name in the records, if not its own."""
     records: list[Record] = []
     for name in passes:
         for size in sizes:
-            reasons = {backend: _too_large(size, backend) for backend in backends}
-            call = Workload(size)
+            reasons = {backend: _too_large(size, backend, where.device) for backend in backends}
+            call = Workload(size, where.dtype, where.device)
             able = [backend for backend in backends if reasons[backend] is None]
-            timings = interleave({b: functools.partial(call.run, b, name) for b in able}, rounds)
+            timings = interleave(
+                {b: functools.partial(call.run, b, name) for b in able}, rounds, where.device
+            )
             for backend in backends:
                 timing = timings.get(backend)
                 records.append({
@@ -178,6 +212,8 @@ def measure(
                     "speedup_over_listing": _ratio(timings.get(LISTING), timing),
                     "peak_extra_mb": None, "skipped": reasons[backend],
                     "threads": torch.get_num_threads(), "torch": torch.__version__,
+                    "device": where.device, "hardware": hardware(where.device), "dtype": str(where.dtype),
+                    "heads": size.heads, "head_width": size.head_width, "width": size.width, "kernel": size.kernel,
                 })  # fmt: skip
     if memory_too:
         cells = itertools.product(passes, sizes, backends)
@@ -186,25 +222,43 @@ def measure(
             for r, (name, size, b) in zip(records, cells, strict=True)
             if not r["skipped"]
         ]
-        peaks = memory.peak_extra_mb([request for _, request in asked], torch.get_num_threads())
+        requests = [request for _, request in asked]
+        if torch.device(where.device).type == "cuda":
+            peaks: list[float | None] = [_peak_on_gpu(request, where) for request in requests]
+        else:
+            peaks = memory.peak_extra_mb(requests, torch.get_num_threads(), where.dtype)
         for (record, _), peak in zip(asked, peaks, strict=True):
             record["peak_extra_mb"] = peak
     return records
+
+
+def _peak_on_gpu(request: memory.Request, where: Where) -> float:
+    """Megabytes that a pass allocates beyond its inputs."""
+    backend, name, sizes = request
+    call = Workload(sizes, where.dtype, where.device)
+    torch.cuda.synchronize(where.device)
+    torch.cuda.reset_peak_memory_stats(where.device)
+    before = torch.cuda.memory_allocated(where.device)
+    call.run(backend, name)
+    torch.cuda.synchronize(where.device)
+    return (torch.cuda.max_memory_allocated(where.device) - before) / 1e6
 
 
 def _ratio(above: Timing | None, below: Timing | None) -> float | None:
     return above.milliseconds / below.milliseconds if above and below else None
 
 
-def _too_large(sizes: Sizes, backend: str) -> str | None:
-    needed, free = workload.required_bytes(sizes, backend), available_bytes()
+def _too_large(sizes: Sizes, backend: str, device: str) -> str | None:
+    needed, free = workload.required_bytes(sizes, backend), available_bytes(device)
     if needed <= 0.9 * free:
         return None
     return f"skipped: it needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
 
 
-def available_bytes() -> int:
+def available_bytes(device: str = "cpu") -> int:
     """Memory that programs can still have."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     try:
         with open("/proc/meminfo") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))

@@ -10,7 +10,7 @@ import torch
 import tyro
 
 from dape.benchmarks import report
-from dape.benchmarks.attention import COLUMNS, candidates, finish, measure
+from dape.benchmarks.attention import COLUMNS, Where, candidates, finish, measure
 from dape.benchmarks.workload import FORWARD, Sizes
 from dape.commands.parsing import parse
 from dape.settings import PICTURES, setting, split_numbers
@@ -33,6 +33,8 @@ class Options:
     head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
     width: int = setting(32, help="Channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=1023)
+    device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
+    dtype: str = setting("fp32", help="Of all tensors: fp32, fp16 or bf16.")
     threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
     rounds: int = setting(50, help="Rounds; the median counts.", low=1, high=10**6)
     memory: bool = setting(True, help="Also measure the peak memory of every cell (Linux).")
@@ -61,7 +63,7 @@ def run(options: Options) -> list[report.Record]:
         Sizes(n, 1, options.batch, options.heads, options.head_width, options.width, options.kernel)
         for n in split_numbers("lengths", options.lengths)
     ]
-    backends = candidates(options.backends, sizes[0], [])
-    return measure(
-        sizes, backends, [FORWARD], rounds=options.rounds, memory_too=options.memory, label="decode"
-    )
+    where = Where.of(options.device, options.dtype)
+    backends = candidates(options.backends, sizes[0], [], where)
+    rounds, memory = options.rounds, options.memory
+    return measure(sizes, backends, [FORWARD], rounds=rounds, memory_too=memory, label="decode", where=where)

@@ -15,17 +15,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+import torch
+
 from dape.benchmarks.workload import Sizes, Workload
 
 # One measurement: backend, pass, sizes.
 Request = tuple[str, str, Sizes]
 
 
-def peak_extra_mb(requests: Sequence[Request], threads: int) -> list[float | None]:
+def peak_extra_mb(
+    requests: Sequence[Request], threads: int, dtype: torch.dtype = torch.float32
+) -> list[float | None]:
     """Megabytes (10⁶ bytes) for every request; None where this system cannot tell."""
     if not hasattr(os, "fork") or not os.path.exists("/proc/self/clear_refs"):
         return [None] * len(requests)
-    written = json.dumps([(backend, name, asdict(sizes), threads) for backend, name, sizes in requests])
+    number = str(dtype).removeprefix("torch.")
+    written = json.dumps(
+        [(backend, name, asdict(sizes), threads, number) for backend, name, sizes in requests]
+    )
     done = subprocess.run(
         [sys.executable, "-m", "dape.benchmarks.memory"], input=written, capture_output=True, text=True
     )
@@ -34,13 +41,11 @@ def peak_extra_mb(requests: Sequence[Request], threads: int) -> list[float | Non
     return json.loads(done.stdout)
 
 
-def _measure(backend: str, name: str, sizes: Sizes, threads: int) -> float:
-    import torch
-
+def _measure(backend: str, name: str, sizes: Sizes, threads: int, dtype: torch.dtype) -> float:
     torch.set_num_threads(threads)
     keys = min(sizes.keys, 64)
-    Workload(replace(sizes, keys=keys, queries=min(sizes.queries, keys))).run(backend, name)
-    workload = Workload(sizes)
+    Workload(replace(sizes, keys=keys, queries=min(sizes.queries, keys)), dtype).run(backend, name)
+    workload = Workload(sizes, dtype)
     _give_back_freed_memory()
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
@@ -64,12 +69,14 @@ def _status(field: str) -> int:
 
 def _in_a_fork(request: Sequence) -> float | None:
     """The measurement, or None if the process did not survive it."""
-    backend, name, sizes, threads = request
+    backend, name, sizes, threads, dtype = request
     reader, writer = os.pipe()
     # Nothing has run in this process yet, so there are no threads that a fork would lose.
     if (child := os.fork()) == 0:
         try:
-            os.write(writer, str(_measure(backend, name, Sizes(**sizes), threads)).encode())
+            os.write(
+                writer, str(_measure(backend, name, Sizes(**sizes), threads, getattr(torch, dtype))).encode()
+            )
         finally:
             os._exit(0)
     os.close(writer)

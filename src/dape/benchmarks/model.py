@@ -11,6 +11,7 @@ import torch
 import tyro
 
 from dape.benchmarks import report
+from dape.benchmarks.attention import Where, hardware
 from dape.benchmarks.timing import interleave
 from dape.commands.parsing import parse
 from dape.models import Attention, DapeForCausalLM, preset
@@ -39,6 +40,8 @@ class Options:
     length: int = setting(512, help="Tokens of an input.", low=1, high=2**24)
     batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
     backend: str = setting("auto", help="Of the attention op.")
+    device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
+    dtype: str = setting("fp32", help="Of the autocast: fp32 (none), fp16 or bf16.")
     threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
     rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
@@ -49,7 +52,7 @@ class Options:
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape bench model")
     records = run(options)
-    title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {torch.get_num_threads()} threads"
+    title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {options.dtype}, {hardware(options.device)}"
     report.print_table(title, COLUMNS, records)
     if options.json is not None:
         report.write_json(options.json, records)
@@ -62,7 +65,7 @@ def run(options: Options) -> list[report.Record]:
         torch.set_num_threads(options.threads)
     methods = list(dict.fromkeys([*options.methods.split(","), BASELINE]))
     steps = {method: training_step(method, options) for method in methods}
-    timings = interleave(steps, options.rounds)
+    timings = interleave(steps, options.rounds, options.device)
     baseline = timings[BASELINE].milliseconds
     return [
         {
@@ -84,14 +87,19 @@ def run(options: Options) -> list[report.Record]:
 
 def training_step(method: str, options: Options) -> Callable[[], None]:
     """A step of a new model on random tokens; its attention is first checked against the reference."""
+    where = Where.of(options.device, options.dtype)
     torch.manual_seed(0)
     model = DapeForCausalLM(preset(options.preset, method, backend=options.backend))
-    tokens = torch.randint(model.config.vocab_size, (options.batch, options.length))
+    torch.nn.Module.to(model, where.device)
+    tokens = torch.randint(model.config.vocab_size, (options.batch, options.length)).to(where.device)
+    kind, half = torch.device(where.device).type, where.dtype != torch.float32
     check(model, method, tokens[:1, :64])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
-        model(input_ids=tokens, labels=tokens).loss.backward()
+        with torch.autocast(kind, where.dtype if half else None, enabled=half):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

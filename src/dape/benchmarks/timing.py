@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -17,12 +19,16 @@ class Timing:
     spread: float
 
 
-def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
+def interleave(
+    candidates: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
+) -> dict[str, Timing]:
     """The timing of every candidate over that many rounds, each of which runs every candidate once."""
-    return {name: summary(taken) for name, taken in take_turns(candidates, rounds).items()}
+    return {name: summary(taken) for name, taken in take_turns(candidates, rounds, device).items()}
 
 
-def take_turns(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def take_turns(
+    candidates: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
+) -> dict[str, list[float]]:
     """Milliseconds of every candidate in each round, after one that does not count."""
     if rounds < 1:
         raise ValueError(f"rounds={rounds} must be at least 1")
@@ -31,10 +37,24 @@ def take_turns(candidates: Mapping[str, Callable[[], object]], rounds: int) -> d
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, run in candidates.items():
-            start = time.perf_counter()
-            run()
-            taken[name].append((time.perf_counter() - start) * 1e3)
+            taken[name].append(milliseconds(run, device))
     return taken
+
+
+def milliseconds(run: Callable[[], object], device: str = "cpu") -> float:
+    """How long a call takes; on a GPU between two events of its stream, after which it is waited for."""
+    if torch.device(device).type == "cuda":
+        with torch.cuda.device(torch.device(device)):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            return begin.elapsed_time(end)
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e3
 
 
 def summary(milliseconds: list[float]) -> Timing:

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     parser = Parser(
         prog="dape doctor",
         description="Say what is installed, which attention backends can run here and, for each that "
-        "cannot, why and what to do.",
+        "cannot, why and what to do; run each backend's kernels once against float64.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args(arguments)
@@ -50,6 +50,7 @@ def examine() -> dict[str, Any]:
         "versions": versions(),
         "machine": machine(),
         "backends": backends(),
+        "kernels": kernels(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "bfloat16": bfloat16(),
         "extras": extras(),
     }
@@ -96,6 +97,36 @@ def backends() -> list[dict[str, Any]]:
     for name, module in BACKENDS.items():
         reason = module.unsupported(_small_call(name, device))
         found.append({"name": name, "runs": reason is None, "reason": reason})
+    return found
+
+
+def kernels(device: torch.device) -> list[dict[str, Any]]:
+    """Every backend with kernels of its own run once, forward and backward, against the definition in float64.
+
+    Of each: the dtypes, the greatest error as a share of the greatest value, and whether that is rounding.
+    """
+    from dape.benchmarks import workload
+
+    half = (torch.float16, torch.bfloat16) if device.type == "cuda" else ()
+    calls = {
+        "kernel 3": workload.Sizes(70, 70, 1, 4, 32, 16, 3),
+        "wide heads, kernel 5": workload.Sizes(40, 40, 1, 3, 80, 32, 5),
+        "decoding": workload.Sizes(70, 1, 1, 4, 32, 16, 3),
+    }
+    found = []
+    for backend in backends():
+        if not backend["runs"] or backend["name"] == "reference":
+            continue
+        for dtype in (torch.float32, *half):
+            for name, sizes in calls.items():
+                number = str(dtype).removeprefix("torch.")
+                result: dict[str, Any] = {"backend": backend["name"], "dtype": number, "call": name}
+                try:
+                    result |= {"passes": True, "error": workload.check(backend["name"], sizes, dtype, device)}
+                # A kernel may fail in any way, and the others are still to be tried.
+                except Exception as error:
+                    result |= {"passes": False, "reason": f"{type(error).__name__}: {error}"}
+                found.append(result)
     return found
 
 
@@ -155,6 +186,10 @@ def text(findings: dict[str, Any]) -> str:
         f"  {backend['name']:<13}{'runs' if backend['runs'] else 'cannot run here: ' + backend['reason']}"
         for backend in findings["backends"]
     ]
+    lines.append("kernels against float64, forward and backward")
+    for kernel in findings["kernels"]:
+        verdict = f"pass, error {kernel['error']:.1e}" if kernel["passes"] else f"FAIL: {kernel['reason']}"
+        lines.append(f"  {kernel['backend']:<13}{kernel['dtype']}, {kernel['call']}: {verdict}")
     half = findings["bfloat16"]
     verdict = "works" if half["works"] else f"kills the process; {half['advice']}"
     lines += ["bfloat16 products on the CPU", f"  {verdict}", "extras"]

@@ -1,0 +1,222 @@
+"""`dape bench gpu-estimate`: what the compiler makes of the Triton kernels, and simulated clocks. No GPU is needed.
+
+Estimated, not measured: resources are the compiler's own numbers, clocks come from a simulation (gpu_simulator.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+
+from dape.benchmarks import report
+from dape.benchmarks.gpu_simulator import MACHINES, clocks_per_trip, disassemble, main_loop, resident_blocks
+from dape.benchmarks.report import Record
+from dape.commands.parsing import parse
+from dape.ops.score_attention import triton as backend
+from dape.ops.score_attention.triton.compile import SHARED_MEMORY, Launch, first_that_fits, inspect
+from dape.settings import setting, split_numbers
+
+SHAPES: dict[str, dict[str, int]] = {
+    "125m": {"num_heads": 12, "head_width": 64},
+    "350m": {"num_heads": 16, "head_width": 64},
+    "2.7b": {"num_heads": 32, "head_width": 80},
+    "6.7b": {"num_heads": 32, "head_width": 128},
+    "llama-3-8b": {"num_heads": 32, "num_groups": 8, "head_width": 128},
+}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+COLUMNS = (
+    ("shape", "shape", ""),
+    ("sm", "capability", "d"),
+    ("pass", "pass", ""),
+    ("kernel", "kernel", ""),
+    ("regs", "registers", "d"),
+    ("spills", "spills", "d"),
+    ("shared", "shared", "d"),
+    ("blocks", "blocks", "d"),
+    ("tensor", "tensor_instructions", ".2f"),
+    ("instructions", "instructions", ".2f"),
+    ("clocks", "clocks", ".2f"),
+    ("× plain", "ratio", ".1f"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compile the Triton kernels and print registers, spilled bytes, shared memory, blocks on a multiprocessor,
+    instructions of a warp and simulated clocks, each for a visible pair of query and key (all heads).
+
+    Estimated, not measured. A total is the sum of the kernels of a pass, beside plain attention by the same simulation
+    of the same kernels. What PyTorch does between them (copies for sums by distance, partial sums) is left out.
+    """
+
+    shapes: str = setting(
+        "125m,350m,2.7b,6.7b,llama-3-8b", help=f"Model shapes: {', '.join(SHAPES)}.", listed=str
+    )
+    capabilities: str = setting(
+        "80,90", help="GPU generations, compute capability times ten.", listed=int, low=75, high=120
+    )
+    dtype: str = setting("fp16", help="Of the inputs: fp16, bf16 or fp32.")
+    width: int = setting(32, help="Channels between the two convolutions.", low=1, high=128)
+    kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=15)
+    backward: bool = setting(True, help="Also the kernels of the backward pass.")
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Write one record a kernel.", writes="file"
+    )
+    markdown: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Put the tables between the markers <!-- gpu-estimate --> of a page.", writes="file"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    options: Options = parse(Options, arguments, prog="dape bench gpu-estimate")
+    records = run(options)
+    report.print_table("estimated, not measured; numbers per visible pair of query and key", COLUMNS, records)
+    if options.json is not None:
+        report.write_json(options.json, records)
+    if options.markdown is not None:
+        fill_page(options.markdown, records)
+    return 0
+
+
+def run(options: Options) -> list[Record]:
+    if options.dtype not in DTYPES:
+        raise ValueError(f'dtype="{options.dtype}": choose {", ".join(DTYPES)}')
+    records: list[Record] = []
+    for name in options.shapes.split(","):
+        if name not in SHAPES:
+            raise ValueError(f'unknown shape "{name}": choose from {", ".join(SHAPES)}')
+        shape: dict[str, Any] = {"dtype": DTYPES[options.dtype], **SHAPES[name]}
+        for capability in split_numbers("capabilities", options.capabilities):
+            records += estimate(name, shape, capability, options)
+    return records
+
+
+def estimate(name: str, shape: dict[str, Any], capability: int, options: Options) -> list[Record]:
+    """A record for every kernel of a shape, and one for each pass as a whole."""
+    convolved = shape | {"width": options.width, "kernel_size": options.kernel, "length": 2048}
+    plain = shape | {"width": None, "bias": "none", "length": 2048}
+    forward = kernels(backend.record_launches(**convolved, backward=False))
+    passes = {"forward": forward}
+    if options.backward:
+        both = kernels(backend.record_launches(**convolved))
+        # The backward pass begins with scores again, and everything behind is its own.
+        passes["backward"] = [
+            both[0],
+            *(launches for launches in both if launches[0].key() not in {x[0].key() for x in forward}),
+        ]
+    baseline = {"forward": kernels(backend.record_launches(**plain, backward=False))}
+    if options.backward:
+        baseline["backward"] = kernels(backend.record_launches(**plain))[1:]
+    records = []
+    for which, launches in passes.items():
+        found = [_record(variants, capability) for variants in launches]
+        plain_clocks = [_record(variants, capability)["clocks"] for variants in baseline[which]]
+        total, known = sum_or_none([x["clocks"] for x in found]), sum_or_none(plain_clocks)
+        found.append({
+            "kernel": "all", "clocks": total, "plain_clocks": known, "spills": sum(x["spills"] for x in found),
+            "shared": max(x["shared"] for x in found), "ratio": total / known if total and known else None,
+            "tensor_instructions": sum(x["tensor_instructions"] for x in found),
+            "instructions": sum(x["instructions"] for x in found),
+        })  # fmt: skip
+        records += [{"shape": name, "capability": capability, "pass": which, **x} for x in found]
+    return records
+
+
+def sum_or_none(numbers: list[float | None]) -> float | None:
+    known = [x for x in numbers if x is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def kernels(launches: list[list[Launch]]) -> list[list[Launch]]:
+    """The first launch of every kernel and its constants, with its variants."""
+    found: dict[tuple, list[Launch]] = {}
+    for variants in launches:
+        found.setdefault(variants[0].key(), variants)
+    return list(found.values())
+
+
+def _record(variants: list[Launch], capability: int) -> Record:
+    launch = first_that_fits(variants, capability, SHARED_MEMORY[capability]) or variants[-1]
+    compiled = inspect(launch, capability)
+    loop = main_loop(*disassemble(compiled.cubin))
+    warps = launch.options["num_warps"]
+    blocks = resident_blocks(compiled.registers, compiled.shared, warps, capability)
+    # Trips of a block's loop for a pair of query and key, all heads.
+    trips = trips_per_pair(launch)
+    clocks = None
+    if capability in MACHINES:
+        clocks = clocks_per_trip(loop, warps, blocks, capability) / blocks * trips
+    finish = launch.arguments.get("FINISH", "none")
+    return {
+        "kernel": launch.kernel.__name__.removesuffix("_kernel")
+        + ("" if finish == "none" else f" ({finish})"),
+        "registers": compiled.registers,
+        "spills": compiled.spills,
+        "shared": compiled.shared,
+        "blocks": blocks,
+        "tensor_instructions": sum(x.is_tensor for x in loop) * warps * trips,
+        "instructions": len(loop) * warps * trips,
+        "clocks": clocks,
+        "programs": math.prod(launch.grid),
+    }
+
+
+def trips_per_pair(launch: Launch) -> float:
+    """How many trips of the main loop one pair of query and key costs, over all heads and parts of channels."""
+    given, name = launch.arguments, launch.kernel.__name__
+    if "BLOCK_K" in given:
+        return given["H"] / (given["BLOCK_R"] * given["BLOCK_K"])
+    if name == "diagonals_kernel":
+        return 1 / given["BLOCK_D"]
+    if name == "taps_kernel":
+        return launch.grid[1] * launch.grid[2] / given["BLOCK_R"]
+    if name == "stage_kernel":
+        return given["OUT_PARTS"] / given["BLOCK_R"]
+    halo = (given["segment"] + given["K1"] + given["K2"] - 2) / given["segment"]
+    return halo / given["BLOCK_R"]
+
+
+MARKER = "<!-- gpu-estimate -->"
+
+
+def fill_page(page: Path, records: list[Record]) -> None:
+    """Write the tables between the page's two markers."""
+    before, _, after = page.read_text().split(MARKER)
+    page.write_text(f"{before}{MARKER}\n{tables(records)}\n{MARKER}{after}")
+
+
+def tables(records: list[Record]) -> str:
+    """Totals by shape, then the kernels of the first shape, as Markdown."""
+    totals = [x for x in records if x["kernel"] == "all"]
+    lines = [
+        "| shape | GPU | pass | clocks | plain | × plain | spilled bytes | most shared memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for x in totals:
+        lines.append(
+            f"| {x['shape']} | sm_{x['capability']} | {x['pass']} | {_number(x['clocks'])} | "
+            f"{_number(x['plain_clocks'])} | {_number(x['ratio'])} | {x['spills']} | {x['shared']:,} |"
+        )
+    first = records[0]
+    lines += ["", f"The kernels of {first['shape']} on sm_{first['capability']}:", ""]
+    lines += [
+        "| pass | kernel | registers | spilled | shared | blocks | tensor | instructions | clocks |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for x in records:
+        if (x["shape"], x["capability"]) == (first["shape"], first["capability"]) and x["kernel"] != "all":
+            lines.append(
+                f"| {x['pass']} | {x['kernel']} | {x['registers']} | {x['spills']} | {x['shared']:,} | {x['blocks']} | "
+                f"{x['tensor_instructions']:.2f} | {x['instructions']:.2f} | {_number(x['clocks'])} |"
+            )
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"

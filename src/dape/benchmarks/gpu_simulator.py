@@ -1,0 +1,298 @@
+"""A simulation of one GPU multiprocessor that runs the main loop of a compiled kernel: clocks per trip.
+
+The assembler writes into every instruction how long to stall after it and which scoreboards to wait for. The simulation
+plays these for all warps of the resident blocks, with throughputs and latencies from public micro-benchmarks. It knows
+no bank conflicts, no asynchronous tensor products (WGMMA), one multiprocessor, and a constant bandwidth of the L2 cache.
+So ratios between two kernels mean something, to 10 or 15 %; times do not.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dape.ops.score_attention.triton.compile import tools
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One machine instruction: its operation, and what the assembler says of waiting."""
+
+    text: str
+    operation: str
+    stall: int
+    sets_written: int
+    sets_read: int
+    waits: int
+
+    @property
+    def name(self) -> str:
+        """The operation without its modifiers."""
+        return self.operation.split(".")[0]
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.name in ("HMMA", "HGMMA", "QGMMA", "IMMA", "UTCHMMA")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Clocks between issues of a kind on one of the four schedulers, and latencies."""
+
+    multiply: int = 2
+    integer: int = 2
+    special: int = 8
+    tensor: float = 8
+    uniform: int = 2
+    memory: int = 2
+    shared_latency: int = 23
+    matrix_latency: int = 29
+    shuffle_latency: int = 24
+    global_latency: int = 35
+    special_latency: int = 20
+    barrier_latency: int = 16
+    async_latency: int = 280
+    # Bytes of the L2 cache that one multiprocessor gets in a clock.
+    bandwidth: float = 45.0
+
+
+MACHINES = {
+    80: Machine(),
+    90: Machine(multiply=1, tensor=6.4, async_latency=300, bandwidth=32.0),
+}
+
+# What a multiprocessor has: registers, bytes of shared memory, warps.
+REGISTERS = 65_536
+SHARED = {75: 65_536, 80: 167_936, 86: 102_400, 89: 102_400, 90: 233_472, 100: 233_472}
+WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64}
+
+MULTIPLY = frozenset(
+    ["FFMA", "FMUL", "FADD", "IMAD", "FFMA2", "FMUL2", "FADD2", "HFMA2", "HADD2", "HMUL2", "HSETP2", "HMNMX2"]
+)
+INTEGER = frozenset(
+    [
+        "LOP3",
+        "IADD3",
+        "SEL",
+        "FSEL",
+        "FMNMX",
+        "FSETP",
+        "ISETP",
+        "PRMT",
+        "SHF",
+        "LEA",
+        "F2FP",
+        "PLOP3",
+        "MOV",
+        "VIADD",
+        "IMNMX",
+        "VIMNMX",
+        "FSET",
+        "SGXT",
+        "IABS",
+        "P2R",
+        "R2P",
+        "CS2R",
+        "BMSK",
+        "LOP",
+        "IADD",
+        "VIADDMNMX",
+        "FMNMX3",
+        "FCHK",
+        "POPC",
+        "FLO",
+    ]
+)
+MEMORY = frozenset(
+    ["LDS", "LDSM", "STS", "STSM", "SHFL", "LDG", "STG", "LDGSTS", "LDL", "STL", "MOVM", "LD", "ST"]
+)
+
+
+def disassemble(cubin: bytes) -> tuple[list[Instruction], dict[str, int]]:
+    """The instructions of a kernel, and the place of every label."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tools() / "nvdisasm"), "-c", "-hex", file.name]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    text = ""
+    for line in map(str.strip, lines):
+        if label := re.match(r"(\.L[\w$]*):", line):
+            labels[label[1]] = len(instructions)
+        elif first := re.match(r"/\*[0-9a-f]{4,}\*/\s+(.*?);?\s*/\* 0x[0-9a-f]{16} \*/", line):
+            text = first[1].strip().rstrip(";").strip()
+        elif text and (second := re.match(r"/\* (0x[0-9a-f]{16}) \*/", line)):
+            control = int(second[1], 16)
+            operation = re.sub(r"^\{?\s*(@!?U?P\w+\s+)?", "", text).split()[0]
+            instructions.append(
+                Instruction(
+                    text,
+                    operation,
+                    stall=control >> 41 & 15,
+                    sets_written=control >> 46 & 7,
+                    sets_read=control >> 49 & 7,
+                    waits=control >> 52 & 63,
+                )
+            )
+            text = ""
+    return instructions, labels
+
+
+def main_loop(instructions: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
+    """The loop with the most tensor instructions, the shortest of several (the one without masks), or the longest."""
+    loops = []
+    for place, instruction in enumerate(instructions):
+        target = re.search(r"`\((\.L\w+)\)", instruction.text) if instruction.name == "BRA" else None
+        if target and labels.get(target[1], len(instructions)) <= place:
+            loops.append(instructions[labels[target[1]] : place + 1])
+    if not loops:
+        return instructions
+    most = max(sum(x.is_tensor for x in loop) for loop in loops)
+    if most == 0:
+        return max(loops, key=len)
+    return min((loop for loop in loops if sum(x.is_tensor for x in loop) == most), key=len)
+
+
+def resident_blocks(registers: int, shared: int, warps: int, capability: int) -> int:
+    """How many blocks of a kernel run on a multiprocessor at a time."""
+    by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
+    by_shared = SHARED[capability] // (shared + 1024)
+    return max(1, min(by_registers, by_shared, WARPS[capability] // warps, 16))
+
+
+@dataclass
+class _Warp:
+    """Where a warp is, and what it waits for."""
+
+    block: int
+    place: int = 0
+    trips: int = 0
+    ready: float = 0.0
+    at_barrier: bool = False
+    copies: float = 0.0
+    groups: list[float] = field(default_factory=list)
+    boards: list[list[float]] = field(default_factory=lambda: [[] for _ in range(6)])
+    ends: list[float] = field(default_factory=list)
+
+
+def clocks_per_trip(
+    loop: list[Instruction], warps: int, blocks: int, capability: int, trips: int = 5
+) -> float:
+    """Clocks between two trips of a loop, all warps of all blocks running it."""
+    machine = MACHINES[capability]
+    team = [_Warp(block=number // warps) for number in range(warps * blocks)]
+    pipes: list[Counter[str]] = [Counter() for _ in range(4)]
+    waiting: dict[int, list[_Warp]] = {}
+    unit = memory = 0.0
+    clock = running = 0
+    running = len(team)
+    while running and clock < 10**7:
+        issued, soonest = False, float("inf")
+        for scheduler in range(4):
+            chosen: tuple[int, _Warp, str | None, float] | None = None
+            for warp in team[scheduler::4]:
+                if warp.trips >= trips or warp.at_barrier:
+                    continue
+                instruction = loop[warp.place]
+                pipe, cost = _pipe(instruction, machine)
+                ready = max([warp.ready, *_awaited(instruction, warp)])
+                if pipe:
+                    ready = max(ready, pipes[scheduler][pipe])
+                if pipe == "memory" and unit - clock > 32:
+                    # The queue of the load and store unit is full.
+                    ready = max(ready, unit - 32)
+                if ready > clock:
+                    soonest = min(soonest, ready)
+                    continue
+                age = warp.trips * len(loop) + warp.place
+                if chosen is None or age < chosen[0]:
+                    chosen = (age, warp, pipe, cost)
+            if chosen is None:
+                continue
+            _, warp, pipe, cost = chosen
+            instruction, issued = loop[warp.place], True
+            if pipe:
+                pipes[scheduler][pipe] = clock + cost  # type: ignore[assignment]  # some costs are fractions
+            warp.ready = clock + max(1, instruction.stall)
+            written, read = clock + 14.0, clock + 8.0
+            if pipe == "memory":
+                waves = _waves(instruction)
+                start = max(unit, clock + 4)
+                unit = start + waves
+                written, read = start + waves + _latency(instruction, machine), start + waves
+                if instruction.name == "LDGSTS":
+                    memory = max(memory, start) + waves * 128 / machine.bandwidth
+                    warp.copies = max(warp.copies, memory + machine.async_latency)
+            elif pipe == "special" or instruction.name in ("S2R", "S2UR", "R2UR"):
+                written = clock + machine.special_latency
+            if instruction.name == "LDGDEPBAR":
+                warp.groups = [end for end in warp.groups if end > clock] + [warp.copies]
+            for board in range(6):
+                warp.boards[board] = [end for end in warp.boards[board] if end > clock]
+            if instruction.sets_written < 6:
+                warp.boards[instruction.sets_written].append(written)
+            if instruction.sets_read < 6:
+                warp.boards[instruction.sets_read].append(read)
+            if instruction.name == "BAR" and "SYNC" in instruction.operation:
+                warp.at_barrier = True
+                waiting.setdefault(warp.block, []).append(warp)
+                if len(waiting[warp.block]) == warps:
+                    for other in waiting.pop(warp.block):
+                        other.at_barrier = False
+                        other.ready = max(other.ready, clock + machine.barrier_latency)
+            warp.place += 1
+            if warp.place == len(loop):
+                warp.place, warp.trips = 0, warp.trips + 1
+                warp.ends.append(clock)
+                running -= warp.trips >= trips
+        clock = clock + 1 if issued or soonest == float("inf") else max(clock + 1, int(-(-soonest // 1)))
+    # The first trips fill the pipes.
+    return sum(warp.ends[-1] - warp.ends[1] for warp in team) / len(team) / (trips - 2)
+
+
+def _pipe(instruction: Instruction, machine: Machine) -> tuple[str | None, float]:
+    name = instruction.name
+    if name in MULTIPLY:
+        return "multiply", machine.multiply
+    if name in INTEGER:
+        return "integer", machine.integer
+    if name in ("MUFU", "F2F", "I2F", "F2I"):
+        return "special", machine.special
+    if instruction.is_tensor:
+        half = "1688" in instruction.operation and "TF32" not in instruction.operation
+        return "tensor", machine.tensor * (0.5 if half else 1.0)
+    if name in MEMORY:
+        return "memory", machine.memory
+    return ("uniform", machine.uniform) if name.startswith("U") else (None, 0)
+
+
+def _awaited(instruction: Instruction, warp: _Warp) -> list[float]:
+    """When everything that an instruction waits for is there."""
+    ends = [end for board in range(6) if instruction.waits >> board & 1 for end in warp.boards[board]]
+    if instruction.name == "DEPBAR":
+        allowed = re.search(r"SB0,\s*(0x[0-9a-f]+)", instruction.text)
+        pending = int(allowed[1], 16) if allowed else 0
+        ends += sorted(warp.groups)[: max(0, len(warp.groups) - pending)]
+    return ends
+
+
+def _waves(instruction: Instruction) -> int:
+    """Trips through the load and store unit that an instruction of a warp takes."""
+    if instruction.name in ("LDSM", "STSM"):
+        return int(instruction.operation[-1]) if instruction.operation[-1] in "24" else 1
+    return 4 if ".128" in instruction.operation else 2 if ".64" in instruction.operation else 1
+
+
+def _latency(instruction: Instruction, machine: Machine) -> int:
+    return {
+        "LDS": machine.shared_latency - 5,
+        "LDSM": machine.matrix_latency - 5,
+        "SHFL": machine.shuffle_latency - 5,
+        "LDG": machine.global_latency,
+        "LDL": machine.global_latency,
+    }.get(instruction.name, 0)
