@@ -65,3 +65,11 @@ def test_the_harness_scores_it(run, tmp_path, monkeypatch):
     out = tmp_path / "results.json"
     assert cli.main(["lm-eval", str(run), "--tasks", str(task), "--out", str(out), "--batch-size", "2"]) == 0
     assert json.loads(out.read_text())["results"]["texts"]["byte_perplexity,none"] > 1
+
+
+def test_a_card_says_what_was_trained(run):
+    for folder in (run, run / "model"):
+        card = (folder / "README.md").read_text()
+        assert card.startswith("---\nlibrary_name: transformers\n")
+        assert "| training length | 16 tokens |" in card
+        assert "| method | `dape1x3-kerple` |" in card

@@ -26,6 +26,7 @@ from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
 from dape.settings import changed
+from dape.training.card import model_card
 from dape.training.checkpoint import Checkpoints
 from dape.training.config import TrainConfig
 from dape.training.configfile import checked
@@ -209,6 +210,10 @@ def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Para
     name_special_tokens(plain, AutoTokenizer.from_pretrained(temporary))
     with no_bars():
         plain.save_pretrained(temporary)
+    run = load_run(folder)
+    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
+    card = model_card(run.config, sizes, plain.num_parameters(), run.metrics())
+    write_atomically(temporary / "README.md", card)
     write_checksums(temporary)
     make_loadable(folder, temporary)
     os.rename(temporary, folder / "model")
