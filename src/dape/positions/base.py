@@ -48,6 +48,17 @@ class Places:
         """B where any position differs between batch entries, else 1."""
         return max(self.queries.shape[0], self.keys.shape[0])
 
+    def check(self, q: Tensor, k: Tensor) -> None:
+        """Raise, in a sentence, if these are not the places of q [B, H, Tq, D] and k [B, G, Tk, D]."""
+        for name, found, x in (("queries", self.queries, q), ("keys", self.keys, k)):
+            if found.dim() != 2 or found.shape[0] not in (1, x.shape[0]) or found.shape[1] != x.shape[2]:
+                raise ValueError(
+                    f"places.{name} has shape {tuple(found.shape)}, but {name[0]} has {x.shape[2]} tokens: expected "
+                    f"[1 or {x.shape[0]}, {x.shape[2]}]"
+                )
+            if found.is_floating_point() or found.dtype == torch.bool:
+                raise TypeError(f"places.{name} holds positions (integers), got {found.dtype}")
+
     def last(self, count: int) -> Places:
         """The last `count` queries before the same keys."""
         bounds = (self.visible.first, self.visible.last)
@@ -184,6 +195,7 @@ class DistanceEncoding(PositionEncoding):
     def bias(
         self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
     ) -> Bias:
+        places.check(q, k)
         dtype = torch.promote_types(q.dtype, torch.float32)
         if places.consecutive:
             lowest = 0 if places.causal else 1 - places.num_queries

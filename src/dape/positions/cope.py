@@ -34,6 +34,7 @@ class CoPE(PositionEncoding):
     def bias(
         self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
     ) -> Bias:
+        places.check(q, k)
         (embeddings,) = self(q.device)
         embeddings = embeddings * scale if self.scaled else embeddings
 

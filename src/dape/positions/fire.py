@@ -56,6 +56,7 @@ class FIRE(PositionEncoding):
     def bias(
         self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
     ) -> Bias:
+        places.check(q, k)
         rate, factor = self(q.device)
         rate, threshold = rate.abs(), (factor * self.threshold).abs()
         network = self.network(q.device)

@@ -41,6 +41,7 @@ class TokenSteps(PositionEncoding):
     def bias(
         self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
     ) -> Bias:
+        places.check(q, k)
         if state is None:
             raise ValueError(f"{type(self).__name__} needs the hidden states: pass state=token_state(x)")
         total = at_least_float32(state).cumsum(-1)

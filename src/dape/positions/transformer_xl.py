@@ -33,6 +33,7 @@ class TransformerXL(PositionEncoding):
     def bias(
         self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
     ) -> Bias:
+        places.check(q, k)
         num_heads, head_width = self.key_bias.shape
         repeats = num_heads // k.shape[1]
         key_bias, distance_bias = self(q.device)

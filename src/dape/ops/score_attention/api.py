@@ -328,9 +328,21 @@ def _check_bias(bias: Bias, q: Tensor, num_keys: int, *, causal: bool) -> None:
         )
 
 
+def _holds_a_mask(bias: Bias) -> bool:
+    """Whether a constant dense bias hides keys; looked at where reading numbers is free."""
+    if torch.compiler.is_compiling() or type(bias) is not Tensor or bias.device.type != "cpu":
+        return False
+    return not bias.requires_grad and bool(torch.isneginf(bias).any())
+
+
 def _check_program(problem: Problem) -> None:
     program, q, num_keys = problem.program, problem.q, problem.k.shape[2]
     program.check(q.shape[1], has_bias=problem.bias is not None)
+    if program.reads_bias(q.shape[1]) and _holds_a_mask(problem.bias):
+        raise ValueError(
+            "bias holds −inf, as masks do, but the score program reads the bias and would turn that into nan: pass who "
+            "sees whom by visible=dape.Visible.from_mask(mask)"
+        )
     allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}
     for name, tensor in program.tensors():
         _check_companion(name, tensor, q, allowed)

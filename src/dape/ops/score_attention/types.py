@@ -43,6 +43,51 @@ class Visible:
             raise ValueError("the padding mask has holes: each row must be one run of ones")
         return Visible(first, last)
 
+    @staticmethod
+    def from_mask(mask: Tensor) -> Visible:
+        """The interval of True in each row of a boolean mask [B, Tq, Tk] or [B, 1, Tq, Tk]."""
+        if mask.dtype != torch.bool:
+            raise TypeError(f"a mask says who sees whom in booleans, got {mask.dtype}")
+        if mask.dim() == 4 and mask.shape[1] == 1:
+            mask = mask[:, 0]
+        if mask.dim() != 3:
+            raise ValueError(
+                f"the mask has shape {tuple(mask.shape)}, expected [batch, queries, keys]: one for all heads"
+            )
+        key = torch.arange(mask.shape[-1], device=mask.device)
+        first, last = key.masked_fill(~mask, len(key)).amin(-1), key.masked_fill(~mask, -1).amax(-1)
+        if bool((mask.sum(-1) != (last - first + 1).clamp(min=0)).any()):
+            raise ValueError(
+                "the mask shows a query keys with a gap between them: a row must be one run of True"
+            )
+        return Visible(first, last)
+
+    @staticmethod
+    def window(
+        size: int, num_queries: int, num_keys: int | None = None, *, device: torch.device | str | None = None
+    ) -> Visible:
+        """Sliding window: each query sees `size` keys, its own and those right before it; keys as many as queries."""
+        if size < 1:
+            raise ValueError(f"size={size}: a window shows a query at least its own key")
+        num_keys = num_queries if num_keys is None else num_keys
+        own = torch.arange(num_queries, device=device)[None] + (num_keys - num_queries)
+        return Visible((own - size + 1).clamp(min=0), own)
+
+    @staticmethod
+    def packed(cu_seqlens: Tensor) -> Visible:
+        """Documents end to end in one row, none seeing another; cu_seqlens: [0, n₁, n₁ + n₂, …, T], as FlashAttention."""
+        if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
+            raise ValueError(
+                f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected whole numbers "
+                f"[documents + 1]"
+            )
+        ends = cu_seqlens.long()
+        lengths = ends.diff()
+        if int(ends[0]) != 0 or bool((lengths < 0).any()):
+            raise ValueError(f"cu_seqlens={cu_seqlens.tolist()} must begin with 0 and never fall")
+        first, last = (x.repeat_interleave(lengths)[None] for x in (ends[:-1], ends[1:] - 1))
+        return Visible(first, last)
+
     def bounds(
         self, num_queries: int, num_keys: int, *, causal: bool, device: torch.device
     ) -> tuple[Tensor, Tensor]:

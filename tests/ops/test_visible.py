@@ -1,0 +1,77 @@
+"""Ways to say who sees whom, each against the mask that it stands for; and mistakes about masks and places."""
+
+import pytest
+import torch
+
+import dape
+from dape.positions import POSITIONS, Places, build_position
+
+
+def test_a_mask_of_runs_is_an_interval():
+    mask = torch.ones(2, 1, 7, 7, dtype=torch.bool).tril().triu(-2)
+    mask[1, :, 3] = False
+    for given in (mask, mask[:, 0]):
+        visible = dape.Visible.from_mask(given)
+        assert torch.equal(visible.mask(7, 7, causal=False, device="cpu"), mask)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.zeros(1, 3, 3), "in booleans, got torch.float32"),
+        (torch.ones(3, 3, dtype=torch.bool), "expected .batch, queries, keys."),
+        (torch.ones(1, 2, 3, 3, dtype=torch.bool), "one for all heads"),
+        (torch.tensor([[[True, False, True]]]), "gap between them"),
+    ],
+)
+def test_masks_that_are_none(mask, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        dape.Visible.from_mask(mask)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (2, 6)])
+def test_a_window_shows_the_keys_right_before(queries, keys):
+    shown = dape.Visible.window(3, queries, keys).mask(queries, keys, causal=True, device="cpu")[0, 0]
+    everything = torch.ones(keys, keys, dtype=torch.bool).tril().triu(-2)
+    assert torch.equal(shown, everything[-queries:])
+    with pytest.raises(ValueError, match="size=0"):
+        dape.Visible.window(0, 3)
+
+
+def test_packed_documents_are_those_of_the_documents_alone():
+    torch.manual_seed(0)
+    conv = dape.ScoreConv(2, 8, bias_channels=False)
+    q, k, v = (torch.randn(1, 2, 9, 4) for _ in range(3))
+    together = dape.attention(q, k, v, conv, visible=dape.Visible.packed(torch.tensor([0, 4, 4, 9])))
+    for start, stop in ((0, 4), (4, 9)):
+        alone = dape.attention(*(x[:, :, start:stop] for x in (q, k, v)), conv)
+        torch.testing.assert_close(together[:, :, start:stop], alone)
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.tensor([1, 4]), torch.tensor([0, 4, 2]), torch.tensor([0.0, 2.0]), torch.tensor([0])]
+)
+def test_lengths_that_are_none(bad):
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        dape.Visible.packed(bad)
+
+
+def test_a_float_mask_is_no_bias_for_a_program_that_reads_it():
+    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    mask = torch.zeros(1, 2, 5, 5).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
+    with pytest.raises(ValueError, match="bias holds −inf, as masks do"):
+        dape.attention(q, k, v, dape.ScoreConv(2, 8), bias=mask)
+    assert dape.attention(q, k, v, bias=mask).isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name, encoding in POSITIONS.items() if encoding.additive])
+def test_places_are_those_of_queries_and_keys(name):
+    encoding = build_position(name, num_heads=2, head_width=4, hidden_size=8)
+    q, k, state = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5)
+    with pytest.raises(ValueError, match=r"places.queries has shape .1, 6., but q has 5 tokens"):
+        encoding.bias(q, k, Places.of(6), scale=0.5, state=state)
+    right = torch.arange(5)[None]
+    with pytest.raises(ValueError, match=r"places.keys has shape .1, 4., but k has 5 tokens"):
+        encoding.bias(q, k, Places(right, right[:, :4]), scale=0.5, state=state)
+    with pytest.raises(TypeError, match="integers"):
+        encoding.bias(q, k, Places(right.float(), right), scale=0.5, state=state)
