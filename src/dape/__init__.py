@@ -24,8 +24,12 @@ from dape.positions import POSITIONS, Places, PositionEncoding, randomized_posit
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
+    from dape import evaluate as evaluate
     from dape import models as models
     from dape.inspection import inspect as inspect
+    from dape.lab.api import train as train
+    from dape.lab.compare import compare as compare
+    from dape.lab.compare import load_comparison as load_comparison
     from dape.retrofitting import load_adapter, load_retrofitted, remove_retrofit, retrofit, save_adapter
 
 __version__ = "0.1.0"
@@ -62,6 +66,9 @@ __all__ = [
 
 # What needs more than torch is imported when it is first named: name → module.
 LATER = {
+    "compare": "dape.lab.compare",
+    "load_comparison": "dape.lab.compare",
+    "train": "dape.lab.api",
     "inspect": "dape.inspection",
     "load_adapter": "dape.retrofitting",
     "load_retrofitted": "dape.retrofitting",
@@ -74,8 +81,8 @@ LATER = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "models":
-        return importlib.import_module("dape.models")
+    if name in ("evaluate", "models"):
+        return importlib.import_module(f"dape.{name}")
     if name in LATER:
         return getattr(importlib.import_module(LATER[name]), name)
     raise AttributeError(f"module 'dape' has no attribute '{name}'")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dape.errors import expected, sentence
+from dape.plugins import load_plugins, take_imports
 from dape.settings import SettingError
 
 
@@ -34,6 +35,8 @@ COMMANDS = {
     "compare": Command(
         "dape.commands.compare:main", "lab", "train methods alike, evaluate by length, report"
     ),
+    "sweep": Command("dape.commands.sweep:main", "lab", "a comparison over a grid of any options"),
+    "merge": Command("dape.commands.merge:main", "lab", "several comparisons in one report"),
     "demo": Command(
         "dape.commands.demo:main", "lab", "see the idea work in seconds, then a comparison in minutes"
     ),
@@ -43,6 +46,7 @@ COMMANDS = {
     "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
     "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
     "reproduce": Command("dape.commands.reproduce:main", "lab", "run a paper's tables, and judge its claims"),
+    "check": Command("dape.commands.check:main", "lab", "test an encoding or processor of your own"),
     "migrate": Command("dape.commands.migrate:main", "lab", "bring results of earlier versions up to date"),
     "lm-eval": Command(
         "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
@@ -95,6 +99,14 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         print(f'dape: unknown command "{name}"; {hint}`dape --help` lists them', file=sys.stderr)
+        return 2
+    try:
+        rest = take_imports(rest)
+        load_plugins()
+    except Exception as error:
+        if debug:
+            raise
+        print(f"dape {name}: {sentence(error)}", file=sys.stderr)
         return 2
     command = COMMANDS[name]
     module, function = command.target.split(":")
@@ -162,6 +174,7 @@ def usage() -> str:
             *head,
             *lines,
             "",
-            "dape COMMAND --help explains a command; --debug shows where an error comes from.",
+            "dape COMMAND --help explains a command; --debug shows where an error comes from;",
+            "--import FILE.py loads encodings and processors of your own.",
         ]
     )

@@ -1,5 +1,9 @@
 """Evaluation by length, by position, by recall and by sliding windows, with standard errors over documents."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from dape.evaluate.by_length import WindowLosses, evaluate_by_length, losses_by_length
 from dape.evaluate.by_position import PositionLoss, loss_by_position
 from dape.evaluate.recall import RecallBins, RecallSlices, recall_lengths, recall_slices
@@ -22,3 +26,15 @@ __all__ = [
     "recall_slices",
     "sliding_window",
 ]
+
+
+class _Callable(ModuleType):
+    """So that `dape.evaluate(run)` evaluates, while `dape.evaluate` stays the package."""
+
+    def __call__(self, *models: Any, **options: Any) -> Any:
+        from dape.lab.api import evaluate
+
+        return evaluate(*models, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

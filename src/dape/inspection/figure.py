@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 
 from dape.inspection.maps import MAPS, Inspection
 
@@ -15,15 +15,20 @@ TITLES = {"scores": "S", "bias": "B", "processed": "f(S, B)", "weights": "weight
 
 def draw(inspection: Inspection, layer: int, path: Path, *, max_heads: int = 6) -> Path:
     """Write the picture of one layer; the ending of `path` says the format (png, svg, pdf)."""
+    figure = figure_of(inspection, layer, max_heads=max_heads)
+    temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
+    figure.savefig(temporary, dpi=110)
+    temporary.replace(path)
+    return path
+
+
+def figure_of(inspection: Inspection, layer: int, *, max_heads: int = 6) -> Figure:
+    """The picture of one layer."""
     found = next(maps for maps in inspection.layers if maps.layer == layer)
     heads, names = found.heads[:max_heads], [name for name in MAPS if name in found.maps]
-    figure, axes = plt.subplots(
-        len(heads),
-        len(names),
-        figsize=(2.6 * len(names) + 0.4, 2.5 * len(heads) + 0.5),
-        squeeze=False,
-        layout="constrained",
-    )
+    size = (2.6 * len(names) + 0.4, 2.5 * len(heads) + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(heads), len(names), squeeze=False)
     length = int(inspection.edges[-1])
     for row, head in enumerate(heads):
         for column, name in enumerate(names):
@@ -44,11 +49,7 @@ def draw(inspection: Inspection, layer: int, path: Path, *, max_heads: int = 6) 
                 axis.set_ylabel(f"head {head}", fontsize=9)
             figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=6)
     figure.suptitle(f"{inspection.method}, layer {layer}, {length} tokens", fontsize=11)
-    temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
-    figure.savefig(temporary, dpi=110)
-    plt.close(figure)
-    temporary.replace(path)
-    return path
+    return figure
 
 
 def shade(name: str, values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -76,6 +76,12 @@ class Inspection:
                 return found.maps[name][found.heads.index(head)]
         have = ", ".join(f"{found.layer}: heads {list(found.heads)}" for found in self.layers)
         raise ValueError(f"layer {layer}, head {head} was not inspected; there are {have}")
+
+    def plot(self, layer: int | None = None, *, max_heads: int = 6) -> Any:
+        """The paper's picture of one layer, by default the first: a row a head, a column a map (needs `dape[lab]`)."""
+        from dape.inspection.figure import figure_of
+
+        return figure_of(self, self.layers[0].layer if layer is None else layer, max_heads=max_heads)
 
 
 @torch.no_grad()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -144,7 +145,9 @@ class CompareConfig(TrainConfig, Asked):
         """The text, by what decides which of it is trained on."""
         given = {"corpus": self.corpus, "validation": self.validation, "field": self.field}
         given |= {"data": self.data} if self.data else {}
-        return Corpus(Path(self.corpus).name or self.corpus, given=tuple(given.items()))
+        words = [part for part in Path(self.corpus).parts if not set(part) & set("*?[")]
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", words[-1] if words else "text").strip("-.") or "text"
+        return Corpus(name, given=tuple(given.items()))
 
     def experiment(self, blocks: Sequence[dict[str, Any]] | None = None) -> Experiment:
         """The grid; blocks: those of a sweep, by default one of all methods."""
@@ -327,23 +330,58 @@ def run_comparison(
     progress: bool = False,
     blocks: Sequence[dict[str, Any]] | None = None,
     command: str | None = None,
+    in_process: bool = False,
 ) -> Comparison:
-    """Run the comparison, or what is left of it, and write its files; blocks: those of a sweep."""
+    """Run the comparison, or what is left of it, and write its files.
+
+    blocks: those of a sweep. in_process: one run after the other in this process, without starting workers.
+    """
     find_corpus(config.corpus, field=config.field)
     if config.launcher == "local":
         check_memory(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    experiment, place = config.experiment(blocks), config.place()
+    experiment, place = config.experiment(blocks), replace(config.place(), in_process=in_process)
     check_documents(config, place, progress=progress)
-    about = {"settings": config.shown(), "command": command or config.command(), "title": ""}
+    shown = {**config.shown(), "baseline": blocks_baseline(config, blocks)}
+    if blocks:
+        shown["methods"] = [
+            _label(method, block["variant"]) for block in blocks for method in block["methods"]
+        ]
+    about = {"settings": shown, "command": command or config.command(), "title": ""}
     launcher: Launcher | None = None
     if config.launcher != "local":
         launcher = make_launcher(config.launcher, config.folder)
     (results,) = execute([experiment], place, announce, launcher=launcher, about=about)
-    derive(results, config.baseline_method)
+    results.content |= shown_of_runs(experiment, place)
+    derive(results, blocks_baseline(config, blocks))
     found = Comparison(results, config.folder)
     found.save(config.folder)
     return found
+
+
+def blocks_baseline(config: CompareConfig, blocks: Sequence[dict[str, Any]] | None) -> str:
+    """What others are compared with: the baseline, in a sweep its first variant."""
+    method = config.baseline_method
+    return f"{method} ({blocks[0]['variant']})" if blocks and blocks[0].get("variant") else method
+
+
+def shown_of_runs(experiment: Experiment, place: Place) -> dict[str, Any]:
+    """Loss curves of the first seed's trainings at equal steps, and what they write."""
+    from dape.lab.execute import make_plan
+    from dape.lab.kinds.language import scores_of
+
+    training: list[dict[str, Any]] = []
+    samples: dict[str, dict[str, str]] = {}
+    cells = make_plan(experiment, place).items
+    for cell in (cell for cell in cells if cell.seed == cells[0].seed):
+        content = scores_of(cell, place)
+        if content is None:
+            continue
+        label = _label(cell.method, cell.variant)
+        training.append({"label": label, "curve": content["training"].get("curve", [])})
+        if sample := content.get("sample"):
+            samples.setdefault(sample["prompt"], {})[label] = sample["text"]
+    return {"training": training, "samples": samples}
 
 
 def check_documents(config: CompareConfig, place: Place, *, progress: bool) -> None:
@@ -383,22 +421,25 @@ def compare(
     preset:  the size of the model and its recipe. show: print a line for every run.
     options: any other of `dape compare`: steps, train_length, jobs, out, equal_time, windows …
 
-    What the folder `out` (runs/compare) holds already is not done again.
+    With jobs=1 the runs are trained in this process. What the folder `out` (runs/compare) holds already is not done
+    again.
     """
     changes: dict[str, Any] = {"corpus": str(corpus), "seeds": _listed(seeds), **options}
     changes |= {} if methods is None else {"methods": _listed(methods)}
     changes |= {} if lengths is None else {"lengths": _listed(lengths)}
     changes |= {"out": str(options["out"])} if "out" in options else {}
     config = by_recipe(preset, **changes)
+    # Here torch is loaded already, which is most of what a worker process costs.
+    here = config.jobs == 1 and config.launcher == "local"
     if not show:
-        return run_comparison(config)
+        return run_comparison(config, in_process=here)
     from rich.console import Console
 
     from dape.lab.display import display
     from dape.lab.execute import summary_of
 
     with display(Console(highlight=False), at_once=config.jobs, summary=summary_of) as announce:
-        return run_comparison(config, announce, progress=True)
+        return run_comparison(config, announce, progress=True, in_process=here)
 
 
 def _listed(values: Any) -> str:
@@ -444,8 +485,10 @@ def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Co
     commands = dict.fromkeys(part.results.get("command", "") for part in parts)
     shared = {**first.settings, "methods": list(dict.fromkeys(methods))}
     seeds = sorted({run["seed"] for run in content["runs"]})
+    known = first.settings.get("baseline")
+    shared["baseline"] = known if known in methods else methods[0]
     content |= {"command": "\n".join(commands), "settings": {**shared, "seeds": seeds}}
     results = Results(content)
     if all(row.get("windows") for row in results["rows"] if row["metric"] == "loss"):
-        derive(results, first.settings.get("baseline") or methods[0])
+        derive(results, shared["baseline"])
     return Comparison(results)

@@ -255,11 +255,8 @@ def verdict(results: Results, view: str = STEP) -> str:
         (c for c in shown if c.points[-1].eval_length == longest), key=lambda c: c.points[-1].loss.value
     )
     best, baseline = ranked[0], results.settings.get("baseline")
-    where = (
-        f"At {times(longest, unit)} the training length"
-        if view == STEP
-        else f"At {VIEWS[view]}, {times(longest, unit)}"
-    )
+    where = f"At {times(longest, unit)} the training length"
+    where += "" if view == STEP else f" and {VIEWS[view]}"
     other = next((c for c in ranked if c.label == baseline and c is not best), None)
     if other is None and len(ranked) > 1:
         other = ranked[1]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import dape
+from dape.plugins import LOADED
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
 
@@ -32,6 +33,7 @@ def environment(jobs: int) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "jobs": jobs,
         "threads": threads_of(jobs),
+        **({"imports": {Path(name).name: mark for name, mark in LOADED.items()}} if LOADED else {}),
     }
 
 

@@ -20,6 +20,7 @@ from dape.data import open_data
 from dape.files import write_atomically
 from dape.lab.experiments import Place
 from dape.lab.kinds.language import Cell, data_folder
+from dape.plugins import load_plugins
 from dape.training import TrainConfig
 from dape.training.language import LanguageModelling
 from dape.training.run import build_model
@@ -103,6 +104,7 @@ def measure(trains: list[dict[str, Any]], vocab_size: int, rounds: int = ROUNDS)
 
 
 if __name__ == "__main__":
+    load_plugins()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     order = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     write_atomically(sys.argv[2], json.dumps(measure(order["trains"], order["vocabulary"], order["rounds"])))

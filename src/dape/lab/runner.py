@@ -247,7 +247,7 @@ def run_here(jobs: Sequence[Job], watch: Watcher) -> dict[Job, str]:
         watch(job, None)
         try:
             work(json.loads(job.write_spec().read_text("utf-8")))
-        except (ValueError, OSError) as error:
+        except Exception as error:
             if type(error) is TrainingStopped:
                 raise KeyboardInterrupt from error
             failed[job] = sentence(error)

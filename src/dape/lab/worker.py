@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dape.files import exclusive, write_atomically
+from dape.plugins import load_plugins
 
 
 def main(arguments: list[str]) -> int:
@@ -28,6 +29,7 @@ def main(arguments: list[str]) -> int:
         threading.Thread(target=end_with_parent, daemon=True).start()
         torch.set_num_threads(spec["threads"])
     try:
+        load_plugins()
         if "RANK" in os.environ:
             work(spec)
         else:

@@ -48,6 +48,8 @@ PLACES = {"corpus", "validation", "field", "data", "out"}
 # Options that a cell's name tells in words.
 TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
 USUAL = asdict(TrainConfig())
+# Tokens of text that a model of a comparison writes for the report.
+SAMPLE_TOKENS = 120
 
 
 @dataclass(frozen=True)
@@ -320,11 +322,13 @@ class Language(Kind):
         where = {"data": str(data_folder(item, place)), **where}
         config = {**item.train, **where, "out": str(place.work / "runs" / item.id)}
         evaluation = {**item.evaluation, "lengths": item.keys}
+        # The user's own comparisons show text beside numbers.
+        sample = {"sample": SAMPLE_TOKENS} if item.corpus.given and item.view == STEP else {}
         return Job(
             item.id,
             item.label,
             "language",
-            {"train": config, "evaluation": evaluation},
+            {"train": config, "evaluation": evaluation, **sample},
             place.work,
             place.scores / f"{item.id}.json",
             item.steps,
@@ -339,6 +343,8 @@ class Language(Kind):
         # Checkpoints are three times the model, of which there are many.
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
         evaluate(run, spec["evaluation"], Path(spec["result"]), spec["jobs"])
+        if spec.get("sample"):
+            add_sample(run, Path(spec["result"]), spec["sample"])
 
     def summary(self, job: Job) -> str:
         content = json.loads(job.result.read_text("utf-8"))
@@ -450,6 +456,22 @@ def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> N
             result = score(scorer, tokens, windows, length, evaluation["last"], None)
         content["windows"][key] = [round(loss, 6) for loss in result.windows.tolist()]
         write_atomically(scores, json.dumps(content))
+
+
+def add_sample(run: Run, scores: Path, tokens: int) -> None:
+    """What the model writes after the beginning of a held-out document; once."""
+    from dape.generation import generate_text
+
+    content = json.loads(scores.read_text("utf-8"))
+    if "sample" in content:
+        return
+    data = run.data()
+    beginning = data.validation.document(0)[: max(8, run.config.train_length // 2)].tolist()
+    prompt = data.tokenizer.decode(beginning)
+    model = run.model()
+    torch.nn.Module.to(model, device_of(run.config.device))
+    text = generate_text(model, data.tokenizer, prompt, tokens=tokens, seed=0) if prompt.strip() else ""
+    write_atomically(scores, json.dumps({**content, "sample": {"prompt": prompt, "text": text}}))
 
 
 def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""`dape check FILE`: does an encoding or a processor of one's own have the properties that make a method exact?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from dape.commands.parsing import parse
+from dape.methods import parse_method
+from dape.plugins import load_file
+from dape.positions import POSITIONS
+from dape.scores import SCORES
+from dape.settings import setting
+
+# Beside which a new encoding or processor is tried.
+PROCESSORS = ("{}", "dape1x3-{}")
+ENCODINGS = ("nope", "kerple", "rope")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Run the conformance properties on every encoding and processor that a file registers: nothing leaks from the
+    future, decoding equals prefill, padding changes nothing, gradients are right, what is saved is what is loaded."""
+
+    file: tyro.conf.Positional[Path] = setting(
+        help="A file that registers them.", reads="file", suffixes=(".py",)
+    )
+
+
+def main(arguments: list[str]) -> int:
+    options: Options = parse(Options, arguments, prog="dape check")
+    before = {*POSITIONS}, {*SCORES}
+    load_file(options.file.absolute())
+    encodings, processors = (
+        [n for n in POSITIONS if n not in before[0]],
+        [n for n in SCORES if n not in before[1]],
+    )
+    if not encodings and not processors:
+        raise ValueError(
+            f"{options.file} registers nothing new: call dape.register_position or dape.register_scores in it"
+        )
+    names = [pattern.format(name) for name in encodings for pattern in PROCESSORS]
+    names += [f"{name}-{encoding}" for name in processors for encoding in (*ENCODINGS, *encodings)]
+    return max(report(name) for name in names)
+
+
+def report(name: str) -> int:
+    """Print what fails of a method; 1 if anything does."""
+    from dape.conformance import failures, properties
+
+    method = parse_method(name)
+    found, count = failures(method), len({prop for prop, _, _ in properties(method)})
+    print(f"{name}: {'all ' + str(count) + ' properties hold' if not found else 'fails'}")
+    for prop, error in found.items():
+        reason = " ".join(str(error).split())
+        print(f"  {prop.replace('_', ' ')}: {reason[:300]}")
+    return int(bool(found))

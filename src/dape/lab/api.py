@@ -1,0 +1,84 @@
+"""From Python: `dape.train` and `dape.evaluate`, with the settings of the commands of those names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dape.evaluate.by_length import evaluate_by_length
+from dape.evaluate.subjects import open_subject
+from dape.lab.compare import MULTIPLES, Comparison
+from dape.lab.curves import derive
+from dape.lab.records import STEP, Results, digits
+from dape.training import Run, recipe
+from dape.training import train as train_config
+
+
+def train(
+    method: str = "dape1x3-kerple", *, preset: str = "tiny", progress: bool = False, **options: Any
+) -> Run:
+    """Train a language model, or go on with one that is there; returns its run.
+
+    options: any of `dape train`: corpus, steps, train_length, batch_size, out, seed … The same options give the same
+    run as the command.
+    """
+    return train_config(recipe(preset, method=method, **options), progress=progress)
+
+
+def evaluate(
+    *models: str | Path | Run,
+    lengths: Sequence[int] | None = None,
+    last: int | None = None,
+    windows: int = 128,
+    names: Iterable[str] | None = None,
+    corpus: str | None = None,
+    data: str | Path | None = None,
+    device: str = "auto",
+) -> Comparison:
+    """Perplexity by length of trained runs, or of any model of Hugging Face ("hf:NAME"), on the same target tokens.
+
+    lengths: 1, 2, 4, 8 and 16 times the first model's training length by default. The first model is the baseline.
+    corpus, data: text or packed tokens to evaluate on, where other than a run's own held-out documents.
+    """
+    if not models:
+        raise ValueError("name at least one run, or hf:MODEL")
+    results, labels = Results({}), list(names or ())
+    for index, model in enumerate(models):
+        where = str(model.folder if isinstance(model, Run) else model)
+        label = labels[index] if index < len(labels) else None
+        with open_subject(
+            where, data=Path(data) if data else None, corpus=corpus, device=device, label=label
+        ) as subject:
+            unit = subject.train_length or (results["runs"][0]["train_length"] if results["runs"] else 64)
+            chosen = list(lengths or [multiple * unit for multiple in MULTIPLES])
+            lengths = chosen
+            scores = evaluate_by_length(
+                subject.model, subject.data.validation, chosen, last=last, windows=windows
+            )
+            method = subject.method or subject.label
+            taken = {(run["method"], run.get("variant", "")) for run in results["runs"]}
+            variant = label or (subject.label if (method, "") in taken else "")
+            run = {"method": method, "variant": variant, "seed": subject.seed or 0, "corpus": "validation"}
+            rows = [
+                {
+                    "metric": "loss",
+                    "eval_length": score.eval_length,
+                    "value": digits(score.nll),
+                    "error": digits(score.nll_se),
+                    "count": len(score.windows),
+                    "windows": [round(loss, 6) for loss in score.windows.tolist()],
+                }
+                for score in scores
+            ]
+            results.content["documents"] = {"validation": scores[0].documents.tolist()}
+            results.add({**run, "train_length": unit, "view": STEP, "steps": 0}, rows)
+    first = results["runs"][0]
+    baseline = f"{first['method']} ({first['variant']})" if first["variant"] else first["method"]
+    results.content["settings"] = {
+        "baseline": baseline,
+        "last": scores[0].last,
+        "train_length": first["train_length"],
+    }
+    derive(results, baseline)
+    return Comparison(results)

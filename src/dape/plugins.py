@@ -1,0 +1,83 @@
+"""Encodings and processors in users' own files: loaded before a command works, in its worker processes too.
+
+A file, or a module, that calls `dape.register_position` or `dape.register_scores` is named by `--import` of any
+command, by the environment variable DAPE_IMPORT (several with the system's path separator between), or by an entry
+point of the group "dape.plugins" of an installed package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+VARIABLE, GROUP = "DAPE_IMPORT", "dape.plugins"
+# What was loaded: name → the file's checksum, or the module's name.
+LOADED: dict[str, str] = {}
+
+
+def take_imports(arguments: list[str]) -> list[str]:
+    """The arguments without `--import NAME`, which goes into the environment, where worker processes find it."""
+    rest, named = [], []
+    words = iter(arguments)
+    for word in words:
+        if word == "--import":
+            name = next(words, None)
+            if name is None:
+                raise ValueError("--import is followed by a file, or the name of a module")
+            named.append(name)
+        elif word.startswith("--import="):
+            named.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    if named:
+        known = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+        full = [str(Path(name).absolute()) if name.endswith(".py") else name for name in named]
+        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *full]))
+    return rest
+
+
+def load_plugins() -> None:
+    """Load what the environment and installed packages name, each once."""
+    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        load(name)
+    for point in entry_points(group=GROUP):
+        if point.name not in LOADED:
+            point.load()
+            LOADED[point.name] = point.value
+
+
+def load(name: str) -> None:
+    """Load a file, or a module by its name; a second time is nothing."""
+    if name in LOADED:
+        return
+    if not name.endswith(".py"):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"--import {name}: there is no such module, and a file's name ends in .py"
+            ) from error
+        LOADED[name] = name
+        return
+    path = Path(name).absolute()
+    if not path.exists():
+        raise FileNotFoundError(f"--import {name}: there is no such file")
+    load_file(path)
+    LOADED[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def load_file(path: Path) -> ModuleType:
+    """The file as a module of its own name, which classes that are saved can be found by."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,103 @@
+"""Encodings in a user's own file: in every command, in worker processes, recorded, checked; sweeps and merging."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_compare import write_corpus
+
+from dape import POSITIONS, plugins
+from dape.cli import main
+from dape.lab.compare import load_comparison
+
+FILE = '''
+import dape
+from dape.positions import DistanceEncoding
+
+class Straight(DistanceEncoding):
+    """−|i − j|."""
+    summary = "minus the distance"
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def at(self, distance, *, causal):
+        return SIGN * distance.abs().expand(self.num_heads, *distance.shape).float()
+
+SIGN = -1
+dape.register_position("straight", Straight)
+'''
+SMALL = "--num-layers 1 --hidden-size 16 --num-heads 4 --train-length 8 --batch-size 2 --windows 6 --last 4 --lengths 8,32"
+SMALL += " --validation 0.5 --steps 3 --no-equal-time"
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of one's own, and registries that forget it afterwards."""
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    yield path
+    POSITIONS.pop("straight", None)
+    for name in [name for name in plugins.LOADED if name.endswith("mine.py")]:
+        del plugins.LOADED[name]
+
+
+def test_an_encoding_in_a_file_is_a_method_in_worker_processes_and_is_recorded(
+    mine: Path, tmp_path: Path
+) -> None:
+    corpus = str(write_corpus(tmp_path) / "text")
+    command = ["compare", "--methods", "kerple,dape1x3-straight", "--corpus", corpus, *SMALL.split()]
+    assert main([*command, "--out", str(tmp_path / "out"), "--import", str(mine)]) == 0
+    found = load_comparison(tmp_path / "out")
+    assert set(found.frame["method"]) == {"kerple", "dape1x3-straight"}
+    assert list(found.results["environment"]["imports"]) == ["mine.py"]
+
+
+def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
+    assert main(["check", str(mine)]) == 0
+    assert "dape1x3-straight: all" in capsys.readouterr().out
+    POSITIONS.pop("straight")
+    # A bias that is not a number for the query's own key breaks everything that is compared.
+    mine.write_text(FILE.replace("SIGN = -1", "SIGN = float('nan')"))
+    assert main(["check", str(mine)]) == 1
+    assert "straight: fails" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["methods", "--import", "nowhere.py"], "there is no such file"),
+        (["methods", "--import", "no_such_module_here"], "there is no such module"),
+        (["methods", "--import"], "--import is followed by a file"),
+        (["sweep", "--methods", "kerple"], "a sweep needs something to vary"),
+        (["sweep", "--over", "learning_rate"], "is not of the form name=value,value"),
+        (["sweep", "--over", "learning_rat=1,2"], 'did you mean "learning_rate"'),
+        (["merge", "one"], "name two folders or more"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments: list[str], sentence: str, capsys, monkeypatch) -> None:
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    assert main(arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_sweep_compares_variants_and_folders_merge(tmp_path: Path, capsys) -> None:
+    corpus = str(write_corpus(tmp_path) / "text")
+    shared = ["--methods", "kerple", "--corpus", corpus, *SMALL.split()]
+    over = ["--over", "learning_rate=1e-3,2e-3"]
+    assert main(["sweep", *shared, *over, "--out", str(tmp_path / "swept")]) == 0
+    found = load_comparison(tmp_path / "swept")
+    assert list(found.table().index) == ["kerple (learning_rate 0.001)", "kerple (learning_rate 0.002)"]
+    assert found.results["command"].endswith("--over learning_rate=0.001,0.002")
+    assert main(["compare", *shared, "--out", str(tmp_path / "plain")]) == 0
+    folders = [str(tmp_path / "swept"), str(tmp_path / "plain")]
+    capsys.readouterr()
+    assert main(["merge", *folders, "--out", str(tmp_path / "both")]) == 0
+    assert "kerple (learning_rate 0.001)" in capsys.readouterr().out
+    merged = load_comparison(tmp_path / "both")
+    assert len(merged.table()) == 3
+    # On the same tokens they are paired.
+    assert set(merged.frame.query("metric == 'difference'")["against"]) == {"kerple (learning_rate 0.001)"}
