@@ -86,8 +86,9 @@ def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
     """What is wrong with options together, said before any work; every method is built once, without memory."""
     if "width" in config.score_options:
         raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
-    # Before models are built, which takes long for absurd sizes.
-    check_memory(config, weights_alone=True)
+    # Before models are built, which takes long for absurd sizes; of several processes, each asks when it starts.
+    if config.distributed == "none":
+        check_memory(config, weights_alone=True)
     for method in methods:
         with torch.device("meta"):
             DapeForCausalLM(replace(config, method=method).model_config(vocab_size=256))
