@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from typing import Self  # typing has it from Python 3.11 on
 
 
 class Rebuildable(nn.Module):
@@ -15,7 +18,7 @@ class Rebuildable(nn.Module):
     Whatever start its constructor gives the parameters, an identity for instance, is the start after a reset, too.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Rebuildable:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
         object.__setattr__(self, "_built_with", (args, kwargs))
         return self
