@@ -141,6 +141,8 @@ def test_padded_rows_in_a_static_cache_compile_twice():
     mask[0, :2] = 0
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(ids, **options)
+    eager = model.generate(ids, cache_implementation="static", disable_compile=True, **options)
+    assert torch.equal(eager, expected)
     counter = CompileCounter()
     model.forward = torch.compile(model.forward, backend=counter, dynamic=False, fullgraph=True)
     static = model.generate(ids, cache_implementation="static", disable_compile=True, **options)

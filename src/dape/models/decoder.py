@@ -185,7 +185,10 @@ class DapeModel(DapePreTrainedModel):
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         check_packing_arguments(position_ids, kwargs)
         check_not_sharded()
-        packed = starts_again(position_ids, attention_mask)
+        # Positions after cached tokens must continue theirs, which is checked with the places.
+        begun = past_key_values is not None and not torch.compiler.is_compiling()
+        begun = begun and past_key_values is not None and int(past_key_values.get_seq_length()) > 0
+        packed = not begun and starts_again(position_ids, attention_mask)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
         _check_cache(bool(use_cache), past_key_values, packed)

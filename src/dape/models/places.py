@@ -92,10 +92,12 @@ def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = No
     """Whether any row holds several documents: positions that do not ascend from token to token."""
     if position_ids is None or position_ids.dim() != 2 or torch.compiler.is_compiling():
         return False
-    if attention_mask is None or attention_mask.shape[-1] != position_ids.shape[1]:
+    if attention_mask is None or attention_mask.shape[-1] < position_ids.shape[1]:
         return bool(_begins(position_ids, None).any())
     if attention_mask.dim() != 2:
         return False
+    # A mask may cover the room of a preallocated cache.
+    attention_mask = attention_mask[:, : position_ids.shape[1]]
     # Of tokens with padding between them, the one before a token is the one before the padding.
     order = attention_mask.bool().long().argsort(dim=-1, stable=True)
     position_ids = position_ids.expand(attention_mask.shape[0], -1)
