@@ -1,0 +1,75 @@
+"""transformers' own suites on our models; not collected by default, because the suites are fetched, not committed.
+
+git clone --depth 1 --branch vVERSION https://github.com/huggingface/transformers FOLDER   # that is installed
+SUITES=FOLDER METHOD=dape1x3-kerple python -m pytest -o addopts= -W default -p no:cacheprovider tests/hf/suites.py
+
+EXCEPTIONS says which of their tests do not apply, and why.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import unittest
+from typing import ClassVar
+
+import pytest
+
+FOLDER = os.environ.get("SUITES")
+if not FOLDER:
+    pytest.skip("SUITES names no clone of transformers", allow_module_level=True)
+sys.path.insert(0, FOLDER)
+
+from tests.generation.test_utils import GenerationTesterMixin  # noqa: E402
+from tests.test_modeling_common import ModelTesterMixin, ids_tensor, random_attention_mask  # noqa: E402
+
+from dape.models import DapeConfig, DapeForCausalLM, DapeModel  # noqa: E402
+
+METHOD = os.environ.get("METHOD", "dape1x3-kerple")
+# Name of a test, or how it begins → why it does not apply.
+EXCEPTIONS: dict[str, str] = {
+    "test_custom_4d_attention_mask": "a tree of tokens: keys with gaps between them, which are refused",
+    "test_retain_grad_hidden_states_attentions": "weights are computed beside the output: no gradient flows through",
+    "test_training": "trains the base model too, which has no loss; theirs are left out by a table of names",
+}
+
+
+class Tester:
+    """A tiny model and its inputs, as the suites ask for them."""
+
+    def __init__(self, parent: unittest.TestCase) -> None:
+        self.parent, self.is_training = parent, True
+        self.batch_size, self.seq_length, self.vocab_size = 4, 7, 99
+        self.hidden_size, self.num_hidden_layers, self.num_attention_heads = 32, 2, 4
+
+    def get_config(self) -> DapeConfig:
+        return DapeConfig(
+            method=METHOD,
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            score_width=8,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+
+    def prepare_config_and_inputs_for_common(self):
+        ids = ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
+        mask = random_attention_mask([self.batch_size, self.seq_length])
+        return self.get_config(), {"input_ids": ids, "attention_mask": mask}
+
+
+class DapeModelTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
+    all_model_classes = (DapeModel, DapeForCausalLM)
+    all_generative_model_classes = (DapeForCausalLM,)
+    pipeline_model_mapping: ClassVar[dict] = {}
+    model_tester_class = Tester
+    has_attentions = True
+
+    def setUp(self) -> None:
+        for name, reason in EXCEPTIONS.items():
+            if self._testMethodName.startswith(name):
+                self.skipTest(reason)
+        self.model_tester = Tester(self)
