@@ -102,7 +102,8 @@ def convolved_at_once(chunk: Chunk, image: Tensor) -> Tensor:
         "TABLE": call.table is not None, "FINAL": True,
     }  # fmt: skip
     grid = (chunk.blocks, -(-chunk.columns // chunk.segment()), call.batch)
-    warps = max(1, chunk.block // 32)
+    # With more channels, 16 rows of a warp fill its registers.
+    warps = max(1, chunk.block // (32 if padded(one.num_in) == 16 else 16))
     run(convolve_kernel, grid, arguments, [{"STAGES": n, "num_warps": warps} for n in (3, 2, 1)])
     return out
 
@@ -191,8 +192,10 @@ def attend(chunk: Chunk, image: Tensor | None, out: Tensor, lse: Tensor) -> None
         parts = calls.blank_memory(*shape, call.head_width, dtype=torch.float32, device=call.device)
         sums = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
         arguments |= {"out": parts, "lse": sums, "out_start": chunk.start, "out_rows": shape[-1]}
+    # Sums of wide heads take the registers of more warps.
+    warps = 8 if call.head_width > 80 else 4
     variants = [
-        {"BLOCK_R": rows, "BLOCK_K": keys, "STAGES": stages, "num_warps": max(1, min(4, rows // 16))}
+        {"BLOCK_R": rows, "BLOCK_K": keys, "STAGES": stages, "num_warps": max(1, min(warps, rows // 16))}
         for keys, stages in ((tile, 3), (tile, 2), (32, 1))
     ]
     run(attend_kernel, (blocks * splits, call.num_heads, call.batch), arguments, variants)
