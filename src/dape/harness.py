@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-import dape
-import dape.models
-from dape.checksums import verify_checksums
+import dape.models  # noqa: F401 (so that Hugging Face knows our own)
 from dape.names import hub_options
-from dape.retrofitting.files import DESCRIPTION
+from dape.retrofitting.files import DESCRIPTION, load_causal_lm
 
 
 class DapeLM(HFLM):
@@ -72,11 +70,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def load_model(run: str | Path, *, dtype: str = "auto") -> PreTrainedModel:
-    folder = model_folder(run)
-    if (folder / DESCRIPTION).exists():
-        return dape.load_retrofitted(folder, dtype=dtype)
-    verify_checksums(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **hub_options(str(folder)))
+    return load_causal_lm(model_folder(run), dtype=dtype)
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import dape
 from dape import cli
 from dape.data import ByteTokenizer
+from dape.retrofitting.files import load_causal_lm
 from dape.retrofitting.tuning import Tuning, sample
 
 
@@ -126,3 +127,40 @@ def test_samples_follow_the_seed_and_begin_with_the_first_token(base):
     assert (first[:, 0] == 0).all()
     assert (first == second).all()
     assert (sample(model, 5, 7, seed=2, batch_size=3) != first).any()
+
+
+def test_commands_load_what_was_retrofitted_as_what_it_is(base, tmp_path, capsys):
+    """Whole folders and adapters, never the base alone in silence."""
+    model = dape.retrofit(LlamaForCausalLM.from_pretrained(base), "dape1x3-kerple", zero_init=False)
+    model.save_pretrained(tmp_path / "whole")
+    ByteTokenizer().save(tmp_path / "whole")
+    dape.save_adapter(model, tmp_path / "adapter")
+    text = tmp_path / "text.txt"
+    text.write_text("The cat sat on the mat. " * 40)
+    ids = torch.tensor([ByteTokenizer().encode(text.read_text())[:33]])
+    with torch.no_grad():
+        logits = model.eval()(ids[:, :-1], use_cache=False).logits[0]
+    for name in ("whole", "adapter"):
+        out = tmp_path / f"{name}.json"
+        options = [
+            "--corpus",
+            str(text),
+            "--lengths",
+            "32",
+            "--last",
+            "8",
+            "--json",
+            str(out),
+            "--device",
+            "cpu",
+        ]
+        assert cli.main(["eval", f"hf:{tmp_path / name}", *options, "--windows", "1000"]) == 0
+        with torch.no_grad():
+            again = load_causal_lm(tmp_path / name)(ids[:, :-1], use_cache=False).logits[0]
+        torch.testing.assert_close(again, logits)
+        assert "dape1x3-kerple" in out.read_text()
+        capsys.readouterr()
+        assert cli.main(["generate", str(tmp_path / name), "--prompt", "The", "--tokens", "5"]) == 0
+        assert "retrofitted with dape1x3-kerple" in capsys.readouterr().err
+        assert cli.main(["inspect", str(tmp_path / name), "--text", "The cat", "--lengths", "4"]) == 2
+        assert "is retrofitted" in capsys.readouterr().err

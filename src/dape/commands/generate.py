@@ -7,12 +7,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import tyro
+from transformers import PreTrainedModel
 
 from dape.commands.parsing import parse
 from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
 from dape.generation import generate_text
+from dape.retrofitting.attach import record
+from dape.retrofitting.files import describes_retrofit, load_retrofitted, tokenizer_place
 from dape.settings import setting
 from dape.training.run import load_run
 
@@ -24,7 +28,9 @@ class Options:
     dape generate runs/dape1x3-kerple-tiny-64-0 --prompt 'def main(' --tokens 1000
     """
 
-    run: tyro.conf.Positional[Path] = setting(help="The folder that `dape train` wrote.", reads="folder")
+    run: tyro.conf.Positional[Path] = setting(
+        help="The folder that `dape train` wrote, a retrofitted model's, or an adapter's.", reads="folder"
+    )
     prompt: str = setting("\n", help="What to continue; - reads it from standard input.")
     tokens: int = setting(256, help="How many tokens to write.", low=1, high=10**9)
     temperature: float = setting(
@@ -43,9 +49,9 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape generate")
-    run = load_run(options.run)
-    model = run.model().to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
-    tokenizer = load_tokenizer(run.folder / "model")
+    loaded, place, about = opened(options.run)
+    model = loaded.to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
+    tokenizer = load_tokenizer(place)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
 
     def write(text: str) -> None:
@@ -69,7 +75,16 @@ def main(arguments: list[str]) -> int:
     speed = options.tokens / (time.perf_counter() - start)
     total = len(tokenizer.encode(prompt)) + options.tokens
     print(
-        f"[{total} tokens in all, trained on windows of {run.config.train_length}; {speed:.0f} tokens/s]",
+        f"[{total} tokens in all, {about}; {speed:.0f} tokens/s]",
         file=sys.stderr,
     )
     return 0
+
+
+def opened(folder: Path) -> tuple[PreTrainedModel, str, str]:
+    """The model of a run or a retrofitted one, where its tokenizer is, and a word about it."""
+    if describes_retrofit(folder):
+        model = load_retrofitted(folder, dtype=torch.float32).eval()
+        return model, tokenizer_place(folder, model), f"retrofitted with {record(model).method}"
+    run = load_run(folder)
+    return run.model(), str(run.folder / "model"), f"trained on windows of {run.config.train_length}"

@@ -22,6 +22,7 @@ from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw
 from dape.inspection.page import Named, page
 from dape.models import DapeForCausalLM
+from dape.retrofitting.files import describes_retrofit
 from dape.settings import setting, split_names, split_numbers
 from dape.training.run import load_run, no_bars
 
@@ -128,10 +129,15 @@ def opened(
     for name, folder in zip(distinct_names(folders), folders, strict=True):
         if (folder / "model").is_dir() or (folder / "metrics.jsonl").exists():
             yield name, load_run(folder).model(), find_tokenizer(folder / "model", tokenizer)
-        elif (folder / "config.json").exists():
-            if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":
+        elif (folder / "config.json").exists() or describes_retrofit(folder):
+            if (
+                describes_retrofit(folder)
+                or json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape"
+            ):
+                kind = "retrofitted" if describes_retrofit(folder) else "not a model of ours"
                 raise ValueError(
-                    f"{folder} is not a model of ours; `dape.retrofit` adds our attention to others"
+                    f"{folder} is {kind}: `dape inspect` looks into our own models; of others, "
+                    f"model(ids, output_attentions=True) gives the weights, retrofitted or not"
                 )
             verify_checksums(folder)
             with no_bars():

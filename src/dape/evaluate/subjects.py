@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from dape.checksums import verify_checksums
 from dape.data import TokenData, open_data, prepare
 from dape.devices import find_device
-from dape.names import hub_options, not_loaded
+from dape.names import not_loaded
 
 
 @dataclass(frozen=True)
@@ -74,23 +73,20 @@ def open_subject(
 
 
 def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> Subject:
-    from transformers import AutoModelForCausalLM
-
     import dape.models  # noqa: F401 (so that Hugging Face knows our own)
+    from dape.retrofitting.files import load_causal_lm, tokenizer_place
 
     path = name.removeprefix("hf:")
     if not path:
         raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
     tokens = None if data is None else open_data(data)
-    if Path(path).is_dir():
-        verify_checksums(path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, **hub_options(path))
+        model = load_causal_lm(path)
     except (OSError, ValueError) as error:
         raise ValueError(not_loaded("causal language model", path, error)) from error
     if tokens is None:
-        tokens = _pack(corpus or "stdlib", path, cleanup)
-    method = getattr(model.config, "method", None)
+        tokens = _pack(corpus or "stdlib", tokenizer_place(path, model), cleanup)
+    method = getattr(model.config, "method", None) or getattr(model.config, "dape_retrofit", {}).get("method")
     return Subject(Path(path).name or path, model, tokens, method)
 
 

@@ -1,0 +1,61 @@
+"""PEFT and retrofitting, in any order."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import dape
+from dape.retrofitting import adapter_parameters
+from dape.retrofitting.files import load_causal_lm
+
+peft = pytest.importorskip("peft")
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def base():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=50, **SIZES)).eval()
+
+
+def lora(**changes):
+    return peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False, **changes)
+
+
+def trained(model):
+    return {name for name, value in model.named_parameters() if value.requires_grad}
+
+
+def test_lora_then_retrofit():
+    ids = torch.randint(3, 50, (1, 9))
+    model = peft.get_peft_model(base(), lora()).eval()
+    before = model(ids).logits
+    dape.retrofit(model, "dape1x3")
+    torch.testing.assert_close(model(ids).logits, before, rtol=0, atol=1e-5)
+    assert any("lora_" in name for name in trained(model))
+    assert any("score_processor" in name for name in trained(model))
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(merged(ids).logits, before, rtol=1e-4, atol=1e-4)
+    dape.remove_retrofit(merged)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "fox"])
+def test_retrofit_then_lora_is_saved_as_one_and_merged(method, tmp_path):
+    ids = torch.randint(3, 50, (1, 9))
+    dape.retrofit(base(), method).save_pretrained(tmp_path / "retrofitted")
+    retrofitted = dape.load_retrofitted(tmp_path / "retrofitted")
+    kept = [
+        name
+        for name in ("score_processor", "position_encoding")
+        if f".{name}." in " ".join(adapter_parameters(retrofitted))
+    ]
+    model = peft.get_peft_model(retrofitted, lora(modules_to_save=kept))
+    assert all("lora_" in name or "modules_to_save" in name for name in trained(model))
+    for value in model.parameters():
+        if value.requires_grad:
+            torch.nn.init.normal_(value, std=0.2)
+    expected = model.eval()(ids).logits
+    model.save_pretrained(tmp_path / "peft")
+    again = load_causal_lm(tmp_path / "peft").eval()
+    torch.testing.assert_close(again(ids).logits, expected)
+    torch.testing.assert_close(model.merge_and_unload()(ids).logits, expected, rtol=1e-4, atol=1e-4)
