@@ -149,7 +149,7 @@ def test_a_wrong_model_is_caught(monkeypatch):
 
 
 def test_what_does_not_fit_in_memory_is_skipped_with_a_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(attention, "available_bytes", lambda: 10_000)
+    monkeypatch.setattr(attention, "available_bytes", lambda device: 10_000)
     options = attention.Options(
         lengths="64", backends="listing,sdpa", heads=1, head_width=1, width=2, memory=False, rounds=1
     )
@@ -184,10 +184,10 @@ def test_a_backend_that_cannot_run_is_left_out_or_refused(monkeypatch, capsys):
     cannot = SimpleNamespace(unsupported=lambda problem: "it wants a moon", attend=None)
     monkeypatch.setitem(api.BACKENDS, "lunar", cannot)
     sizes = Sizes(5, 5, heads=2, head_width=4, width=3)
-    assert "lunar" not in attention.candidates("all", sizes, [])
+    assert "lunar" not in attention.candidates("all", sizes, [], attention.Where())
     assert "it wants a moon" in capsys.readouterr().out
     with pytest.raises(ValueError, match="it wants a moon"):
-        attention.candidates("lunar", sizes, [])
+        attention.candidates("lunar", sizes, [], attention.Where())
 
 
 def test_every_candidate_computes_the_same_thing():

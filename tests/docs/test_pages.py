@@ -139,7 +139,8 @@ def check_shell(text: str) -> None:
 
 def check_options(words: list[str]) -> None:
     parsers = {"train": train.parse, "compare": compare.parse}
-    if words and words[0] in parsers:
+    # A method of the reader's own is not there to be looked up.
+    if words and words[0] in parsers and "--import" not in words:
         parsers[words[0]](words[1:])
 
 
