@@ -88,36 +88,41 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     tensors: list[Tensor],
+    wanted: list[bool],
     names: str,
     kernel: str,
     plan: str,
     lowest: int,
 ) -> list[Tensor]:
-    """Gradients of the floating tensors, in their order."""
+    """Gradients of the wanted tensors, in their order."""
     arguments = _arguments(tensors, names, plan, lowest)
     grads = KERNELS[kernel][1](arguments, grad_out, out, lse)
     return [
         grads[name].to(tensor.dtype) if name in grads else torch.zeros_like(tensor)
-        for name, tensor in arguments.tensors.items()
-        if tensor.is_floating_point()
+        for wants, (name, tensor) in zip(wanted, arguments.tensors.items(), strict=True)
+        if wants
     ]
 
 
 @_backward.register_fake
-def _(grad_out: Tensor, out: Tensor, lse: Tensor, tensors: list[Tensor], *rest: object) -> list[Tensor]:
-    return [tensor.new_empty(tensor.shape) for tensor in tensors if tensor.is_floating_point()]
+def _(
+    grad_out: Tensor, out: Tensor, lse: Tensor, tensors: list[Tensor], wanted: list[bool], *rest: object
+) -> list[Tensor]:
+    return [tensor.new_empty(tensor.shape) for wants, tensor in zip(wanted, tensors, strict=True) if wants]
 
 
 def _save(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     tensors, *ctx.rest = inputs  # type: ignore[attr-defined]  # a context takes any attribute
+    ctx.wanted = [tensor.requires_grad for tensor in tensors]  # type: ignore[attr-defined]  # as above
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*output, *tensors)
 
 
 def _differentiate(ctx: FunctionCtx, grad_out: Tensor, _: Tensor | None) -> tuple:
     out, lse, *tensors = ctx.saved_tensors  # type: ignore[attr-defined]  # declared of the function only
-    grads = iter(_backward(grad_out, out, lse, tensors, *ctx.rest))  # type: ignore[attr-defined]  # set above
-    return [next(grads) if tensor.is_floating_point() else None for tensor in tensors], None, None, None, None
+    wanted = ctx.wanted  # type: ignore[attr-defined]  # set above
+    grads = iter(_backward(grad_out, out, lse, tensors, wanted, *ctx.rest))  # type: ignore[attr-defined]  # as above
+    return [next(grads) if wants else None for wants in wanted], None, None, None, None
 
 
 def _refuse_second_derivative(ctx: object, *grads: object) -> tuple:
