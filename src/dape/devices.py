@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
+import sys
 
 import torch
 
@@ -62,3 +65,28 @@ def check_fits(needed: int, what: str, *, advice: str, device: torch.device | No
 
 def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB"
+
+
+# Some processors advertise matrix units that end the process; oneDNN then has to be told to leave them alone.
+BF16_WORKAROUND = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+# Sizes at which vendor libraries take their matrix units, which is where unusable ones end the process.
+PROBE = """
+import torch
+with torch.autocast("cpu", dtype=getattr(torch, "{dtype}")):
+    x = torch.randn(256, 256, requires_grad=True)
+    (x @ torch.randn(256, 256)).float().sum().backward()
+"""
+
+
+@functools.cache
+def cpu_multiplies(dtype: torch.dtype, *settings: str) -> bool:
+    """Whether a matrix product in this dtype works on the CPU, tried in a subprocess, which it may kill.
+
+    settings: environment variables of that process, NAME=VALUE.
+    """
+    program = PROBE.format(dtype=str(dtype).removeprefix("torch."))
+    environment = {**os.environ, **dict(setting.split("=", 1) for setting in settings)}
+    tried = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, timeout=120, check=False
+    )
+    return tried.returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 import sys
@@ -216,3 +217,12 @@ def distinct_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
         if len(set(names)) == len(set(map(tuple, parts))):
             break
     return names
+
+
+def plain(value: Any) -> Any:
+    """The value with None for numbers that JSON cannot hold, lists for tuples, texts for keys."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dape import devices
 from dape.cli import main
 from dape.commands import doctor
 from dape.ops.score_attention import api
@@ -15,7 +16,7 @@ from dape.ops.score_attention import api
 @pytest.fixture
 def _quick(monkeypatch):
     """Without the subprocess that tries bfloat16."""
-    monkeypatch.setattr(doctor, "_survives", lambda environment: True)
+    monkeypatch.setattr(doctor, "cpu_multiplies", lambda *_: True)
 
 
 @pytest.mark.usefixtures("_quick")
@@ -56,14 +57,14 @@ def test_says_what_to_install(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("survives", "works", "advice"),
     [
-        (lambda environment: True, True, None),
-        (lambda environment: "ONEDNN_MAX_CPU_ISA" in environment, False, "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
-        (lambda environment: False, False, "use float32"),
+        (lambda *_: True, True, None),
+        (lambda dtype, *settings: bool(settings), False, "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
+        (lambda *_: False, False, "use float32"),
     ],
     ids=["works", "works with the variable", "does not work"],
 )  # fmt: skip
 def test_advice_on_bfloat16(monkeypatch, survives, works, advice):
-    monkeypatch.setattr(doctor, "_survives", survives)
+    monkeypatch.setattr(doctor, "cpu_multiplies", survives)
     found = doctor.bfloat16()
     assert found["works"] == works
     assert (advice is None) == (found["advice"] is None)
@@ -71,8 +72,10 @@ def test_advice_on_bfloat16(monkeypatch, survives, works, advice):
 
 
 def test_a_process_that_dies_does_not_take_the_doctor_with_it(monkeypatch):
-    monkeypatch.setattr(doctor, "BFLOAT16", "import os; os.kill(os.getpid(), 4)")
+    monkeypatch.setattr(devices, "PROBE", "import os; os.kill(os.getpid(), 4)")
+    devices.cpu_multiplies.cache_clear()
     assert doctor.bfloat16() == {"works": False, "advice": "use float32 or float16 on the CPU"}
+    devices.cpu_multiplies.cache_clear()
 
 
 def test_needs_torch_alone():
@@ -84,7 +87,7 @@ def test_needs_torch_alone():
         "find = importlib.util.find_spec\n"
         f"importlib.util.find_spec = lambda name, package=None: None if name in {blocked} else find(name, package)\n"
         "from dape.commands import doctor\n"
-        "doctor._survives = lambda environment: True\n"
+        "doctor.cpu_multiplies = lambda *_: True\n"
         "from dape.cli import main\n"
         "raise SystemExit(main(['doctor']))\n"
     )

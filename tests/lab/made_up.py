@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dape.lab.records import Results, plain
+from dape.files import plain
+from dape.lab.records import Results
 from dape.lab.stats import median_error
 
 DOCUMENTS = [document for document in range(8) for _ in range(4)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dape.training import fit
-from dape.training.metrics import read_metrics
+from dape.training.display import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from dape import cli
-from dape.training import progress
-from dape.training.progress import Bar, Lines, clock, open_display, short
+from dape.training import display as progress
+from dape.training.display import Bar, Lines, clock, open_display, short
 
 START = {"step": 0, "tokens": 0, "seconds": 0.0}
 RECORDS = [

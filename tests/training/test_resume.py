@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import dape.training.checkpoint as checkpoint_module
 from dape.training import DiskFull, Diverged, fit
-from dape.training.metrics import read_metrics
+from dape.training.display import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy

@@ -14,8 +14,7 @@ from dape.commands.train import parse
 from dape.data import ByteTokenizer, train_bpe
 from dape.generation import TextStreamer, generate_text
 from dape.training import TrainConfig, load_run, train
-from dape.training.language import LanguageModelling
-from dape.training.run import build_model
+from dape.training.run import LanguageModelling, build_model
 
 SMALL = ["--num-layers", "2", "--hidden-size", "32", "--num-heads", "2", "--train-length", "16"]
 SMALL += ["--batch-size", "8", "--steps", "30", "--score-width", "8"]

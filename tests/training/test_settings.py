@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dape import devices
 from dape.models import DapeConfig, DapeForCausalLM
 from dape.training import LoopSettings, TrainConfig, derive_seed, initialise, recipe
-from dape.training import precision as precision_module
-from dape.training.configfile import checked, read_config
-from dape.training.optimizer import build_optimizer, learning_rate_at
-from dape.training.precision import check_precision
+from dape.training.config import checked, read_config
+from dape.training.loop import build_optimizer, learning_rate_at
+from dape.training.parallel import check_precision
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy
@@ -100,17 +100,17 @@ def test_fp16_resumes_with_its_scale(tmp_path):
 
 def test_a_precision_that_kills_the_process_is_refused(monkeypatch):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(precision_module, "PROBE", "import os; os.abort()")
-    precision_module._cpu_can.cache_clear()
+    monkeypatch.setattr(devices, "PROBE", "import os; os.abort()")
+    devices.cpu_multiplies.cache_clear()
     with pytest.raises(
         ValueError, match=r"bf16 matrix product ends the process on this CPU .* ONEDNN_MAX_CPU_ISA"
     ):
         check_precision("bf16", CPU)
-    precision_module._cpu_can.cache_clear()
+    devices.cpu_multiplies.cache_clear()
 
 
 def test_the_probe_of_a_precision_is_a_program_that_runs():
-    program = precision_module.PROBE.format(dtype="float16")
+    program = devices.PROBE.format(dtype="float16")
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

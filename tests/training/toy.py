@@ -21,7 +21,7 @@ from dape import attention
 from dape.positions import Kerple, Places
 from dape.scores import ScoreConv
 from dape.training import FitResult, LoopSettings, fit, initialise
-from dape.training.language import LanguageModelling
+from dape.training.run import LanguageModelling
 
 STEPS, VOCABULARY, WIDTH, HEADS = 12, 32, 32, 2
 

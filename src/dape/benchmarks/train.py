@@ -19,10 +19,9 @@ from dape.commands.parsing import parse
 from dape.models import DapeForCausalLM, preset
 from dape.settings import setting
 from dape.training import LoopSettings, initialise
-from dape.training.language import LanguageModelling
-from dape.training.loop import Loop
+from dape.training.loop import Loop, StopRequest
 from dape.training.parallel import Parallel
-from dape.training.signals import StopRequest
+from dape.training.run import LanguageModelling
 
 BASELINE = "kerple"
 STEPS_A_ROUND = 10

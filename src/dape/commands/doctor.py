@@ -8,14 +8,13 @@ import json
 import os
 import platform
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import torch
 
 import dape
 from dape.commands.parsing import Parser
+from dape.devices import BF16_WORKAROUND, cpu_multiplies, find_device
 from dape.ops.score_attention import PLAIN, DistanceBias, conv_program
 from dape.ops.score_attention.api import BACKENDS
 from dape.ops.score_attention.types import EVERYTHING, Problem
@@ -27,8 +26,6 @@ EXTRAS = {
     "test": ("pytest", "hypothesis", "ruff", "mypy"),
 }
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
-BFLOAT16 = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); assert (x @ x)[0, 0] == 64"
-WORKAROUND = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
 
 
 def main(arguments: list[str]) -> int:
@@ -50,7 +47,7 @@ def examine() -> dict[str, Any]:
         "versions": versions(),
         "machine": machine(),
         "backends": backends(),
-        "kernels": kernels(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "kernels": kernels(find_device("auto")),
         "bfloat16": bfloat16(),
         "extras": extras(),
     }
@@ -92,7 +89,7 @@ def cpu_features() -> list[str]:
 
 def backends() -> list[dict[str, Any]]:
     """Every backend, whether it can run a small call here, and if not, why."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device("auto")
     found = []
     for name, module in BACKENDS.items():
         reason = module.unsupported(_small_call(name, device))
@@ -143,20 +140,13 @@ def _small_call(backend: str, device: torch.device) -> Problem:
 
 def bfloat16() -> dict[str, Any]:
     """Whether a bfloat16 product works on the CPU: tried in a process of its own, which it may kill."""
-    if _survives({}):
+    if cpu_multiplies(torch.bfloat16):
         return {"works": True, "advice": None}
-    if _survives(dict([WORKAROUND.split("=")])):
-        advice = f"set {WORKAROUND} in the environment before Python starts"
+    if cpu_multiplies(torch.bfloat16, BF16_WORKAROUND):
+        advice = f"set {BF16_WORKAROUND} in the environment before Python starts"
     else:
         advice = "use float32 or float16 on the CPU"
     return {"works": False, "advice": advice}
-
-
-def _survives(environment: dict[str, str]) -> bool:
-    done = subprocess.run(
-        [sys.executable, "-c", BFLOAT16], env={**os.environ, **environment}, capture_output=True
-    )
-    return done.returncode == 0
 
 
 def extras() -> dict[str, dict[str, Any]]:

@@ -14,8 +14,7 @@ import tyro
 from dape.commands.parsing import Parser
 from dape.models import DapeForCausalLM
 from dape.training import TrainConfig
-from dape.training.configfile import read_config
-from dape.training.sizes import check_memory
+from dape.training.config import check_memory, read_config
 
 # Several after one flag, or the flag several times.
 Named = Annotated[

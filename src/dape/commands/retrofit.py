@@ -32,10 +32,10 @@ from dape.retrofitting.attach import parse as parse_method
 from dape.retrofitting.rates import ADDED_RATE
 from dape.retrofitting.tuning import Tuning, sample
 from dape.settings import SettingError, setting, split_numbers
+from dape.training.checkpoint import check_same_run
+from dape.training.config import LoopSettings
+from dape.training.display import clock
 from dape.training.loop import fit
-from dape.training.progress import clock
-from dape.training.safety import check_same_run
-from dape.training.settings import LoopSettings
 
 DESCRIPTION = """Give a pretrained model the positions and score processor of a method, and train it on.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dape.commands.compare import CommandLine, parse, run, show, terminal
 from dape.commands.options import Named, parse_option
-from dape.training.configfile import checked
+from dape.training.config import checked
 
 DESCRIPTION = """Train every method with every combination of some options, and compare all of them.
 

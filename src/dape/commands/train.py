@@ -11,7 +11,7 @@ from dape.commands.options import ModelOptions, check_options, training_defaults
 from dape.commands.parsing import parse as parse_options
 from dape.settings import setting
 from dape.training.config import TrainConfig, recipe
-from dape.training.progress import clock
+from dape.training.display import clock
 from dape.training.run import Run, train
 
 DESCRIPTION = """Train a language model with any method, on your own text.

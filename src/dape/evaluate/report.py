@@ -20,7 +20,7 @@ from dape.evaluate.recall import RecallSlices
 from dape.evaluate.sliding import SlidingScore
 from dape.evaluate.statistics import LengthScore, paired_difference
 from dape.evaluate.subjects import Subject
-from dape.files import replacing, write_atomically
+from dape.files import plain, replacing, write_atomically
 
 PLOT_ENDINGS = (".svg", ".pdf", ".png")
 
@@ -92,16 +92,7 @@ def as_json(evaluations: Sequence[Evaluation], settings: dict[str, Any]) -> str:
         ],
         "sliding": [{**e.subject.identity, **s.record()} for e in evaluations for s in e.sliding],
     }
-    return json.dumps(_without_nan(content), indent=2, allow_nan=False) + "\n"
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for both."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 
 def as_csv(evaluations: Sequence[Evaluation]) -> str:

@@ -24,7 +24,7 @@ from dape.lab.runner import Launcher, LauncherName, make_launcher
 from dape.methods import parse_layers, split_outside_brackets
 from dape.settings import setting
 from dape.training import TrainConfig, recipe
-from dape.training.sizes import check_memory
+from dape.training.config import check_memory
 
 if TYPE_CHECKING:
     import pandas as pd

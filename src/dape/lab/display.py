@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from dape.lab.records import VIEWS
 from dape.lab.runner import Job, Watcher, last_record
-from dape.training.progress import clock
+from dape.training.display import clock
 
 # Told a view, how many jobs it has and which of them are left; returns who watches those.
 Announce = Callable[[str, int, Sequence[Job]], Watcher]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dape.files import plain
 from dape.lab.records import SCHEMA, Results
 from dape.lab.stats import median_error
 
@@ -155,14 +155,10 @@ def timing(content: Content, results: Results) -> None:
             **where,
             "against": against,
             "value": row["ratio"],
-            "error": _known(error),
+            "error": plain(error),
         }
-        spread = _known(median_error(row["spread"], row["rounds"]))
+        spread = plain(median_error(row["spread"], row["rounds"]))
         results.add(run_of(row, batch_size=row["batch"]), [{**time, "error": spread}, ratio])
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def maps(content: Content, results: Results) -> None:

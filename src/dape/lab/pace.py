@@ -22,8 +22,7 @@ from dape.lab.experiments import Place
 from dape.lab.kinds.language import Cell, data_folder
 from dape.plugins import load_plugins
 from dape.training import TrainConfig
-from dape.training.language import LanguageModelling
-from dape.training.run import build_model
+from dape.training.run import LanguageModelling, build_model
 
 ROUNDS = 12
 # A method whose step takes this close to the fastest keeps all its steps.

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.files import write_atomically
+from dape.files import plain, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,15 +160,6 @@ def dump(content: dict[str, Any]) -> str:
         else:
             lines.append(f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def plain(value: Any) -> Any:
-    """The value with None for numbers that JSON cannot hold, lists for tuples, texts for keys."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def digits(value: float, places: int = 6) -> float:

@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from dape.retrofitting.attach import adapter_parameters
 from dape.retrofitting.rates import ADDED_RATE
-from dape.training.language import LanguageModelling
+from dape.training.run import LanguageModelling
 
 
 class Tuning(LanguageModelling):

@@ -1,16 +1,29 @@
-"""Training: a loop for any task that resumes by itself and loses nothing. Needs `dape[lab]`."""
+"""Training: a loop for any task that resumes by itself and loses nothing. Needs `dape[lab]`.
+
+config      settings, recipes, configuration files
+loop        `fit`: optimizer, schedule, divergence, signals
+checkpoint  what is on the disk
+parallel    processes, devices, number formats
+display     metrics, progress, trackers
+run         language models: `train`, `load_run`
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dape.training.loop import fit
-from dape.training.seeds import derive_seed, initialise
-from dape.training.settings import DiskFull, Diverged, FitResult, LoopSettings, TrainingStopped
-from dape.training.task import TrainingTask
+from dape.training.config import (
+    DiskFull,
+    Diverged,
+    FitResult,
+    LoopSettings,
+    TrainConfig,
+    TrainingStopped,
+    recipe,
+)
+from dape.training.loop import TrainingTask, derive_seed, fit, initialise
 
 if TYPE_CHECKING:
-    from dape.training.config import TrainConfig, recipe
     from dape.training.run import Run, load_run, train
 
 __all__ = [
@@ -30,19 +43,11 @@ __all__ = [
     "train",
 ]
 
-# These need models and data; the loop alone starts without them.
-LATER = {
-    "TrainConfig": "config",
-    "recipe": "config",
-    "Run": "run",
-    "load_run": "run",
-    "train": "run",
-}
-
 
 def __getattr__(name: str) -> Any:
-    import importlib
+    # transformers takes seconds to import, and the loop does not need it.
+    if name in ("Run", "load_run", "train"):
+        import dape.training.run
 
-    if name in LATER:
-        return getattr(importlib.import_module(f"dape.training.{LATER[name]}"), name)
+        return getattr(dape.training.run, name)
     raise AttributeError(f"module 'dape.training' has no attribute '{name}'")

@@ -1,23 +1,35 @@
-"""Checkpoints: whole or absent, a SHA-256 for every file, checked before anything is believed.
+"""Checkpoints: whole or absent, a SHA-256 for every file, checked before anything is loaded.
 
 step-00000200/  model.safetensors  optimizer.safetensors  state.json  manifest.json
+
+Tensors are gathered into one file, or each process writes its part; both are safetensors, never pickles, and both
+continue on any number of processes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dape.checksums import file_digest
 from dape.files import sync_folder
-from dape.training.tensorfile import write_tensors
+from dape.settings import changed
+from dape.training.config import DiskFull, LoopSettings
+from dape.training.parallel import Parallel
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -140,3 +152,274 @@ def _write_json(path: Path, content: Any) -> None:
         json.dump(content, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
+
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write the file and return its SHA-256. A full disk is an OSError, here and in no foreign code."""
+    header, offset = {}, 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} has dtype {tensor.dtype}, which a checkpoint cannot hold")
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    # The format wants the data to start at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with open(path, "wb") as file:
+        for piece in (len(text).to_bytes(8, "little"), text):
+            digest.update(piece)
+            file.write(piece)
+        for tensor in tensors.values():
+            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            digest.update(raw.data)
+            file.write(raw.data)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def model_tensors(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """Parameters and buffers by name. Every process must call it; only those with `keep` get the result."""
+    return _gather(iter(model.state_dict().items()), keep)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer, *, keep: bool = True) -> dict[str, Tensor]:
+    """The optimizer's tensors, named parameter:key. Every process must call it."""
+    return _gather(optimizer_entries(model, optimizer), keep)
+
+
+def optimizer_entries(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield f"{name}:{key}", value
+
+
+def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put the tensors into the model in place; other names or shapes are an error that names one."""
+    own = model.state_dict()
+    if differing := sorted(own.keys() ^ tensors.keys()):
+        raise ValueError(
+            f"the checkpoint is of another model: {differing[0]} is in only one of them "
+            f"({len(differing)} such in all); train in another folder"
+        )
+    for name, target in own.items():
+        if target.shape != tensors[name].shape:
+            raise ValueError(
+                f"the checkpoint is of another model: {name} has shape {tuple(tensors[name].shape)} there "
+                f"and {tuple(target.shape)} here; train in another folder"
+            )
+        with torch.no_grad():
+            target.copy_(_like(tensors[name], target))
+
+
+def load_optimizer_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for entry, value in tensors.items():
+        name, key = entry.rsplit(":", 1)
+        parameter = parameters[name]
+        moment = value.shape == parameter.shape and value.dim() > 0
+        placed = _like(value, parameter) if moment else value.to(parameter.device)
+        optimizer.state[parameter][key] = placed
+
+
+def _gather(entries: Iterator[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
+    tensors = {}
+    for name, tensor in entries:
+        whole = tensor.detach()
+        # A shared-out tensor is put together by all processes, wanted here or not.
+        whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
+        if keep:
+            tensors[name] = whole.cpu()
+    return tensors
+
+
+def _like(whole: Tensor, target: Tensor) -> Tensor:
+    """The tensor on the target's device, shared out as the target is."""
+    if hasattr(target, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(whole.to(target.device), target.device_mesh, target.placements)  # type: ignore[attr-defined]  # a DTensor
+    return whole.to(target.device)
+
+
+class Storage(Protocol):
+    """Every process calls both methods."""
+
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: dict[str, Any],
+        parallel: Parallel,
+    ) -> None: ...
+
+    def load(self, path: Path, model: nn.Module, optimizer: Optimizer) -> None: ...
+
+
+class Whole:
+    """The main process gathers everything and writes it."""
+
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: dict[str, Any],
+        parallel: Parallel,
+    ) -> None:
+        tensors = {
+            "model": model_tensors(model, keep=parallel.main),
+            "optimizer": optimizer_tensors(model, optimizer, keep=parallel.main),
+        }
+        if parallel.main:
+            checkpoints.write(step, tensors, state)
+
+    def load(self, path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+        load_model_tensors(model, read_tensors(path, "model"))
+        load_optimizer_tensors(model, optimizer, read_tensors(path, "optimizer"))
+
+
+class Sharded:
+    """Each process writes its part through torch.distributed.checkpoint; nobody holds the whole."""
+
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: dict[str, Any],
+        parallel: Parallel,
+    ) -> None:
+        from torch.distributed import checkpoint as dcp
+
+        if parallel.main:
+            checkpoints.begin(step)
+        parallel.wait()
+        temporary = checkpoints.temporary(step)
+        try:
+            writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
+            with quiet_alone():
+                dcp.save(_entries(model, optimizer), storage_writer=writer, no_dist=parallel.world == 1)
+            if parallel.main:
+                digests = {file.name: file_digest(file) for file in sorted(temporary.glob("*.safetensors"))}
+                checkpoints.commit(step, state, digests)
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            # The library wraps what went wrong in any process; a full disk should be known as one.
+            for cause, _ in getattr(error, "failures", {}).values():
+                if isinstance(cause, OSError):
+                    raise cause from error
+            raise
+
+    def load(self, path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+        from torch.distributed import checkpoint as dcp
+
+        prepare_optimizer(optimizer)
+        entries = _entries(model, optimizer)
+        try:
+            with quiet_alone():
+                dcp.load(
+                    entries,
+                    storage_reader=dcp.HuggingFaceStorageReader(str(path)),
+                    no_dist=not dist.is_initialized(),
+                )
+        except (RuntimeError, dcp.CheckpointException) as error:
+            raise ValueError(f"{path} does not fit this model ({error}): train in another folder") from error
+
+
+def prepare_optimizer(optimizer: Optimizer) -> None:
+    """Have the optimizer make its state, for loading into: a step at learning rate 0 moves and decays nothing."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _entries(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Model and optimizer as they are shared out; a scalar as a vector of one, which a file can slice."""
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer_entries(model, optimizer)}
+    return {name: tensor.view(1) if tensor.dim() == 0 else tensor for name, tensor in tensors.items()}
+
+
+class quiet_alone(warnings.catch_warnings):
+    """torch warns that a lone process saves as one, which is what is wanted."""
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        warnings.filterwarnings("ignore", module="torch.distributed")
+        return entered
+
+
+STORAGES: dict[str, Storage] = {"whole": Whole(), "sharded": Sharded()}
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder, or raise if somebody else does; the system frees it when a process dies."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system: taking care is then up to the user
+        yield
+        return
+    with open(folder / ".lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is training in {folder}: wait for it, or use another folder"
+            ) from None
+        yield
+
+
+def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
+    """Raise if a checkpoint's settings are those of another run."""
+    if difference := changed(before, settings):
+        name, old, new = difference
+        raise ValueError(
+            f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with "
+            f"its own settings; give a new one another folder"
+        )
+
+
+@contextlib.contextmanager
+def room_on_disk(step: int, saved: int, parallel: Parallel | None = None) -> Iterator[None]:
+    """Turn a full disk into a sentence, in every process that takes part in the writing."""
+    failure = None
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        failure = f"the disk is full at step {step}"
+    failure = parallel.agree(failure) if parallel else failure
+    if failure:
+        kept = f"the checkpoint of step {saved} is intact" if saved > 0 else "there is no checkpoint yet"
+        raise DiskFull(f"{failure}; {kept}: make room and give the same command again to continue")

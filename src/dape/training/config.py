@@ -1,23 +1,190 @@
-"""Everything that a run is: one dataclass, by recipe, from a file, or from the command line."""
+"""Settings of a run: of the loop, the model and the data, in one dataclass; recipes, and configuration files."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import os
 import re
-from dataclasses import dataclass, replace
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
+import yaml
 
 from dape.data.preparation import parse_validation
+from dape.data.tokenizers import bpe_size
+from dape.devices import check_fits, device_name, find_device
 from dape.methods import parse_layers
-from dape.models import PRESETS, DapeConfig, preset
 from dape.positions import POSITIONS
-from dape.settings import setting
-from dape.training.settings import LoopSettings
+from dape.settings import SettingError, check, setting
+
+if TYPE_CHECKING:
+    from dape.models import DapeConfig
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Distributed = Literal["none", "ddp", "fsdp"]
+CheckpointFormat = Literal["whole", "sharded"]
+
+FINAL_LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """Optimizer, schedule, precision, checkpoints and processes of a training run.
+
+    What does not fix a run may change when it is continued: where and how it computes, not what.
+    """
+
+    # Warm-up, in percent of the steps, where none is given.
+    WARMUP_PERCENT: ClassVar[int] = 6
+
+    steps: int = setting(1000, help="Optimizer steps in all.", low=1, high=10**9)
+    learning_rate: float = setting(
+        2e-3, help="Highest learning rate, reached after the warm-up.", above=0, high=1000
+    )
+    final_learning_rate: float = setting(
+        None,
+        help="Learning rate of the last step, to which a cosine leads. Default: 1e-4, or the learning rate if less.",
+        low=0,
+        high=1000,
+    )
+    warmup_steps: int = setting(
+        None,
+        help="Steps over which the learning rate rises linearly from zero. Default: 6 % of the steps, 1 % in the "
+        "recipes of the paper.",
+        low=0,
+        high=10**9,
+    )
+    betas: tuple[float, float] = setting(
+        (0.9, 0.95), help="AdamW's decay rates of the two moments.", low=0, below=1
+    )
+    weight_decay: float = setting(
+        0.1,
+        help="Decay of weight matrices; positional, convolution and 1-D parameters have none.",
+        low=0,
+        high=1000,
+    )
+    clip: float = setting(
+        1.0, help="Largest norm of the gradient, all parameters together; 0 for no limit.", low=0, high=1e9
+    )
+    precision: Precision = setting(
+        "fp32", help="Arithmetic of the forward pass; weights and optimizer stay in float32."
+    )
+    accumulate: int = setting(
+        1,
+        help="Pieces that a process's part of the batch is cut into, to save memory.",
+        low=1,
+        high=2**24,
+        fixes_run=False,
+    )
+    compile: bool = setting(False, help="Run the model through torch.compile.", fixes_run=False)
+    checkpoint_every: int = setting(
+        200,
+        help="Steps between checkpoints; one is also written at the end and on Ctrl-C or SIGTERM.",
+        low=1,
+        high=10**9,
+        fixes_run=False,
+    )
+    keep_checkpoints: int = setting(
+        2, help="How many checkpoints to keep.", low=1, high=10**6, fixes_run=False
+    )
+    checkpoint_format: CheckpointFormat = setting(
+        "whole",
+        help="""whole: one safetensors file, gathered; sharded: each process writes its part (for models too large
+        for one process). Either continues on any number of processes.""",
+        fixes_run=False,
+    )
+    log_every: int = setting(
+        10,
+        help="Steps between writes of metrics.jsonl; every step has its line all the same.",
+        low=1,
+        high=10**9,
+        fixes_run=False,
+    )
+    explosion: float = setting(
+        3.0,
+        help="Stop when the smoothed loss exceeds this many times the first loss.",
+        above=0,
+        high=1e9,
+        fixes_run=False,
+    )
+    seed: int = setting(0, help="Of initial weights, data order and dropout.", low=0, high=2**63 - 1)
+    distributed: Distributed = setting(
+        "none",
+        help="Under torchrun: ddp copies the model to every process, fsdp shares it out.",
+        fixes_run=False,
+    )
+    device: str = setting(
+        "auto", help="auto takes the GPU if there is one.", test=device_name, fixes_run=False
+    )
+    tensorboard: bool = setting(
+        False, help="Write TensorBoard events into the run's folder.", fixes_run=False
+    )
+    wandb: str | None = setting(None, help="Send metrics to this Weights & Biases project.", fixes_run=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.betas, list):
+            self._set(betas=tuple(self.betas))
+        self.derive()
+        check(self)
+        if self.warmup_steps > self.steps:
+            problem = f" of steps={self.steps}: the learning rate would never reach {self.learning_rate:g}"
+            raise SettingError("warmup_steps", self.warmup_steps, problem)
+        if self.final_learning_rate > self.learning_rate:
+            problem = f" is more than learning_rate={self.learning_rate:g}, from which it should lead down"
+            raise SettingError("final_learning_rate", self.final_learning_rate, problem)
+
+    def derive(self) -> None:
+        """Fill in what follows from other settings and was not given."""
+        if self.warmup_steps is None and isinstance(self.steps, int):
+            self._set(warmup_steps=max(1, round(self.steps * self.warmup_percent / 100)))
+        if self.final_learning_rate is None and isinstance(self.learning_rate, float | int):
+            self._set(final_learning_rate=min(FINAL_LEARNING_RATE, self.learning_rate))
+
+    @property
+    def warmup_percent(self) -> int:
+        return self.WARMUP_PERCENT
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """How training went.
+
+    steps:   of the whole run, those before a resumption included.
+    seconds: spent in steps, over all resumptions; checkpoints and start-up are not counted.
+    stopped_early: None, or what stopped it before the last step (SIGTERM, SIGINT, on_step).
+    notes:   what was said on the way, such as a damaged checkpoint that was passed over.
+    """
+
+    steps: int
+    final_loss: float
+    seconds: float
+    tokens: int
+    stopped_early: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+class TrainingStopped(ValueError):
+    """Training cannot go on; the message says at which step, why, and what to try."""
+
+
+class Diverged(TrainingStopped):
+    """The loss is not a number any more, or many times what it was at the start."""
+
+
+class DiskFull(TrainingStopped):
+    """There was no room for a checkpoint or the metrics; earlier checkpoints are intact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +267,8 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
 
     def model_config(self, vocab_size: int) -> DapeConfig:
         """The Hugging Face configuration of this run's model."""
+        from dape.models import preset
+
         sizes = {
             "num_hidden_layers": self.num_layers,
             "hidden_size": self.hidden_size,
@@ -153,6 +322,8 @@ LEARNING_RATES = {"125m": 6e-4, "350m": 3e-4, "2.7b": 1.6e-4, "6.7b": 1.2e-4}
 
 def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
     """The recipe of a preset, with whatever is to be changed: the paper's, or small settings for tiny."""
+    from dape.models import PRESETS
+
     if size not in PRESETS:
         raise ValueError(f'unknown preset "{size}": choose one of {", ".join(PRESETS)}')
     settings: dict[str, Any] = {"preset": size}
@@ -161,3 +332,99 @@ def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
         precision = "fp16" if torch.cuda.is_available() else "fp32"
         settings |= {**PAPER, "learning_rate": rate, "final_learning_rate": rate / 10, "precision": precision}
     return TrainConfig(**{**settings, **changes})
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The options in a TOML, YAML or JSON file, by the names of TrainConfig's fields."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no configuration {path}")
+    text, suffix = path.read_text("utf-8"), path.suffix.lower()
+    try:
+        content = _parse(text, suffix)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a table of options")
+    try:
+        return checked(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _parse(text: str, suffix: str) -> Any:
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    if suffix in (".yaml", ".yml"):
+        return yaml.safe_load(text)
+    if suffix == ".json":
+        return json.loads(text)
+    raise ValueError(f'"{suffix}" is not a kind of configuration: use .toml, .yaml or .json')
+
+
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, each of its field's type; an unknown name or a wrong type is an error."""
+    hints = typing.get_type_hints(TrainConfig)
+    known = {f.name: hints[f.name] for f in fields(TrainConfig)}
+    result = {}
+    for name, value in options.items():
+        key = name.replace("-", "_")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ValueError(
+                f'there is no option "{name}"' + (f'; did you mean "{near[0]}"?' if near else "")
+            )
+        result[key] = _fit_type(key, value, known[key])
+    return result
+
+
+def _fit_type(name: str, value: Any, hint: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return value  # the settings' own check names the choices
+    if origin is types.UnionType or origin is typing.Union:
+        if value is None:
+            return None
+        return _fit_type(name, value, next(a for a in arguments if a is not type(None)))
+    if origin is tuple:
+        if not isinstance(value, list | tuple) or len(value) != len(arguments):
+            raise ValueError(f"{name}={value!r}: expected {len(arguments)} numbers")
+        return tuple(_fit_type(name, v, a) for v, a in zip(value, arguments, strict=True))
+    kind = origin or hint
+    if kind is float and isinstance(value, str | int) and not isinstance(value, bool):
+        # YAML reads 2e-3, without a point, as text.
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name}={value!r}: expected {kind.__name__}")
+    return value
+
+
+def check_memory(
+    config: TrainConfig,
+    *,
+    device: torch.device | None = None,
+    world: int | None = None,
+    weights_alone: bool = False,
+) -> None:
+    """Raise if not even the weights with their moments, and the activations of one piece of a batch, fit."""
+    world = int(os.environ.get("WORLD_SIZE", 1)) if world is None else world
+    model = config.model_config(vocab_size=256)
+    width, layers = model.hidden_size, model.num_hidden_layers
+    vocabulary = max(256, bpe_size(config.tokenizer) or 0)
+    # Weights, gradients and two moments in float32; attention and MLP have 12 matrices of width × width.
+    weights = 16 * (12 * layers * width**2 + 2 * vocabulary * width)
+    weights //= world if config.distributed == "fsdp" else 1
+    rows = max(1, config.batch_size // (world * config.accumulate))
+    activations = 4 * rows * config.train_length * (2 * vocabulary + 8 * layers * width)
+    check_fits(
+        weights if weights_alone else weights + activations,
+        f"a model of {layers} layers of width {width}"
+        + ("" if weights_alone else f" with {rows} × {config.train_length} tokens at a time"),
+        advice="take a smaller model or batch, or more pieces (--accumulate)",
+        device=device or find_device(config.device),
+    )

@@ -1,37 +1,237 @@
-"""The loop: `fit` trains any task, resumes by itself and loses nothing.
+"""The training loop: `fit` trains any task, resumes by itself and loses nothing.
 
-step → batch → loss, backward (in pieces) → clip → AdamW → a line of metrics; now and then a checkpoint
+step → batch → loss, backward (in pieces) → clip → AdamW → a line of metrics; at intervals a checkpoint
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from dape.files import sweep
-from dape.training.checkpoint import Checkpoints, read_state
-from dape.training.guard import Guard
-from dape.training.lock import locked
-from dape.training.metrics import MetricsLog, Record, read_metrics
-from dape.training.optimizer import build_optimizer, clip_gradient, learning_rate_at, set_learning_rate
-from dape.training.parallel import Parallel, processes
-from dape.training.precision import autocast, check_precision
-from dape.training.progress import Display, open_display
-from dape.training.safety import check_same_run, room_on_disk
-from dape.training.seeds import seed_generators
-from dape.training.settings import FitResult, LoopSettings, TrainingStopped
-from dape.training.signals import StopRequest
-from dape.training.storage import STORAGES
-from dape.training.task import TrainingTask, move
-from dape.training.trackers import Tracker, open_trackers
+from dape.positions import PositionEncoding
+from dape.scores import ScoreProcessor
+from dape.training.checkpoint import STORAGES, Checkpoints, check_same_run, locked, read_state, room_on_disk
+from dape.training.config import Diverged, FitResult, LoopSettings, TrainingStopped
+from dape.training.display import (
+    Display,
+    MetricsLog,
+    Record,
+    Tracker,
+    open_display,
+    open_trackers,
+    read_metrics,
+)
+from dape.training.parallel import Parallel, autocast, check_precision, processes
+
+
+class TrainingTask(Protocol):
+    """Language modelling and generated tasks are both this.
+
+    A batch is a tensor, or tensors in tuples, lists and dicts; the loop moves them to the device.
+    """
+
+    @property
+    def model(self) -> nn.Module:
+        """The model to train; the loop changes its parameters in place."""
+
+    def batch(self, step: int) -> Any:
+        """The whole batch of a step, on the CPU: a function of the task's seed and the step alone."""
+
+    def shard(self, batch: Any, rank: int, world: int) -> Any:
+        """Part `rank` of `world` parts of the batch, which together make the whole."""
+
+    def size(self, batch: Any) -> int:
+        """How many targets the mean loss of this batch, or part of one, is taken over."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Mean loss over the targets of the batch; `model` is `self.model`, perhaps wrapped."""
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: move(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        moved = [move(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed for whatever the parts name; other parts, another seed."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def seed_generators(*parts: object) -> None:
+    """Seed torch's global generators, so that what follows is a function of the parts."""
+    seed = derive_seed(*parts)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(seed)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> None:
+    """Draw all parameters anew, each module's by a seed of its own name.
+
+    Modules that two models share by name and shape then start equal, whatever else they contain: methods
+    are compared from the same embeddings, projections, MLPs and head. The global generators are left alone.
+    """
+    draw = cast(Callable[[nn.Module], None], getattr(model, "_init_weights", _reset))
+    with torch.random.fork_rng(devices=[]):
+        # Children before parents, which may set their children anew.
+        for name, module in reversed(list(model.named_modules())):
+            torch.default_generator.manual_seed(derive_seed("initial", seed, name))
+            draw(module)
+
+
+def _reset(module: nn.Module) -> None:
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()
+
+
+FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+def undecayed_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Positional, convolution and 1-D parameters: pulling those towards zero would shape what is compared."""
+    owned = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, PositionEncoding | ScoreProcessor)
+        for parameter in module.parameters()
+    }
+    return owned | {parameter for parameter in model.parameters() if parameter.dim() < 2}
+
+
+def build_optimizer(
+    model: nn.Module,
+    settings: LoopSettings,
+    device: torch.device,
+    rate_factors: Mapping[nn.Parameter, float] | None = None,
+) -> AdamW:
+    """AdamW over the trainable parameters. rate_factors: of parameters that learn faster or slower than the others."""
+    factors, undecayed = rate_factors or {}, undecayed_parameters(model)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decay = 0.0 if parameter in undecayed else settings.weight_decay
+            groups.setdefault((-decay, factors.get(parameter, 1.0)), []).append(parameter)
+    if not groups:
+        raise ValueError(f"{type(model).__name__} has no parameter to train")
+    described = [
+        {"params": members, "weight_decay": -decay, "rate_factor": factor}
+        for (decay, factor), members in sorted(groups.items(), key=lambda item: item[0])
+    ]
+    return AdamW(
+        described, lr=settings.learning_rate, betas=settings.betas, fused=device.type in FUSED_DEVICES
+    )
+
+
+def learning_rate_at(step: int, settings: LoopSettings) -> float:
+    """The rate of a step, counted from 1: linear up to the warm-up's end, then half a cosine down."""
+    if step <= settings.warmup_steps:
+        return settings.learning_rate * step / settings.warmup_steps
+    after = max(1, settings.steps - settings.warmup_steps)
+    fraction = min(1.0, (step - settings.warmup_steps) / after)
+    final, height = settings.final_learning_rate, settings.learning_rate - settings.final_learning_rate
+    return final + height * 0.5 * (1 + math.cos(math.pi * fraction))
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_factor", 1.0)
+
+
+def clip_gradient(model: nn.Module, limit: float) -> Tensor:
+    """Scale the gradient down to the limit, if there is one; returns its norm before."""
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = nn.utils.clip_grad_norm_(parameters, limit or math.inf)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+SMOOTHING = 0.9
+
+
+@dataclass
+class Guard:
+    """The first loss and the smoothed one; both belong into a checkpoint."""
+
+    first: float | None = None
+    smoothed: float = 0.0
+
+    def watch(self, record: Record, settings: LoopSettings) -> None:
+        """Take in a step's record; raise Diverged where it says that training has failed."""
+        loss = record["loss"]
+        # With fp16 the scaler skips a step whose gradient overflowed; only the loss itself is a failure.
+        norm = 0.0 if settings.precision == "fp16" else record["gradient_norm"]
+        for name, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                raise Diverged(self._sentence(f"the {name} became {value}", record, settings))
+        self.first = loss if self.first is None else self.first
+        self.smoothed = SMOOTHING * self.smoothed + (1 - SMOOTHING) * loss if self.smoothed else loss
+        if self.smoothed > settings.explosion * max(self.first, 0.0) > 0:
+            grown = f"the smoothed loss grew to {self.smoothed:.3g}, from {self.first:.3g} at the first step,"
+            raise Diverged(self._sentence(grown, record, settings))
+
+    def _sentence(self, what: str, record: Record, settings: LoopSettings) -> str:
+        advice = [f"a lower --learning-rate than {settings.learning_rate:g}"]
+        advice.append(f"more --warmup-steps than {settings.warmup_steps}")
+        if settings.clip == 0 or settings.clip > 1:
+            advice.append("--clip 1")
+        if settings.precision != "fp32":
+            advice.append("--precision fp32")
+        return (
+            f"{what} at step {int(record['step'])} (learning rate {record['learning_rate']:.3g}, gradient norm "
+            f"{record['gradient_norm']:.3g}): try {', or '.join(advice)}"
+        )
+
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """While entered, the first signal is noted in `reason`; a second one interrupts at once.
+
+    Signals reach the main thread alone, so in another thread this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in CAUGHT}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.reason is not None:
+            raise KeyboardInterrupt
+        self.reason = signal.Signals(number).name
+
 
 # Called with each step's record, in order; returning True asks the loop to save and stop.
 OnStep = Callable[[Record], bool | None]

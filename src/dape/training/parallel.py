@@ -1,10 +1,11 @@
-"""Processes: one, or many under torchrun, each with its part of every batch."""
+"""Where training runs: one process or many under torchrun, the device, and the number format."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dape.devices import find_device
-from dape.training.settings import LoopSettings
+from dape.devices import BF16_WORKAROUND, cpu_multiplies, find_device
+from dape.training.config import LoopSettings
 
 T = TypeVar("T")
 
@@ -110,3 +111,33 @@ def processes(settings: LoopSettings) -> Iterator[Parallel]:
     finally:
         if ours:
             dist.destroy_process_group()
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context of a forward pass; parameters stay in float32."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=DTYPES[precision])
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise, with what to do, where the precision cannot run: tried in a process of its own, as it may die."""
+    if precision == "fp32":
+        return
+    if device.type == "cuda":
+        if precision == "bf16" and not torch.cuda.is_bf16_supported():
+            raise ValueError(f"{torch.cuda.get_device_name(device)} has no bfloat16: use --precision fp16")
+        return
+    if device.type == "cpu" and not cpu_multiplies(DTYPES[precision]):
+        remedy = (
+            f", or set {BF16_WORKAROUND} in the environment before starting"
+            if precision == "bf16" and "ONEDNN_MAX_CPU_ISA" not in os.environ
+            else ""
+        )
+        raise ValueError(
+            f"a {precision} matrix product ends the process on this CPU (tried in a subprocess): "
+            f"use --precision fp32{remedy}"
+        )

@@ -11,13 +11,16 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from dape import __version__
@@ -26,20 +29,107 @@ from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
 from dape.settings import changed
-from dape.training.card import model_card
-from dape.training.checkpoint import Checkpoints
-from dape.training.config import TrainConfig
-from dape.training.configfile import checked
-from dape.training.language import LanguageModelling
-from dape.training.lock import locked
-from dape.training.loop import OnStep, fit
-from dape.training.metrics import Record, read_metrics
-from dape.training.parallel import Parallel, processes
-from dape.training.precision import check_precision
-from dape.training.seeds import initialise
-from dape.training.settings import FitResult
-from dape.training.sizes import check_memory
-from dape.training.state import model_tensors
+from dape.training.checkpoint import Checkpoints, locked, model_tensors
+from dape.training.config import FitResult, TrainConfig, check_memory, checked
+from dape.training.display import Record, read_metrics
+from dape.training.loop import OnStep, derive_seed, fit, initialise
+from dape.training.parallel import Parallel, check_precision, processes
+
+
+class LanguageModelling:
+    """Mean cross-entropy of `train_length` next tokens in each of `batch_size` windows.
+
+    ids: all documents end to end, an array that may be memory-mapped. A window starts anywhere, and so may
+    reach over the end of a document. Which windows make up a step depends on seed and step alone.
+    """
+
+    def __init__(
+        self, model: nn.Module, ids: np.ndarray, *, train_length: int, batch_size: int, seed: int = 0
+    ) -> None:
+        if len(ids) <= train_length:
+            raise ValueError(
+                f"the training split has {len(ids)} tokens, train_length={train_length} needs at least "
+                f"{train_length + 1}: use a larger corpus or a shorter training length"
+            )
+        self._model, self.ids = model, ids
+        self.train_length, self.batch_size, self.seed = train_length, batch_size, seed
+
+    @property
+    def model(self) -> nn.Module:
+        return self._model
+
+    def batch(self, step: int) -> Tensor:
+        """Windows [batch_size, train_length + 1]."""
+        draw = np.random.default_rng(derive_seed("windows", self.seed, step))
+        starts = draw.integers(0, len(self.ids) - self.train_length, self.batch_size)
+        windows = self.ids[starts[:, None] + np.arange(self.train_length + 1)]
+        return torch.from_numpy(windows.astype(np.int64))
+
+    def shard(self, batch: Tensor, rank: int, world: int) -> Tensor:
+        return batch.tensor_split(world)[rank]
+
+    def size(self, batch: Tensor) -> int:
+        return batch.shape[0] * (batch.shape[1] - 1)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [dape, length-extrapolation]
+---
+# {method}
+
+A causal language model trained with [dape](https://arxiv.org/abs/2410.04798) {version}.
+
+| | |
+|---|---|
+| method | `{method}` |
+| layers × width, heads | {layers} × {width}, {heads} |
+| parameters | {parameters:,} |
+| training length | {length} tokens |
+| training | {steps} steps of {batch} windows on `{corpus}`, seed {seed} |
+| tokenizer | `{tokenizer}` |
+| loss of the last step | {loss} |
+
+Perplexity by input length is not part of training: `dape eval FOLDER --lengths {length},{longer}` measures it on held-out
+text, at the training length and beyond it.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)  # needs dape installed
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+```
+"""
+
+
+def model_card(
+    config: TrainConfig, sizes: tuple[int, int, int], parameters: int, metrics: Sequence[Record]
+) -> str:
+    """The card of a run whose model has `sizes` (layers, width, heads)."""
+    layers, width, heads = sizes
+    method = config.method if isinstance(config.method, str) else "/".join(config.method)
+    return CARD.format(
+        method=method,
+        version=__version__,
+        layers=layers,
+        width=width,
+        heads=heads,
+        parameters=parameters,
+        length=config.train_length,
+        longer=4 * config.train_length,
+        steps=config.steps,
+        batch=config.batch_size,
+        corpus=config.corpus,
+        seed=config.seed,
+        tokenizer=config.tokenizer,
+        loss=f"{metrics[-1]['loss']:.3f}" if metrics else "unknown",
+    )
+
 
 CONFIG = "run.json"
 

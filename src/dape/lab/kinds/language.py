@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dape.devices import find_device
 from dape.evaluate.by_length import score
 from dape.evaluate.scoring import scoring
 from dape.evaluate.statistics import LengthScore, perplexity
@@ -34,7 +35,7 @@ from dape.positions import POSITIONS, randomized_positions
 from dape.positions.rope import SCALINGS, RoPE
 from dape.settings import free_names
 from dape.training import Run, TrainConfig, TrainingStopped, load_run, train
-from dape.training.configfile import checked
+from dape.training.config import checked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -444,7 +445,7 @@ def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> N
         )
         content |= {"documents": windows.documents.tolist(), "ends": windows.ends.tolist()}
     write_atomically(scores, json.dumps(content))
-    device = device_of(run.config.device)
+    device = find_device(run.config.device)
     model, loaded = None, None
     for key in keys:
         length, reading = parse_key(key)
@@ -469,7 +470,7 @@ def add_sample(run: Run, scores: Path, tokens: int) -> None:
     beginning = data.validation.document(0)[: max(8, run.config.train_length // 2)].tolist()
     prompt = data.tokenizer.decode(beginning)
     model = run.model()
-    torch.nn.Module.to(model, device_of(run.config.device))
+    torch.nn.Module.to(model, find_device(run.config.device))
     text = generate_text(model, data.tokenizer, prompt, tokens=tokens, seed=0) if prompt.strip() else ""
     write_atomically(scores, json.dumps({**content, "sample": {"prompt": prompt, "text": text}}))
 
@@ -495,11 +496,6 @@ def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> d
         "text": run.data().manifest["sources"]["sha256"],
     }
     return {"evaluation": asked, "training": training, "environment": environment(jobs), "windows": {}}
-
-
-def device_of(name: str) -> str:
-    """The device that "auto" stands for, or the one named."""
-    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run_of(cell: Cell, training: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dape.lab.records import plain
+from dape.files import plain
 from dape.methods import parse_layers
 
 # The browser itself refuses whatever is not in the page.

@@ -1,12 +1,55 @@
-"""What the user sees while a run goes on: a bar on a terminal, a line now and then in a log."""
+"""What a run reports: metrics.jsonl, the progress bar or log lines, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 import time
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Protocol
 
-from dape.training.metrics import Record
+from dape.files import write_atomically
+from dape.training.config import LoopSettings
+
+Record = dict[str, float]
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records, in order; lines that cannot be read, such as one that a kill cut short, are left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
+    return records
+
+
+class MetricsLog:
+    """Appends records to a file; opened at a step, it forgets whatever was logged after that step."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        kept = [record for record in read_metrics(path) if record["step"] <= step]
+        write_atomically(path, "".join(map(_line, kept)))
+        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+
+    def append(self, records: Iterable[Record]) -> None:
+        self._file.write("".join(map(_line, records)))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record) + "\n"
+
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -114,3 +157,63 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Tracker(Protocol):
+    def log(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_trackers(settings: LoopSettings, folder: Path) -> list[Tracker]:
+    trackers: list[Tracker] = []
+    if settings.tensorboard:
+        trackers.append(TensorBoard(folder / "tensorboard"))
+    if settings.wandb:
+        trackers.append(WeightsAndBiases(settings, folder))
+    return trackers
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError("--tensorboard needs tensorboard: pip install tensorboard") from error
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def log(self, record: Record) -> None:
+        for name, value in record.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, int(record["step"]))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, settings: LoopSettings, folder: Path) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError("--wandb needs wandb: pip install wandb") from error
+        # The name of the folder identifies the run, so that a resumed one goes on in the same chart.
+        try:
+            self._run: Any = wandb.init(
+                project=settings.wandb,
+                name=folder.name,
+                id=folder.name,
+                resume="allow",
+                dir=str(folder),
+                config=asdict(settings),
+            )
+        except wandb.Error as error:
+            raise ValueError(f"--wandb {settings.wandb}: {' '.join(str(error).split())}") from error
+
+    def log(self, record: Record) -> None:
+        self._run.log(
+            {name: value for name, value in record.items() if name != "step"}, step=int(record["step"])
+        )
+
+    def close(self) -> None:
+        self._run.finish()
