@@ -21,8 +21,9 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*)
 demo: $(READY)  ## recall with and without the convolution (seconds), then a comparison by length (minutes)
 	$(BIN)/dape demo
 
-docs: $(READY)  ## the pages of docs/ as a static site, in site/
-	$(BIN)/python docs/build.py site
+docs: $(READY)  ## the guide and the API reference as a static site with search, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open it with: $(BIN)/python -m http.server --directory site"
 
 browser:  ## install Chromium, in which the report's page is tested (Debian, as root)
 	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 \

@@ -22,7 +22,7 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--enable-logging=stderr",
     "--virtual-time-budget=5000",
     "--dump-dom",
@@ -47,9 +47,18 @@ def chromium() -> str:
 
 
 def visit(
-    page: Path, folder: Path, probe: str, *, size: tuple[int, int] = (1200, 900), dark: bool = False
+    page: Path,
+    folder: Path,
+    probe: str,
+    *,
+    size: tuple[int, int] = (1200, 900),
+    dark: bool = False,
+    address: str = "",
 ) -> Visit:
-    """Open a copy of the page that ends with a probe: JavaScript whose value, or what it promises, comes back."""
+    """Open a copy of the page that ends with a probe: JavaScript whose value, or what it promises, comes back.
+
+    address: of a server that serves `folder`, for pages that fetch.
+    """
     script = (
         "<script>addEventListener('load', () => setTimeout(() => {"
         "const note = document.createElement('pre'); note.id = 'probe';"
@@ -60,8 +69,9 @@ def visit(
     text = page.read_text("utf-8")
     copy.write_text(script.join(text.rsplit("</body>", 1)) if "</body>" in text else text + script, "utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    url = f"{address}/{copy.name}" if address else copy.as_uri()
     place = f"--user-data-dir={folder / 'profile'}"
-    command = [chromium(), *FLAGS, place, scheme, f"--window-size={size[0]},{size[1]}", copy.as_uri()]
+    command = [chromium(), *FLAGS, place, scheme, f"--window-size={size[0]},{size[1]}", url]
     done = subprocess.run(command, capture_output=True, timeout=300, check=True)
     document = done.stdout.decode()
     console = [line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]

@@ -30,6 +30,9 @@ class DemoOptions:
     length (minutes), with a report. Interrupted, it continues."""
 
     quick: bool = setting(False, help="Only the recall part.")
+    picture: Path | None = setting(
+        None, help="Draw the recall part: scores, convolution, weights (svg, png or pdf).", writes="file"
+    )
     steps: int = setting(
         120,
         help="Training steps of each model of the recall part; the comparison has its own.",
@@ -58,7 +61,7 @@ def recall(options: DemoOptions, console: Console) -> int:
         BarColumn(bar_width=24),
         TextColumn("{task.fields[loss]}"),
     )
-    accuracy = {}
+    accuracy, models = {}, {}
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bars = {
             method: progress.add_task(title, total=options.steps, start=False, loss="")
@@ -67,7 +70,7 @@ def recall(options: DemoOptions, console: Console) -> int:
         for method, bar in bars.items():
             progress.start_task(bar)
             with one_thread():
-                accuracy[method] = train_and_test(method, options, show_on(progress, bar))
+                accuracy[method], models[method] = train_and_test(method, options, show_on(progress, bar))
             progress.update(bar, loss="")
 
     table = Table("accuracy at length", *map(str, TEST_LENGTHS))
@@ -79,13 +82,19 @@ def recall(options: DemoOptions, console: Console) -> int:
     )
     console.print(table)
     console.print(verdict(accuracy))
+    if options.picture is not None:
+        from dape.inspection.idea import draw_idea
+        from dape.tasks.recall import AssociativeRecall
+
+        draw_idea(models["dape1x3-nope"], AssociativeRecall(), options.picture, seed=options.seed)
+        console.print(f"Picture: {options.picture}", soft_wrap=True)
     return 0
 
 
 def train_and_test(
     method: str, options: DemoOptions, show: Callable[[dict[str, float]], None]
-) -> dict[int, float]:
-    """Accuracy by length of a model trained from nothing."""
+) -> tuple[dict[int, float], Any]:
+    """Accuracy by length of a model trained from nothing, and the model."""
     from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
     from dape.tasks import build_task
     from dape.training import LoopSettings, fit
@@ -107,7 +116,7 @@ def train_and_test(
         result = fit(training, settings, Path(folder), on_step=show, progress=False)
     if result.stopped_early:
         raise KeyboardInterrupt
-    return accuracy_by_length(task, model, TEST_LENGTHS, 256, seed=options.seed)
+    return accuracy_by_length(task, model, TEST_LENGTHS, 256, seed=options.seed), model
 
 
 @contextlib.contextmanager
@@ -136,7 +145,7 @@ def verdict(accuracy: dict[str, dict[int, float]]) -> str:
     plain, convolved = (100 * accuracy[method][longest] for method in METHODS)
     if convolved > 90 and plain < 50:
         return (
-            "The key that matches scores high, but its value stands one place further; the\n"
+            "Scores find the key that matches, but its value is the next token; the\n"
             f"convolution moves the score there: {convolved:.0f} % against {plain:.0f} % at "
             f"{longest // TRAIN_LENGTH}× the trained length."
         )

@@ -1,0 +1,31 @@
+"""A Griffe extension: lines such as `rows: what they are` in a docstring become a list in the reference."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+FIELD = re.compile(r"^(\w[\w ,…*]{0,40}):\s+(?=\S)")
+
+
+class Fields(griffe.Extension):
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = listed(obj.docstring.value)
+
+
+def listed(text: str) -> str:
+    """The text with runs of `name: meaning` lines as lists; paragraphs and code as they are."""
+    result: list[str] = []
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.splitlines()
+        first = next((i for i, line in enumerate(lines) if FIELD.match(line)), None)
+        if first is None or paragraph.lstrip().startswith((">>>", "    ", "|")):
+            result.append(paragraph)
+            continue
+        entries = [FIELD.sub(lambda found: f"- `{found[1]}`: ", line) for line in lines[first:]]
+        result += ["\n".join(lines[:first])] if first else []
+        result.append("\n".join(line if line.startswith("- ") else f"  {line.strip()}" for line in entries))
+    return "\n\n".join(result)

@@ -1,0 +1,117 @@
+"""MkDocs hooks: titles of code blocks, pages and files outside docs/, figures in the page's colours, command help."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
+FENCE = re.compile(r"^(```\w+) (\S+)$", re.MULTILINE)
+IMAGE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.svg)" ?/?>')
+# Ink, faint ink and grid of our figures, and what the theme calls them.
+COLOURS = {
+    "#1a1d21": "var(--md-default-fg-color)",
+    "#000000": "var(--md-default-fg-color)",
+    "#8f99a3": "var(--md-default-fg-color--light)",
+    "#e3e7eb": "var(--md-default-fg-color--lightest)",
+    "fill: #ffffff": "fill: none",
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add what the pages link to outside docs/, under its path in the repository."""
+    waiting = [ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
+    seen = set(waiting)
+    while waiting:
+        source = waiting.pop()
+        for address, _ in LINK.findall(source.read_text("utf-8")):
+            target = (source.parent / address).resolve()
+            inside = target.is_relative_to(ROOT / "docs")
+            # A missing target stays as it is, and the strict build names it.
+            if target in seen or inside or not target.is_file() or not target.is_relative_to(ROOT):
+                continue
+            seen.add(target)
+            uri = target.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, uri, abs_src_path=str(target)))
+            if target.suffix == ".md":
+                waiting.append(target)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links as paths within the site; a block's file name, or that the tests leave it out, as its title."""
+    here = posixpath.dirname(page.file.src_uri)
+    source = Path(page.file.abs_src_path).parent
+
+    def link(found: re.Match[str]) -> str:
+        address, anchor = found.groups()
+        target = (source / address).resolve()
+        if not target.is_relative_to(ROOT) or not target.is_file():
+            return found.group()
+        uri = target.relative_to(ROOT / "docs" if target.is_relative_to(ROOT / "docs") else ROOT).as_posix()
+        return posixpath.relpath(uri, here or ".") + anchor
+
+    def title(found: re.Match[str]) -> str:
+        label = "not run by the tests" if found[2] == "not-run" else found[2]
+        return f'{found[1]} title="{label}"'
+
+    markdown = FENCE.sub(title, LINK.sub(link, markdown))
+    return (
+        markdown.replace("<!-- commands -->", command_help()) if "<!-- commands -->" in markdown else markdown
+    )
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Our figures go into the page, where their ink follows its colours."""
+
+    def inline(found: re.Match[str]) -> str:
+        alt, address = found.groups()
+        file = files.get_file_from_path(
+            posixpath.normpath(posixpath.join(posixpath.dirname(page.url), address))
+        )
+        if file is None or file.abs_src_path is None:
+            return found.group()
+        return figure(Path(file.abs_src_path).read_text("utf-8"), alt)
+
+    return IMAGE.sub(inline, html)
+
+
+def figure(svg: str, alt: str) -> str:
+    """An SVG of ours as part of a page: no fixed size, no white ground, the theme's colours."""
+    drawn = svg[svg.index("<svg") :]
+    head, body = drawn.split(">", 1)
+    head = re.sub(r' (?:width|height)="[^"]*"', "", head)
+    for colour, name in COLOURS.items():
+        head, body = head.replace(colour, name), body.replace(colour, name)
+    return f'<span class="figure" role="img" aria-label="{alt}">{head}>{body.strip()}</span>'
+
+
+def command_help() -> str:
+    """`dape COMMAND --help` of every command, 100 columns wide."""
+    from dape.cli import COMMANDS, run
+
+    before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "100"
+    parts = []
+    for name, command in COMMANDS.items():
+        printed = io.StringIO()
+        importlib.import_module(command.target.split(":")[0])
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            run([name, "--help"])
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
+        parts.append(
+            f"## dape {name}\n{command.summary[0].upper()}{command.summary[1:]}.\n\n````text\n{plain.rstrip()}\n````\n"
+        )
+    if before is None:
+        del os.environ["COLUMNS"]
+    else:
+        os.environ["COLUMNS"] = before
+    return "\n".join(parts)
