@@ -11,6 +11,7 @@ import dape
 from dape import cli
 from dape.data import ByteTokenizer
 from dape.retrofitting.files import load_causal_lm
+from dape.retrofitting.matching import LayerMatching, Overlapping
 from dape.retrofitting.tuning import Tuning, sample
 
 
@@ -164,3 +165,92 @@ def test_commands_load_what_was_retrofitted_as_what_it_is(base, tmp_path, capsys
         assert "retrofitted with dape1x3-kerple" in capsys.readouterr().err
         assert cli.main(["inspect", str(tmp_path / name), "--text", "The cat", "--lengths", "4"]) == 2
         assert "is retrofitted" in capsys.readouterr().err
+
+
+def test_layers_that_kept_their_positions_match_at_the_start(base):
+    model, teacher = (LlamaForCausalLM.from_pretrained(base) for _ in range(2))
+    dape.retrofit(model, "dape1x3")
+    ids = torch.arange(32).view(2, 16)
+    assert LayerMatching(model, teacher).loss(ids) < 1e-8
+    dape.remove_retrofit(model)
+    dape.retrofit(model, "dape1x3-kerple")
+    assert LayerMatching(model, teacher).loss(ids) > 1e-4
+
+
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "fox"])
+def test_matching_teaches_each_layer_by_itself(base, method):
+    model, teacher = (LlamaForCausalLM.from_pretrained(base) for _ in range(2))
+    torch.manual_seed(0)
+    dape.retrofit(model, method)
+    matching, ids = LayerMatching(model, teacher), torch.randint(250, (8, 16))
+    before = matching.loss(ids)
+    before.backward()
+    trained = {name for name, value in model.named_parameters() if value.grad is not None}
+    assert all("self_attn" in name for name in trained)
+    # What a layer is taught does not depend on the layers before it.
+    lower = model.model.layers[0].self_attn
+    own = [value.grad.clone() for value in model.model.layers[1].self_attn.parameters()]
+    with torch.no_grad():
+        lower.v_proj.weight.mul_(3)
+    model.zero_grad()
+    matching.loss(ids).backward()
+    for first, second in zip(own, model.model.layers[1].self_attn.parameters(), strict=True):
+        torch.testing.assert_close(first, second.grad)
+    with torch.no_grad():
+        lower.v_proj.weight.div_(3)
+    optimizer = torch.optim.Adam([value for name, value in model.named_parameters() if "self_attn" in name])
+    for _ in range(30):
+        optimizer.zero_grad()
+        matching.loss(ids).backward()
+        optimizer.step()
+    assert matching.loss(ids) < 0.7 * before
+    assert not any(layer.self_attn._forward_hooks for layer in teacher.model.layers)
+
+
+def test_matching_then_distilling_a_share_of_the_positions(base, tmp_path):
+    assert (
+        run(base, tmp_path / "run", *SELF, "--match-steps", "3", "--distill", "1", "--predicted-share", "0.3")
+        == 0
+    )
+    model = LlamaForCausalLM.from_pretrained(base)
+    dape.retrofit(model, "kerple")
+    with pytest.raises(ValueError, match="teacher"):
+        Tuning(model, np.arange(100), train_length=16, batch_size=2, match_steps=3)
+
+
+def test_longer_inputs_are_known_by_overlapping_windows():
+    reading = Overlapping(8)
+    ids = torch.arange(2 * 20).view(2, 20)
+    windows = reading.windows(ids)
+    assert windows.shape == (2 * 4, 8)
+    assert torch.equal(reading.rows(windows, 2), ids)
+    within, places = reading.positions(0.5, 20)
+    assert len(within) == 2
+    assert (within >= 4).all()
+    assert torch.equal(windows[:, within].view(2, -1), ids[:, places])
+    assert torch.equal(reading.windows(ids[:, :5]), ids[:, :5])
+    with pytest.raises(ValueError, match="windows of 8"):
+        reading.windows(ids[:, :18])
+
+
+@pytest.mark.parametrize("match_steps", [0, 5])
+def test_a_teacher_reads_longer_windows_in_its_own_length(base, match_steps):
+    model, teacher = (LlamaForCausalLM.from_pretrained(base) for _ in range(2))
+    dape.retrofit(model, "dape1x3")
+    read = []
+    teacher.model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    task = Tuning(
+        model,
+        np.arange(200) % 250,
+        train_length=32,
+        batch_size=2,
+        teacher=teacher,
+        distill=1.0,
+        teacher_length=16,
+        match_steps=match_steps,
+    )
+    # A model that reads 32 tokens at a time differs from one that reads 16 of them.
+    assert task.loss(model, task.batch(0)) > 1e-6
+    assert read == [(6, 16)]

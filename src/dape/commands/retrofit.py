@@ -40,7 +40,7 @@ from dape.training.loop import fit
 DESCRIPTION = """Give a pretrained model the positions and score processor of a method, and train it on.
 
   dape retrofit MODEL --method dape1x3-kerple --corpus my_texts/ --out runs/longer
-  dape retrofit MODEL --method dape1x3-kerple --corpus self --distill 0.5
+  dape retrofit MODEL --method dape1x3-kerple --corpus self --trains attention --match-steps 200 --distill 1
 
 Training is at the model's own length; the table before and after goes beyond it. An interrupted command is
 continued by the same command. OUT/model is the retrofitted model, for dape.load_retrofitted and
@@ -90,6 +90,18 @@ class Options(LoopSettings):
         help="Share of the loss that is the divergence from the base's own predictions.",
         low=0,
         high=1,
+    )
+    predicted_share: float = setting(
+        1.0,
+        help="Of a window's positions, the share whose next token is predicted in a step, drawn anew.",
+        above=0,
+        high=1,
+    )
+    match_steps: int = setting(
+        0,
+        help="Of the steps, so many first ones teach each attention layer by itself what the base's layer gives.",
+        low=0,
+        high=10**9,
     )
     sample_tokens: int = setting(200_000, help="Tokens to sample for --corpus self.", low=1, high=10**12)
     temperature: float = setting(0.8, help="Of that sampling.", above=0, high=1e6)
@@ -142,7 +154,7 @@ def main(arguments: list[str]) -> int:
     before = known.get("before")
     if before is None or known.get("table") != table_settings(options, lengths):
         before = scores(base, held_out, lengths, options, context, "before")
-    teacher = load_base(options.model, options.device) if options.distill else None
+    teacher = load_base(options.model, options.device) if options.distill or options.match_steps else None
     torch.manual_seed(options.seed)
     model = dape.retrofit(base, options.method, width=options.width, trains=options.trains)
     write(options, lengths, before=before)
@@ -155,6 +167,9 @@ def main(arguments: list[str]) -> int:
         added_rate=options.added_rate,
         teacher=teacher,
         distill=options.distill,
+        predicted_share=options.predicted_share,
+        match_steps=options.match_steps,
+        teacher_length=own_length(base),
     )
     result = fit(task, options, options.folder)
     if result.stopped_early:
@@ -200,11 +215,14 @@ def load_base(name: str, device: str) -> PreTrainedModel:
 
 
 def training_length(options: Options, model: PreTrainedModel) -> int:
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    length = options.train_length or own
+    length = options.train_length or own_length(model)
     if length is None:
         raise ValueError(f"{options.model} does not say its training length: give --train-length")
     return int(length)
+
+
+def own_length(model: PreTrainedModel) -> int | None:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def text(options: Options, model: PreTrainedModel, length: int) -> tuple[np.ndarray, Tokens, Context]:

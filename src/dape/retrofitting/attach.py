@@ -25,8 +25,9 @@ Trains = Literal["all", "attention", "added"]
 
 # Where the model's configuration keeps what was added, so that a saved model says so.
 RECORD = "dape_retrofit"
-# Kerple's heights over the heads at the start: from hardly any decay to that of a head that reads nearby.
-HEIGHTS = (0.05, 1.0)
+# Kerple's heights over the heads at the start. A head's weights of far keys fall as distance^−height: from 1 on, what lies
+# beyond the lengths trained at stays a bounded share.
+HEIGHTS = (1.0, 4.0)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Training a retrofitted model on by our loop: distillation from the base, text that the base samples."""
+"""Training a retrofitted model on by our loop: layers matched to the base's, distillation, text that the base samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from dape.retrofitting.attach import adapter_parameters
+from dape.retrofitting.matching import LayerMatching, Overlapping
 from dape.retrofitting.rates import ADDED_RATE
 from dape.training.run import LanguageModelling
 
@@ -20,6 +22,10 @@ class Tuning(LanguageModelling):
 
     teacher: the base, whose distribution of the next token is learned in the share `distill` of the loss
              (Kullback–Leibler divergence), the rest being the text's own next token.
+    predicted_share: of a window's positions, drawn anew at each step, those whose next token is predicted: the output
+             layer over the vocabulary is most of a small model's work.
+    match_steps: as many first steps match each attention layer to the base's by itself (`LayerMatching`).
+    teacher_length: tokens that the teacher reads at a time; longer training windows it reads in `Overlapping` ones.
     """
 
     def __init__(
@@ -31,29 +37,61 @@ class Tuning(LanguageModelling):
         batch_size: int,
         seed: int = 0,
         added_rate: float = ADDED_RATE,
-        teacher: nn.Module | None = None,
+        teacher: PreTrainedModel | None = None,
         distill: float = 0.0,
+        predicted_share: float = 1.0,
+        match_steps: int = 0,
+        teacher_length: int | None = None,
     ) -> None:
         super().__init__(model, ids, train_length=train_length, batch_size=batch_size, seed=seed)
+        if teacher is None and (distill or match_steps):
+            raise ValueError(f"distill={distill} and match_steps={match_steps} need the base as a teacher")
         self.added_rate, self.teacher, self.distill = added_rate, teacher, distill
+        self.predicted_share, self.match_steps = predicted_share, match_steps
+        self.reading = Overlapping(min(train_length, teacher_length or train_length))
+        self.step = 0
+
+    def batch(self, step: int) -> Tensor:
+        self.step = step
+        return super().batch(step)
 
     def rate_factors(self) -> dict[nn.Parameter, float]:
         return dict.fromkeys(adapter_parameters(self.model).values(), self.added_rate)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        if self.teacher is None or not self.distill:
-            return super().loss(model, batch)
         inputs, targets = batch[:, :-1], batch[:, 1:]
-        logits = model(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
+        teacher = None if self.teacher is None else self.teacher.to(inputs.device)
+        if teacher is not None and self.step < self.match_steps:
+            return LayerMatching(model, teacher, length=self.reading.length).loss(inputs)
+        if teacher is None or not self.distill:
+            return self._language_loss(model, inputs, targets)
+        own: dict[str, Any] = {"use_cache": False}
+        taught = dict(own)
+        if self.predicted_share < 1 or inputs.shape[1] > self.reading.length:
+            within, places = self.reading.positions(self.predicted_share, inputs.shape[1])
+            own["logits_to_keep"] = places = places.to(inputs.device)
+            taught["logits_to_keep"], targets = within.to(inputs.device), targets[:, places]
+        logits = model(input_ids=inputs, **own).logits.flatten(0, 1).float()
         with torch.no_grad():
-            taught = self.teacher.to(inputs.device)(input_ids=inputs, use_cache=False).logits
+            teaching = teacher(input_ids=self.reading.windows(inputs), **taught).logits
         divergence = F.kl_div(
             logits.log_softmax(-1),
-            taught.flatten(0, 1).float().log_softmax(-1),
+            teaching.flatten(0, 1).float().log_softmax(-1),
             reduction="batchmean",
             log_target=True,
         )
+        if self.distill == 1:
+            return divergence
         return self.distill * divergence + (1 - self.distill) * F.cross_entropy(logits, targets.flatten())
+
+    def _language_loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        options: dict[str, Any] = {"use_cache": False}
+        if self.predicted_share < 1:
+            count = max(1, round(self.predicted_share * inputs.shape[1]))
+            places = torch.randperm(inputs.shape[1])[:count].to(inputs.device)
+            options["logits_to_keep"], targets = places, targets[:, places]
+        logits = model(input_ids=inputs, **options).logits.flatten(0, 1).float()
+        return F.cross_entropy(logits, targets.flatten())
 
 
 @torch.no_grad()
@@ -64,7 +102,7 @@ def sample(
     *,
     temperature: float = 0.8,
     seed: int = 0,
-    batch_size: int = 16,
+    batch_size: int = 64,
     progress: Callable[[int], object] | None = None,
 ) -> np.ndarray:
     """Token ids [count, length] that the model writes by itself, beginning with its first token.
@@ -81,7 +119,10 @@ def sample(
         cache, written = DynamicCache(config=model.config), [token]
         for _ in range(length - 1):
             logits = model(token, past_key_values=cache, use_cache=True).logits[:, -1].float()
-            token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+            # One number a row, not one a word: several times cheaper than torch.multinomial for large vocabularies.
+            reached = (logits / temperature).softmax(-1).cumsum(-1)
+            drawn = torch.rand(len(token), 1, generator=generator, device=model.device) * reached[:, -1:]
+            token = torch.searchsorted(reached, drawn).clamp(max=reached.shape[-1] - 1)
             written.append(token)
         rows.append(torch.cat(written, 1).cpu().numpy())
     return np.concatenate(rows)
