@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,6 +173,25 @@ def comparison_figure(results: Results, view: str, *, quantity: str = "ppl") -> 
         paired = any(point.difference.known for curve in shown for point in curve.points)
         said = f"bars: one standard error\nof the difference to\n{baseline}" if paired else ""
         legend(drawn, [axes], said)
+        return drawn
+
+
+def length_figure(series: Mapping[str, Sequence[tuple[int, float]]], y: str, *, unit: int) -> Figure:
+    """Named series of (length, value) over log2 of the length, values on a logarithmic axis; unit is dotted."""
+    with context(["default", LOOK]):
+        drawn, ((axes,),) = canvas(*SIZE)
+        looks = styles(list(series), list(series))
+        for label, points in series.items():
+            x, values = zip(*points, strict=True)
+            errorbar(axes, x, values, None, label, looks[label])
+        axes.axvline(unit, color=FAINT, linestyle=":", linewidth=1)
+        axes.set_yscale("log")
+        lengths = sorted({length for points in series.values() for length, _ in points})
+        finish(axes, lengths, y, f"evaluation length (training length {unit} dotted)", unit=unit)
+        axes.yaxis.set_major_locator(_labelled(axes.get_ylim()))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        legend(drawn, [axes])
         return drawn
 
 

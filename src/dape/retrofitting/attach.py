@@ -256,7 +256,7 @@ def _attach(
                     hidden_size=model.config.get_text_config().hidden_size,
                     **plan.position_options,
                 )
-                _gentle(encoding)
+                gentle_start(encoding)
         layer.add_module(SCORES, scores.to(dtype))
         if encoding is not None:
             layer.add_module(ENCODING, encoding.to(dtype))
@@ -276,7 +276,7 @@ def _rope(model: PreTrainedModel, method: Method, options: dict[str, Any]) -> Ro
 
 
 @torch.no_grad()
-def _gentle(encoding: PositionEncoding) -> None:
+def gentle_start(encoding: PositionEncoding) -> None:
     """A start that takes little from a model which knew other positions."""
     if isinstance(encoding, Kerple):
         low, high = HEIGHTS

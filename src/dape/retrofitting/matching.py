@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dape.models.attention import Attention
 from dape.retrofitting.attach import inner_model, retrofitted_layers
 
 
@@ -57,6 +58,13 @@ class Overlapping:
         return places, (starts[:, None] + places).flatten()
 
 
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """The attention modules of a retrofitted model, or of one of ours, first layer first."""
+    return retrofitted_layers(model) or [
+        module for module in model.modules() if isinstance(module, Attention)
+    ]
+
+
 class LayerMatching:
     """Loss of a retrofitted model's attention layers against those of its base, on the same tokens.
 
@@ -67,7 +75,7 @@ class LayerMatching:
         self.model, self.teacher = inner_model(model), teacher
         self.reading = None if length is None else Overlapping(length)
         names = {id(module): name for name, module in self.model.named_modules()}
-        self.layers = retrofitted_layers(self.model)
+        self.layers = attention_layers(self.model)
         self.taught = [teacher.get_submodule(names[id(layer)]) for layer in self.layers]
 
     def loss(self, ids: Tensor) -> Tensor:

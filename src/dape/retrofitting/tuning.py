@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from dape.retrofitting.attach import adapter_parameters
+from dape.positions import PositionEncoding
 from dape.retrofitting.matching import LayerMatching, Overlapping
 from dape.retrofitting.rates import ADDED_RATE
+from dape.scores import ScoreProcessor
 from dape.training.run import LanguageModelling
 
 
@@ -56,11 +57,14 @@ class Tuning(LanguageModelling):
         return super().batch(step)
 
     def rate_factors(self) -> dict[nn.Parameter, float]:
-        return dict.fromkeys(adapter_parameters(self.model).values(), self.added_rate)
+        new = (m for m in self.model.modules() if isinstance(m, PositionEncoding | ScoreProcessor))
+        return dict.fromkeys((value for module in new for value in module.parameters()), self.added_rate)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         inputs, targets = batch[:, :-1], batch[:, 1:]
-        teacher = None if self.teacher is None else self.teacher.to(inputs.device)
+        teacher = self.teacher
+        if teacher is not None:
+            nn.Module.to(teacher, inputs.device)
         if teacher is not None and self.step < self.match_steps:
             return LayerMatching(model, teacher, length=self.reading.length).loss(inputs)
         if teacher is None or not self.distill:

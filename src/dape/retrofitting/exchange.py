@@ -1,0 +1,40 @@
+"""Our own models with another method: the weights that both have stay, the encodings and processors are new."""
+
+from __future__ import annotations
+
+import copy
+from typing import cast
+
+from torch import nn
+
+from dape.methods import canonical, parse_layers
+from dape.models import DapeConfig, DapeForCausalLM
+from dape.rebuilding import constructor_parameters
+from dape.retrofitting.attach import gentle_start
+from dape.scores import SCORES
+
+
+def exchange_method(model: DapeForCausalLM, method: str, *, width: int = 32) -> DapeForCausalLM:
+    """A model of the same sizes and weights with another method; processors that can begin as the identity do.
+
+    The given model stays as it is: it is the teacher of the new one.
+    """
+    config = cast(DapeConfig, copy.deepcopy(model.config))
+    config.method, config.score_width, config.position_options = canonical(method), width, {}
+    processors = {SCORES[layer.processor] for layer in parse_layers(config.method)}
+    knows = all("zero_init" in constructor_parameters(processor) for processor in processors)
+    config.score_options = {"zero_init": True} if knows else {}
+    new = DapeForCausalLM(config)
+    kept = {
+        name: value
+        for name, value in model.state_dict().items()
+        if ".encodings." not in name and ".attention.scores." not in name
+    }
+    missing, unexpected = new.load_state_dict(kept, strict=False)
+    assert not unexpected, unexpected
+    assert all(".encodings." in name or ".attention.scores." in name for name in missing), missing
+    for encoding in new.model.encodings:
+        gentle_start(encoding)
+    like = next(model.parameters())
+    nn.Module.to(new, like.device, like.dtype)
+    return new.train(model.training)
