@@ -122,3 +122,29 @@ def test_weights_have_the_mode_of_any_file(exported, llama, tmp_path):
     adapter = dape.save_adapter(dape.retrofit(copy.deepcopy(llama)), tmp_path / "adapter")
     for path in (exported / "model.safetensors", adapter / "dape_adapter.safetensors"):
         assert stat.S_IMODE(os.stat(path).st_mode) == usual
+
+
+def test_an_export_that_is_killed_leaves_the_old_model_and_one_that_is_not_leaves_nothing_else(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "model"
+    model = DapeForCausalLM(preset("tiny", "kerple", **SIZES))
+    export(model, folder, with_code=True)
+    (folder / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(export.__globals__, "write_checksums", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            export(DapeForCausalLM(preset("tiny", "rope", **SIZES)), folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert list(tmp_path.iterdir()) == [folder]
+    verify_checksums(folder)
+    export(model, folder)
+    # Code that an export wrote goes with it; files of others stay.
+    fresh = export(model, tmp_path / "fresh")
+    assert {path.name for path in folder.iterdir()} == {"notes.txt", *(path.name for path in fresh.iterdir())}
+    verify_checksums(folder)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
+import dape
 from dape import cli
+from dape.data import prepare
 from dape.errors import expected, sentence
+from dape.files import read_json
 from dape.training import load_run
 
 
@@ -80,3 +86,51 @@ def test_a_damaged_run_is_a_sentence(tmp_path, content, capsys):
         load_run(tmp_path)
     assert cli.main(["generate", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_entry_missing_in_a_file_of_ours_is_a_sentence_with_its_path(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "scores.json"
+    file.write_text('{"training": {"steps": 3}}')
+    content = read_json(file)
+    assert content["training"]["steps"] == 3
+    assert content.get("windows") is None
+    for damaged in (content, copy.deepcopy(content), content["training"]):
+        with pytest.raises(ValueError, match=rf'^{file} is damaged: it has no entry "windows"$'):
+            damaged["windows"]
+
+    def fail(arguments):
+        return content["windows"]
+
+    monkeypatch.setattr("dape.commands.methods.main", fail)
+    assert cli.main(["methods"]) == 2
+    assert capsys.readouterr().err == f'dape methods: {file} is damaged: it has no entry "windows"\n'
+
+
+def test_files_of_ours_are_read_in_one_way():
+    """json.loads of a file would raise a bare KeyError later; what else is parsed is no file of ours."""
+    source = Path(dape.__file__).parent
+    found = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if re.search(r"json\.loads?\(.*read_text", path.read_text())
+    }
+    assert found == {
+        "commands/inspect.py",  # of any model of Hugging Face
+        "data/tokens.py",  # a note that may be damaged: then data is verified again
+        "lab/kinds/tasks.py",  # within the package
+        "lab/runner.py",  # written the moment before
+        "models/beside.py",  # code that is exported needs no other module of ours
+        "training/checkpoint.py",  # a damaged manifest sets the checkpoint aside
+    }
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "sources.jsonl"])
+def test_token_data_without_its_entries_is_a_sentence(tmp_path, name):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for number in range(3):
+        (corpus / f"{number}.txt").write_text(f"{number} " * 50)
+    prepare(str(corpus), tmp_path / "data", validation=["0.txt"], progress=False)
+    (tmp_path / "data" / name).write_text("{}\n")
+    with pytest.raises(ValueError, match=re.escape(name)):
+        prepare(str(corpus), tmp_path / "data", validation=["0.txt"], progress=False)

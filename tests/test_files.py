@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dape.files import check_output, distinct_names, replacing, write_atomically
+from dape.files import WRITING, check_output, distinct_names, replacing, replacing_folder, write_atomically
 
 
 def test_write_replaces(tmp_path):
@@ -45,6 +45,68 @@ def test_interrupted_writer_leaves_the_old_file(tmp_path):
         interrupted()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def killed(writer: str, path) -> None:
+    """Have another process begin to write, and end in the middle of it."""
+    code = f"import os, sys; from dape.files import *\nwith {writer} as half:\n print('x'); os._exit(9)"
+    subprocess.run([sys.executable, "-c", code, str(path)], stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    "writer", ["replacing(sys.argv[1])", "replacing_folder(sys.argv[1], last='')"], ids=["file", "folder"]
+)
+def test_whoever_writes_into_a_folder_sweeps_what_killed_writers_left_there(tmp_path, writer):
+    killed(writer, tmp_path / "x")
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(WRITING)
+    # What lives, or lives where it cannot be asked, stays.
+    elsewhere = tmp_path / left.name.replace("@", "@elsewhere")
+    elsewhere.touch()
+    with replacing(tmp_path / "y"):
+        mine = {path.name for path in tmp_path.iterdir()}
+        write_atomically(tmp_path / "z", "")
+        assert mine <= {path.name for path in tmp_path.iterdir()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([elsewhere.name, "y", "z"])
+
+
+def test_a_folder_is_whole_or_absent(tmp_path):
+    path = tmp_path / "model"
+    with pytest.raises(KeyboardInterrupt), replacing_folder(path, last="sums") as temporary:  # noqa: PT012
+        (temporary / "weights").write_text("half")
+        assert not path.exists()
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    with replacing_folder(path, last="sums") as temporary:
+        (temporary / "weights").write_text("1")
+    assert (path / "weights").read_text() == "1"
+    (tmp_path / "plain").mkdir()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_folder_that_is_there_gets_each_file_whole_and_the_last_one_last(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+    (path / "weights").write_text("1")
+    order, rename = [], os.replace
+    monkeypatch.setattr(
+        os, "replace", lambda old, new: (order.append(os.path.basename(new)), rename(old, new))
+    )
+    with replacing_folder(path, last="a-sums") as temporary:
+        for name in ("a-sums", "weights"):
+            (temporary / name).write_text("2")
+        assert (path / "weights").read_text() == "1"
+    assert order == ["weights", "a-sums"]
+    assert {file.name: file.read_text() for file in path.iterdir()} == {
+        "notes.txt": "mine",
+        "weights": "2",
+        "a-sums": "2",
+    }
+    assert list(tmp_path.iterdir()) == [path]
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError), replacing_folder(tmp_path / "file", last=""):
+        pass
 
 
 def test_mode_is_that_of_any_new_file(tmp_path):

@@ -42,6 +42,15 @@ def write_checksums(folder: str | os.PathLike[str]) -> None:
     write_atomically(folder / CHECKSUMS, json.dumps({"format": FORMAT, "files": entries}, indent=2) + "\n")
 
 
+def names_with_checksums(folder: str | os.PathLike[str]) -> set[str]:
+    """The files directly in the folder that its checksums are of; none where there are no checksums to read."""
+    try:
+        names = read_json(Path(folder) / CHECKSUMS)["files"]
+        return {name for name in names if Path(name).name == name}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
 def verify_checksums(folder: str | os.PathLike[str]) -> None:
     """Raise ValueError for a file that is missing, damaged or changed, or an index that leads out of the folder."""
     folder = Path(folder)

@@ -21,10 +21,10 @@ def sentence(error: BaseException) -> str:
         reason = FULL.get(error.errno) or (error.strerror or "").lower() or text
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         return f"{', '.join(names)}: {reason}" if names else reason
-    if isinstance(error, KeyError):
-        return f"there is no {text}"
     if isinstance(error, ValueError | TypeError | OSError):
         return text or type(error).__name__
+    if isinstance(error, KeyError):
+        return f"there is no {text}"
     if isinstance(error, RecursionError):
         return "too deeply nested"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

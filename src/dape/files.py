@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import math
 import os
+import platform
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# Files and folders on their way begin like this, so that what a kill leaves can be told and swept.
+# Files and folders on their way begin like this, then say whose they are, so that what a kill leaves can be swept.
 WRITING = ".writing-"
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:
-    """Remove what writers in this folder left that do not live any more; for whoever holds the folder's lock."""
+    """Remove what writers into this folder left that do not live any more; `replacing` does so before it writes."""
     for path in Path(folder).glob(f"{WRITING}*"):
-        process = path.name.removeprefix(WRITING).split("-")[0]
-        if path.is_file() and process.isdecimal() and not _lives(int(process)):
+        process, _, machine = path.name.removeprefix(WRITING).split("-")[0].partition("@")
+        # A process of another machine, or of another container, cannot be asked whether it lives.
+        if not process.isdecimal() or machine != _machine() or _lives(int(process)):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
 
 
@@ -36,21 +44,77 @@ def _lives(process: int) -> bool:
     return True
 
 
+@functools.cache
+def _machine() -> str:
+    """What tells apart where process ids count: the machine's name and, on Linux, the container."""
+    try:
+        container = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        container = ""
+    return re.sub(r"[^A-Za-z0-9]", "", platform.node())[:32] + re.sub(r"\D", "", container)
+
+
+def _begin(folder: str | os.PathLike[str]) -> str:
+    """How names of temporary files there begin, after a sweep."""
+    os.makedirs(folder, exist_ok=True)
+    sweep(folder)
+    return f"{WRITING}{os.getpid()}@{_machine()}-"
+
+
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Replace the file by `content` (text as UTF-8): a reader, or a crash, sees the old file or the new one."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
+class DamagedFile(ValueError, KeyError):
+    """A file of ours lacks an entry. A KeyError for readers that can do without it, a sentence for everybody else."""
+
+    __str__ = ValueError.__str__
+
+
+class Entries(dict[str, Any]):
+    """An object in a JSON file of ours: to ask for an entry that is not there raises a sentence with the path."""
+
+    def __init__(self, entries: Iterable[tuple[str, Any]] = (), path: Path | None = None) -> None:
+        super().__init__(entries)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise DamagedFile(f'{self.path} is damaged: it has no entry "{name}"')
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (list(self.items()), self.path)
+
+
 def read_json(path: str | os.PathLike[str], kind: type = dict) -> Any:
-    """The JSON in a file of ours; anything else in it is a ValueError that names the file."""
+    """The JSON in a file of ours; anything else in it, or an entry missing later, is a ValueError that names the file."""
+    path = Path(path)
     try:
-        content = json.loads(Path(path).read_text("utf-8"))
+        content = _parsed(path, path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: it is not JSON ({error})") from error
     if not isinstance(content, kind):
         raise ValueError(f"{path} is damaged: it holds {type(content).__name__}, not {kind.__name__}")
     return content
+
+
+def read_json_lines(path: str | os.PathLike[str]) -> Iterator[Entries]:
+    """The objects in a file of ours that has one a line; anything else is a ValueError that names file and line."""
+    path = Path(path)
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                content = _parsed(path, line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path} is damaged: line {number} is not JSON ({error})") from error
+            if not isinstance(content, Entries):
+                raise ValueError(f"{path} is damaged: line {number} holds {type(content).__name__}, not dict")
+            yield content
+
+
+def _parsed(path: Path, text: str) -> Any:
+    return json.loads(text, object_pairs_hook=lambda pairs: Entries(pairs, path))
 
 
 @contextlib.contextmanager
@@ -64,8 +128,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = _regular_target(path)
     # The suffix stays, because writers of pictures and archives choose the format by it.
     folder = tempfile.gettempdir() if target is None else target.parent
-    os.makedirs(folder, exist_ok=True)
-    prefix = f"{WRITING}{os.getpid()}-{path.stem[:180]}."
+    prefix = f"{_begin(folder)}{path.stem[:120]}."
     handle, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
@@ -82,6 +145,38 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | os.PathLike[str], *, last: str) -> Iterator[Path]:
+    """An empty folder beside `path`, for writers of several files; it becomes `path` if the block succeeds.
+
+    A folder that is there keeps its other files, and gets the new ones by renames: each is whole at every moment.
+    last: the file that comes after all others, such as checksums, which then tell a folder that is half new.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file, expected a folder", str(path))
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f"{_begin(path.parent)}{path.name[:120]}."))
+    try:
+        os.chmod(temporary, 0o777 & ~_umask())
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                sync(file)
+        if not path.exists():
+            os.rename(temporary, path)
+        else:
+            for file in sorted(temporary.iterdir(), key=lambda file: (file.name == last, file.name)):
+                if file.is_dir() and (path / file.name).is_dir():
+                    shutil.rmtree(path / file.name)
+                os.replace(file, path / file.name)
+            temporary.rmdir()
+            sync_folder(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
 
 
 def _regular_target(path: Path) -> Path | None:

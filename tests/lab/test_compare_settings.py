@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dape import cli
 from dape.commands.compare import parse
 from dape.lab.compare import by_recipe
 from dape.lab.execute import make_plan
@@ -48,7 +49,14 @@ def test_the_reported_command_gives_the_same_comparison(arguments: list[str]) ->
     [
         ({"methods": "rope,dapper"}, 'unknown method "dapper"'),
         ({"methods": "rope,rope"}, "twice"),
-        ({"methods": ","}, "methods is empty"),
+        ({"methods": ","}, 'methods=",": give at least one'),
+        ({"methods": ""}, 'methods="": give at least one'),
+        ({"seeds": ""}, 'seeds="" is empty'),
+        ({"seeds": "0,0"}, "twice"),
+        ({"seeds": "-1"}, 'seeds="-1" must be at least 0'),
+        ({"seeds": str(2**64)}, "seeds=.* must be at most"),
+        ({"lengths": "64,64"}, "twice"),
+        ({"baseline": "nosuch"}, 'baseline="nosuch": unknown method'),
         ({"seeds": "0,x"}, 'seeds="0,x"'),
         ({"lengths": "0,64"}, "at least 1"),
         ({"lengths": "64,128", "last": 65}, "last=65"),
@@ -63,8 +71,41 @@ def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_wrong_option_of_the_command_is_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r'^unknown method "dapper"; did you mean'):
+    with pytest.raises(ValueError, match=r'^--methods="rope,dapper": unknown method "dapper"; did you mean'):
         parse(["--methods", "rope,dapper"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--lengths", "16,900"], "length 900 needs 901 tokens, but the longest document"),
+        (["--lengths", "16,900", "--context", "stream"], "length 900 needs 901 tokens, but all of the text"),
+        (["--lengths", "16,900", "--tokenizer", "bpe:300"], "length 900 needs 901 tokens"),
+    ],
+)
+def test_lengths_that_no_document_has_are_refused_before_anything_is_packed(
+    tmp_path, monkeypatch, capsys, given, message
+) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("some text " * (1000 if number == 0 else 80))
+    monkeypatch.setattr("dape.lab.compare.prepare", lambda *a, **b: pytest.fail("packs"))
+    where = ["--corpus", str(tmp_path), "--validation", "1.txt", "--out", str(tmp_path / "out")]
+    assert cli.main(["compare", "--train-length", "16", *where, *given]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_over_a_value_that_cannot_be_is_refused_before_anything_is_packed(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr("dape.lab.compare.prepare", lambda *a, **b: pytest.fail("packs"))
+    words = ["--methods", "kerple", "--out", str(tmp_path / "out")]
+    assert cli.main(["sweep", *words, "--over", "learning_rate=1e-3,-1"]) == 2
+    assert "learning-rate" in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_run_gets_the_training_that_was_asked_for() -> None:

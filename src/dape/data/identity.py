@@ -11,7 +11,7 @@ from typing import Any
 from dape.data.corpora import Corpus, describe
 from dape.data.readers import Watched
 from dape.data.tokens import read_manifest
-from dape.files import write_atomically
+from dape.files import read_json, read_json_lines, write_atomically
 
 
 def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool) -> Path:
@@ -20,7 +20,7 @@ def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool
     plan = {"recipe": recipe, "sources": hashlib.sha256(describe(corpus).encode()).hexdigest()}
     file = partial / "plan.json"
     if partial.exists() and not restart:
-        begun = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        begun = read_json(file) if file.exists() else {}
         if "recipe" in begun and (difference := difference_of(begun["recipe"], recipe)):
             raise ValueError(f"{folder} was begun with {difference}: pass --restart to begin again")
         if begun == plan:
@@ -47,8 +47,7 @@ def check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus) -> None:
         raise ValueError(f"{folder} was prepared with {difference}: give another folder or delete it")
     if corpus.spec.startswith("hf:"):
         return
-    with open(folder / "sources.jsonl", encoding="utf-8") as lines:
-        records = {record["name"]: record for record in map(json.loads, lines)}
+    records = {record["name"]: record for record in read_json_lines(folder / "sources.jsonl")}
     advice = f"since {folder} was prepared: give another folder or delete it"
     for source in corpus.sources:
         record = records.pop(source.name, None)

@@ -20,7 +20,7 @@ from dape.data.pieces import BadText, Interrupted, cut_documents, stop
 from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, note_verified, open_data
-from dape.files import check_output, exclusive, sync_folder, write_atomically
+from dape.files import check_output, exclusive, read_json_lines, sync_folder, write_atomically
 from dape.settings import split_names
 
 # Pieces of text handed to the BPE trainer, which holds a few hundred of them.
@@ -86,6 +86,39 @@ def prepare(
         os.rename(partial, folder)
         sync_folder(folder.parent)
     return open_data(folder)
+
+
+def check_room(
+    corpus: Corpus,
+    length: int,
+    *,
+    tokenizer: str,
+    validation: float | Sequence[str],
+    stream: bool = False,
+) -> None:
+    """Raise before any packing if no held-out document can have `length` tokens and one more.
+
+    A document has at most as many tokens as bytes, if its tokenizer knows all bytes; what other tokenizers, packed
+    tables and the hub give is known only afterwards. stream: documents may be taken together.
+    """
+    if tokenizer != "bytes" and not bpe_size(tokenizer):
+        return
+    if not all(source.text_file for source in corpus.sources):
+        return
+    sizes = [source.size for source in corpus.sources]
+    if not isinstance(validation, int | float):
+        named = set(validation)
+        sizes = [source.size for source in corpus.sources if named & name_forms(source.name)]
+    # Room for a token at the end of each document.
+    most = sum(sizes) + len(sizes) if stream else max(sizes, default=0) + 1
+    if sizes and most <= length:
+        held = (
+            "all of the text that may be held out" if stream else "the longest document that may be held out"
+        )
+        raise ValueError(
+            f"length {length} needs {length + 1} tokens, but {held} has {most - 1} bytes: evaluate shorter lengths"
+            + ("" if stream else ", or let the context run across documents (--context stream)")
+        )
 
 
 def parse_validation(text: str) -> float | list[str]:
@@ -263,10 +296,8 @@ def _summary(path: Path, left_out: Sequence[BadText] = ()) -> dict[str, Any]:
     count = size = 0
     skipped = len(left_out)
     digest = hashlib.sha256()
-    with open(path, encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            count, size, skipped = count + 1, size + record["bytes"], skipped + record.get("skipped", 0)
-            digest.update(f"{record['name']}\0{record['sha256']}\n".encode())
+    for record in read_json_lines(path):
+        count, size, skipped = count + 1, size + record["bytes"], skipped + record.get("skipped", 0)
+        digest.update(f"{record['name']}\0{record['sha256']}\n".encode())
     summary = {"count": count, "bytes": size, "skipped": skipped, "sha256": digest.hexdigest()}
     return {**summary, "left_out": [str(problem) for problem in left_out]} if left_out else summary

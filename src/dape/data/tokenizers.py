@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers as hf
 
-from dape.files import write_atomically
+from dape.files import read_json, write_atomically
 from dape.names import hub_options, not_loaded
 
 # The special token that ends texts and pads batches, where a tokenizer brings none of its own.
@@ -99,7 +99,7 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> Tokenizer:
     if not (path / "tokenizer.json").exists():
         return _load_pretrained(str(path) if path.is_dir() else str(spec))
     settings = path / "tokenizer_config.json"
-    loaded = json.loads(settings.read_text("utf-8")) if settings.exists() else {}
+    loaded = read_json(settings) if settings.exists() else {}
     if loaded.get("dape_tokenizer") == "bytes":
         return ByteTokenizer()
     return _load_file(path / "tokenizer.json", loaded)

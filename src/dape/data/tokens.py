@@ -14,7 +14,7 @@ import numpy as np
 
 from dape.checksums import file_digest
 from dape.data.tokenizers import Tokenizer, load_tokenizer
-from dape.files import write_atomically
+from dape.files import read_json, write_atomically
 
 FORMAT = "dape tokens 1"
 SPLITS = ("train", "validation")
@@ -76,11 +76,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / "manifest.json"
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no token data: make it with `dape data prepare`")
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    manifest = read_json(path)
+    if manifest.get("format") != FORMAT:
         raise ValueError(f'{path} is not of format "{FORMAT}"')
     return manifest
 

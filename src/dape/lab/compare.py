@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from dape.data import find_corpus, prepare
+from dape.data.preparation import check_room
 from dape.evaluate.by_length import DEFAULT_LAST
 from dape.evaluate.windows import same_targets
 from dape.lab.curves import derive, score_table, verdict, views
 from dape.lab.display import Announce, silent
-from dape.lab.execute import execute
+from dape.lab.execute import execute, make_plan
 from dape.lab.experiments import Corpus, Experiment, Place
 from dape.lab.kinds.language import PLACES, data_folder
 from dape.lab.records import STEP, Results, load_results
 from dape.lab.runner import Launcher, LauncherName, make_launcher
 from dape.methods import parse_layers, split_outside_brackets
-from dape.settings import setting
+from dape.settings import SettingError, setting, split_numbers
 from dape.training import TrainConfig, recipe
 from dape.training.config import check_memory
 
@@ -33,14 +34,38 @@ if TYPE_CHECKING:
 MULTIPLES = (1, 2, 4, 8, 16)
 
 
+def split_methods(text: str) -> list[str]:
+    """Names of methods separated by commas; those within brackets separate options."""
+    return [name.strip() for name in split_outside_brackets(text, ",") if name.strip()]
+
+
+def check_methods(text: str) -> None:
+    """Raise ValueError unless these are methods, each named once."""
+    names = split_methods(text)
+    if not names:
+        raise ValueError("give at least one method")
+    for name in names:
+        parse_layers(name)
+    if len(set(names)) < len(names):
+        raise ValueError("names one of them twice")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What is asked of a comparison."""
 
-    methods: str = "rope,alibi,kerple,dape-kerple,dape1x3-kerple"
-    """Separated by commas; `dape methods` lists them. Options go in brackets: rope[scaling=yarn,factor=8]."""
-    seeds: str = "0"
-    """Separated by commas; each trains every method once more."""
+    methods: str = setting(
+        "rope,alibi,kerple,dape-kerple,dape1x3-kerple",
+        help="Separated by commas; `dape methods` lists them. Options go in brackets: rope[scaling=yarn,factor=8].",
+        test=check_methods,
+    )
+    seeds: str = setting(
+        "0",
+        help="Separated by commas; each trains every method once more.",
+        listed=int,
+        low=0,
+        high=2**63 - 1,
+    )
     lengths: str | None = setting(
         None,
         help="Tokens of input at which to evaluate, separated by commas; by default 1, 2, 4, 8 and 16 times the "
@@ -49,8 +74,11 @@ class Asked:
         low=1,
         high=2**24,
     )
-    baseline: str | None = None
-    """The method that others are compared with, token by token; kerple if it is there, else the first."""
+    baseline: str | None = setting(
+        None,
+        help="The method that others are compared with, token by token; kerple if it is there, else the first.",
+        test=check_methods,
+    )
     last: int | None = setting(
         None,
         help="Tokens predicted at the end of each window; by default 256, or the shortest length if that is less.",
@@ -93,41 +121,28 @@ class CompareConfig(TrainConfig, Asked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for method in self.method_list:
-            parse_layers(method)
-        for name, values in (
-            ("methods", self.method_list),
-            ("seeds", self.seed_list),
-            ("lengths", self.length_list),
-        ):
-            if not values:
-                raise ValueError(f"{name} is empty: give at least one")
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name}={getattr(self, name)} names one of them twice")
-        if min(self.length_list) < 1:
-            raise ValueError(f"lengths={self.lengths}: a length is at least 1")
-        if self.last is not None and not 1 <= self.last <= min(self.length_list):
-            raise ValueError(
-                f"last={self.last} must be from 1 to the shortest length, {min(self.length_list)}"
+        if self.last is not None and self.last > min(self.length_list):
+            raise SettingError(
+                "last", self.last, f" must be at most the shortest length, {min(self.length_list)}"
             )
         if self.baseline is not None and self.baseline not in self.method_list:
-            raise ValueError(f'baseline="{self.baseline}" is not one of the methods {self.methods}')
+            raise SettingError("baseline", self.baseline, f" is not one of the methods {self.methods}")
         if self.out is None:
             raise ValueError("a comparison needs a folder: give --out")
 
     @property
     def method_list(self) -> list[str]:
-        return [name.strip() for name in split_outside_brackets(self.methods, ",") if name.strip()]
+        return split_methods(self.methods)
 
     @property
     def seed_list(self) -> list[int]:
-        return numbers("seeds", self.seeds)
+        return split_numbers("seeds", self.seeds)
 
     @property
     def length_list(self) -> list[int]:
         if self.lengths is None:
             return [multiple * self.train_length for multiple in MULTIPLES]
-        return sorted(numbers("lengths", self.lengths))
+        return sorted(split_numbers("lengths", self.lengths))
 
     @property
     def baseline_method(self) -> str:
@@ -237,13 +252,6 @@ def option(name: str, value: Any) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def numbers(name: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ValueError(f'{name}="{text}": expected whole numbers, separated by commas') from None
-
-
 class Comparison:
     """What a comparison found.
 
@@ -336,12 +344,20 @@ def run_comparison(
 
     blocks: those of a sweep. in_process: one run after the other in this process, without starting workers.
     """
-    find_corpus(config.corpus, field=config.field)
+    experiment, place = config.experiment(blocks), replace(config.place(), in_process=in_process)
+    # Builds the settings of every training, so that one of a sweep that cannot be shows before the packing.
+    cell = make_plan(experiment, place).items[0]
+    check_room(
+        find_corpus(config.corpus, field=config.field),
+        max(config.length_list),
+        tokenizer=config.tokenizer,
+        validation=config.held_out(),
+        stream=config.context == "stream",
+    )
     if config.launcher == "local":
         check_memory(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    experiment, place = config.experiment(blocks), replace(config.place(), in_process=in_process)
-    check_documents(config, place, progress=progress)
+    check_documents(config, Path(config.data or data_folder(cell, place)), progress=progress)
     shown = {**config.shown(), "baseline": blocks_baseline(config, blocks)}
     if blocks:
         shown["methods"] = [
@@ -367,7 +383,6 @@ def blocks_baseline(config: CompareConfig, blocks: Sequence[dict[str, Any]] | No
 
 def shown_of_runs(experiment: Experiment, place: Place) -> dict[str, Any]:
     """Loss curves of the first seed's trainings at equal steps, and what they write."""
-    from dape.lab.execute import make_plan
     from dape.lab.kinds.language import scores_of
 
     training: list[dict[str, Any]] = []
@@ -384,12 +399,8 @@ def shown_of_runs(experiment: Experiment, place: Place) -> dict[str, Any]:
     return {"training": training, "samples": samples}
 
 
-def check_documents(config: CompareConfig, place: Place, *, progress: bool) -> None:
+def check_documents(config: CompareConfig, folder: Path, *, progress: bool) -> None:
     """Pack the text, and raise before anything is trained if no document is as long as the longest evaluation."""
-    from dape.lab.execute import make_plan
-
-    plan = make_plan(config.experiment(), place)
-    folder = Path(config.data or data_folder(plan.items[0], place))
     data = prepare(
         config.corpus,
         folder,

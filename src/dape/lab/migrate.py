@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dape.files import plain
+from dape.files import plain, read_json
 from dape.lab.records import SCHEMA, Results
 from dape.lab.stats import median_error
 
@@ -29,7 +28,7 @@ OF_RUN += ("seconds_per_step", "train_loss", "parameters", "layers", "size")
 
 def migrate(path: Path) -> bool:
     """Rewrite a file of results in the present schema; False if it is in it already."""
-    content = json.loads(path.read_text("utf-8"))
+    content = read_json(path)
     if "rows" in content:
         return False
     kind = kind_of(content)

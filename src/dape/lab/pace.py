@@ -17,7 +17,7 @@ import torch
 from dape.benchmarks.timing import interleave
 from dape.benchmarks.train import STEPS_A_ROUND, bare_steps
 from dape.data import open_data
-from dape.files import write_atomically
+from dape.files import read_json, write_atomically
 from dape.lab.experiments import Place
 from dape.lab.kinds.language import Cell, data_folder
 from dape.plugins import load_plugins
@@ -44,7 +44,7 @@ def equal_time_steps(group: Sequence[Cell], place: Place) -> dict[str, int]:
         else:
             rounds = min(ROUNDS, max(3, group[0].steps // 40))
             measure_apart({"trains": trains, "vocabulary": size, "rounds": rounds}, path, place.threads)
-    return share_time(json.loads(path.read_text("utf-8")), group[0].steps)
+    return share_time(read_json(path), group[0].steps)
 
 
 def share_time(pace: dict[str, float], steps: int) -> dict[str, int]:
@@ -105,5 +105,5 @@ def measure(trains: list[dict[str, Any]], vocab_size: int, rounds: int = ROUNDS)
 if __name__ == "__main__":
     load_plugins()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    order = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    order = read_json(sys.argv[1])
     write_atomically(sys.argv[2], json.dumps(measure(order["trains"], order["vocabulary"], order["rounds"])))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from dape.files import read_json
 
 FILE = "paper.json"
 # The size of most of the paper's models; others are named like variants.
@@ -66,7 +67,7 @@ def load_paper(folder: Path) -> Paper:
     path = folder / FILE
     if not path.exists():
         return Paper()
-    content = json.loads(path.read_text("utf-8"))
+    content = read_json(path)
     numbers = [number for table in content["tables"] for number in of_table(table)]
     numbers += [of_sentence(dict(entry)) for entry in content["sentences"]]
     notes = tuple((table["experiments"][0], table["note"]) for table in content["tables"] if "note" in table)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.files import plain, write_atomically
+from dape.files import plain, read_json, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,12 +130,9 @@ def load_results(path: Path) -> Results:
         raise FileNotFoundError(
             f"{path} does not exist: `dape compare`, `tasks` and `reproduce` write such files"
         )
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict) or "rows" not in content:
-        old = isinstance(content, dict) and ("records" in content or "models" in content)
+    content = read_json(path)
+    if "rows" not in content:
+        old = "records" in content or "models" in content
         hint = f": `dape migrate {path}` brings it up to date" if old else ""
         raise ValueError(f"{path} holds no results of this version{hint}")
     for index, row in enumerate(content["rows"]):

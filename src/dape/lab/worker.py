@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dape.files import exclusive, write_atomically
+from dape.files import exclusive, read_json, write_atomically
 from dape.plugins import load_plugins
 
 
@@ -24,7 +23,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("spec", type=Path)
     parser.add_argument("--alone", action="store_true", help="not started by a runner, so end with nobody")
     options = parser.parse_args(arguments)
-    spec = json.loads(options.spec.read_text("utf-8"))
+    spec = read_json(options.spec)
     if not options.alone:
         threading.Thread(target=end_with_parent, daemon=True).start()
         torch.set_num_threads(spec["threads"])

@@ -35,14 +35,17 @@ def write_entries(folder: Path) -> None:
     write_code(folder, code)
 
 
-def write_code(folder: Path, code: dict[str, str]) -> None:
-    """Write our modules, flat, by the names of their files, into a saved model's folder."""
+def write_code(folder: Path, code: dict[str, str], *, name: Path | None = None) -> None:
+    """Write our modules, flat, by the names of their files, into a saved model's folder.
+
+    name: the path that the folder will have.
+    """
     text = name_entries(folder, FLAT)
     (folder / f"{IMPORTING}.py").unlink(missing_ok=True)
     # torch knows its operators by name: two models in one process must not share the names of theirs.
-    namespace = "dape_" + hashlib.sha256((str(folder.resolve()) + text).encode()).hexdigest()[:12]
-    for name, source in code.items():
-        (folder / name).write_text(re.sub(r'"dape(_[0-9a-f]{12})?::', f'"{namespace}::', source))
+    namespace = "dape_" + hashlib.sha256((str(name or folder.resolve()) + text).encode()).hexdigest()[:12]
+    for file, source in code.items():
+        (folder / file).write_text(re.sub(r'"dape(_[0-9a-f]{12})?::', f'"{namespace}::', source))
 
 
 def name_entries(folder: Path, module: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from dape.checksums import write_checksums
+from dape.checksums import CHECKSUMS, names_with_checksums, write_checksums
+from dape.files import replacing_folder
 from dape.models.beside import write_code
 
 MODULE = "dape.models.decoder"
@@ -25,15 +26,23 @@ def export(
 ) -> Path:
     """The folder, now with config, weights and tokenizer as `from_pretrained` reads them.
 
+    It appears whole. A folder that is there keeps files that no export wrote; the checksums, which come last, tell if
+    it was left between two models.
     with_code: carry our modules too; the folder then loads with `trust_remote_code=True` where `dape` is not installed.
     """
     folder = Path(folder)
-    model.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    if with_code:
-        write_code(folder, {f"{_flat(module)}.py": source for module, source in sources().items()})
-    write_checksums(folder)
+    before = names_with_checksums(folder)
+    with replacing_folder(folder, last=CHECKSUMS) as temporary:
+        model.save_pretrained(temporary)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+        if with_code:
+            code = {f"{_flat(module)}.py": source for module, source in sources().items()}
+            write_code(temporary, code, name=folder.resolve())
+        write_checksums(temporary)
+        written = {path.name for path in temporary.iterdir()}
+    for name in before - written:
+        (folder / name).unlink(missing_ok=True)
     return folder
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dape.checksums import file_digest
-from dape.files import sync_folder
+from dape.files import read_json, sync_folder
 from dape.settings import changed
 from dape.training.config import DiskFull, LoopSettings
 from dape.training.parallel import Parallel
@@ -138,7 +138,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    return json.loads((path / STATE).read_text())
+    return read_json(path / STATE)
 
 
 def read_tensors(path: Path, group: str) -> dict[str, Tensor]:

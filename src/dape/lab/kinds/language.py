@@ -24,7 +24,7 @@ from dape.evaluate.by_length import score
 from dape.evaluate.scoring import scoring
 from dape.evaluate.statistics import LengthScore, perplexity
 from dape.evaluate.windows import same_targets
-from dape.files import write_atomically
+from dape.files import read_json, write_atomically
 from dape.lab.environment import environment
 from dape.lab.experiments import Corpus, Place
 from dape.lab.kinds import Kind, Plan
@@ -348,7 +348,7 @@ class Language(Kind):
             add_sample(run, Path(spec["result"]), spec["sample"])
 
     def summary(self, job: Job) -> str:
-        content = json.loads(job.result.read_text("utf-8"))
+        content = read_json(job.result)
         said = [f"training loss {content['training']['loss']:.3f}"]
         found = {key: float(np.mean(losses)) for key, losses in content["windows"].items()}
         keys = [key for key in map(str, job.spec["evaluation"]["lengths"]) if key in found]
@@ -411,7 +411,7 @@ def data_folder(cell: Cell, place: Place) -> Path:
 def scores_of(cell: Cell, place: Place) -> dict[str, Any] | None:
     """What the cell was evaluated to so far; None if it was not."""
     path = place.scores / f"{cell.id}.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else None
+    return read_json(path) if path.exists() else None
 
 
 def has_lengths(content: dict[str, Any], cell: Cell) -> bool:
@@ -463,7 +463,7 @@ def add_sample(run: Run, scores: Path, tokens: int) -> None:
     """What the model writes after the beginning of a held-out document; once."""
     from dape.generation import generate_text
 
-    content = json.loads(scores.read_text("utf-8"))
+    content = read_json(scores)
     if "sample" in content:
         return
     data = run.data()
@@ -479,7 +479,7 @@ def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> d
     """Lengths evaluated before on the same windows, how the training went and where."""
     asked = {name: value for name, value in evaluation.items() if name != "lengths"}
     if scores.exists():
-        content = json.loads(scores.read_text("utf-8"))
+        content = read_json(scores)
         if content["evaluation"] == asked:
             return content
     metrics = run.metrics()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
-from dape.files import write_atomically
+from dape.files import read_json, write_atomically
 from dape.lab.figures import LEGEND, LOOK, PANEL, canvas, errorbar, finish, legend, save, styles
 from dape.lab.folders import Folder
 from dape.lab.kinds import Kind, Plan
@@ -170,7 +170,7 @@ class Tasks(Kind):
         write_atomically(spec["result"], json.dumps(content))
 
     def finished(self, plan: Plan, job: Job) -> None:
-        found, content = self.found(plan), json.loads(job.result.read_text("utf-8"))
+        found, content = self.found(plan), read_json(job.result)
         stale = [number for number, run in enumerate(found["runs"]) if run.get("name") == job.name]
         if stale:
             drop(found, stale)
@@ -178,7 +178,7 @@ class Tasks(Kind):
         shutil.rmtree(job.run, ignore_errors=True)
 
     def summary(self, job: Job) -> str:
-        content = json.loads(job.result.read_text("utf-8"))
+        content = read_json(job.result)
         score = [row["value"] for row in content["rows"] if row["metric"] == "score"]
         said = f"score {100 * score[0]:.1f} %, " if score else ""
         run = content["run"]
