@@ -45,6 +45,7 @@ COMMANDS = {
     ),
     "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
     "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
+    "suite": Command("dape.commands.suite:main", "lab", "questions about longer and longer texts, by task"),
     "reproduce": Command("dape.commands.reproduce:main", "lab", "run a paper's tables, and judge its claims"),
     "check": Command("dape.commands.check:main", "lab", "test an encoding or processor of your own"),
     "migrate": Command("dape.commands.migrate:main", "lab", "bring results of earlier versions up to date"),

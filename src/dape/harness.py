@@ -16,7 +16,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import dape.models  # noqa: F401 (so that Hugging Face knows our own)
 from dape.names import hub_options
-from dape.retrofitting.files import DESCRIPTION, load_causal_lm
+from dape.retrofitting.files import DESCRIPTION
+from dape.retrofitting.loading import load_causal_lm
 
 
 class DapeLM(HFLM):

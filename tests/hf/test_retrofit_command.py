@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import dape
 from dape import cli
 from dape.data import ByteTokenizer
-from dape.retrofitting.files import load_causal_lm
+from dape.retrofitting.loading import load_causal_lm
 from dape.retrofitting.matching import LayerMatching, Overlapping
 from dape.retrofitting.tuning import Tuning, sample
 

@@ -16,7 +16,8 @@ from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
 from dape.generation import generate_text
 from dape.retrofitting.attach import record
-from dape.retrofitting.files import describes_retrofit, load_retrofitted, tokenizer_place
+from dape.retrofitting.files import describes_retrofit, load_retrofitted
+from dape.retrofitting.loading import tokenizer_place
 from dape.settings import setting
 from dape.training.run import load_run
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 LOGITS = 1 << 25
 # Input tokens of one forward pass, unless a single window has more.
 BATCH_TOKENS = 1 << 13
+# What is kept of logits [B, T, vocabulary] and targets [B, T].
+Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 class Scorer:
@@ -50,9 +52,17 @@ class Scorer:
         room = LOGITS // (rows * self.vocab_size) if self.head is None else self.batch_tokens
         return max(1, min(self.batch_tokens // length, room))
 
-    @torch.no_grad()
     def losses(self, ids: np.ndarray, last: int) -> np.ndarray:
         """−log p of the last `last` tokens of each window [n, last], of ids [n, length + 1]."""
+        return self._of_targets(ids, last, token_losses)
+
+    def read(self, ids: np.ndarray, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same losses, and whether each of those tokens is the likeliest [n, last]."""
+        found = self._of_targets(ids, last, _losses_and_likeliest)
+        return found[..., 0], found[..., 1] > 0
+
+    @torch.no_grad()
+    def _of_targets(self, ids: np.ndarray, last: int, measure: Measure) -> np.ndarray:
         window = torch.from_numpy(ids).to(self.device)
         if int(ids.max()) >= self.vocab_size:
             raise ValueError(
@@ -60,28 +70,26 @@ class Scorer:
                 f"the data was made with another tokenizer"
             )
         inputs, targets = window[:, :-1], window[:, -last:]
+        run = self._by_head if self.head is not None else self._by_logits
         try:
-            losses = (
-                self._by_head(inputs, targets) if self.head is not None else self._by_logits(inputs, targets)
-            )
+            return run(inputs, targets, measure).cpu().numpy()
         except IndexError as error:
             raise ValueError(_too_long(self.model, inputs.shape[1])) from error
-        return losses.cpu().numpy()
 
-    def _by_logits(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _by_logits(self, inputs: Tensor, targets: Tensor, measure: Measure) -> Tensor:
         keep = {"logits_to_keep": targets.shape[1]} if self.keeps else {}
-        return token_losses(
+        return measure(
             _logits(self.model(inputs, **self._options(inputs), **keep))[:, -targets.shape[1] :], targets
         )
 
-    def _by_head(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _by_head(self, inputs: Tensor, targets: Tensor, measure: Measure) -> Tensor:
         """The output layer by itself, for as many rows at a time as fit."""
         assert self.head is not None
         rows = targets.shape[1]
         hidden = self._hidden(inputs, rows)[:, -rows:]
         step = max(1, LOGITS // (len(targets) * self.vocab_size))
         parts = [
-            token_losses(self.head(hidden[:, start : start + step]), targets[:, start : start + step])
+            measure(self.head(hidden[:, start : start + step]), targets[:, start : start + step])
             for start in range(0, rows, step)
         ]
         return torch.cat(parts, dim=1)
@@ -113,6 +121,12 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """[B, T] from logits [B, T, vocabulary], in float32 or finer."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+
+
+def _losses_and_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
+    """[B, T, 2]: losses, and 1 where no token is likelier."""
+    losses = token_losses(logits, targets)
+    return torch.stack([losses, (logits.argmax(-1) == targets).to(losses)], -1)
 
 
 @contextlib.contextmanager

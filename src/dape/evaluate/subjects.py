@@ -74,7 +74,7 @@ def open_subject(
 
 def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> Subject:
     import dape.models  # noqa: F401 (so that Hugging Face knows our own)
-    from dape.retrofitting.files import load_causal_lm, tokenizer_place
+    from dape.retrofitting.loading import load_causal_lm, tokenizer_place
 
     path = name.removeprefix("hf:")
     if not path:

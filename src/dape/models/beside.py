@@ -23,6 +23,10 @@ ENTRIES = {
 # The module of the entries where it is code in a folder, and the one that imports them from the package.
 FLAT, IMPORTING = "dape_models_decoder", "dape_from_package"
 IMPORTS = f'"""Our classes, from the installed package."""\n\nfrom dape.models import {", ".join(ENTRIES.values())}\n'
+# Of somebody else's model that was retrofitted: its configuration is its own.
+RETROFITTED = {"AutoModelForCausalLM": "RetrofittedCausalLM"}
+RETROFITTED_FLAT = "dape_retrofitting_auto"
+RETROFITTED_IMPORTS = '"""The loader, from the installed package."""\n\nfrom dape.retrofitting.auto import RetrofittedCausalLM\n'
 
 
 def write_entries(folder: Path) -> None:
@@ -35,12 +39,25 @@ def write_entries(folder: Path) -> None:
     write_code(folder, code)
 
 
-def write_code(folder: Path, code: dict[str, str], *, name: Path | None = None) -> None:
+def write_retrofitted_entries(folder: Path) -> None:
+    """`write_entries` for the folder of a retrofitted model."""
+    name_entries(folder, IMPORTING, RETROFITTED)
+    (folder / f"{IMPORTING}.py").write_text(RETROFITTED_IMPORTS)
+
+
+def write_code(
+    folder: Path,
+    code: dict[str, str],
+    *,
+    name: Path | None = None,
+    module: str = FLAT,
+    entries: dict[str, str] = ENTRIES,
+) -> None:
     """Write our modules, flat, by the names of their files, into a saved model's folder.
 
     name: the path that the folder will have.
     """
-    text = name_entries(folder, FLAT)
+    text = name_entries(folder, module, entries)
     (folder / f"{IMPORTING}.py").unlink(missing_ok=True)
     # torch knows its operators by name: two models in one process must not share the names of theirs.
     namespace = "dape_" + hashlib.sha256((str(name or folder.resolve()) + text).encode()).hexdigest()[:12]
@@ -48,11 +65,11 @@ def write_code(folder: Path, code: dict[str, str], *, name: Path | None = None) 
         (folder / file).write_text(re.sub(r'"dape(_[0-9a-f]{12})?::', f'"{namespace}::', source))
 
 
-def name_entries(folder: Path, module: str) -> str:
+def name_entries(folder: Path, module: str, entries: dict[str, str] = ENTRIES) -> str:
     """The text of config.json, now with an `auto_map` into that module."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    config["auto_map"] = {auto: f"{module}.{name}" for auto, name in ENTRIES.items()}
+    config["auto_map"] = {auto: f"{module}.{name}" for auto, name in entries.items()}
     text = json.dumps(config, indent=2) + "\n"
     path.write_text(text)
     return text

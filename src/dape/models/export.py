@@ -16,9 +16,16 @@ from transformers import PreTrainedModel
 
 from dape.checksums import CHECKSUMS, names_with_checksums, write_checksums
 from dape.files import replacing_folder
-from dape.models.beside import write_code
+from dape.models.beside import (
+    ENTRIES,
+    FLAT,
+    RETROFITTED,
+    RETROFITTED_FLAT,
+    write_code,
+    write_retrofitted_entries,
+)
 
-MODULE = "dape.models.decoder"
+MODULE, RETROFITTED_MODULE = "dape.models.decoder", "dape.retrofitting.auto"
 
 
 def export(
@@ -31,14 +38,20 @@ def export(
     with_code: carry our modules too; the folder then loads with `trust_remote_code=True` where `dape` is not installed.
     """
     folder = Path(folder)
+    retrofitted = bool(getattr(model.config, "dape_retrofit", None))
+    entry, module, entries = (
+        (RETROFITTED_MODULE, RETROFITTED_FLAT, RETROFITTED) if retrofitted else (MODULE, FLAT, ENTRIES)
+    )
     before = names_with_checksums(folder)
     with replacing_folder(folder, last=CHECKSUMS) as temporary:
         model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
         if with_code:
-            code = {f"{_flat(module)}.py": source for module, source in sources().items()}
-            write_code(temporary, code, name=folder.resolve())
+            code = {f"{_flat(name)}.py": source for name, source in sources(entry).items()}
+            write_code(temporary, code, name=folder.resolve(), module=module, entries=entries)
+        elif retrofitted:
+            write_retrofitted_entries(temporary)
         write_checksums(temporary)
         written = {path.name for path in temporary.iterdir()}
     for name in before - written:
@@ -46,10 +59,10 @@ def export(
     return folder
 
 
-def sources() -> dict[str, str]:
+def sources(entry: str = MODULE) -> dict[str, str]:
     """Every module that the entries need, by name, with its imports rewritten for one flat folder."""
     found: dict[str, str] = {}
-    waiting = [MODULE]
+    waiting = [entry]
     while waiting:
         module = waiting.pop()
         if module in found:

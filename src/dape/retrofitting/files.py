@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -113,7 +113,9 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, **{**hub_options(str(folder)), **options})
+        # Not by the code that the folder may name: that leads here.
+        options = {**hub_options(str(folder)), **options, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(folder, **options)
     finally:
         transformers_logging.set_verbosity(verbosity)
     if not (added := getattr(model.config, RECORD, None)):
@@ -121,36 +123,6 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
     _again(model, Retrofit(**added), str(folder))
     _fill(model, _own_tensors(folder), str(folder))
     return model
-
-
-def load_causal_lm(name: str | Path, **options: Any) -> PreTrainedModel:
-    """A causal language model as what it is: retrofitted, an adapter of ours or of PEFT on one, or any other.
-
-    name: a folder, or a name on the Hugging Face hub. options: of from_pretrained.
-    """
-    import dape.models  # noqa: F401 (so that Hugging Face knows our own)
-
-    folder, name = Path(name), str(name)
-    if describes_retrofit(folder):
-        return load_retrofitted(folder, **options)
-    if (path := folder / "adapter_config.json").exists():
-        base = read_json(path).get("base_model_name_or_path")
-        if base and describes_retrofit(Path(base)):
-            from peft import PeftModel
-
-            return cast(PreTrainedModel, PeftModel.from_pretrained(load_retrofitted(base, **options), folder))
-    if folder.is_dir():
-        verify_checksums(folder)
-    return AutoModelForCausalLM.from_pretrained(name, **{**hub_options(name), **options})
-
-
-def tokenizer_place(name: str | Path, model: PreTrainedModel) -> str:
-    """Where the tokenizer of a loaded model is: beside it, or, for an adapter without one, with its base."""
-    folder = Path(name)
-    beside = any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json"))
-    if folder.is_dir() and not beside and model.config._name_or_path:
-        return str(model.config._name_or_path)
-    return str(name)
 
 
 def describes_retrofit(folder: Path) -> bool:

@@ -1,0 +1,125 @@
+"""Asking a model: examples as long as a length allows, and whether it would have written the answer."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from dape.evaluate.scoring import scoring
+from dape.suite.probes import NOISE, PROBES, Example
+
+Encode = Callable[[str], Sequence[int]]
+LARGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One example asked: tokens of the input, −log p of the answer's tokens, and whether each was the likeliest."""
+
+    num_tokens: int
+    losses: tuple[float, ...]
+    right: bool
+
+
+@dataclass(frozen=True)
+class Score:
+    """A task at a length: share of answers that greedy decoding gives, and mean loss a token, with standard errors."""
+
+    task: str
+    length: int
+    examples: int
+    accuracy: float
+    accuracy_se: float
+    nll: float
+    nll_se: float
+    num_tokens: float
+
+    @staticmethod
+    def of(task: str, length: int, answers: Sequence[Answer]) -> Score:
+        count, right = len(answers), sum(answer.right for answer in answers)
+        # After Agresti and Coull: not zero where all or none are right.
+        guarded = (right + 2) / (count + 4)
+        losses = np.array([np.mean(answer.losses) for answer in answers])
+        spread = losses.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
+        return Score(
+            task,
+            length,
+            count,
+            right / count,
+            math.sqrt(guarded * (1 - guarded) / (count + 4)),
+            float(losses.mean()),
+            float(spread),
+            float(np.mean([answer.num_tokens for answer in answers])),
+        )
+
+
+def fill(
+    task: str, length: int, seed: str, encode: Encode, haystack: tuple[str, ...] = NOISE
+) -> tuple[list[int], list[int]] | None:
+    """Prompt and answer as tokens: the longest example of that seed that fits into `length`; None if none does."""
+
+    def made(size: int) -> tuple[list[int], list[int]]:
+        example = PROBES[task].write(_draw(task, seed), size, haystack)
+        return _tokens(example, encode)
+
+    def fits(size: int) -> bool:
+        prompt, answer = made(size)
+        return len(prompt) + len(answer) <= length
+
+    if not fits(1):
+        return None
+    low, high = 1, 2
+    while high < LARGEST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return made(low)
+
+
+def ask(
+    model: nn.Module,
+    encode: Encode,
+    task: str,
+    length: int,
+    *,
+    examples: int = 32,
+    seed: int = 0,
+    haystack: tuple[str, ...] = NOISE,
+) -> Score | None:
+    """The score of a task at a length; None where not even the shortest example fits.
+
+    The answer is read, not written: it is what greedy decoding gives if every token of it is the likeliest.
+    """
+    answers = []
+    with scoring(model) as scorer:
+        for number in range(examples):
+            filled = fill(task, length, f"{seed}/{length}/{number}", encode, haystack)
+            if filled is None:
+                return None
+            prompt, answer = filled
+            losses, likeliest = scorer.read(np.array([prompt + answer], np.int64), len(answer))
+            answers.append(
+                Answer(len(prompt) + len(answer), tuple(map(float, losses[0])), bool(likeliest[0].all()))
+            )
+    return Score.of(task, length, answers)
+
+
+def _draw(task: str, seed: str) -> random.Random:
+    digest = hashlib.sha256(f"{task}/{seed}".encode()).digest()
+    return random.Random(int.from_bytes(digest[:8], "big"))
+
+
+def _tokens(example: Example, encode: Encode) -> tuple[list[int], list[int]]:
+    """The answer's tokens are those of the whole text that the prompt alone does not have."""
+    prompt, whole = list(encode(example.prompt)), list(encode(example.prompt + example.answer))
+    shared = next(
+        (place for place, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt)
+    )
+    return whole[:shared], whole[shared:]

@@ -1,0 +1,242 @@
+"""The tasks: each writes a prompt whose answer follows from it, longer by as many pieces as are asked for.
+
+Made offline, of words and numbers drawn by a generator alone, after RULER (Hsieh et al. 2024), zoology (Arora et al. 2023),
+BABILong (Kuratov et al. 2024), the phone book of Jelassi et al. 2024 and flip-flop languages (Liu et al. 2023).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+WORDS = (
+    "apple",
+    "bridge",
+    "candle",
+    "desert",
+    "engine",
+    "forest",
+    "garden",
+    "hammer",
+    "island",
+    "jacket",
+    "kettle",
+    "ladder",
+    "marble",
+    "needle",
+    "ocean",
+    "pencil",
+    "quartz",
+    "ribbon",
+    "saddle",
+    "temple",
+    "umbrella",
+    "valley",
+    "window",
+    "yellow",
+    "zebra",
+    "anchor",
+    "basket",
+    "copper",
+    "dragon",
+    "ember",
+    "falcon",
+    "glacier",
+    "harbor",
+    "ivory",
+    "jungle",
+    "lantern",
+    "meadow",
+    "nectar",
+    "orchid",
+    "pepper",
+    "quiver",
+    "rocket",
+    "silver",
+    "thunder",
+    "velvet",
+    "walnut",
+)
+NAMES = ("Mary", "John", "Sandra", "Daniel", "Emily", "Peter", "Laura", "Simon")
+ROOMS = ("kitchen", "garden", "office", "bathroom", "hallway", "bedroom")
+# Sentences between which a task hides its own, where the user brings none.
+NOISE = (
+    "The grass is green.",
+    "The sky is blue.",
+    "The sun is yellow.",
+    "Here we go.",
+    "There and back again.",
+    "The rain falls on the hills.",
+    "A bird sings in the tree.",
+    "The road leads to the sea.",
+)
+
+
+class Example(NamedTuple):
+    """A prompt and the answer that continues it."""
+
+    prompt: str
+    answer: str
+
+
+class Probe(NamedTuple):
+    """A task. write(draw, size, haystack): an example of `size` pieces; haystack: sentences to hide something in."""
+
+    write: Callable[[random.Random, int, tuple[str, ...]], Example]
+    asks: str
+
+
+def _number(draw: random.Random, digits: int = 5) -> str:
+    return str(draw.randrange(10 ** (digits - 1), 10**digits))
+
+
+def _hidden(draw: random.Random, size: int, haystack: tuple[str, ...], needles: list[str]) -> str:
+    """`size` sentences that follow each other in the haystack, the needles among them in their order."""
+    start = draw.randrange(len(haystack))
+    text = [haystack[(start + index) % len(haystack)] for index in range(size)]
+    places = sorted(draw.randrange(size + 1) for _ in needles)
+    for place, needle in reversed(list(zip(places, needles, strict=True))):
+        text.insert(place, needle)
+    return " ".join(text)
+
+
+def _needles(keys: int, values: int, asked: int) -> Callable[[random.Random, int, tuple[str, ...]], Example]:
+    """Numbers hidden under words: so many keys, values of each, and keys asked for."""
+
+    def write(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+        words = draw.sample(WORDS, keys)
+        numbers = {word: [_number(draw) for _ in range(values)] for word in words}
+        needles = [f"The number of the {word} is {number}." for word in words for number in numbers[word]]
+        order = sorted(range(len(needles)), key=lambda _: draw.random())
+        if values > 1:
+            # What is asked for in the order of the text is told in that order.
+            order = sorted(order, key=lambda index: index % values)
+        text = _hidden(draw, size, haystack, [needles[index] for index in order])
+        chosen = draw.sample(words, asked)
+        if values > 1:
+            question = f"The numbers of the {chosen[0]}, in order, are"
+            return Example(f"{text} {question}", " " + ", ".join(numbers[chosen[0]]))
+        if asked > 1:
+            question = f"The numbers of the {', the '.join(chosen)} are"
+            return Example(f"{text} {question}", " " + ", ".join(numbers[word][0] for word in chosen))
+        return Example(f"{text} The number of the {chosen[0]} is", f" {numbers[chosen[0]][0]}")
+
+    return write
+
+
+def _variables(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    names, value = draw.sample("ABCDEFGHIJKLMNPQRSTUVWXYZ", 4), _number(draw)
+    lines = [f"VAR {names[0]} = {value}."]
+    lines += [f"VAR {later} = VAR {earlier}." for earlier, later in itertools.pairwise(names)]
+    return Example(f"{_hidden(draw, size, haystack, lines)} The value of VAR {names[-1]} is", f" {value}")
+
+
+def _common(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    """One word three times as often as each other."""
+    words = draw.sample(WORDS, 9)
+    said = [words[0]] * (3 * size) + [word for word in words[1:] for _ in range(size)]
+    draw.shuffle(said)
+    return Example(f"Words: {' '.join(said)}. The most common word is", f" {words[0]}")
+
+
+def _frequent(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    """Counts that fall as 1 / rank."""
+    words = draw.sample(WORDS, 8)
+    said = [word for rank, word in enumerate(words, 1) for _ in range(max(1, 6 * size // rank))]
+    draw.shuffle(said)
+    return Example(f"Words: {' '.join(said)}. The most frequent word is", f" {words[0]}")
+
+
+def _phonebook(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    names = [
+        f"{first.capitalize()} {second.capitalize()}"
+        for first, second in (draw.sample(WORDS, 2) for _ in range(size + 1))
+    ]
+    numbers = {name: _number(draw, 6) for name in names}
+    chosen = draw.choice(list(numbers))
+    lines = [f"{name}: {number}" for name, number in numbers.items()]
+    return Example("\n".join(lines) + f"\n\nLook up.\n{chosen}:", f" {numbers[chosen]}")
+
+
+def _associative(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    """Key, value, key, value … with keys again later: the last of them is asked for (zoology's MQAR as text)."""
+    count = max(2, min(len(WORDS) - 1, size))
+    keys = draw.sample(WORDS, count)
+    values = {key: str(draw.randrange(10)) for key in keys}
+    said = [f"{key} {values[key]}" for key in keys]
+    said += [f"{key} {values[key]}" for key in (draw.choice(keys) for _ in range(size))]
+    chosen = draw.choice(keys)
+    return Example(" ".join(said) + f" {chosen}", f" {values[chosen]}")
+
+
+def _facts(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    """People go from room to room between the sentences of a book: where is one of them?"""
+    place: dict[str, str] = {}
+    facts = []
+    for _ in range(6):
+        name, room = draw.choice(NAMES), draw.choice(ROOMS)
+        place[name] = room
+        facts.append(f"{name} went to the {room}.")
+    asked = draw.choice(list(place))
+    return Example(
+        f"{_hidden(draw, size, haystack, facts)} Where is {asked}? {asked} is in the", f" {place[asked]}"
+    )
+
+
+def _flip_flop(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    """write b, ignore b, read b: a read repeats the last write."""
+    bit = draw.randrange(2)
+    said = [f"write {bit}"]
+    for _ in range(size):
+        kind, other = draw.choice(("write", "ignore", "ignore", "ignore", "read")), draw.randrange(2)
+        bit = other if kind == "write" else bit
+        said.append(f"{kind} {bit if kind == 'read' else other}")
+    return Example(" ".join(said) + " read", f" {bit}")
+
+
+def _cups(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    """Swaps of five cups (words in S5): where is the ball?"""
+    ball = draw.randrange(1, 6)
+    said = [f"The ball is under cup {ball}."]
+    for _ in range(size):
+        first, second = draw.sample(range(1, 6), 2)
+        ball = {first: second, second: first}.get(ball, ball)
+        said.append(f"Swap cups {first} and {second}.")
+    return Example(" ".join(said) + " The ball is under cup", f" {ball}")
+
+
+def _sequence(change: Callable[[list[str]], list[str]], name: str) -> Callable[..., Example]:
+    def write(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+        items = [str(draw.randrange(10)) for _ in range(size)]
+        return Example(f"{name}: {' '.join(items)} =", " " + " ".join(change(items)))
+
+    return write
+
+
+def _addition(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    first, second = (draw.randrange(10 ** (size - 1), 10**size) for _ in range(2))
+    return Example(
+        f"add: {' '.join(str(first))} + {' '.join(str(second))} =", " " + " ".join(str(first + second))
+    )
+
+
+PROBES: dict[str, Probe] = {
+    "needle": Probe(_needles(1, 1, 1), "a number hidden in the text under a word"),
+    "needle-keys": Probe(_needles(8, 1, 1), "the same among seven others"),
+    "needle-values": Probe(_needles(2, 3, 1), "three numbers hidden under one word, in their order"),
+    "needle-queries": Probe(_needles(8, 1, 3), "three of eight hidden numbers"),
+    "variables": Probe(_variables, "a value through a chain of four assignments"),
+    "common-word": Probe(_common, "the word that occurs three times as often as the others"),
+    "frequent-word": Probe(_frequent, "the most frequent of words whose counts fall as 1 / rank"),
+    "phonebook": Probe(_phonebook, "the number of a name in a list"),
+    "associative-recall": Probe(_associative, "the value that went with a key before"),
+    "facts": Probe(_facts, "where a person went last, told between the sentences of a book"),
+    "flip-flop": Probe(_flip_flop, "the bit that was written last"),
+    "cups": Probe(_cups, "a ball through swaps of five cups"),
+    "copy": Probe(_sequence(list, "copy"), "a sequence once more"),
+    "reverse": Probe(_sequence(lambda items: items[::-1], "reverse"), "a sequence backwards"),
+    "sort": Probe(_sequence(sorted, "sort"), "a sequence in order"),
+    "addition": Probe(_addition, "the sum of two numbers, digit by digit"),
+}

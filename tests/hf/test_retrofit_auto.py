@@ -1,0 +1,87 @@
+"""Retrofitted folders load by plain transformers with trust_remote_code=True, with and without this package."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import dape
+from dape.models.export import export
+
+METHODS = ["dape1x3-kerple", "dape1x3", "fox"]
+
+
+def retrofitted(method):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=61,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        eos_token_id=None,
+    )
+    model = dape.retrofit(LlamaForCausalLM(config).eval(), method)
+    with torch.no_grad():
+        for value in dape.retrofitting.adapter_parameters(model).values():
+            value.add_(0.1 * torch.randn_like(value))
+    return model
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_folder_loads_as_what_it_is(method, tmp_path):
+    model = retrofitted(method)
+    export(model, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True, dtype=torch.float64)
+    ids = torch.arange(20)[None]
+    assert type(again) is LlamaForCausalLM
+    torch.testing.assert_close(again(ids).logits, model.double()(ids).logits)
+    assert torch.equal(dape.load_retrofitted(tmp_path, dtype=torch.float64)(ids).logits, again(ids).logits)
+
+
+WITHOUT_DAPE = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "dape":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+ids = torch.arange(12)[None]
+model(ids, labels=ids).loss.backward()
+print(*model.generate(ids, max_new_tokens=4, do_sample=False)[0].tolist())
+"""
+
+
+def test_a_folder_with_code_loads_where_dape_is_not_installed(tmp_path):
+    model = retrofitted("dape1x3-kerple")
+    export(model, tmp_path / "model", with_code=True)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "home"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DAPE, str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = model.generate(torch.arange(12)[None], max_new_tokens=4, do_sample=False)[0].tolist()
+    assert done.stdout.split() == list(map(str, expected))
+
+
+def test_the_configuration_stays_the_models_own(tmp_path):
+    export(retrofitted("dape1x3"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert list(config["auto_map"]) == ["AutoModelForCausalLM"]

@@ -1,0 +1,56 @@
+"""`dape suite`: scores, a table, a heat map; what is done is not done again."""
+
+import json
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dape import cli
+from dape.data import ByteTokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model") / "small"
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    ByteTokenizer().save(folder)
+    return folder
+
+
+def test_scores_table_and_heat_map(model, tmp_path, capsys):
+    arguments = [f"hf:{model}", "--lengths", "128,256", "--tasks", "flip-flop,needle", "--examples", "2"]
+    assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    scores = json.loads((tmp_path / "suite.json").read_text())["scores"]
+    assert [(score["task"], score["length"]) for score in scores] == [
+        (task, length) for task in ("flip-flop", "needle") for length in (128, 256)
+    ]
+    assert "needle" in capsys.readouterr().out
+    assert "<svg" in next(tmp_path.glob("*.svg")).read_text()
+    before = (tmp_path / "suite.json").read_text()
+    assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "suite.json").read_text() == before
+
+
+def test_a_haystack_of_ones_own(model, tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("Call me Ishmael. It was the best of times. " * 3)
+    arguments = ["--lengths", "300", "--tasks", "facts", "--examples", "2", "--haystack", str(book)]
+    assert (
+        cli.main(["suite", f"hf:{model}", *arguments, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    )
+
+
+def test_unknown_tasks_are_refused(model, tmp_path, capsys):
+    assert cli.main(["suite", f"hf:{model}", "--tasks", "haystack", "--out", str(tmp_path)]) == 2
+    assert "unknown task" in capsys.readouterr().err
