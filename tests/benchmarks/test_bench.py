@@ -266,6 +266,38 @@ def test_plain_attention_with_a_bias_is_timed_beside_pytorchs_own():
     assert {record["backend"] for record in attention.run(options)} == {"sdpa with bias", "cpu"}
 
 
+def test_flexattention_is_a_candidate_where_it_can_run(capsys):
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, processor="plain")
+    call = Workload(sizes, torch.float64)
+    for tensor in call.leaves:
+        tensor.requires_grad_(False)
+    with torch.no_grad():
+        # Uncompiled, which it warns of; on a GPU it is compiled.
+        with pytest.warns(UserWarning, match="flex_attention"):
+            out = call.attend(workload.FLEX)
+        torch.testing.assert_close(out, call.attend("reference"))
+    assert "no backward pass on the processor" in call.unsupported(workload.FLEX)
+    assert "sees one score" in Workload(Sizes(5, 5, heads=2, head_width=4)).unsupported(workload.FLEX)
+    assert workload.FLEX not in attention.candidates("all", sizes, [workload.FLEX], Where())
+    assert "left out: FlexAttention" in capsys.readouterr().out
+
+
+def test_train_says_where_it_ran(tmp_path):
+    file = tmp_path / "steps.json"
+    arguments = ["--rounds", "1", "--length", "8", "--batch", "1", "--methods", "kerple", "--json", str(file)]
+    assert main(["bench", "train", *arguments]) == 0
+    (record,) = json.loads(file.read_text())
+    assert (record["device"], record["dtype"]) == ("cpu", "torch.float32")
+    assert record["loop_milliseconds"] > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["attention", "decode", "model", "train"])
+def test_a_gpu_that_is_missing_is_a_sentence(name, capsys):
+    assert main(["bench", name, "--device", "cuda"]) == 2
+    assert 'device="cuda", but PyTorch finds no GPU here' in capsys.readouterr().err
+
+
 def test_half_precision_is_checked_and_timed(tmp_path):
     file = tmp_path / "cells.json"
     arguments = [

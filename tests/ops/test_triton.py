@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dape.ops.score_attention import ScoreProgram, Stage, attention, conv_program
 from dape.ops.score_attention import triton as backend
 from dape.ops.score_attention.api import BACKENDS
+from dape.ops.score_attention.triton import call as calls
 from dape.ops.score_attention.triton import compile as compiling
+from dape.ops.score_attention.triton import passes
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
 HERE = Path(__file__).parent
@@ -69,16 +76,112 @@ def test_the_shapes_of_models_compile_without_spills(capability, shape):
     assert not any(spills.values()), spills
 
 
-@pytest.mark.parametrize("length", [2048, 8192])
+@pytest.fixture
+def only_the_first_chunks(monkeypatch):
+    """Two chunks of a pass, those of the last rows: all others are alike, with fewer keys."""
+    every = calls.Call.chunks
+    monkeypatch.setattr(calls.Call, "chunks", lambda self, size: itertools.islice(every(self, size), 2))
+
+
+@pytest.mark.usefixtures("only_the_first_chunks")
+@pytest.mark.parametrize("length", [2048, 8192, 65536])
 def test_launches_fill_the_gpu(length):
     """At least two programs for each of 108 multiprocessors, in every kernel, for the last rows of one sequence."""
     pytest.importorskip("triton")
     few = [
         (launch.kernel.__name__, launch.grid)
-        for launch in distinct(backend.record_launches(length=length, backward=length == 2048))
+        for launch in distinct(backend.record_launches(length=length))
         if math.prod(launch.grid) < 2 * 108
     ]
     assert not few
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"num_heads": 32, "num_groups": 8, "head_width": 128}, {"width": None}]
+)
+def test_a_decoding_step_runs_on_many_multiprocessors(shape):
+    pytest.importorskip("triton")
+    launches = backend.record_launches(length=8192, queries=1, backward=False, **shape)
+    assert min(math.prod(variants[0].grid) for variants in launches) >= 64
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the tensors alive that were made inside, and the most there ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self.known: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def bytes(self) -> int:
+        self.known = {name: entry for name, entry in self.known.items() if not entry[0].expired()}
+        return sum(size for _, size in self.known.values())
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if torch.is_tensor(tensor):
+                storage = tensor.untyped_storage()
+                self.known.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self.most = max(self.most, self.bytes)
+        return result
+
+
+@pytest.mark.usefixtures("only_the_first_chunks")
+@pytest.mark.parametrize(("length", "megabytes"), [(2048, 64), (65536, 256)])
+def test_scratch_is_bounded(length, megabytes, monkeypatch):
+    """What a forward and a backward pass of 12 heads of 64 hold beside their results and the gradients' sums."""
+    pytest.importorskip("triton")
+    live, marks = Live(), []
+
+    def measured(function):
+        def run(*args):
+            live.most = live.bytes
+            with live:
+                result = function(*args)
+            marks.append(live.most - live.bytes)
+            return result
+
+        return run
+
+    # A recorded launch would keep its tensors alive. Results stay behind the pass; what is let go of by then was scratch.
+    monkeypatch.setattr(passes, "run", lambda *args: None)
+    monkeypatch.setattr(backend, "_forward", measured(backend._forward))
+    monkeypatch.setattr(backend, "_backward", measured(backend._backward))
+    backend.record_launches(length=length)
+    forward, backward = marks
+    assert forward > 2**20
+    # Keys' and values' gradients of all heads are summed in float32: here they are the results.
+    assert max(forward, backward) <= megabytes * 2**20
+
+
+def test_lengths_share_compiled_kernels():
+    """Nothing is compiled anew for a length but by what it is a multiple of."""
+    pytest.importorskip("triton")
+    kinds: dict[tuple, set] = {}
+    for length in (200, 201, 208, 239, 256):
+        for variants in backend.record_launches(length=length):
+            kind = (variants[0].kernel.__name__, *sorted(constants(variants[0]).items()))
+            kinds.setdefault(kind, set()).add(variants[0].key())
+    assert max(map(len, kinds.values())) <= 4
+
+
+def constants(launch) -> dict[str, str]:
+    return {p.name: str(launch.arguments[p.name]) for p in launch.kernel.params if p.is_constexpr}
+
+
+def test_a_long_compilation_is_announced_once(monkeypatch, caplog):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(compiling, "LONG", 0.0)
+    monkeypatch.setattr(compiling, "_shared", {})
+    monkeypatch.setattr(compiling, "_announced", [])
+    compiled = SimpleNamespace(metadata=SimpleNamespace(shared=1))
+    monkeypatch.setattr(compiling, "compile_launch", lambda launch, capability: compiled)
+    for variants in backend.record_launches():
+        assert compiling.shared_memory(variants[0], 80) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "once" in caplog.text
 
 
 LAUNCHABLE = {
@@ -86,6 +189,9 @@ LAUNCHABLE = {
     "tiny preset": {"dtype": torch.float32, "num_heads": 4, "head_width": 32},
     "seven keys": {"kernel_size": 7},
     "dense bfloat16": {"dtype": torch.bfloat16, "bias": "dense"},
+    "talking heads": {
+        "signature": (((12, 12, 1, 1, False, 0, 1, 1.0),),) * 2 + ("none", True, True, None, False)
+    },
     "plain float32": {"dtype": torch.float32, "width": None},
 }
 
@@ -132,6 +238,23 @@ def test_a_call_that_no_variant_fits_is_refused_with_one_warning(monkeypatch):
 
 
 @pytest.mark.usefixtures("a_small_gpu")
+def test_auto_goes_on_where_resources_do_not_fit(monkeypatch):
+    monkeypatch.setattr(backend, "limits", lambda device: (86, 1000))
+    monkeypatch.setattr(backend, "interpreting", lambda: True)
+    # The tensors are not on a GPU here; everything else is as if they were.
+    monkeypatch.setattr(
+        backend, "_cannot_launch", lambda call: backend.missing_resources(0, **backend.shape_of(call))
+    )
+    call = problem()
+    with pytest.warns(UserWarning, match="a block of this GPU has 1000") as said:
+        outs = [attention(call.q, call.k, call.v, call.program) for _ in range(2)]
+    assert len(said) == 1
+    assert torch.equal(*outs)
+    with pytest.raises(ValueError, match=r'backend="triton" cannot run this call: .*bytes of shared memory'):
+        attention(call.q, call.k, call.v, call.program, backend="triton")
+
+
+@pytest.mark.usefixtures("a_small_gpu")
 def test_the_question_of_resources_does_not_break_a_compiled_graph():
     @torch.compile(backend="eager", fullgraph=True)
     def double(x):
@@ -157,11 +280,14 @@ REFUSALS = {
     "leak": (lambda: problem(program=replace(problem().program, leak_future=True)), "leak_future"),
     "kernel size": (lambda: problem(program=with_kernel_size(17)), "15 keys in the reach of a stage, got 17"),
     "softcap": (lambda: problem(program=replace(problem().program, softcap=30.0)), "softcap=30.0"),
-    "stages after": (
-        lambda: problem(program=replace(problem().program, post=problem().program.pre)),
-        "after the softmax",
+    "nonlinear": (
+        lambda: problem(program=ScoreProgram(post=(Stage(torch.zeros(4, 4, 1, 3), slope=0.5),))),
+        "last stage is linear, that of post has slope=0.5",
     ),
-    "rows": (lambda: problem(program=ScoreProgram((Stage(torch.zeros(4, 4, 2, 3)),))), "pre[0] reads 2"),
+    "rows": (
+        lambda: problem(program=ScoreProgram((Stage(torch.zeros(4, 4, 2, 3)),))),
+        "bring no earlier rows along, pre[0] reads those of 2 queries",
+    ),
     "heads": (lambda: problem(q=torch.zeros(1, 129, 3, 16)), "128 heads, got 129"),
     "head width": (lambda: problem(q=torch.zeros(1, 4, 3, 257)), "256 numbers a head, got 257"),
 }

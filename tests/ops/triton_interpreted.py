@@ -5,14 +5,18 @@ test_triton.py starts it in a process of its own, because Triton decides at impo
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import interpreter
 
+from dape.cli import main
+from dape.commands import doctor
 from dape.ops.score_attention import (
     DistanceBias,
     ScoreProgram,
@@ -342,6 +346,15 @@ def test_gradients_of_every_head_width(head_width):
     compare(Case(heads=2, groups=1, head_width=head_width, queries=7, kernel=2, width=4), gradients=True)
 
 
+@pytest.mark.parametrize(
+    "case", [Case(queries=37, kernel=2), Case(queries=37, visible=PADDED, batch=2, conv=False)]
+)
+def test_blocks_of_several_steps(monkeypatch, case):
+    monkeypatch.setattr(calls, "BLOCK_R", 32)
+    monkeypatch.setattr(calls, "ROWS", 16)
+    compare(replace(case, heads=2, head_width=16, width=4), gradients=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_blocks_of_the_real_size(monkeypatch, dtype):
@@ -382,6 +395,22 @@ PROGRAMS = {
         (conv_stage(6, 8, 2, 1, slope=0.01), conv_stage(4, 6, 2, 1)), sink=draw(4)
     ),
     "plain with a sink": lambda: ScoreProgram(sink=draw(4)),
+    "ssmax": lambda: ScoreProgram(
+        (conv_stage(6, 8, 2, 1, slope=0.01), conv_stage(4, 6, 2, 1)), length_scale=draw(4) + 0.5
+    ),
+    "plain ssmax with a sink": lambda: ScoreProgram(sink=draw(4), length_scale=draw(4) + 0.5),
+    "talking heads": lambda: ScoreProgram(
+        (Stage(draw(4, 4, 1, 1)),), (Stage(draw(4, 4, 1, 1)),), residual="none"
+    ),
+    "stages after, in groups": lambda: ScoreProgram(
+        (), (conv_stage(6, 4, 3, 1, groups=2, slope=0.1), conv_stage(4, 6, 2, 0, groups=2)), sink=draw(4)
+    ),
+    "everything": lambda: ScoreProgram(
+        (conv_stage(6, 8, 3, 1, slope=0.01), conv_stage(4, 6, 3, 1)),
+        (conv_stage(4, 4, 3, 2),),
+        sink=draw(4),
+        length_scale=draw(4) + 0.5,
+    ),
 }
 
 
@@ -475,6 +504,73 @@ def test_the_public_function_chooses_it():
     options = {"bias": problem.bias, "backend": "triton"}
     out = attention(problem.q, problem.k, problem.v, problem.program, **options)
     assert torch.equal(out, backend.attend(problem))
+
+
+def training_call(**changes) -> tuple[Case, dict[str, Tensor]]:
+    case = Case(heads=2, queries=5, head_width=16, kernel=1, width=4, **changes)
+    companion = torch.float32
+    tensors = {
+        name: x.to(case.dtype if name in "qkv" else companion).requires_grad_()
+        for name, x in case.tensors().items()
+    }
+    return case, tensors
+
+
+def by_the_public_function(case: Case, tensors: dict[str, Tensor]) -> Tensor:
+    call = case.problem(tensors)
+    return attention(call.q, call.k, call.v, call.program, bias=call.bias, backend="triton")
+
+
+def test_a_compiled_graph_holds_the_whole_operation():
+    case, tensors = training_call()
+
+    def step(tensors: dict[str, Tensor]) -> Tensor:
+        return by_the_public_function(case, tensors) * 2
+
+    results = []
+    for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        out = function(tensors)
+        results.append([out, *torch.autograd.grad(out.sum(), list(tensors.values()))])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+def test_autocast_changes_nothing_inside():
+    case, tensors = training_call(dtype=torch.bfloat16)
+    plain = by_the_public_function(case, tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = by_the_public_function(case, tensors)
+    assert torch.equal(plain, cast)
+
+
+def test_tensors_without_numbers_have_shapes():
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 70, 16, requires_grad=True)
+        program = conv_program(
+            torch.empty(8, 3, 1, 3), torch.empty(8), torch.empty(3, 8, 1, 3), torch.empty(3), 1
+        )
+        out = attention(q, q, q, program, backend="triton")
+        out.sum().backward()
+        assert out.shape == q.shape
+        assert q.grad.shape == q.shape
+
+
+@pytest.mark.slow
+def test_doctor_runs_the_kernels(monkeypatch):
+    found = [x for x in doctor.kernels(torch.device("cpu")) if x["backend"] == "triton"]
+    assert len(found) >= 3
+    assert all(x["passes"] for x in found), found
+
+
+def test_the_benchmark_checks_and_times_the_kernels(tmp_path):
+    file = tmp_path / "cells.json"
+    sizes = ["--lengths", "6", "--heads", "2", "--head-width", "16", "--width", "4", "--kernel", "1"]
+    arguments = ["--backends", "triton,sdpa", "--rounds", "1", "--no-memory", "--json", str(file)]
+    assert main(["bench", "attention", *sizes, *arguments]) == 0
+    assert {(x["backend"], x["pass"]) for x in json.loads(file.read_text())} == {
+        (name, which) for name in ("triton", "sdpa") for which in ("forward", "forward+backward")
+    }
+    assert main(["bench", "decode", *sizes, *arguments]) == 0
+    assert [x["backend"] for x in json.loads(file.read_text())] == ["triton", "sdpa"]
 
 
 def test_second_derivatives_are_refused():

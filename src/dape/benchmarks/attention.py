@@ -15,7 +15,7 @@ import tyro
 from dape.benchmarks import memory, report, workload
 from dape.benchmarks.report import Record
 from dape.benchmarks.timing import Timing, growth_exponent, interleave
-from dape.benchmarks.workload import BOTH, COMPILED, FORWARD, LISTING, SDPA, SDPA_BIAS, Sizes, Workload
+from dape.benchmarks.workload import BOTH, COMPILED, FLEX, FORWARD, LISTING, SDPA, SDPA_BIAS, Sizes, Workload
 from dape.commands.parsing import parse
 from dape.ops.score_attention.api import BACKENDS
 from dape.settings import PICTURES, setting, split_numbers
@@ -51,7 +51,7 @@ class Options:
     )
     backends: str = setting(
         "all",
-        help="Candidates, separated by commas: listing, sdpa and the op's own backends; all: those that can run here.",
+        help="Candidates, separated by commas: listing, sdpa, flex and the op's own backends; all: those that can run here.",
         listed=str,
     )
     passes: str = setting(f"{FORWARD},{BOTH}", help="What to time, separated by commas.", listed=str)
@@ -132,6 +132,7 @@ def run(options: Options) -> list[Record]:
     ]
     square = [LISTING, *([COMPILED] if options.compile else [])]
     square += [SDPA_BIAS] if options.processor == "plain" else []
+    square.append(FLEX)
     where = Where.of(options.device, options.dtype)
     backends = candidates(options.backends, sizes[0], square, where)
     return measure(sizes, backends, passes, rounds=options.rounds, memory_too=options.memory, where=where)

@@ -2,8 +2,9 @@
 
 The assembler writes into every instruction how long to stall after it and which scoreboards to wait for. The simulation
 plays these for all warps of the resident blocks, with throughputs and latencies from public micro-benchmarks. It knows
-no bank conflicts, no asynchronous tensor products (WGMMA), one multiprocessor, and a constant bandwidth of the L2 cache.
-So ratios between two kernels mean something, to 10 or 15 %; times do not.
+no bank conflicts, one multiprocessor, and a constant bandwidth of the L2 cache; asynchronous tensor products (WGMMA)
+occupy the tensor cores for their number of multiplications, and those of sm_100, which go through a memory of their own,
+are not modelled. So ratios between two kernels mean something, to 10 or 15 %; times do not.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class Machine:
     integer: int = 2
     special: int = 8
     tensor: float = 8
+    # Multiplications of one scheduler's tensor core in a clock, where products are asynchronous.
+    tensor_rate: float = 256
+    tensor_latency: int = 32
     uniform: int = 2
     memory: int = 2
     shared_latency: int = 23
@@ -61,7 +65,9 @@ class Machine:
 
 MACHINES = {
     80: Machine(),
-    90: Machine(multiply=1, tensor=6.4, async_latency=300, bandwidth=32.0),
+    # Professional cards: half the tensor cores of sm_80; those for games have half of that again with float32 sums.
+    86: Machine(multiply=1, tensor=16, bandwidth=26.0),
+    90: Machine(multiply=1, tensor=6.4, tensor_rate=512, async_latency=300, bandwidth=32.0),
 }
 
 # What a multiprocessor has: registers, bytes of shared memory, warps.
@@ -175,6 +181,7 @@ class _Warp:
     ready: float = 0.0
     at_barrier: bool = False
     copies: float = 0.0
+    products: float = 0.0
     groups: list[float] = field(default_factory=list)
     boards: list[list[float]] = field(default_factory=lambda: [[] for _ in range(6)])
     ends: list[float] = field(default_factory=list)
@@ -230,6 +237,8 @@ def clocks_per_trip(
                     warp.copies = max(warp.copies, memory + machine.async_latency)
             elif pipe == "special" or instruction.name in ("S2R", "S2UR", "R2UR"):
                 written = clock + machine.special_latency
+            elif instruction.name == "HGMMA":
+                warp.products = clock + cost + machine.tensor_latency
             if instruction.name == "LDGDEPBAR":
                 warp.groups = [end for end in warp.groups if end > clock] + [warp.copies]
             for board in range(6):
@@ -264,6 +273,9 @@ def _pipe(instruction: Instruction, machine: Machine) -> tuple[str | None, float
     if name in ("MUFU", "F2F", "I2F", "F2I"):
         return "special", machine.special
     if instruction.is_tensor:
+        if size := re.search(r"HGMMA\.(\d+)x(\d+)x(\d+)", instruction.operation):
+            # Four warps share the work.
+            return "tensor", int(size[1]) * int(size[2]) * int(size[3]) / 4 / machine.tensor_rate
         half = "1688" in instruction.operation and "TF32" not in instruction.operation
         return "tensor", machine.tensor * (0.5 if half else 1.0)
     if name in MEMORY:
@@ -278,6 +290,8 @@ def _awaited(instruction: Instruction, warp: _Warp) -> list[float]:
         allowed = re.search(r"SB0,\s*(0x[0-9a-f]+)", instruction.text)
         pending = int(allowed[1], 16) if allowed else 0
         ends += sorted(warp.groups)[: max(0, len(warp.groups) - pending)]
+    if instruction.operation.startswith("WARPGROUP.DEPBAR"):
+        ends.append(warp.products)
     return ends
 
 

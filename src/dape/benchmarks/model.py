@@ -78,6 +78,9 @@ def run(options: Options) -> list[report.Record]:
             "spread": timing.spread,
             "ratio_to_kerple": timing.milliseconds / baseline,
             "tokens_per_second": options.batch * options.length / timing.milliseconds * 1e3,
+            "device": options.device,
+            "hardware": hardware(options.device),
+            "dtype": options.dtype,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from dape.ops.score_attention import DistanceBias, attention, conv_program
 from dape.ops.score_attention.api import BACKENDS, choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
-LISTING, COMPILED, SDPA, SDPA_BIAS = "listing", "compiled listing", "sdpa", "sdpa with bias"
+LISTING, COMPILED, SDPA, SDPA_BIAS, FLEX = "listing", "compiled listing", "sdpa", "sdpa with bias", "flex"
 # What builds T×T maps.
 QUADRATIC = (LISTING, COMPILED, SDPA_BIAS, "reference")
 FORWARD, BOTH = "forward", "forward+backward"
@@ -121,6 +122,14 @@ class Workload:
             distance = place[-self.sizes.queries :, None] - place
             gathered = self._by_distance()[:, distance.clamp(min=0)].masked_fill(distance < 0, -torch.inf)
             return F.scaled_dot_product_attention(self.q, self.k, self.v, gathered[None].to(self.q.dtype))
+        if backend == FLEX:
+            values, ahead = self._by_distance(), self.sizes.keys - self.sizes.queries
+
+            def biased(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+                distance = query + ahead - key
+                return torch.where(distance < 0, -torch.inf, score + values[head, distance.clamp(min=0)])
+
+            return _flex(self.device.type == "cuda")(self.q, self.k, self.v, score_mod=biased)
         return attention(
             self.q, self.k, self.v, self.program, bias=DistanceBias(self._by_distance()), backend=backend
         )
@@ -138,7 +147,11 @@ class Workload:
             torch.autograd.grad(self.attend(backend), self.leaves, self.grad_out, allow_unused=True)
 
     def unsupported(self, backend: str) -> str | None:
-        """Why a registered backend cannot run this call, or None."""
+        """Why a candidate cannot run this call, or None."""
+        if backend == FLEX and not self.program.is_plain:
+            return "FlexAttention's score function sees one score, the convolutions read those of other keys and heads"
+        if backend == FLEX and self.device.type == "cpu":
+            return "FlexAttention has no backward pass on the processor"
         if backend not in BACKENDS or backend == SDPA:
             return None
         bias = DistanceBias(self._by_distance())
@@ -160,6 +173,14 @@ class Workload:
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
     return torch.compile(listing_attention, dynamic=False)
+
+
+@functools.cache
+def _flex(compiled: bool) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled_or_not: Callable[..., Any] = flex_attention
+    return torch.compile(compiled_or_not, dynamic=False) if compiled else compiled_or_not
 
 
 def required_bytes(sizes: Sizes, backend: str) -> int:

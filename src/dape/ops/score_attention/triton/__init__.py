@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from dape.ops.score_attention import op
-from dape.ops.score_attention.program import PLAIN, Stage, conv_program
+from dape.ops.score_attention.program import PLAIN, ScoreProgram, Stage, conv_program
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.triton import passes
-from dape.ops.score_attention.triton.call import Call, StageTensors, bounds, interpreting
+from dape.ops.score_attention.triton.call import Call, Chain, StageTensors, bounds, interpreting
 from dape.ops.score_attention.triton.compile import Launch, first_that_fits, limits, recording, too_large
 from dape.ops.score_attention.types import (
     EVERYTHING,
@@ -58,19 +58,20 @@ def _unsupported_program(problem: Problem) -> str | None:
     program = problem.program
     if program.leak_future:
         return "it cannot read keys that the query may not see (leak_future=True)"
-    if program.post:
-        return f"it has no stages after the softmax, got {len(program.post)}"
-    if program.length_scale is not None:
-        return "it does not scale logits by the number of keys (length_scale)"
     if program.softcap is not None:
         return f"it has no softcap, got softcap={program.softcap}"
-    for number, stage in enumerate(program.pre):
-        if stage.query_kernel_size > 1:
-            return f"its stages read one row of scores, pre[{number}] reads {stage.query_kernel_size}"
-        if stage.slope > 1:
-            return f"its LeakyReLU has slopes of at most 1, pre[{number}] has {stage.slope}"
-    if program.pre and program.pre[-1].slope != 1:
-        return f"its last stage is linear, this one has slope={program.pre[-1].slope}"
+    for where, stages in (("pre", program.pre), ("post", program.post)):
+        for number, stage in enumerate(stages):
+            name = f"{where}[{number}]"
+            if stage.query_kernel_size > 1:
+                return (
+                    f"its chunks of rows bring no earlier rows along, {name} reads those of "
+                    f"{stage.query_kernel_size} queries"
+                )
+            if stage.slope > 1:
+                return f"its LeakyReLU has slopes of at most 1, {name} has {stage.slope}"
+        if stages and stages[-1].slope != 1:
+            return f"its last stage is linear, that of {where} has slope={stages[-1].slope}"
     return None
 
 
@@ -78,7 +79,7 @@ def _too_large(problem: Problem) -> str | None:
     """Why the sizes of a call are beyond the kernels, or None."""
     _, num_heads, num_queries, num_keys, head_width = problem.sizes
     sizes = [("heads", num_heads, MAX_HEADS), ("numbers a head", head_width, MAX_HEAD_WIDTH)]
-    for stage in problem.program.pre:
+    for stage in (*problem.program.pre, *problem.program.post):
         sizes.append(("keys in the reach of a stage", stage.kernel_size, MAX_KERNEL))
         sizes.append(("hidden channels", stage.outputs, MAX_WIDTH))
     for name, size, most in sizes:
@@ -99,25 +100,25 @@ def _cannot_launch(problem: Problem) -> str | None:
     """Why the device cannot hold the kernels of a call, or None."""
     if problem.q.device.type != "cuda" or interpreting():
         return None
+    return missing_resources(problem.q.device.index or 0, **shape_of(problem))
+
+
+def shape_of(problem: Problem) -> dict[str, Any]:
+    """What of a call decides which kernels it launches, as `record_launches` takes it."""
     tensors = [problem.q, problem.k, problem.v, *_bias_tensors(problem.bias).values()]
     tensors += [tensor for _, tensor in problem.program.tensors()]
-    pre = problem.program.pre
-    return missing_resources(
-        problem.q.device.index or 0,
-        dtype=problem.q.dtype,
-        num_heads=problem.q.shape[1],
-        num_groups=problem.k.shape[1],
-        head_width=problem.q.shape[3],
-        width=max(stage.outputs for stage in pre[:-1] or pre) if pre else None,
-        kernel_size=max((stage.kernel_size for stage in pre), default=1),
-        left=max((stage.left for stage in pre), default=0),
-        bias={type(None): "none", DistanceBias: "distance", SeparableBias: "separable"}.get(
-            type(problem.bias), "dense"
-        ),
-        causal=problem.causal,
-        cut=problem.visible.last is not None,
-        backward=torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
-    )
+    kinds = {type(None): "none", DistanceBias: "distance", SeparableBias: "separable"}
+    return {
+        "dtype": problem.q.dtype,
+        "num_heads": problem.q.shape[1],
+        "num_groups": problem.k.shape[1],
+        "head_width": problem.q.shape[3],
+        "signature": problem.program.signature,
+        "bias": kinds.get(type(problem.bias), "dense"),
+        "causal": problem.causal,
+        "bounded": (problem.visible.first is not None, problem.visible.last is not None),
+        "backward": torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
+    }
 
 
 def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
@@ -157,27 +158,31 @@ def record_launches(
     width: int | None = 32,
     kernel_size: int = 3,
     left: int | None = None,
+    signature: tuple | None = None,
     bias: str = "distance",
     causal: bool = True,
-    cut: bool = False,
+    bounded: tuple[bool, bool] = (False, False),
     backward: bool = True,
     batch: int = 1,
     length: int = 256,
+    queries: int | None = None,
 ) -> list[list[Launch]]:
-    """What a call of that shape would launch, each with its variants: recorded on small CPU tensors.
+    """What a call of that shape would launch, each with its variants: recorded on tensors without numbers.
 
-    cut: queries have a last visible key of their own.
+    The program is that of a `signature`, or two convolutions with `width` channels between (None: plain scores).
+    bounded: whether queries have a first and a last visible key of their own. length: keys, and queries unless given.
     """
-    with torch.device("cpu"), torch.enable_grad():
-        q = torch.zeros(batch, num_heads, length, head_width, dtype=dtype, requires_grad=backward)
-        groups = num_groups or num_heads
-        k, v = (
-            torch.zeros(batch, groups, length, head_width, dtype=dtype, requires_grad=backward)
-            for _ in range(2)
-        )
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    groups, queries = num_groups or num_heads, queries or length
+    with FakeTensorMode(), torch.device("cpu"):
+        q = torch.empty(batch, num_heads, queries, head_width, dtype=dtype)
+        k, v = (torch.empty(batch, groups, length, head_width, dtype=dtype) for _ in range(2))
         channels = num_heads * (1 if bias == "none" else 2)
         program = PLAIN
-        if width is not None:
+        if signature is not None:
+            program = program_of(signature, num_heads)
+        elif width is not None:
             left = kernel_size // 2 if left is None else left
             shapes = (
                 (width, channels, 1, kernel_size),
@@ -185,26 +190,53 @@ def record_launches(
                 (num_heads, width, 1, kernel_size),
                 (num_heads,),
             )
-            w1, b1, w2, b2 = (torch.zeros(shape) for shape in shapes)
+            w1, b1, w2, b2 = (torch.empty(shape) for shape in shapes)
             program = conv_program(w1, b1, w2, b2, left)
         lowest = 0 if causal else 1 - length
         encodings: dict[str, Callable[[], Bias]] = {
             "none": lambda: None,
-            "distance": lambda: DistanceBias(torch.zeros(num_heads, length - lowest), lowest),
-            "separable": lambda: SeparableBias(*(torch.zeros(1, num_heads, length) for _ in range(2))),
-            "dense": lambda: torch.zeros(batch, num_heads, length, length),
+            "distance": lambda: DistanceBias(torch.empty(num_heads, length - lowest), lowest),
+            "separable": lambda: SeparableBias(
+                torch.empty(1, num_heads, queries), torch.empty(1, num_heads, length)
+            ),
+            "dense": lambda: torch.empty(batch, num_heads, queries, length),
         }
-        visible = Visible(last=torch.zeros(1, 1, dtype=torch.int64)) if cut else EVERYTHING
-        problem = Problem(q, k, v, program, encodings[bias](), visible, causal, 1.0, 0.0)
+        first, last = (torch.empty(1, 1, dtype=torch.int64) if given else None for given in bounded)
+        visible = Visible(first, last) if any(bounded) else EVERYTHING
+        arguments = _arguments(Problem(q, k, v, program, encodings[bias](), visible, causal, 1.0, 0.0))
         with recording() as launches:
-            out = attend(problem)
+            out, lse = _forward(arguments)
             if backward:
-                out.backward(torch.zeros_like(out))
+                _backward(arguments, torch.empty_like(out), out, lse)
     return launches
+
+
+def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
+    """A program of that signature, its numbers whatever they are."""
+    pre, post, residual, sink, length_scale, softcap, leak_future = signature
+
+    def stages(signatures: tuple) -> tuple[Stage, ...]:
+        return tuple(
+            Stage(torch.empty(shape), torch.empty(shape[0]) if offset else None, left, groups, slope)
+            for *shape, offset, left, groups, slope in signatures
+        )
+
+    def vector(given: bool) -> Tensor | None:
+        return torch.empty(num_heads) if given else None
+
+    return ScoreProgram(
+        stages(pre), stages(post), residual, vector(sink), vector(length_scale), softcap, leak_future
+    )
 
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
+    arguments = _arguments(problem)
+    return op.run("triton", {**arguments.tensors}, arguments.plan, lowest=arguments.lowest)
+
+
+def _arguments(problem: Problem) -> op.Arguments:
+    """The tensors and the plan of a call."""
     program, bias, num_heads = problem.program, problem.bias, problem.q.shape[1]
     tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v}
     tensors |= {"first": problem.visible.first, "last": problem.visible.last, "sink": program.sink}
@@ -224,12 +256,25 @@ def attend(problem: Problem) -> Tensor:
         tensors["table"] = torch.cat([edges, hidden[None]]).transpose(1, 2)
         stages[0], shifts[0] = stages[0][:, :num_heads], None
     for number, (weight, shift) in enumerate(zip(stages, shifts, strict=True)):
-        tensors |= {f"weight{number}": weight, f"offset{number}": shift}
+        tensors |= {f"pre.{number}.weight": weight, f"pre.{number}.offset": shift}
+    for number, stage in enumerate(program.post):
+        tensors |= {
+            f"post.{number}.weight": stage_weight(stage, num_heads),
+            f"post.{number}.offset": stage.offset,
+        }
+    if program.length_scale is not None:
+        first, last = problem.visible.bounds(
+            problem.q.shape[2], problem.k.shape[2], causal=problem.causal, device=problem.q.device
+        )
+        length = torch.log((last - first + 1).clamp(min=1).float())
+        tensors["factor"] = program.length_scale.float()[:, None] * length[:, None]
     plan = {
-        "stages": [[stage.left, stage.slope] for stage in program.pre], "causal": problem.causal,
+        "pre": [[stage.left, stage.slope] for stage in program.pre], "causal": problem.causal,
+        "post": [[stage.left, stage.slope] for stage in program.post],
         "scale": problem.scale, "residual": program.residual if bias is not None else program.residual.split("+")[0],
     }  # fmt: skip
-    return op.run("triton", tensors, plan, lowest=bias.lowest if isinstance(bias, DistanceBias) else 0)
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return op.Arguments(present, plan, bias.lowest if isinstance(bias, DistanceBias) else 0)
 
 
 def stage_weight(stage: Stage, num_heads: int) -> Tensor:
@@ -251,25 +296,32 @@ def _call(arguments: op.Arguments) -> Call:
     first, last = bounds(
         arguments.get("first"), arguments.get("last"), q.shape[2], k.shape[2], plan["causal"], q.device
     )
-    stages = [
-        StageTensors(arguments[f"weight{n}"], arguments.get(f"offset{n}"), left, slope)
-        for n, (left, slope) in enumerate(plan["stages"])
-    ]
-    optional = {name: arguments.get(name) for name in ("values", "dense", "row", "column", "table")}
+    pre, post = (
+        Chain.of(
+            [
+                StageTensors(
+                    arguments[f"{where}.{n}.weight"], arguments.get(f"{where}.{n}.offset"), left, slope
+                )
+                for n, (left, slope) in enumerate(plan[where])
+            ],
+            causal=plan["causal"],
+        )
+        for where in ("pre", "post")
+    )
+    optional: dict[str, Any] = {
+        name: arguments.get(name) for name in ("values", "dense", "row", "column", "table")
+    }
+    optional |= {name: arguments.get(name) for name in ("factor", "sink")}
+    whole = arguments.get("first") is None and arguments.get("last") is None
     return Call(
-        q=q, k=k, v=arguments["v"], **optional, first=first, last=last, stages=stages, lowest=arguments.lowest,
+        q=q, k=k, v=arguments["v"], **optional, first=first, last=last, pre=pre, post=post, lowest=arguments.lowest,
+        whole=whole,
         causal=plan["causal"], scale=plan["scale"], residual=tuple(plan["residual"].split("+")),
     )  # fmt: skip
 
 
 def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
-    out, lse = passes.forward(_call(arguments))
-    if (sink := arguments.get("sink")) is not None:
-        # One more key with value zero.
-        logit = sink.float()[:, None].expand_as(lse)
-        out = (out * torch.sigmoid(lse - logit)[..., None]).to(out.dtype)
-        lse = torch.where(lse == -torch.inf, lse, torch.logaddexp(lse, logit))
-    return out, lse
+    return passes.forward(_call(arguments))
 
 
 def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
@@ -277,14 +329,15 @@ def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tenso
     delta = grads.add(grad_out, out, lse)
     found: dict[str, Tensor | None] = {"q": grads.q, "k": grads.grouped(grads.k), "v": grads.grouped(grads.v)}
     found |= {"values": grads.values, "dense": grads.dense, "table": grads.table, "row": grads.row}
-    found |= {"column": grads.column}
+    found |= {"column": grads.column, "factor": grads.factor}
     for name in ("row", "column"):
         # One part for all batch entries gets the sum of their gradients.
         grad = found[name]
         if grad is not None and arguments[name].shape[0] == 1:
             found[name] = grad.sum(0, keepdim=True)
-    for number, (weight, offset) in enumerate(zip(grads.weights, grads.offsets, strict=True)):
-        found |= {f"weight{number}": weight, f"offset{number}": offset}
+    for where, of_stages in (("pre", grads.pre), ("post", grads.post)):
+        for number, (weight, offset) in enumerate(of_stages):
+            found |= {f"{where}.{number}.weight": weight, f"{where}.{number}.offset": offset}
     if (sink := arguments.get("sink")) is not None:
         weights = torch.exp(sink.float()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
         found["sink"] = -(weights * delta).sum((0, 2))

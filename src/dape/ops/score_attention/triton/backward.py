@@ -20,25 +20,114 @@ from dape.ops.score_attention.triton.forward import (
     load_bias,
     load_bounds,
     load_column,
+    load_pixels,
     load_rows,
     output_start,
     unit_matrix,
 )
 
 
-@triton.jit(do_not_specialize=["row_start", "row_stop", "num_queries", "num_keys", "num_columns"])
-def weights_kernel(
-    q, k, v, grad_out, image, bias, column_bias, first, last, lse, delta, grad_logits, grad_v,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, grad_batch, grad_head, grad_token,
-    bias_batch, bias_head, bias_row, bias_key, bounds_batch, image_batch, image_head, image_channel,
-    logits_batch, logits_channel, num_rows, row_start, row_stop, num_queries, num_keys, num_columns, offset, scale,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGES: tl.constexpr, BIAS: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+@triton.jit
+def weight_tiles(
+    keys, values, sums, unit, extra, key, seen, q, grad_out, image, given, bias, first, last, lse, delta, factor, result,
+    grad_factor, begin, end, row_start, row_stop, num_rows, num_columns, scale, q_token, grad_token, bias_row, bias_key,
+    image_channel,
+    D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr, SCORES: tl.constexpr,
+    IMAGES: tl.constexpr, BIAS: tl.constexpr, FACTOR: tl.constexpr, MODE: tl.constexpr, EDGE: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the logits of a chunk, 0 where not visible, and what its rows add to grad_v [B, H, Tk, D].
+    """The rows begin … end − 1 of a chunk before a tile of keys; returns sums with what they add to grad_v."""
+    for top in tl.range(begin, end, BLOCK_R, num_stages=STAGES):
+        local = top + tl.arange(0, BLOCK_R)
+        row = row_start + local
+        exists = row < row_stop if EDGE else row >= 0
+        shown, there = exists[None, :], exists[None, :]
+        if EDGE:
+            low, high = load_bounds(first, last, row, row_stop)
+            shown = (key[:, None] >= low[None, :]) & (key[:, None] <= high[None, :])
+            # Images have the columns that some row of the block sees.
+            there = ((key >= tl.min(low)) & (key <= tl.max(high)))[:, None]
+        logits = tl.zeros([key.shape[0], BLOCK_R], tl.float32)
+        grad_weights = tl.zeros([key.shape[0], BLOCK_R], tl.float32)
+        directions = ()
+        for part in tl.static_range(PARTS):
+            if SCORES:
+                queries = load_rows(q, row, exists, part, q_token, D, PART, EDGE)
+                logits = dot(keys[part], tl.trans(queries), logits, PRECISION)
+            if MODE == "gradients":
+                direction = load_rows(grad_out, row, exists, part, grad_token, D, PART, EDGE)
+                grad_weights = dot(values[part], tl.trans(direction), grad_weights, PRECISION)
+                directions = directions + (direction,)
+        logits *= scale
+        pixel = key[:, None] * num_rows + local[None, :]
+        for number in tl.static_range(IMAGES):
+            pixels = load_pixels(image + number * image_channel, pixel, there, EDGE)
+            logits = dot(pixels, unit, logits, PRECISION)
+        if BIAS != "none":
+            logits += load_bias(bias, row[None, :], key[:, None], shown, bias_row, bias_key)
+        if BIAS == "separable":
+            logits += extra[:, None]
+        row_lse = tl.load(lse + row, mask=exists, other=0.0)
+        # A row whose logits are all −∞ has no weights.
+        row_lse = tl.where(row_lse == -float("inf"), 0.0, row_lse) * LOG2E
+        scaled = logits
+        if FACTOR:
+            row_factor = tl.load(factor + row, mask=exists, other=0.0)
+            scaled = logits * row_factor[None, :]
+        weights = tl.exp2(scaled * LOG2E - row_lse[None, :])
+        if EDGE:
+            weights = tl.where(shown, weights, 0.0)
+        inside = (key < num_columns)[:, None] if EDGE else None
+        if MODE == "weights":
+            tl.store(result + pixel, weights.to(result.dtype.element_ty), mask=inside)
+        else:
+            row_delta = tl.load(delta + row, mask=exists, other=0.0)
+            if MODE == "given":
+                grad_weights = load_pixels(given, pixel, there, EDGE).to(tl.float32)
+            grad = weights * (grad_weights - row_delta[None, :])
+            if FACTOR:
+                share = tl.where(shown, logits * grad, 0.0)
+                tl.store(grad_factor + local, tl.sum(share, 0), mask=exists)
+                grad *= row_factor[None, :]
+            tl.store(result + pixel, grad.to(result.dtype.element_ty), mask=inside)
+        if MODE == "gradients":
+            updated = ()
+            for part in tl.static_range(PARTS):
+                product = dot(weights.to(grad_out.dtype.element_ty), directions[part], sums[part], PRECISION)
+                updated = updated + (product,)
+            sums = updated
+    return sums
 
-    The grid is (key tiles, H, B); a program takes a tile of keys and walks along the rows.
+
+@triton.jit(
+    do_not_specialize=[
+        "row_start",
+        "row_stop",
+        "num_queries",
+        "num_keys",
+        "num_columns",
+        "offset",
+        "out_rows",
+    ]
+)
+def weights_kernel(
+    q, k, v, grad_out, image, given, bias, column_bias, first, last, lse, delta, factor, result, grad_v, grad_factor,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, grad_batch, grad_head, grad_token,
+    bias_batch, bias_head, bias_row, bias_key, bounds_batch, factor_batch, image_batch, image_head, image_channel,
+    given_batch, given_channel, result_batch, result_channel, num_rows, row_start, row_stop, num_queries, num_keys,
+    num_columns, offset, out_rows, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGES: tl.constexpr,
+    BIAS: tl.constexpr, FACTOR: tl.constexpr, CAUSAL: tl.constexpr, WHOLE: tl.constexpr, MODE: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The weights of a chunk, or the gradients of its logits, as an image `result`, 0 where not visible.
+
+    MODE: "weights"; "gradients", with what the rows add to grad_v [B, H, Tk, D]; "given": the gradients of the weights
+    are an image `given`. FACTOR: logits are multiplied by factor [1 or B, H, Tq], whose gradients go to grad_factor
+    [key tiles, B, H, out_rows]. WHOLE: nothing but causality hides keys.
+    The grid is (key tiles, H, B); a program takes a tile of keys and walks along the rows, ROWS at a time. BLOCK_R is
+    that of the images: where a row of a block sees a key, all rows of the block are written.
     """
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     key = tile * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -48,67 +137,91 @@ def weights_kernel(
     v += batch * k_batch + head * G // H * k_head
     grad_out += batch * grad_batch + head * grad_head
     image += batch * image_batch + head * image_head
+    given += batch * given_batch + head * given_channel
     bias += batch * bias_batch + head * bias_head
     column_bias += (batch * H + head) * num_keys
-    grad_logits += batch * logits_batch + head * logits_channel
+    result += batch * result_batch + head * result_channel
+    first += batch * bounds_batch
+    last += batch * bounds_batch
+    lse += (batch * H + head) * num_queries
+    delta += (batch * H + head) * num_queries
+    factor += batch * factor_batch + head * num_queries
+    grad_factor += ((tile * tl.num_programs(2) + batch) * H + head) * out_rows
     keys, values, sums, unit, extra = (), (), (), key, key
     for part in tl.static_range(PARTS):
         if SCORES:
             keys = keys + (load_rows(k, key, seen, part, k_token, D, PART),)
-        values = values + (load_rows(v, key, seen, part, k_token, D, PART),)
-        sums = sums + (tl.zeros([BLOCK_K, PART], tl.float32),)
+        if MODE == "gradients":
+            values = values + (load_rows(v, key, seen, part, k_token, D, PART),)
+            sums = sums + (tl.zeros([BLOCK_K, PART], tl.float32),)
     if IMAGES:
-        unit = unit_matrix(BLOCK_R, image.dtype.element_ty)
+        unit = unit_matrix(ROWS, image.dtype.element_ty)
     if BIAS == "separable":
         extra = tl.load(column_bias + key, mask=seen, other=0.0).to(tl.float32)
-    start = 0
+    begin, end = 0, row_stop - row_start
     if CAUSAL:
         # Rows before see none of these keys.
-        start = tl.maximum(tile * BLOCK_K - offset - row_start, 0) // BLOCK_R * BLOCK_R
-    for top in tl.range(start, row_stop - row_start, BLOCK_R, num_stages=STAGES):
-        local = top + tl.arange(0, BLOCK_R)
-        row = row_start + local
-        exists = row < row_stop
-        low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
-        shown = (key[:, None] >= low[None, :]) & (key[:, None] <= high[None, :])
-        logits = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
-        grad_weights = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
+        begin = tl.maximum(tile * BLOCK_K - offset - row_start, 0) // BLOCK_R * BLOCK_R
+    if WHOLE:
+        # From `full` to `stop`, every row sees every key.
+        full, stop = 0, tl.maximum(end // ROWS * ROWS, begin)
+        if CAUSAL:
+            full = tl.cdiv(tl.maximum((tile + 1) * BLOCK_K - 1 - offset - row_start, 0), ROWS) * ROWS
+        full = tl.where((tile + 1) * BLOCK_K <= num_keys, tl.minimum(tl.maximum(full, begin), stop), stop)
+        sums = weight_tiles(
+            keys, values, sums, unit, extra, key, seen, q, grad_out, image, given, bias, first, last, lse, delta, factor,
+            result, grad_factor, begin, full, row_start, row_stop, num_rows, num_columns, scale, q_token, grad_token,
+            bias_row, bias_key, image_channel,
+            D, PART, PARTS, ROWS, SCORES, IMAGES, BIAS, FACTOR, MODE, True, PRECISION, STAGES)  # fmt: skip
+        sums = weight_tiles(
+            keys, values, sums, unit, extra, key, seen, q, grad_out, image, given, bias, first, last, lse, delta, factor,
+            result, grad_factor, full, stop, row_start, row_stop, num_rows, num_columns, scale, q_token, grad_token,
+            bias_row, bias_key, image_channel,
+            D, PART, PARTS, ROWS, SCORES, IMAGES, BIAS, FACTOR, MODE, False, PRECISION, STAGES)  # fmt: skip
+        begin = stop
+    # To the end of the last block: what sums over rows reads zeros there.
+    end = tl.cdiv(end, BLOCK_R) * BLOCK_R
+    sums = weight_tiles(
+        keys, values, sums, unit, extra, key, seen, q, grad_out, image, given, bias, first, last, lse, delta, factor,
+        result, grad_factor, begin, end, row_start, row_stop, num_rows, num_columns, scale, q_token, grad_token,
+        bias_row, bias_key, image_channel,
+        D, PART, PARTS, ROWS, SCORES, IMAGES, BIAS, FACTOR, MODE, True, PRECISION, STAGES)  # fmt: skip
+    if MODE == "gradients":
+        place = ((batch * H + head) * num_keys + key) * D
         for part in tl.static_range(PARTS):
-            if SCORES:
-                queries = load_rows(q, row, exists, part, q_token, D, PART)
-                logits = dot(keys[part], tl.trans(queries), logits, PRECISION)
-            direction = load_rows(grad_out, row, exists, part, grad_token, D, PART)
-            grad_weights = dot(values[part], tl.trans(direction), grad_weights, PRECISION)
-        logits *= scale
-        for number in tl.static_range(IMAGES):
-            place = number * image_channel + key[:, None] * num_rows + local[None, :]
-            # The image has the columns that some row of the block sees.
-            there = (key >= tl.min(low)) & (key <= tl.max(high))
-            pixels = tl.load(image + place, mask=there[:, None], other=0.0)
-            logits = dot(pixels, unit, logits, PRECISION)
-        if BIAS != "none":
-            logits += load_bias(bias, row[None, :], key[:, None], shown, bias_row, bias_key)
-        if BIAS == "separable":
-            logits += extra[:, None]
-        place = (batch * H + head) * num_queries + row
-        row_lse = tl.load(lse + place, mask=exists, other=0.0)
-        row_delta = tl.load(delta + place, mask=exists, other=0.0)
-        weights = tl.where(shown, tl.exp2((logits - row_lse[None, :]) * LOG2E), 0.0)
-        grad = weights * (grad_weights - row_delta[None, :])
-        target = grad_logits + key[:, None] * num_rows + local[None, :]
-        tl.store(target, grad.to(grad_logits.dtype.element_ty), mask=(key < num_columns)[:, None])
-        weights = weights.to(v.dtype.element_ty)
-        updated = ()
-        for part in tl.static_range(PARTS):
-            direction = load_rows(grad_out, row, exists, part, grad_token, D, PART)
-            updated = updated + (dot(weights, direction, sums[part], PRECISION),)
-        sums = updated
-    place = ((batch * H + head) * num_keys + key) * D
-    for part in tl.static_range(PARTS):
-        dim = part * PART + tl.arange(0, PART)
-        mask = seen[:, None] & (dim < D)[None, :]
-        target = grad_v + place[:, None] + dim[None, :]
-        tl.store(target, tl.load(target, mask=mask, other=0.0) + sums[part], mask=mask)
+            dim = part * PART + tl.arange(0, PART)
+            mask = seen[:, None] & (dim < D)[None, :]
+            target = grad_v + place[:, None] + dim[None, :]
+            tl.store(target, tl.load(target, mask=mask, other=0.0) + sums[part], mask=mask)
+
+
+@triton.jit(do_not_specialize=["row_start", "row_stop", "out_rows", "num_columns", "per_split"])
+def inner_kernel(
+    x, y, first, last, sums, bounds_batch, x_batch, x_channel, y_batch, y_channel, num_rows, row_start, row_stop,
+    out_rows, num_columns, per_split, H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sums over the visible columns of x · y, two images: sums [splits, B, H, out_rows].
+
+    The grid is (row blocks · splits, H, B); BLOCK_R is that of the images.
+    """
+    blocks = num_rows // BLOCK_R
+    block, split = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
+    x += batch * x_batch + head * x_channel
+    y += batch * y_batch + head * y_channel
+    total = tl.zeros([BLOCK_R], tl.float32)
+    stop = tl.minimum(tl.max(high) + 1, (split + 1) * per_split)
+    for start in tl.range(tl.maximum(tl.min(low), split * per_split), stop, BLOCK_K):
+        key = start + tl.arange(0, BLOCK_K)
+        pixel = key[:, None] * num_rows + local[None, :]
+        mask = (key < stop)[:, None]
+        one, two = tl.load(x + pixel, mask=mask, other=0.0), tl.load(y + pixel, mask=mask, other=0.0)
+        total += tl.sum(one.to(tl.float32) * two.to(tl.float32), 0)
+    place = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + local
+    tl.store(sums + place, total, mask=row < row_stop)
 
 
 @triton.jit(
@@ -320,8 +433,8 @@ def queries_kernel(
         grad = tl.load(image + key[None, :] * num_rows + local[:, None], mask=seen[None, :], other=0.0)
         updated = ()
         for part in tl.static_range(PARTS):
-            tile = load_rows(k, key, key < num_keys, part, k_token, D, PART).to(grad.dtype)
-            updated = updated + (dot(grad, tile, sums[part], PRECISION),)
+            tile = load_rows(k, key, key < num_keys, part, k_token, D, PART)
+            updated = updated + (dot(grad.to(tile.dtype), tile, sums[part], PRECISION),)
         sums = updated
     place = (((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start) * D
     for part in tl.static_range(PARTS):
@@ -360,8 +473,8 @@ def keys_kernel(
         grad = tl.load(image + key[:, None] * num_rows + local[None, :], mask=seen[:, None], other=0.0)
         updated = ()
         for part in tl.static_range(PARTS):
-            queries = load_rows(q, row, row < row_stop, part, q_token, D, PART).to(grad.dtype)
-            updated = updated + (dot(grad, queries, sums[part], PRECISION),)
+            queries = load_rows(q, row, row < row_stop, part, q_token, D, PART)
+            updated = updated + (dot(grad.to(queries.dtype), queries, sums[part], PRECISION),)
         sums = updated
     place = ((batch * H + head) * num_keys + key) * D
     for part in tl.static_range(PARTS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from dape.ops.score_attention.types import Visible
 SCRATCH, MOST_SCRATCH = 48 * 2**20, 192 * 2**20
 # Rows of a block in an image, and keys of a tile.
 BLOCK_R, BLOCK_K = 64, 64
+# Rows at a time where weights and their gradients are in registers together.
+ROWS = 32
 # Programs that fill a GPU: two for each of an A100's multiprocessors.
 PROGRAMS = 216
 
@@ -39,6 +41,12 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def head_part(head_width: int) -> int:
+    """Numbers of a head that the kernels take at a time."""
+    widths = [64, 32, 16] if head_width % 128 else [128]
+    return next((part for part in widths if -(-head_width // part) * part <= 1.1 * head_width), 16)
+
+
 def blank_memory(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Uninitialised memory: the kernels write every number that is read later."""
     return torch.empty(shape, dtype=dtype, device=device)
@@ -52,6 +60,8 @@ class StageTensors:
     offset: Tensor | None
     left: int
     slope: float
+    # What was made of them for the kernels, once for all chunks.
+    made: dict[tuple, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def num_out(self) -> int:
@@ -71,18 +81,46 @@ class StageTensors:
 
     def taps(self, dtype: torch.dtype) -> Tensor:
         """[k, in, out], padded."""
-        return pad(self.weight.permute(2, 1, 0).to(dtype), padded(self.num_in), padded(self.num_out))
+        if ("taps", dtype) not in self.made:
+            weight = self.weight.permute(2, 1, 0).to(dtype)
+            self.made["taps", dtype] = pad(weight, padded(self.num_in), padded(self.num_out))
+        return self.made["taps", dtype]
 
     def turned(self, dtype: torch.dtype) -> Tensor:
         """Taps of the stage that takes gradients of the result to those of the image, [k, out, in], padded."""
-        return pad(self.weight.permute(2, 0, 1).flip(0).to(dtype), padded(self.num_out), padded(self.num_in))
+        if ("turned", dtype) not in self.made:
+            weight = self.weight.permute(2, 0, 1).flip(0).to(dtype)
+            self.made["turned", dtype] = pad(weight, padded(self.num_out), padded(self.num_in))
+        return self.made["turned", dtype]
 
     def offsets(self) -> Tensor:
         """[out] in float32, padded."""
-        size = padded(self.num_out)
-        if self.offset is None:
-            return torch.zeros(size, dtype=torch.float32, device=self.weight.device)
-        return pad(self.offset.float(), size)
+        if ("offsets",) not in self.made:
+            offset = self.weight.new_zeros(self.num_out) if self.offset is None else self.offset
+            self.made["offsets",] = pad(offset.float(), padded(self.num_out))
+        return self.made["offsets",]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages one after the other; held: columns past the visible ones that the image before each has, and the last."""
+
+    stages: list[StageTensors]
+    held: list[int]
+
+    @staticmethod
+    def of(stages: list[StageTensors], *, causal: bool) -> Chain:
+        # What later stages reach; without causality images end with the visible keys.
+        rights = [stage.right if causal else 0 for stage in stages]
+        return Chain(stages, [0, *(sum(rights[s:]) for s in range(1, len(rights))), 0])
+
+    def __bool__(self) -> bool:
+        return bool(self.stages)
+
+    @property
+    def widths(self) -> list[int]:
+        """Channels of the image before each stage and after the last."""
+        return [self.stages[0].num_in, *(stage.num_out for stage in self.stages)] if self.stages else []
 
 
 @dataclass
@@ -90,8 +128,10 @@ class Call:
     """A call, or the part of it that belongs to some of its batch entries.
 
     values: bias by distance [H, distances] from `lowest` on; dense: [1 or B, H, Tq, Tk]; row, column: the parts of a
-    separable bias, [1 or B, H, Tq] and [1 or B, H, Tk]; table: what the first stage makes of a bias by distance, [planes, distances, W] (tables.py). Without a table, a bias is further channels of the
-    first image. residual: which of "scores" and "bias" are added to what the stages make.
+    separable bias, [1 or B, H, Tq] and [1 or B, H, Tk]; table: what the first stage makes of a bias by distance,
+    [planes, distances, W] (tables.py). Without a table, a bias is further channels of the first image.
+    residual: which of "scores" and "bias" are added to what the stages make. factor: of the logits, [1 or B, H, Tq];
+    sink: [H]. whole: nothing but causality hides keys.
     """
 
     q: Tensor
@@ -104,11 +144,17 @@ class Call:
     table: Tensor | None
     first: Tensor
     last: Tensor
-    stages: list[StageTensors]
+    pre: Chain
+    post: Chain
     lowest: int
     causal: bool
     scale: float
     residual: tuple[str, ...]
+    factor: Tensor | None = None
+    sink: Tensor | None = None
+    whole: bool = False
+    # What was made of the tensors for the kernels, once for all chunks and batch entries.
+    made: dict[str, Any] = field(default_factory=dict)
     grad_dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +170,8 @@ class Call:
         self.device, self.grad_dtype = self.q.device, self.q.dtype
         # Scores have more digits in float16 than in bfloat16, and are far from its range.
         self.dtype = torch.float32 if self.q.dtype == torch.float32 else torch.float16
+        if self.factor is not None:
+            self.factor = self.factor.float().contiguous()
         if self.row is not None and self.column is not None:
             # Addressed by batch entry; broadcasting one is cheap.
             self.row, self.column = (
@@ -132,20 +180,17 @@ class Call:
                 else x.contiguous()
                 for x in (self.row, self.column)
             )
-        # Columns past the visible ones that the image before each stage has: what later stages reach.
-        rights = [stage.right if self.causal else 0 for stage in self.stages]
-        self.held = [0, *(sum(rights[s:]) for s in range(1, len(rights))), 0]
-        widths = [64, 32, 16] if self.head_width % 128 else [128]
-        self.part = next((p for p in widths if -(-self.head_width // p) * p <= 1.1 * self.head_width), 16)
+        self.part = head_part(self.head_width)
+        self._arguments: dict[str, Any] | None = None
 
     @property
     def channels(self) -> int:
         """Channels of the first image: the scores, and the bias where it goes through the first stage."""
-        return self.stages[0].num_in
+        return self.pre.stages[0].num_in
 
     @property
     def bias_in_image(self) -> bool:
-        return bool(self.stages) and self.channels > self.num_heads
+        return bool(self.pre) and self.channels > self.num_heads
 
     def batches(self, bytes_per_pair: int) -> Iterator[tuple[slice, Call]]:
         """The call by as few batch entries at a time as make full chunks."""
@@ -159,9 +204,10 @@ class Call:
         dense = self.dense if self.dense is None or self.dense.shape[0] == 1 else self.dense[part]
         first, last = (x if x.shape[0] == 1 else x[part] for x in (self.first, self.last))
         row, column = (None if x is None else x[part] for x in (self.row, self.column))
+        factor = self.factor if self.factor is None or self.factor.shape[0] == 1 else self.factor[part]
         return replace(
             self, q=self.q[part], k=self.k[part], v=self.v[part], dense=dense, row=row, column=column, first=first,
-            last=last,
+            last=last, factor=factor,
         )  # fmt: skip
 
     def chunks(self, bytes_per_pair: int) -> Iterator[Chunk]:
@@ -186,12 +232,23 @@ class Call:
         return min(BLOCK_R, 32) if MOST_SCRATCH // bytes_per_row >= 32 else 16
 
     def arguments(self) -> dict[str, Any]:
-        """What kernels take that see q, k, v and the bias."""
+        """What kernels take that see q, k, v and the bias: a dict of its own for each call of this."""
+        if self._arguments is None:
+            self._arguments = self._make_arguments()
+        return dict(self._arguments)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for all chunks and batch entries."""
+        if name not in self.made:
+            self.made[name] = make()
+        return self.made[name]
+
+    def _make_arguments(self) -> dict[str, Any]:
         bias, kind = self.q, "none"
         strides: tuple[int, ...] = (0, 0, 0, 0)
         if self.values is not None:
             kind = "strided"
-            values = self.values.float().contiguous()
+            values = self.once("values", self.values.float().contiguous)
             # A view that starts where query 0 meets key 0; distances grow with the query and fall with the key.
             bias, strides = values.view(-1)[self.offset - self.lowest :], (0, values.shape[1], 1, -1)
         elif self.dense is not None:
@@ -200,8 +257,11 @@ class Call:
         elif self.row is not None:
             bias, kind, strides = self.row, "separable", (self.row.stride(0), self.num_queries, 1, 0)
         column = self.q if self.column is None else self.column
+        factor = self.q if self.factor is None else self.factor
         arguments: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v, "first": self.first}
         arguments |= {"last": self.last, "bias": bias, "column_bias": column, "BIAS": kind}
+        arguments |= {"factor": factor, "FACTOR": self.factor is not None, "WHOLE": self.whole}
+        arguments["factor_batch"] = factor.stride(0) if self.factor is not None and factor.shape[0] > 1 else 0
         for name, x in (("q", self.q), ("k", self.k)):
             arguments |= dict(
                 zip((f"{name}_batch", f"{name}_head", f"{name}_token"), x.stride()[:3], strict=True)
@@ -228,7 +288,8 @@ class Chunk:
 
     def __post_init__(self) -> None:
         call = self.call
-        self.columns = self.stop + call.offset + max(call.held) if call.causal else call.num_keys
+        held = max(*call.pre.held, *call.post.held)
+        self.columns = self.stop + call.offset + held if call.causal else call.num_keys
         self.block = min(BLOCK_R, self.size)
         self.blocks = self.size // self.block
 

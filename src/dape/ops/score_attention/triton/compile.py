@@ -1,14 +1,17 @@
 """Kernels compiled without a GPU: what a call would launch, and what a GPU must have to run it.
 
 A launch that asks for more shared memory than a block may have fails on the device. So the launches of a call are
-recorded on small CPU tensors, compiled for the device at hand, and held against its limit before anything runs.
+recorded on tensors without numbers, compiled for the device at hand, and held against its limit before anything runs.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -36,6 +39,9 @@ Options = dict[str, Any]
 
 _recorded: ContextVar[list[list[Launch]] | None] = ContextVar("recorded", default=None)
 _shared: dict[tuple, int] = {}
+# Seconds for one kernel that are worth a word, said once.
+LONG = 2.0
+_announced: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -89,17 +95,19 @@ def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], variants:
 
     variants: compiler options and constants of the kernel, the fastest first. The device is the tensors'.
     """
-    launches = [_launch(kernel, grid, arguments, variant) for variant in variants]
+    # One after the other: building a launch takes time, and the first nearly always fits.
+    launches = (_launch(kernel, grid, arguments, variant) for variant in variants)
     if (recorded := _recorded.get()) is not None:
-        recorded.append(launches)
+        recorded.append(list(launches))
         return
     device = next(x.device for x in arguments.values() if torch.is_tensor(x))
     if device.type != "cuda":
-        _start(launches[0])
+        _start(next(launches))
         return
     fitting = first_that_fits(launches, *limits(device))
     if fitting is None:
-        raise RuntimeError(too_large(launches, *limits(device)))
+        every = [_launch(kernel, grid, arguments, variant) for variant in variants]
+        raise RuntimeError(too_large(every, *limits(device)))
     # The current device may be another one than the tensors'.
     with torch.cuda.device(device):
         _start(fitting)
@@ -115,7 +123,7 @@ def _start(launch: Launch) -> None:
     launch.kernel[launch.grid](**launch.arguments, **launch.options)
 
 
-def first_that_fits(launches: Sequence[Launch], capability: int, limit: int) -> Launch | None:
+def first_that_fits(launches: Iterable[Launch], capability: int, limit: int) -> Launch | None:
     """The first launch whose shared memory the device has, or None."""
     return next((launch for launch in launches if shared_memory(launch, capability) <= limit), None)
 
@@ -152,10 +160,17 @@ def compile_launch(launch: Launch, capability: int) -> Any:
 
 
 def shared_memory(launch: Launch, capability: int) -> int:
-    """Bytes of shared memory that a block of the launch needs."""
+    """Bytes of shared memory that a block of the launch needs; compiling is done once, and announced if it takes long."""
     key = (capability, launch.key())
     if key not in _shared:
+        start = time.perf_counter()
         _shared[key] = int(compile_launch(launch, capability).metadata.shared)
+        if time.perf_counter() - start > LONG and not _announced:
+            _announced.append(launch.kernel.__name__)
+            logging.getLogger(__name__).warning(
+                "compiling the Triton kernels for a new shape takes a while, once: Triton keeps them in %s",
+                os.environ.get("TRITON_CACHE_DIR", "~/.triton/cache"),
+            )
     return _shared[key]
 
 

@@ -36,17 +36,69 @@ def load_bounds(first, last, row, num_queries):
 
 
 @triton.jit
-def load_rows(x, token, exists, part, token_stride, D: tl.constexpr, PART: tl.constexpr):
-    """Rows `token` of x, PART numbers of each: [tokens, PART], 0 where a token does not exist."""
+def load_rows(
+    x, token, exists, part, token_stride, D: tl.constexpr, PART: tl.constexpr, EDGE: tl.constexpr = True
+):
+    """Rows `token` of x, PART numbers of each: [tokens, PART], 0 where a token does not exist; without EDGE all do."""
     dim = part * PART + tl.arange(0, PART)
-    mask = exists[:, None] & (dim[None, :] < D) if D % PART else exists[:, None]
-    return tl.load(x + token[:, None] * token_stride + dim[None, :], mask=mask, other=0.0)
+    place = token[:, None] * token_stride + dim[None, :]
+    if EDGE:
+        mask = exists[:, None] & (dim[None, :] < D) if D % PART else exists[:, None]
+        return tl.load(x + place, mask=mask, other=0.0)
+    elif D % PART:
+        return tl.load(x + place, mask=(dim < D)[None, :], other=0.0)
+    else:
+        return tl.load(x + place)
 
 
 @triton.jit
 def load_bias(bias, row, key, shown, row_stride, key_stride):
     """The bias of pairs (row, key) in float32; `row` and `key` broadcast against each other."""
     return tl.load(bias + row * row_stride + key * key_stride, mask=shown, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def to_image(x, dtype: tl.constexpr):
+    """x in the dtype of an image, its greatest number in place of an overflow."""
+    x = x.to(dtype)
+    if dtype == tl.float16:
+        most = tl.full([1, 1], 65504.0, tl.float16)
+        x = tl.minimum(tl.maximum(x, -most), most)
+    return x
+
+
+@triton.jit
+def score_tiles(
+    queries, k, bias, column_bias, image, row, low, high, local, num_rows, begin, end, num_keys, num_columns, scale,
+    image_channel, k_token, bias_row, bias_key,
+    H: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write the tiles of keys begin … end − 1 of an image."""
+    dtype: tl.constexpr = image.dtype.element_ty
+    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
+        column = start + tl.arange(0, BLOCK_K)
+        seen = column < num_keys if EDGE else column >= 0
+        scores = tl.zeros([BLOCK_K, row.shape[0]], tl.float32)
+        for part in tl.static_range(PARTS):
+            tile = load_rows(k, column, seen, part, k_token, D, PART, EDGE)
+            scores = dot(tile, queries[part], scores, PRECISION)
+        shown = (
+            (column[:, None] >= low[None, :]) & (column[:, None] <= high[None, :]) if EDGE else seen[:, None]
+        )
+        scores *= scale
+        if EDGE:
+            scores = tl.where(shown, scores, 0.0)
+        target = image + column[:, None] * num_rows + local[None, :]
+        inside = (column < num_columns)[:, None] & (local < num_rows)[None, :]
+        tl.store(target, to_image(scores, dtype), mask=inside if EDGE else None)
+        if BIAS != "none":
+            values = load_bias(bias, row[None, :], column[:, None], shown, bias_row, bias_key)
+            if BIAS == "separable":
+                values += tl.load(column_bias + column, mask=seen, other=0.0).to(tl.float32)[:, None]
+            if EDGE:
+                values = tl.where(shown, values, 0.0)
+            tl.store(target + H * image_channel, to_image(values, dtype), mask=inside if EDGE else None)
 
 
 @triton.jit(do_not_specialize=["row_start", "num_queries", "num_keys", "num_columns", "per_split"])
@@ -62,13 +114,14 @@ def scores_kernel(
 
     A program takes a block of rows and a split of the keys. The grid is (row blocks · splits, H, B).
     """
-    blocks = num_rows // BLOCK_R
+    blocks = tl.cdiv(num_rows, BLOCK_R)
     block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    exists = row < num_queries
+    exists = (row < num_queries) & (local < num_rows)
     low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
+    low, high = tl.where(local < num_rows, low, 1 << 30), tl.where(local < num_rows, high, -1)
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     bias += batch * bias_batch + head * bias_head
@@ -79,33 +132,44 @@ def scores_kernel(
         queries = queries + (tl.trans(load_rows(q, row, exists, part, q_token, D, PART)),)
     begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
     end = tl.minimum(tl.minimum(tl.max(high) + 1, num_columns), (split + 1) * per_split)
-    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
-        column = start + tl.arange(0, BLOCK_K)
-        seen = column < num_keys
-        scores = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
-        for part in tl.static_range(PARTS):
-            scores = dot(load_rows(k, column, seen, part, k_token, D, PART), queries[part], scores, PRECISION)
-        shown = (column[:, None] >= low[None, :]) & (column[:, None] <= high[None, :])
-        scores = tl.where(shown, scores * scale, 0.0)
-        if image.dtype.element_ty == tl.float16:
-            scores = tl.minimum(tl.maximum(scores, -65504.0), 65504.0)
-        target = image + column[:, None] * num_rows + local[None, :]
-        inside = (column < num_columns)[:, None]
-        tl.store(target, scores.to(image.dtype.element_ty), mask=inside)
-        if BIAS != "none":
-            values = load_bias(bias, row[None, :], column[:, None], shown, bias_row, bias_key)
-            if BIAS == "separable":
-                values += tl.load(column_bias + column, mask=seen, other=0.0).to(tl.float32)[:, None]
-                values = tl.where(shown, values, 0.0)
-            tl.store(target + H * image_channel, values.to(image.dtype.element_ty), mask=inside)
+    # Tiles in which every row sees every key need no mask.
+    inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.max(low), end), BLOCK_K) * BLOCK_K)
+    outer = tl.maximum(inner, tl.minimum(tl.min(high) + 1, end) // BLOCK_K * BLOCK_K)
+    score_tiles(
+        queries, k, bias, column_bias, image, row, low, high, local, num_rows, begin, tl.minimum(inner, end), num_keys,
+        num_columns, scale, image_channel, k_token, bias_row, bias_key,
+        H, D, PART, PARTS, BLOCK_K, BIAS, True, PRECISION, STAGES)  # fmt: skip
+    score_tiles(
+        queries, k, bias, column_bias, image, row, low, high, local, num_rows, inner, outer, num_keys,
+        num_columns, scale, image_channel, k_token, bias_row, bias_key,
+        H, D, PART, PARTS, BLOCK_K, BIAS, False, PRECISION, STAGES)  # fmt: skip
+    score_tiles(
+        queries, k, bias, column_bias, image, row, low, high, local, num_rows, outer, end, num_keys,
+        num_columns, scale, image_channel, k_token, bias_row, bias_key,
+        H, D, PART, PARTS, BLOCK_K, BIAS, True, PRECISION, STAGES)  # fmt: skip
 
 
 @triton.jit
-def load_column(image, column, begin, end, local, num_rows, channel, image_channel, NUMBER: tl.constexpr):
-    """One column of an image, [rows, channels]; 0 outside and in padded channels."""
-    inside = (column >= begin) & (column < end)
+def load_pixels(image, place, there, EDGE: tl.constexpr):
+    """Pixels of an image; with EDGE, 0 where they are not there."""
+    if EDGE:
+        return tl.load(image + place, mask=there, other=0.0)
+    else:
+        return tl.load(image + place)
+
+
+@triton.jit
+def load_column(image, column, begin, end, local, num_rows, channel, image_channel, NUMBER: tl.constexpr,
+                EDGE: tl.constexpr = True):  # fmt: skip
+    """One column of an image, [rows, channels]; 0 outside (without EDGE it is inside) and in padded channels."""
     place = column * num_rows + local[:, None] + channel[None, :] * image_channel
-    return tl.load(image + place, mask=inside & (channel < NUMBER)[None, :], other=0.0)
+    if EDGE:
+        inside = (column >= begin) & (column < end)
+        return tl.load(image + place, mask=inside & (channel < NUMBER)[None, :], other=0.0)
+    elif channel.shape[0] > NUMBER:
+        return tl.load(image + place, mask=(channel < NUMBER)[None, :], other=0.0)
+    else:
+        return tl.load(image + place)
 
 
 @triton.jit
@@ -153,13 +217,15 @@ def hidden_start(offset1, table, table_plane, reach, column, low, channel, WIDTH
 
 
 @triton.jit
-def output_start(offset2, values, values_length, place, channel, OUT: tl.constexpr, VALUES: tl.constexpr):
-    """What a column of the result starts from, [rows, channels]: the offset, and a bias by distance with it."""
-    start = tl.zeros([place.shape[0], channel.shape[0]], tl.float32) + offset2[None, :]
+def output_start(offset2, values, values_length, place, channel, OUT: tl.constexpr, VALUES: tl.constexpr,
+                 EDGE: tl.constexpr = True):  # fmt: skip
+    """What a column of the result starts from, [rows, channels]: the offset, or a bias by distance with it."""
     if VALUES:
-        place = tl.minimum(tl.maximum(place, 0), values_length - 1)
-        start += tl.load(values + place[:, None] * OUT + channel[None, :]).to(tl.float32)
-    return start
+        if EDGE:
+            place = tl.minimum(tl.maximum(place, 0), values_length - 1)
+        return tl.load(values + place[:, None] * OUT + channel[None, :]).to(tl.float32)
+    else:
+        return tl.zeros([place.shape[0], channel.shape[0]], tl.float32) + offset2[None, :]
 
 
 @triton.jit
@@ -186,11 +252,11 @@ def convolve_columns(
         hidden = hidden + (fresh,)
     for tap in tl.static_range(len(w2) - 1):
         column = start - LEFT1 - LEFT2 - RIGHT1 - RIGHT2 + tap
-        fresh = output_start(offset2, values, values_length, distance - column, outs, OUT, VALUES)
+        fresh = output_start(offset2, values, values_length, distance - column, outs, OUT, VALUES, EDGE)
         pending = pending + (fresh,)
     for step in tl.range(0, steps, num_stages=STAGES):
         n = start - LEFT1 - LEFT2 + step
-        x = load_column(image, n, begin, end, local, num_rows, channel, image_channel, IN)
+        x = load_column(image, n, begin, end, local, num_rows, channel, image_channel, IN, EDGE)
         fresh = hidden_start(
             offset1, table, table_plane, reach, n + LEFT1, low, wide, WIDTH, LEFT1, TABLE, EDGE
         )
@@ -204,7 +270,7 @@ def convolve_columns(
         active = leaky(updated[0].to(dtype), slope1)
         if EDGE:
             active = tl.where(inside_row(c, low, high, CAUSAL)[:, None], active, 0.0).to(dtype)
-        fresh = output_start(offset2, values, values_length, distance - c - LEFT2, outs, OUT, VALUES)
+        fresh = output_start(offset2, values, values_length, distance - c - LEFT2, outs, OUT, VALUES, EDGE)
         summed = ()
         for i in tl.static_range(len(w2)):
             before = pending[i] if i < len(w2) - 1 else fresh
@@ -243,8 +309,9 @@ def convolve_kernel(
 ):  # fmt: skip
     """Two stages over an image: out = stage₂(LeakyReLU(stage₁(image))), the hidden map on the chip.
 
-    w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; values [distances, OUT] are added to the result. held, wanted:
-    columns past the visible ones that the image has, and that the result shall have. FINAL: no activation follows.
+    w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; values [distances, OUT], in place of b2, have the offset in them.
+    held, wanted: columns past the visible ones that the image has, and that the result shall have. FINAL: no activation
+    follows.
     The grid is (row blocks, segments, B).
     """
     RIGHT1: tl.constexpr = K1 - 1 - LEFT1
@@ -265,7 +332,7 @@ def convolve_kernel(
         # Column m of the table is distance m − RIGHT1.
         distance = row + offset
         steps = stop - start + K1 + K2 - 2
-        interior = (tl.max(low) + LEFT1 + LEFT2 + K1 <= start) & (
+        interior = (tl.max(low) + LEFT1 + LEFT2 + K1 + K2 <= start) & (
             start + steps <= tl.minimum(tl.min(high), row_start + block * BLOCK_R + offset)
         )
         if interior:
@@ -290,10 +357,11 @@ def unit_matrix(SIZE: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def attend_tiles(
-    queries, k, v, image, bias, column_bias, unit, sums, highest, total, row, low, high, local, num_rows, begin, end,
-    num_keys, scale, image_channel, k_token, bias_row, bias_key,
+    queries, k, v, image, bias, column_bias, factor, unit, sums, highest, total, row, low, high, local, num_rows, begin,
+    end, num_keys, scale, image_channel, k_token, bias_row, bias_key,
     D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr,
-    IMAGES: tl.constexpr, BIAS: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    IMAGES: tl.constexpr, BIAS: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr, EDGE: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The running softmax over the tiles of keys begin … end − 1; maxima are in units of ln 2."""
     for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
@@ -303,51 +371,63 @@ def attend_tiles(
         logits = tl.zeros([row.shape[0], BLOCK_K], tl.float32)
         if SCORES:
             for part in tl.static_range(PARTS):
-                tile = load_rows(k, key, seen, part, k_token, D, PART)
+                tile = load_rows(k, key, seen, part, k_token, D, PART, EDGE)
                 logits = dot(queries[part], tl.trans(tile), logits, PRECISION)
             logits *= scale
         # As an operand of a product with the unit matrix, a tile of the image takes the cheap way into registers.
         for number in tl.static_range(IMAGES):
             place = number * image_channel + key[None, :] * num_rows + local[:, None]
-            tile = tl.load(image + place, mask=shown, other=0.0) if EDGE else tl.load(image + place)
-            logits = dot(tile, unit, logits, PRECISION)
+            logits = dot(load_pixels(image, place, shown, EDGE), unit, logits, PRECISION)
         if BIAS != "none":
             logits += load_bias(bias, row[:, None], key[None, :], shown, bias_row, bias_key)
         if BIAS == "separable":
             logits += tl.load(column_bias + key, mask=seen, other=0.0).to(tl.float32)[None, :]
-        logits *= LOG2E
+        if FACTOR:
+            logits *= factor[:, None]
         if EDGE:
             logits = tl.where(shown, logits, -float("inf"))
-        higher = tl.maximum(highest, tl.max(logits, 1))
+        higher = tl.maximum(highest, tl.max(logits, 1) * LOG2E)
         # Before the first visible key everything is −∞: any finite number serves.
-        base = tl.where(higher == -float("inf"), 0.0, higher) if EDGE else higher
-        weights = tl.exp2(logits - base[:, None])
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp2(logits * LOG2E - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weights, 1)
-        weights = weights.to(v.dtype.element_ty)
-        updated = ()
-        for part in tl.static_range(PARTS):
-            tile = load_rows(v, key, seen, part, k_token, D, PART)
-            updated = updated + (dot(weights, tile, sums[part] * shrink[:, None], PRECISION),)
-        sums = updated
+        if SUMS:
+            weights = weights.to(v.dtype.element_ty)
+            updated = ()
+            for part in tl.static_range(PARTS):
+                tile = load_rows(v, key, seen, part, k_token, D, PART, EDGE)
+                updated = updated + (dot(weights, tile, sums[part] * shrink[:, None], PRECISION),)
+            sums = updated
         highest = higher
     return sums, highest, total
 
 
-@triton.jit(do_not_specialize=["row_start", "row_stop", "out_start", "out_rows", "num_keys", "per_split"])
+@triton.jit(
+    do_not_specialize=[
+        "row_start",
+        "row_stop",
+        "out_start",
+        "out_rows",
+        "num_queries",
+        "num_keys",
+        "per_split",
+    ]
+)
 def attend_kernel(
-    q, k, v, image, bias, column_bias, first, last, out, lse,
+    q, k, v, image, bias, column_bias, factor, first, last, out, lse,
     q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, bias_key,
-    bounds_batch, image_batch, image_head, image_channel, num_rows, row_start, row_stop, out_start, out_rows, num_keys,
-    per_split, scale,
+    bounds_batch, factor_batch, image_batch, image_head, image_channel, num_rows, row_start, row_stop, out_start,
+    out_rows, num_queries, num_keys, per_split, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGES: tl.constexpr,
-    BIAS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [splits, B, H, out_rows, D] and lse [splits, B, H, out_rows]: softmax · V over a split of the visible keys.
 
     The logits are the sum of scores (SCORES), images (IMAGES of them, image_channel apart) and a bias (BIAS),
-    whichever there are. A split that sees nothing has lse −∞. The grid is (row blocks · splits, H, B); the last
+    whichever there are, times factor [1 or B, H, Tq] (FACTOR). Without SUMS, only lse is written. A split that sees
+    nothing has lse −∞. The grid is (row blocks · splits, H, B); the last
     rows, which see the most, go first.
     """
     blocks = tl.cdiv(num_rows, BLOCK_R)
@@ -365,11 +445,16 @@ def attend_kernel(
     column_bias += (batch * H + head) * num_keys
     sums, queries, unit = (), (), low
     for part in tl.static_range(PARTS):
-        sums = sums + (tl.zeros([BLOCK_R, PART], tl.float32),)
+        if SUMS:
+            sums = sums + (tl.zeros([BLOCK_R, PART], tl.float32),)
         if SCORES:
             queries = queries + (load_rows(q, row, exists, part, q_token, D, PART),)
     if IMAGES:
         unit = unit_matrix(BLOCK_K, image.dtype.element_ty)
+    row_factor = low
+    if FACTOR:
+        place = factor + batch * factor_batch + head * num_queries + row
+        row_factor = tl.load(place, mask=exists, other=0.0)
     highest = tl.full([BLOCK_R], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
     begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
@@ -378,23 +463,24 @@ def attend_kernel(
     inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.max(low), end), BLOCK_K) * BLOCK_K)
     outer = tl.maximum(inner, tl.minimum(tl.min(high) + 1, end) // BLOCK_K * BLOCK_K)
     sums, highest, total = attend_tiles(
-        queries, k, v, image, bias, column_bias, unit, sums, highest, total, row, low, high, local, num_rows, begin,
+        queries, k, v, image, bias, column_bias, row_factor, unit, sums, highest, total, row, low, high, local, num_rows, begin,
         tl.minimum(inner, end), num_keys, scale, image_channel, k_token, bias_row, bias_key,
-        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, True, PRECISION, STAGES)  # fmt: skip
+        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, FACTOR, SUMS, True, PRECISION, STAGES)  # fmt: skip
     sums, highest, total = attend_tiles(
-        queries, k, v, image, bias, column_bias, unit, sums, highest, total, row, low, high, local, num_rows, inner,
+        queries, k, v, image, bias, column_bias, row_factor, unit, sums, highest, total, row, low, high, local, num_rows, inner,
         outer, num_keys, scale, image_channel, k_token, bias_row, bias_key,
-        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, False, PRECISION, STAGES)  # fmt: skip
+        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, FACTOR, SUMS, False, PRECISION, STAGES)  # fmt: skip
     sums, highest, total = attend_tiles(
-        queries, k, v, image, bias, column_bias, unit, sums, highest, total, row, low, high, local, num_rows, outer,
+        queries, k, v, image, bias, column_bias, row_factor, unit, sums, highest, total, row, low, high, local, num_rows, outer,
         end, num_keys, scale, image_channel, k_token, bias_row, bias_key,
-        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, True, PRECISION, STAGES)  # fmt: skip
+        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, FACTOR, SUMS, True, PRECISION, STAGES)  # fmt: skip
 
     empty = total == 0
     total = tl.where(empty, 1.0, total)
     place = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start
     tl.store(lse + place, tl.where(empty, -float("inf"), highest / LOG2E + tl.log(total)), mask=exists)
-    for part in tl.static_range(PARTS):
-        dim = part * PART + tl.arange(0, PART)
-        mean = (sums[part] / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + place[:, None] * D + dim[None, :], mean, mask=exists[:, None] & (dim < D)[None, :])
+    if SUMS:
+        for part in tl.static_range(PARTS):
+            dim = part * PART + tl.arange(0, PART)
+            mean = (sums[part] / total[:, None]).to(out.dtype.element_ty)
+            tl.store(out + place[:, None] * D + dim[None, :], mean, mask=exists[:, None] & (dim < D)[None, :])
