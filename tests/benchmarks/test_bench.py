@@ -337,7 +337,13 @@ def test_the_estimate_without_a_gpu(tmp_path):
     assert 2.39 < total["clocks"] <= 6 * 2.39
     assert all(x["programs"] >= 2 * 108 for x in records[:-1])
     assert 2 * max(x["shared"] for x in records[:-1]) <= 102_400
+    # The same page from records on the disk.
+    file = tmp_path / "kernels.json"
+    report.write_json(file, records)
     text = page.read_text()
+    page.write_text(f"before {gpu_estimate.MARKER} old {gpu_estimate.MARKER} after")
+    assert main(["bench", "gpu-estimate", "--read", str(file), "--markdown", str(page)]) == 0
+    assert page.read_text() == text
     assert text.startswith("before")
     assert text.endswith("after")
     assert "| 125m | sm_80 | forward |" in text
