@@ -33,7 +33,8 @@ class Places:
     def of(num_tokens: int, *, causal: bool = True, device: torch.device | str | None = None) -> Places:
         """Tokens 0 … num_tokens − 1, all of them queries and keys."""
         positions = torch.arange(num_tokens, device=device)[None]
-        return Places(positions, positions, causal, consecutive=True)
+        # By name, because torch.compile knows no default values that are objects.
+        return Places(positions, positions, causal, EVERYTHING, consecutive=True)
 
     @property
     def num_queries(self) -> int:

@@ -176,7 +176,9 @@ def _reason(problem: Problem, name: str) -> str | None:
 
 def _by_speed(problem: Problem) -> list[str]:
     """All backends, the fastest for this call first."""
-    if math.prod(problem.sizes) < LARGE_PLAIN:
+    # A length that is not known, in a graph that is to serve all, decides nothing: asking would fix its range.
+    known = not any(isinstance(size, torch.SymInt) for size in problem.sizes)
+    if problem.program.is_plain and known and math.prod(problem.sizes) < LARGE_PLAIN:
         return list(BACKENDS)
     return ["cpu", *(name for name in BACKENDS if name != "cpu")]
 

@@ -1,0 +1,54 @@
+"""Layers of one's own around the op: one graph, forward and backward, and exports whose length is open."""
+
+import pytest
+import torch
+from torch import nn
+
+import dape
+
+
+class Layer(nn.Module):
+    def __init__(self, scores, encoding):
+        super().__init__()
+        self.scores, self.encoding = scores, encoding
+
+    def forward(self, x):
+        q, k, v = x.unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        places = dape.Places.of(x.shape[1], device=x.device)
+        bias = None
+        if self.encoding is not None:
+            bias = self.encoding.bias(q, k, places, scale=q.shape[-1] ** -0.5)
+        return dape.attention(q, k, v, self.scores, bias=bias).transpose(1, 2).flatten(2)
+
+
+def layers():
+    torch.manual_seed(0)
+    return {
+        "kerple": Layer(dape.ScoreConv(4), dape.POSITIONS["kerple"](num_heads=4)),
+        "no bias": Layer(dape.ScoreConv(4, bias_channels=False), None),
+        "plain": Layer(None, dape.POSITIONS["alibi"](num_heads=4)),
+    }
+
+
+@pytest.mark.parametrize("name", ["kerple", "no bias", "plain"])
+def test_a_layer_is_one_graph(name):
+    layer = layers()[name]
+    x = torch.randn(2, 40, 3 * 32, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (layer, compiled):
+        gradients = torch.autograd.grad(call(x).square().sum(), [x, *layer.parameters()])
+        results.append((call(x).detach(), *gradients))
+    for eager, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, eager)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["kerple", "no bias", "plain"])
+def test_an_exported_layer_takes_other_lengths(name):
+    layer = layers()[name].eval()
+    example = torch.randn(2, 40, 3 * 32)
+    exported = torch.export.export(layer, (example,), dynamic_shapes=({1: torch.export.Dim.AUTO},)).module()
+    for length in (12, 333):
+        x = torch.randn(2, length, 3 * 32)
+        torch.testing.assert_close(exported(x), layer(x))
