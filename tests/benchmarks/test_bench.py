@@ -18,7 +18,7 @@ SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
 KEYS = {
     "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
     "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_width", "width",
-    "kernel",
+    "kernel", "processor",
 }  # fmt: skip
 
 
@@ -88,6 +88,27 @@ def test_memory_counts_at_least_the_output_and_the_gradients(backend):
     sizes = Sizes(keys=1024, queries=1024, heads=8, head_width=64, width=8)
     (peak,) = memory.peak_extra_mb([(backend, BOTH, sizes)], threads=1)
     assert peak > 4 * 1024 * 8 * 64 * 4 / 1e6
+
+
+def test_memory_that_cannot_be_measured_is_said(capsys):
+    sizes = Sizes(keys=8, queries=8, heads=1, head_width=1, processor="talking")
+    good, bad = memory.peak_extra_mb([("tiled", BOTH, sizes), ("no such backend", BOTH, sizes)], threads=1)
+    assert good is not None
+    assert bad is None
+    printed = capsys.readouterr().out
+    assert (
+        "no such backend, forward+backward, 8: its memory could not be measured: ValueError: unknown backend"
+        in printed
+    )
+
+
+def test_brackets_of_a_method_are_shown(capsys):
+    report.print_table("dape1x3[groups=3,width=24]", [("a[b]", "a", "")], [{"a": "x[y=z]"}])
+    # A title is folded to the width of its table.
+    printed = "".join(capsys.readouterr().out.split())
+    assert "dape1x3[groups=3,width=24]" in printed
+    assert "x[y=z]" in printed
+    assert "a[b]" in printed
 
 
 @pytest.mark.slow

@@ -215,6 +215,7 @@ def measure(
                     "threads": torch.get_num_threads(), "torch": torch.__version__,
                     "device": where.device, "hardware": hardware(where.device), "dtype": str(where.dtype),
                     "heads": size.heads, "head_width": size.head_width, "width": size.width, "kernel": size.kernel,
+                    "processor": size.processor,
                 })  # fmt: skip
     if memory_too:
         cells = itertools.product(passes, sizes, backends)

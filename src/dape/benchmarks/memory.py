@@ -26,7 +26,7 @@ Request = tuple[str, str, Sizes]
 def peak_extra_mb(
     requests: Sequence[Request], threads: int, dtype: torch.dtype = torch.float32
 ) -> list[float | None]:
-    """Megabytes (10⁶ bytes) for every request; None where this system cannot tell."""
+    """Megabytes (10⁶ bytes) for every request; None where this system cannot tell. Says why a request failed."""
     if not hasattr(os, "fork") or not os.path.exists("/proc/self/clear_refs"):
         return [None] * len(requests)
     number = str(dtype).removeprefix("torch.")
@@ -38,7 +38,11 @@ def peak_extra_mb(
     )
     if done.returncode:
         raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    for (backend, name, sizes), peak in zip(requests, found, strict=True):
+        if isinstance(peak, str):
+            print(f"{backend}, {name}, {sizes.keys}: its memory could not be measured: {peak}")
+    return [None if isinstance(peak, str) else peak for peak in found]
 
 
 def _measure(backend: str, name: str, sizes: Sizes, threads: int, dtype: torch.dtype) -> float:
@@ -67,23 +71,24 @@ def _status(field: str) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith(field + ":"))
 
 
-def _in_a_fork(request: Sequence) -> float | None:
-    """The measurement, or None if the process did not survive it."""
+def _in_a_fork(request: Sequence) -> float | str:
+    """The measurement, or the sentence why there is none."""
     backend, name, sizes, threads, dtype = request
     reader, writer = os.pipe()
     # Nothing has run in this process yet, so there are no threads that a fork would lose.
     if (child := os.fork()) == 0:
         try:
-            os.write(
-                writer, str(_measure(backend, name, Sizes(**sizes), threads, getattr(torch, dtype))).encode()
-            )
-        finally:
-            os._exit(0)
+            found: float | str = _measure(backend, name, Sizes(**sizes), threads, getattr(torch, dtype))
+        except BaseException as error:
+            found = f"{type(error).__name__}: {error}"
+        os.write(writer, json.dumps(found).encode())
+        os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         text = pipe.read()
-    os.waitpid(child, 0)
-    return float(text) if text else None
+    _, status = os.waitpid(child, 0)
+    # One that is killed, for want of memory perhaps, writes nothing.
+    return json.loads(text) if text else f"its process ended with status {os.waitstatus_to_exitcode(status)}"
 
 
 if __name__ == "__main__":

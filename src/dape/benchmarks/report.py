@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dape.files import replacing, write_atomically
@@ -19,13 +20,16 @@ Column = tuple[str, str, str]
 
 
 def print_table(title: str, columns: Sequence[Column], records: Sequence[Record]) -> None:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for heading, _, form in columns:
-        table.add_column(heading, justify="right" if form else "left", no_wrap=not form)
+        table.add_column(escape(heading), justify="right" if form else "left", no_wrap=not form)
     for record in records:
         values = [record.get(key) for _, key, _ in columns]
         table.add_row(
-            *("–" if x is None else format(x, form) for x, (_, _, form) in zip(values, columns, strict=True))
+            *(
+                "–" if x is None else escape(format(x, form))
+                for x, (_, _, form) in zip(values, columns, strict=True)
+            )
         )
     console = Console()
     # A pipe or a file has no width of its own; nothing should be cut to fit 80 columns there.
