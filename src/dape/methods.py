@@ -90,9 +90,11 @@ class Method:
             name: value for name, value in self.options if not self._is_position_option(name)
         } | options
         normaliser = options.pop("normaliser", "softmax")
-        length = {"length": options.pop("length")} if "length" in options and normaliser == "ssmax" else {}
+        own = {"length": options.pop("length")} if "length" in options and normaliser == "ssmax" else {}
         cls = SCORES[self.processor]
         asked = _parameters(cls)
+        if normaliser != "softmax" and "zero_init" in options:
+            own["zero_init"] = options["zero_init"] if "zero_init" in asked else options.pop("zero_init")
         valid = [name for name in asked if name not in OWN]
         if unknown := [name for name in options if name not in valid]:
             raise ValueError(
@@ -114,7 +116,7 @@ class Method:
         processor = cls(**(arguments | options))
         if normaliser == "softmax":
             return processor
-        return Normalised(processor, num_heads, normaliser, **length)
+        return Normalised(processor, num_heads, normaliser, **own)
 
     def _is_position_option(self, name: str) -> bool:
         return name in _parameters(POSITIONS[self.position]) and name not in ("num_heads", "width")
@@ -136,7 +138,11 @@ def parse_method(name: str) -> Method:
     encoding, processor = _parameters(POSITIONS[method.position]), _parameters(SCORES[method.processor])
     valid = [n for n in (*encoding, *processor) if n not in (*OWN, "head_width", "hidden_size")]
     for option in options:
-        if option not in (*valid, "normaliser", "length"):
+        if option not in (
+            *valid,
+            "normaliser",
+            *(("length", "zero_init") if "normaliser" in options else ()),
+        ):
             raise ValueError(
                 f'"{method.name}" has no option {option}; it has {", ".join(dict.fromkeys([*valid, "normaliser"]))}'
             )

@@ -539,3 +539,26 @@ def test_an_implementation_that_hides_the_scores_is_refused():
     plain.set_attn_implementation("dape")
     with pytest.raises(ValueError, match="LlamaAttention has no score processor"):
         plain(torch.ones(1, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("normaliser", ["softmax", "sink", "ssmax"])
+@pytest.mark.parametrize("processor", ["dape", "dape3x3", "dape1x3", "keyconv1x3", "talking", "mta"])
+def test_every_processor_and_normaliser_changes_nothing_at_first(processor, normaliser):
+    model, (ids, mask) = small(), batch()
+    before = model(ids, attention_mask=mask).logits
+    dape.retrofit(model, f"{processor}[normaliser={normaliser}]")
+    real = mask.bool()
+    torch.testing.assert_close(model(ids, attention_mask=mask).logits[real], before[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("zero_init", [True, False])
+def test_a_normaliser_is_loaded_with_the_parameters_it_had(zero_init, tmp_path):
+    model, (ids, mask) = small(), batch()
+    dape.retrofit(model, "dape1x3[normaliser=ssmax]", zero_init=zero_init)
+    disturbed(model)
+    model.save_pretrained(tmp_path)
+    loaded = dape.load_retrofitted(tmp_path)
+    assert set(loaded.state_dict()) == set(model.state_dict())
+    torch.testing.assert_close(
+        loaded(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits, rtol=0, atol=1e-6
+    )

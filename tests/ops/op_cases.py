@@ -147,7 +147,8 @@ def _sink(c: Case, draw) -> ScoreProgram:
 
 
 def _ssmax(c: Case, draw) -> ScoreProgram:
-    return replace(_grouped(c, draw), length_scale=draw("length_scale", c.heads))
+    vectors = {name: draw(name, c.heads) for name in ("length_scale", "length_offset")}
+    return replace(_grouped(c, draw), **vectors)
 
 
 def _capped(c: Case, draw) -> ScoreProgram:

@@ -19,14 +19,14 @@ from dape.ops.score_attention import (
 
 pytestmark = needs_kernel
 
-RUNS = [name for name in PROGRAMS if name != "capped"]
+RUNS = list(PROGRAMS)
 BIASES = ("none", "dense", "dense of the batch", "distance", "separable")
 VISIBLE = ("all", "left padding", "window", "documents", "rows that see nothing")
 RAGGED = Case(heads=4, groups=2, queries=61, keys=75, head_width=9, width=9)
 
 
 # Sums over the whole image, most of whose terms cancel: their errors are those of the rows.
-SUMS = ("b1", "b2", "b3", "row", "sink", "length_scale")
+SUMS = ("b1", "b2", "b3", "row", "sink", "length_scale", "length_offset")
 
 
 def tame(call: Call) -> Call:
@@ -92,6 +92,8 @@ MORE = {
         (Stage(draw("w1", c.heads, 1, 6, 11), left=5, groups=c.heads),), residual="bias"
     ),
     "12 rows": lambda c, draw: ScoreProgram((Stage(draw("w1", c.heads, 1, 12, 2), left=1, groups=c.heads),)),
+    "capped 3x3": lambda c, draw: replace(conv(c, draw, (3, 3), 1), softcap=0.7),
+    "capped, loosely": lambda c, draw: ScoreProgram(softcap=50.0),
     "activated logits": lambda c, draw: ScoreProgram(
         (Stage(draw("w1", c.heads, c.heads, 1, 3), draw("b2", c.heads), 1, slope=0.3),), residual="scores"
     ),
@@ -110,6 +112,23 @@ MORE = {
 def test_kernels_over_queries_and_keys(program, bias, visible, monkeypatch):
     monkeypatch.setitem(PROGRAMS, program, MORE[program])
     check(replace(RAGGED, program=program, bias=bias, visible=visible))
+
+
+@pytest.mark.parametrize("program", [*RUNS, *MORE])
+@pytest.mark.parametrize("kind", ["whole tiles", "shorter than a tile", "heads by themselves"])
+def test_a_bias_by_distance_is_a_table(program, kind, monkeypatch):
+    """As many queries as keys, nothing hidden: the first stage begins from a table by distance."""
+    monkeypatch.setitem(PROGRAMS, program, {**PROGRAMS, **MORE}[program])
+    tokens = 5 if kind == "shorter than a tile" else 101
+    case = replace(RAGGED, queries=tokens, keys=tokens, program=program, bias="distance")
+    if kind == "heads by themselves":
+        monkeypatch.setitem(PROGRAMS, program, _by_heads)
+    check(case)
+
+
+def _by_heads(c: Case, draw) -> ScoreProgram:
+    weight = draw("w1", c.heads, 2, 2, 5)
+    return ScoreProgram((Stage(weight, draw("b2", c.heads), 2, c.heads, 0.2),))
 
 
 @pytest.mark.parametrize("program", ["talking", "mta", "grouped", "post", "3x3"])
@@ -211,7 +230,6 @@ def deep(**options: object) -> ScoreProgram:
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [
-        (ScoreProgram(softcap=2.0), "it caps no scores, got softcap=2.0"),
         (ScoreProgram(deep().pre, leak_future=True), "leak_future"),
         (ScoreProgram(deep().pre * 12), "the program reads 12"),
         (ScoreProgram((Stage(torch.zeros(3, 3, 1, 1)),) * 13), "up to 12 stages, got 13"),

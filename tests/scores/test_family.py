@@ -104,7 +104,7 @@ def test_groups_of_heads_are_convolutions_of_their_own():
 def test_a_sink_is_one_more_key_with_a_value_of_zero():
     q, k, v = inputs()
     processor = jittered(Normalised(PlainScores(), H, "sink"))
-    column = processor.sink.view(1, H, 1, 1).expand(2, H, T, 1)
+    column = processor.sink_root.square().log().view(1, H, 1, 1).expand(2, H, T, 1)
     weights = torch.cat([masked(q @ k.mT * 0.4), column], -1).softmax(-1)
     both_backends(q, k, v, processor, weights[..., :-1] @ v)
 
@@ -127,6 +127,31 @@ def test_ssmax_starts_as_the_softmax_at_its_length():
     scores = torch.randn(1, H, T, T, dtype=torch.float64)
     expected = scores[:, :, -1].softmax(-1)
     torch.testing.assert_close(processor.weights(scores)[:, :, -1], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("normaliser", ["sink", "ssmax"])
+@pytest.mark.parametrize("processor", ["plain", "dape1x3", "talking", "mta", "keyconv1x3"])
+def test_every_normaliser_can_start_as_the_softmax_and_leaves_it(normaliser, processor):
+    name = "nope" if processor == "plain" else f"{processor}-nope"
+    options = "zero_init=true" if processor.startswith("dape") else ""
+    plain = parse_method(f"{name}[{options}]" if options else name).build_scores(H, width=4)
+    ours = parse_method(f"{name}[normaliser={normaliser},zero_init=true]").build_scores(H, width=4)
+    scores = torch.randn(1, H, T, T)
+    torch.testing.assert_close(ours.weights(scores), plain.weights(scores), rtol=1e-6, atol=1e-7)
+    before = [parameter.detach().clone() for parameter in ours.parameters()]
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        # A little of every weight is lost to a sink; SSMax makes them sharper or flatter.
+        ours.weights(scores).square().sum().backward()
+        optimizer.step()
+    assert ours.weights(scores).square().sum() < 0.99 * plain.weights(scores).square().sum()
+    own = [name for name, _ in ours.named_parameters()]
+    assert all(
+        not torch.equal(now, then)
+        for name, now, then in zip(own, ours.parameters(), before, strict=True)
+        if "sink" in name or "length" in name
+    )
 
 
 def fox_bias(encoding, x):

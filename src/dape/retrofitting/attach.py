@@ -106,7 +106,9 @@ def retrofit(
             method if keeps else parsed.name,
             width,
             [call.num_heads for call in calls],
-            dict(score_options or {}),
+            # A normaliser has other parameters then, which whoever loads it must know.
+            dict(score_options or {})
+            | ({} if zero_init or not _normalised(parsed) else {"zero_init": False}),
             dict(position_options or {}),
             replaced,
             bool(getattr(inner.config, "use_cache", True)),
@@ -221,6 +223,10 @@ def inner_model(model: nn.Module) -> PreTrainedModel:
     return model
 
 
+def _normalised(method: Method) -> bool:
+    return dict(method.options).get("normaliser", "softmax") != "softmax"
+
+
 def _attach(
     model: PreTrainedModel,
     calls: list[Call],
@@ -233,7 +239,7 @@ def _attach(
 ) -> None:
     hooks = _hooks(model)
     options = dict(plan.score_options)
-    if "zero_init" in constructor_parameters(PROCESSORS[method.processor]):
+    if _normalised(method) or "zero_init" in constructor_parameters(PROCESSORS[method.processor]):
         options.setdefault("zero_init", zero_init)
     stretched = not keeps and issubclass(POSITIONS[method.position], RoPE) and positions.rotary_modules(model)
     if stretched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -13,35 +14,68 @@ from dape.scores.base import ScoreProcessor
 
 Normaliser = Literal["softmax", "sink", "ssmax"]
 
+# Where `zero_init` lets a sink's root begin: its square is below what float32 tells from a sum of 1.
+SMALL_ROOT = 1e-4
+# Keeps the logarithm finite for a root of 0.
+TINY = 1e-12
+
 
 class Normalised(ScoreProcessor):
     """A score processor whose logits become weights by another normaliser than the softmax.
 
-    sink:  exp(lᵢ) / (Σ exp(lⱼ) + exp(b)), one learnable b a head: a head may attend to nothing (gpt-oss).
+    sink:  exp(lᵢ) / (Σ exp(lⱼ) + a²), one learnable a a head: a head may attend to nothing (gpt-oss, which learns
+           log a²). It starts at 1.
     ssmax: softmax(s · log n · l), n the number of visible keys, one learnable s a head (Nakanishi 2025); it starts at
            1 / log `length`, so that at that many keys it is the softmax.
+    zero_init: start as the softmax: a sink with a² = 10⁻⁸, whose gradient is not as small (that of its logit would be);
+           SSMax as (s · log n + b) · l with s = 0 and a learnable b = 1.
     """
 
     def __init__(
-        self, processor: ScoreProcessor, num_heads: int, normaliser: Normaliser, *, length: int = 512
+        self,
+        processor: ScoreProcessor,
+        num_heads: int,
+        normaliser: Normaliser,
+        *,
+        length: int = 512,
+        zero_init: bool = False,
     ) -> None:
         super().__init__()
         if normaliser not in get_args(Normaliser):
             raise ValueError(f'normaliser="{normaliser}", expected one of {", ".join(get_args(Normaliser))}')
-        self.processor, self.length = processor, length
-        self.sink = nn.Parameter(torch.empty(num_heads)) if normaliser == "sink" else None
-        self.length_scale = nn.Parameter(torch.empty(num_heads)) if normaliser == "ssmax" else None
+        self.processor, self.length, self.zero_init = processor, length, zero_init
+
+        def vector(wanted: bool) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(num_heads)) if wanted else None
+
+        self.sink_root = vector(normaliser == "sink")
+        self.length_scale = vector(normaliser == "ssmax")
+        self.length_offset = vector(normaliser == "ssmax" and zero_init)
         self._reset_own()
 
     def _reset_own(self) -> None:
-        if self.sink is not None:
-            nn.init.zeros_(self.sink)
+        if self.sink_root is not None:
+            nn.init.constant_(self.sink_root, SMALL_ROOT if self.zero_init else 1.0)
         if self.length_scale is not None:
-            nn.init.constant_(self.length_scale, 1 / float(torch.tensor(float(self.length)).log()))
+            nn.init.constant_(self.length_scale, 0.0 if self.zero_init else 1 / math.log(self.length))
+        if self.length_offset is not None:
+            nn.init.ones_(self.length_offset)
 
     def reset_parameters(self) -> None:
         self.processor.reset_parameters()
         self._reset_own()
 
     def program(self) -> ScoreProgram:
-        return replace(self.processor.program(), sink=self.sink, length_scale=self.length_scale)
+        # In float32 or finer: half precision would round the square to 0.
+        root = None if self.sink_root is None else self.sink_root.to(_fine(self.sink_root.dtype))
+        sink = None if root is None else torch.log(root.square() + TINY)
+        return replace(
+            self.processor.program(),
+            sink=sink,
+            length_scale=self.length_scale,
+            length_offset=self.length_offset,
+        )
+
+
+def _fine(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

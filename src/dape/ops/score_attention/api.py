@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dape.ops.score_attention import cpu, reference, sdpa, tiled, triton
-from dape.ops.score_attention.op import unsupported_transform
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,
@@ -25,7 +24,7 @@ from dape.ops.score_attention.types import (
 )
 
 # In order of speed, for most calls. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
-# returns None or the sentence that says why it cannot run this call. Importing one must be quick:
+# returns None or the sentence that says why it cannot run this call, and is all that is asked. Importing one must be quick:
 # what it needs beyond torch, it imports when it runs.
 BACKENDS: dict[str, ModuleType] = {
     "sdpa": sdpa,
@@ -38,15 +37,6 @@ BACKENDS: dict[str, ModuleType] = {
 # From so many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
 # leaves out what no query sees, is faster than PyTorch's own; before, what a call costs by itself decides.
 LARGE_PLAIN = 4 * 1024 * 1024
-
-# Those that run any program with any bias; the others run plain scores and the paper's two convolutions of 1×k.
-ANY_PROGRAM = ("cpu", "tiled", "reference")
-
-# Those that judge programs by themselves, and take a separable bias as it is.
-OWN_JUDGEMENT = ("triton", "cpu")
-
-# Those whose derivative is written by hand, for `backward` alone.
-BACKWARD_ONLY = ("triton", "cpu", "tiled")
 
 # A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
 TILE_NUMBERS = 4 * 1024 * 1024
@@ -138,22 +128,20 @@ def make_problem(
 
 def _attend(problem: Problem, backend: str) -> Tensor:
     bias = problem.bias
-    if isinstance(bias, SeparableBias):
-        # The C++ kernel for a few queries takes a dense one.
-        takes = [name for name in OWN_JUDGEMENT if name != "cpu" or problem.q.shape[2] > cpu.DECODE_QUERIES]
-        for name in takes:
-            if backend in ("auto", name) and _reason(problem, name) is None:
-                return BACKENDS[name].attend(problem)
-    if isinstance(bias, SeparableBias | TileBias) and not _runs_any_program(problem, backend):
+    if isinstance(bias, SeparableBias | TileBias) and not _takes_bias(problem, backend):
         tiles = bias.tiles() if isinstance(bias, SeparableBias) else bias
         return _attend_by_tiles(problem, tiles, backend)
     return choose(problem, backend).attend(problem)
 
 
-def _runs_any_program(problem: Problem, backend: str) -> bool:
-    """Whether the call goes to a backend that takes every bias; the others take a bias by tiles as dense ones."""
-    general = not (problem.program.is_plain or problem.pair)
-    return general if backend == "auto" else backend in ANY_PROGRAM and general
+def _takes_bias(problem: Problem, backend: str) -> bool:
+    """Whether a backend takes the call's bias in the form that it has; else it is given dense tiles of it."""
+    # Rows that read others cannot be cut into tiles here.
+    if problem.program.earlier_rows:
+        return True
+    # The reference would build all of it.
+    names = [name for name in BACKENDS if name != "reference"] if backend == "auto" else [backend]
+    return any(BACKENDS[name].unsupported(problem) is None for name in names)
 
 
 def choose(problem: Problem, backend: str = "auto") -> ModuleType:
@@ -161,17 +149,11 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     names = _by_speed(problem) if backend == "auto" else [backend]
     reasons = []
     for name in names:
-        reason = _reason(problem, name)
+        reason = BACKENDS[name].unsupported(problem)
         if reason is None:
             return BACKENDS[name]
         reasons.append(f'backend="{name}" cannot run this call: {reason}')
     raise ValueError("; ".join(reasons))
-
-
-def _reason(problem: Problem, name: str) -> str | None:
-    """Why a backend cannot run a call, or None."""
-    reason = _unsupported_program(name, problem) or BACKENDS[name].unsupported(problem)
-    return unsupported_transform(problem) if reason is None and name in BACKWARD_ONLY else reason
 
 
 def _by_speed(problem: Problem) -> list[str]:
@@ -181,12 +163,6 @@ def _by_speed(problem: Problem) -> list[str]:
     if problem.program.is_plain and known and math.prod(problem.sizes) < LARGE_PLAIN:
         return list(BACKENDS)
     return ["cpu", *(name for name in BACKENDS if name != "cpu")]
-
-
-def _unsupported_program(name: str, problem: Problem) -> str | None:
-    if name in (*ANY_PROGRAM, *OWN_JUDGEMENT) or problem.program.is_plain or problem.pair is not None:
-        return None
-    return f"it runs plain scores and two convolutions of 1×k; {', '.join(ANY_PROGRAM)} run every program"
 
 
 def _attend_by_tiles(problem: Problem, bias: TileBias, backend: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,11 +24,13 @@ def unsupported(problem: Problem) -> str | None:
         return f"it computes in float32, the tensors are {problem.q.dtype}"
     if problem.dropout:
         return f"it has no dropout, got dropout={problem.dropout}"
-    return cpu_program.unsupported(problem) or native.PROBLEM
+    return cpu_program.unsupported(problem) or native.PROBLEM or op.unsupported_transform(problem)
 
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
+    if isinstance(problem.bias, SeparableBias) and problem.q.shape[2] <= DECODE_QUERIES:
+        problem = replace(problem, bias=problem.dense_bias())
     if isinstance(problem.bias, SeparableBias) or not (problem.program.is_plain or problem.pair):
         return cpu_program.attend(problem)
     conv, bias = problem.pair, problem.bias

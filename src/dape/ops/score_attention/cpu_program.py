@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from dape.ops.score_attention import native, op
 from dape.ops.score_attention.op import Arguments
-from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
+from dape.ops.score_attention.program import ScoreProgram
+from dape.ops.score_attention.tables import stage_tables
+from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, SeparableBias, TileBias
 
 NO_BIAS, BY_DISTANCE, DENSE, SEPARABLE = range(4)
 
@@ -23,8 +26,6 @@ def unsupported(problem: Problem) -> str | None:
     program = problem.program
     if isinstance(problem.bias, TileBias):
         return "it takes a bias by distance, separable or dense, not by tiles"
-    if program.softcap is not None:
-        return f"it caps no scores, got softcap={program.softcap}"
     if program.leak_future:
         return "it never reads keys that a query may not see, which leak_future=True asks for"
     stages = (*program.pre, *program.post)
@@ -41,13 +42,15 @@ def unsupported(problem: Problem) -> str | None:
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
     batch, num_heads, num_queries, num_keys, _ = problem.sizes
-    program, bias, device = problem.program.to(torch.float32), problem.bias, problem.q.device
-    tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v}
+    bias, device = problem.bias, problem.q.device
+    program, tables = _with_tables(problem)
+    tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v, **tables}
     lowest = 0
     plan: dict[str, Any] = {
         "causal": problem.causal,
         "scale": problem.scale,
         "residual": program.residual,
+        "softcap": program.softcap or 0.0,
         "pre": [[stage.left, stage.groups, stage.slope] for stage in program.pre],
         "post": [[stage.left, stage.groups, stage.slope] for stage in program.post],
     }
@@ -67,13 +70,31 @@ def attend(problem: Problem) -> Tensor:
     elif isinstance(bias, Tensor):
         tensors["dense"], plan["dense_grad"] = bias.float(), bias.requires_grad
     for name, tensor in program.tensors():
-        if name != "length_scale":
+        if name not in ("length_scale", "length_offset"):
             tensors[name] = tensor
     if program.length_scale is not None:
         first, last = visible.bounds(num_queries, num_keys, causal=problem.causal, device=device)
         length = torch.log((last - first + 1).clamp(min=1).float())
-        tensors["factor"] = (program.length_scale[:, None] * length[:, None]).expand(batch, -1, -1)
+        factor = program.length_scale[:, None] * length[:, None]
+        if program.length_offset is not None:
+            factor = factor + program.length_offset[:, None]
+        tensors["factor"] = factor.expand(batch, -1, -1)
     return op.run("cpu program", tensors, plan, lowest=lowest)
+
+
+def _with_tables(problem: Problem) -> tuple[ScoreProgram, dict[str, Tensor]]:
+    """The program in float32; where its first stage reads a bias by distance, without that half, which is a table."""
+    program, bias = problem.program.to(torch.float32), problem.bias
+    _, num_heads, num_queries, num_keys, _ = problem.sizes
+    regular = problem.causal and problem.visible == EVERYTHING and num_queries == num_keys
+    if not (isinstance(bias, DistanceBias) and program.reads_bias(num_heads) and regular):
+        return program, {}
+    first, *others = program.pre
+    # A later row reads this one's hidden map as far as its own reaches.
+    ahead = sum(stage.right + stage.query_kernel_size - 1 for stage in others)
+    tables = stage_tables(bias, first, ahead, num_keys, torch.float32)
+    scores = replace(first, weight=first.weight[:, : num_heads // first.groups], offset=None)
+    return replace(program, pre=(scores, *others)), tables._asdict()
 
 
 class PlannedCall:
@@ -108,7 +129,9 @@ class PlannedCall:
             )  # fmt: skip
         elif "row" in named:
             call.bias = SEPARABLE
-        pointers = ("q", "k", "v", "values", "dense", "first", "last")
+        if "hidden" in named:
+            call.tables, call.table_length = True, named["hidden"].shape[1]
+        pointers = ("q", "k", "v", "values", "dense", "hidden", "edges", "first", "last")
         call.point(**{name: named[name] for name in pointers if name in named})
         call.stride(q=q, k=k, v=named["v"])
         for stage, (where, n, left, groups, slope) in zip(self.stage_calls, self.stages, strict=False):
@@ -120,12 +143,13 @@ class PlannedCall:
         program.num_pre, program.num_post = len(plan["pre"]), len(plan["post"])
         program.residual_scores = residual in ("scores+bias", "scores")
         program.residual_bias = residual in ("scores+bias", "bias")
+        program.softcap = plan["softcap"]
         program.stages = ctypes.addressof(self.stage_calls)
         program.point(**{name: named[name] for name in ("sink", "factor", "row", "column") if name in named})
         call.program = ctypes.addressof(program)
 
     def point_gradients(self, grads: dict[str, Tensor]) -> None:
-        own = ("q", "k", "v", "values", "dense")
+        own = ("q", "k", "v", "values", "dense", "hidden", "edges")
         self.call.point(**{f"d{name}": grads[name] for name in own if name in grads})
         of_program = ("sink", "factor", "row", "column")
         self.program.point(**{f"d{name}": grads[name] for name in of_program if name in grads})

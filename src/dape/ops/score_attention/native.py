@@ -98,6 +98,7 @@ class StageCall(Structure):
 class Program(Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("num_pre", "num_post", "residual_scores", "residual_bias")),
+        ("softcap", ctypes.c_double),
         ("stages", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("sink", "factor", "row", "column")),
         *((name, ctypes.c_void_p) for name in ("dsink", "dfactor", "drow", "dcolumn")),

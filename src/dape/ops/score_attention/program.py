@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 Residual = Literal["scores+bias", "scores", "bias", "none"]
+# Numbers a head of the normaliser.
+VECTORS = ("sink", "length_scale", "length_offset")
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class ScoreProgram:
 
         X      = S, or [S ; B] over heads (as many channels as the first stage reads), 0 where not visible
         logits = residual + pre(X) where visible, else −∞
-        P      = exp(logits) / (Σ exp(logits) + exp(sink)), the logits scaled by length_scale · log n first
+        P      = exp(logits) / (Σ exp(logits) + exp(sink)), the logits scaled first, see length_scale
         weights = post(P) where visible, else 0
 
     pre:      stages before the softmax; none of them means logits = S + B.
@@ -116,6 +118,7 @@ class ScoreProgram:
     residual: what is added to the result of `pre`: "scores+bias", "scores", "bias" or "none".
     sink:     [H], the logit of one more key, whose value is zero; None for none.
     length_scale: [H], SSMax's factor s: logits are multiplied by s · log n, n the number of visible keys.
+    length_offset: [H], b beside it: by s · log n + b; None for 0.
     softcap:  S is replaced by softcap · tanh(S / softcap) before everything else.
     leak_future: the paper's cheating experiment: `pre` reads keys that the query may not see.
 
@@ -128,6 +131,7 @@ class ScoreProgram:
     residual: Residual = "scores+bias"
     sink: Tensor | None = None
     length_scale: Tensor | None = None
+    length_offset: Tensor | None = None
     softcap: float | None = None
     leak_future: bool = False
 
@@ -183,6 +187,7 @@ class ScoreProgram:
             self.residual,
             self.sink is not None,
             self.length_scale is not None,
+            self.length_offset is not None,
             self.softcap,
             self.leak_future,
         )
@@ -198,10 +203,9 @@ class ScoreProgram:
                 yield f"{where}.{index}.weight", stage.weight
                 if stage.offset is not None:
                     yield f"{where}.{index}.offset", stage.offset
-        if self.sink is not None:
-            yield "sink", self.sink
-        if self.length_scale is not None:
-            yield "length_scale", self.length_scale
+        for name in VECTORS:
+            if (vector := getattr(self, name)) is not None:
+                yield name, vector
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> ScoreProgram:
         """The same program with other numbers, named as by `tensors`."""
@@ -222,6 +226,7 @@ class ScoreProgram:
             post=renewed("post", self.post),
             sink=tensors.get("sink"),
             length_scale=tensors.get("length_scale"),
+            length_offset=tensors.get("length_offset"),
         )
 
     def to(self, dtype: torch.dtype) -> ScoreProgram:
@@ -240,8 +245,10 @@ class ScoreProgram:
             raise ValueError("leak_future=True is for stages before the softmax alone")
         if self.softcap is not None and not 0 < self.softcap < float("inf"):
             raise ValueError(f"softcap={self.softcap} must be positive and finite")
-        for name, vector in (("sink", self.sink), ("length_scale", self.length_scale)):
-            if vector is not None and tuple(vector.shape) != (num_heads,):
+        if self.length_offset is not None and self.length_scale is None:
+            raise ValueError("length_offset stands beside a length_scale, got length_scale=None")
+        for name in VECTORS:
+            if (vector := getattr(self, name)) is not None and tuple(vector.shape) != (num_heads,):
                 raise ValueError(f"{name} has shape {tuple(vector.shape)}, expected [{num_heads} heads]")
         if self.pre:
             channels = self.pre[0].inputs

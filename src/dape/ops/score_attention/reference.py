@@ -2,7 +2,7 @@
 
     X       = S, or [S ; B] over heads, 0 where not visible
     logits  = residual + pre(X) where visible, else −∞
-    P       = softmax(logits), its sum with the sink, logits scaled by length_scale · log n
+    P       = softmax(logits), its sum with the sink, logits scaled by length_scale · log n + length_offset
     weights = post(P) where visible, else 0
     out     = weights · v
 
@@ -71,6 +71,8 @@ def normalise(logits: Tensor, program: ScoreProgram, edges: Edges) -> Tensor:
     if program.length_scale is not None:
         length = edges.num_visible.clamp(min=1).to(logits.dtype)
         factor = program.length_scale[:, None, None] * torch.log(length)
+        if program.length_offset is not None:
+            factor = factor + program.length_offset[:, None, None]
         logits = (logits.masked_fill(~edges.shown, 0.0) * factor).masked_fill(~edges.shown, -torch.inf)
     weights = softmax_visible(logits, program.sink)
     if program.post:

@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.program import Pair
+from dape.ops.score_attention.program import Pair, Stage
 from dape.ops.score_attention.types import DistanceBias
 
 
 class HiddenTables(NamedTuple):
-    """The bias half of the first convolution for a causal row, by distance; column m is distance m − right.
+    """The bias half of the first convolution for a causal row, by distance; column m is distance m − ahead.
 
-    hidden: [W, N + right], for a column with all its left neighbours visible.
-    edges:  [left, W, N + right], for the column c keys after the first visible one, c < left.
+    hidden: [W, N + ahead], for a column with all its left neighbours visible.
+    edges:  [left, W, N + ahead], for the column c keys after the first visible one, c < left.
     """
 
     hidden: Tensor
@@ -29,19 +29,38 @@ class HiddenTables(NamedTuple):
 
 
 def hidden_tables(bias: DistanceBias, conv: Pair, num_keys: int, dtype: torch.dtype) -> HiddenTables:
-    """Tables for distances −right … num_keys − 1. Differentiable in the bias and the weights."""
-    num_heads = bias.values.shape[0]
-    left, right = conv.left, conv.right
+    """Tables of the pair's first convolution, for distances −right … num_keys − 1."""
+    expand = Stage(conv.expand_weight, conv.expand_bias, conv.left)
+    return stage_tables(bias, expand, conv.right, num_keys, dtype)
+
+
+def stage_tables(
+    bias: DistanceBias, stage: Stage, ahead: int, num_keys: int, dtype: torch.dtype
+) -> HiddenTables:
+    """Tables of a first stage that reads [S ; B], for distances −ahead … num_keys − 1.
+
+    Differentiable in the bias and the weights. A kernel over several queries reads rows that are all there, or see no
+    key: as many queries as keys.
+    """
+    num_heads, groups, num_rows = bias.values.shape[0], stage.groups, stage.query_kernel_size
     values = bias.values[:, -bias.lowest : num_keys - bias.lowest].to(dtype)
-    # Tap t of column j reads key j + t − left, at distance d − (t − left); distances below 0 are hidden.
-    padded = F.pad(values, (2 * right, left))
-    taps = conv.expand_weight[:, num_heads:, 0].to(dtype).flip(-1)
-    size, length = taps.shape[-1], padded.shape[-1] - taps.shape[-1] + 1
-    sums = [conv.expand_bias.to(dtype)[:, None].expand(-1, length)]
+    # Tap t of the row d above reads key j + t − left, at distance i − j − d − (t − left); below 0 it is hidden.
+    padded = F.pad(values, (ahead + num_rows - 1 + stage.right, stage.left)).unflatten(0, (groups, -1))
+    weight = stage.weight.to(dtype).unflatten(0, (groups, -1))[:, :, num_heads // groups :]
+    length = num_keys + ahead
+    offset = values.new_zeros(stage.outputs) if stage.offset is None else stage.offset.to(dtype)
+    sums = [offset.view(groups, -1, 1).expand(-1, -1, length)]
     # The op computes in `dtype`, whatever autocast is on.
     with torch.autocast(values.device.type, enabled=False):
-        for tap in range(size):
-            sums.append(torch.addmm(sums[-1], taps[..., tap], padded[:, tap : tap + length]))
-    # At the first visible key's c-th successor the last left − c of these taps would read hidden keys.
-    edges = sums[size - left : size]
-    return HiddenTables(sums[-1], torch.stack(edges) if edges else sums[-1].new_zeros(0, *sums[-1].shape))
+        for tap in range(stage.kernel_size - 1, -1, -1):
+            total = sums[-1]
+            for row in range(num_rows):
+                start = row + stage.kernel_size - 1 - tap
+                total = torch.baddbmm(total, weight[:, :, :, row, tap], padded[..., start : start + length])
+            sums.append(total)
+    # At the first visible key's c-th successor the first left − c taps would read hidden keys.
+    right_most = stage.kernel_size - stage.left
+    hidden, *edges = (
+        total.flatten(0, 1) for total in (sums[-1], *sums[right_most : right_most + stage.left])
+    )
+    return HiddenTables(hidden, torch.stack(edges) if edges else hidden.new_zeros(0, *hidden.shape))

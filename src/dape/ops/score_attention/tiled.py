@@ -16,11 +16,14 @@ from dape.ops.score_attention import op, tiled_program
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.tiled_backward import Gradients
 from dape.ops.score_attention.tiled_forward import Call
-from dape.ops.score_attention.types import DistanceBias, Problem
+from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
 
 
 def unsupported(problem: Problem) -> str | None:
-    return None
+    by_hand = problem.program.is_plain or problem.pair is not None
+    if by_hand and isinstance(problem.bias, SeparableBias | TileBias):
+        return "it takes a bias by distance or a dense one with this program"
+    return op.unsupported_transform(problem)
 
 
 def attend(problem: Problem) -> Tensor:

@@ -10,7 +10,7 @@
 namespace {
 
 // Whether no two rows share a place in the gradient of `edges`, so that threads write there directly.
-bool direct_edges(const Call &c) { return c.batch == 1 && !c.first; }
+bool direct_edges(const Call &c) { return c.batch == 1 && !c.first && !Geometry(c).halo; }
 
 // How many columns past the last visible key the walk goes on, until the last stage is done: the gradient of the
 // image up to that key, and that of the hidden map, which goes on `ahead` columns past it.
@@ -31,8 +31,8 @@ struct Partials {
     db1 = arena.take(c.width * LANES);
     db2 = arena.take(c.heads * LANES);
     values = arena.take(c.bias == BY_DISTANCE ? c.heads * s.values_stride : 0);
-    hidden = arena.take(c.tables ? c.width * s.hidden_stride : 0);
-    edges = direct_edges(c) ? c.dedges : arena.take(c.tables ? c.left * c.width * c.table_length : 0);
+    hidden = arena.take(Table(c).width * s.hidden_stride);
+    edges = direct_edges(c) ? c.dedges : arena.take(Table(c).left * Table(c).width * c.table_length);
     floats = arena.used;
   }
 };
@@ -204,26 +204,26 @@ struct BackwardTile : RowTile {
     if (!cols.count()) return;
     outer<VECTORS>(sums.dw1, dhidden.at(cols.from), c.width * ROWS, x.at(cols.from - c.left),
                    c.channels * ROWS, cols.count(), c.width, c.channels * c.taps);
-    if (c.tables) return add_table_gradients(cols);
+    if (c.tables) return add_table_gradients(dhidden, cols);
     add_column_sums(sums.db1, dhidden, cols);
   }
 
   // Sums the columns in a slice of the table first: its rows lie side by side, the table's on as many pages.
-  void add_table_gradients(Columns cols) {
-    memset(slice, 0, c.width * SLICE * sizeof(float));
+  void add_table_gradients(const Map &map, Columns cols) {
+    memset(slice, 0, table.width * SLICE * sizeof(float));
     const int64_t bottom = table_place(cols.to - 1);
     for (int64_t j = cols.from; j < cols.to; ++j) {
       float *place = slice + table_place(j) - bottom;
-      const float *column = dhidden.at(j);
-      if (!has_edge(j)) add_to_table(place, SLICE, column, c.width);
+      const float *column = map.at(j);
+      if (!has_edge(j)) add_to_table(place, SLICE, column, table.width);
       else
-        for (int64_t w = 0; w < c.width; ++w)
+        for (int64_t w = 0; w < table.width; ++w)
           for (int r = 0; r < rows; ++r)
             *(at_edge(r, j) ? sums.edges + edge_place(r, j, w) : place + w * SLICE + r) += column[w * ROWS + r];
     }
-    for (int64_t w = 0; w < c.width; ++w) {
-      float *table = sums.hidden + w * shared.hidden_stride + bottom;
-      for (int64_t n = 0; n < cols.count() - 1 + ROWS; ++n) table[n] += slice[w * SLICE + n];
+    for (int64_t w = 0; w < table.width; ++w) {
+      float *total = sums.hidden + w * shared.hidden_stride + bottom;
+      for (int64_t n = 0; n < cols.count() - 1 + ROWS; ++n) total[n] += slice[w * SLICE + n];
     }
   }
 
@@ -323,6 +323,15 @@ struct BackwardTile : RowTile {
       }
   }
 
+  // Adds what this thread has summed up to the gradients of the tables.
+  void finish_tables() const {
+    for (int64_t w = 0; w < table.width; ++w)
+      for (int64_t n = 0; n < c.table_length; ++n)
+        c.dhidden[w * c.table_length + n] += sums.hidden[w * shared.hidden_stride + ROWS + n];
+    if (direct_edges(c)) return;
+    for (int64_t n = 0; n < table.left * table.width * c.table_length; ++n) c.dedges[n] += sums.edges[n];
+  }
+
   // Counts a tile that another thread runs.
   void pass(int64_t unit) {
     move(unit);
@@ -380,12 +389,7 @@ void backward_finish(const Call &c, const Worker *workers, int count) {
       for (int64_t h = 0; h < c.heads; ++h)
         for (int64_t n = 0; n < c.distances; ++n)
           c.dvalues[h * c.distances + n] += s.values[h * tile.shared.values_stride + ROWS + n];
-    if (!c.tables) continue;
-    for (int64_t w = 0; w < c.width; ++w)
-      for (int64_t n = 0; n < c.table_length; ++n)
-        c.dhidden[w * c.table_length + n] += s.hidden[w * tile.shared.hidden_stride + ROWS + n];
-    if (direct_edges(c)) continue;
-    for (int64_t n = 0; n < c.left * c.width * c.table_length; ++n) c.dedges[n] += s.edges[n];
+    tile.finish_tables();
   }
 }
 

@@ -20,6 +20,7 @@ struct StageCall {
 // Any score program (program.h).
 struct Program {
   int64_t num_pre, num_post, residual_scores, residual_bias;
+  double softcap;              // scores become softcap · tanh(score / softcap); 0: they stay as they are
   const StageCall *stages;     // those before the softmax, then those after it
   const float *sink, *factor;  // [H], [B, H, Tq]: what the logits are multiplied by; null for none
   const float *row, *column;   // [B, H, Tq], [B, H, Tk]

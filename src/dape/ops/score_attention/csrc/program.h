@@ -134,6 +134,9 @@ struct Chain {
     }
   }
 
+  // Without stages and a cap, the gradient of the scores is that of the logits.
+  bool has_dimage() const { return num_pre || p.softcap != 0; }
+
   void keep(Map &map, int64_t map_lag, int64_t oldest) const { map.history = most(map.history, oldest - map_lag); }
 
   void make_maps(Arena &arena, bool backward) {
@@ -156,7 +159,8 @@ struct Chain {
       keep(weights, weights_lag, dweights_lag);
       dlogits.channels = c.heads;
       keep(dlogits, dweights_lag, dimage_lag);
-      if (num_pre) dimage.channels = image.channels, dimage.split = image.split;
+      if (has_dimage()) dimage.channels = image.channels, dimage.split = image.split;
+      if (p.softcap) keep(image, 0, dimage_lag);
       if (p.factor) raw.channels = c.heads, raw.history = dweights_lag - weights_lag;
     }
     for (Map *map : all) add_map(*map, arena);
@@ -231,6 +235,7 @@ struct Chain {
     cols.clear_rest(image, base);
     if (!cols.count()) return;
     t.dots(image, t.q, c.k, c.k_stride, cols);
+    if (p.softcap) cap(cols);
     if (!num_pre) return;
     for (int64_t j = cols.from; j < cols.to; ++j) {
       float *column = image.at(j);
@@ -244,6 +249,16 @@ struct Chain {
       }
       t.hide(column, image.channels, j);
     }
+  }
+
+  void cap(Columns cols) const {
+    const float most_score = static_cast<float>(p.softcap), inverse = 1.0f / most_score;
+    for (int64_t j = cols.from; j < cols.to; ++j)
+      for (int64_t h = 0; h < c.heads; ++h)
+        for (int v = 0; v < VECTORS; ++v) {
+          float *place = image.at(j) + image.head(h) * ROWS + v * LANES;
+          store(place, hyperbolic_tangent(load(place) * inverse) * most_score);
+        }
   }
 
   // Zeros where a hidden map has none: before a row's first key and, without causality, after its last.
@@ -267,8 +282,11 @@ struct Chain {
     // The slope is at most 1.
     const auto activate = [slope](vec z, int, int) { return larger(z, z * slope); };
     const float *offset = shared.stages[n].offset;
-    filter_columns(shared.stages[n].forward, input(n), left(n), cols, mask, scratch,
-                   [&](int64_t j) { return target(out.at(j), offset, ROWS, activate); });
+    const bool from_table = n == 0 && c.tables;
+    if (from_table && cols.count()) t.fill_slice(cols);
+    filter_columns(shared.stages[n].forward, input(n), left(n), cols, mask, scratch, [&](int64_t j) {
+      return from_table ? t.from_table(out, j, cols, activate) : target(out.at(j), offset, ROWS, activate);
+    });
     for (int64_t j = cols.from; j < cols.to; ++j) hide_hidden(out.at(j), out.channels, j);
   }
 
@@ -518,7 +536,8 @@ struct ProgramBackward : BackwardTile {
       }
       const Columns cols(base - chain.dimage_lag, lo, hi);
       if (chain.num_pre) add_residual(cols);
-      const Map &dscores = chain.num_pre ? chain.dimage : chain.dlogits;
+      if (c.program->softcap) cap_back(cols);
+      const Map &dscores = chain.has_dimage() ? chain.dimage : chain.dlogits;
       if (cols.count()) {
         add_dq(dscores, cols);
         add_bias_gradients(cols);
@@ -567,6 +586,7 @@ struct ProgramBackward : BackwardTile {
         const Columns cols(base - chain.dlag[n], lo, hi + chain.ahead[n]);
         if (cols.count()) {
           filter_gradient(partials.weight[n], f.forward, dout, chain.input(n), chain.left(n), cols, chain.mask, chain.scratch);
+          if (n == 0 && c.tables) add_table_gradients(dout, cols);
           if (c.program->stages[n].offset) add_column_sums(partials.offset[n], dout, cols);
         }
       }
@@ -598,6 +618,19 @@ struct ProgramBackward : BackwardTile {
         }
       hide(map.at(j), map.channels, j);
     }
+  }
+
+  // From the gradient of the capped scores to that of the scores.
+  void cap_back(Columns cols) const {
+    const float inverse = static_cast<float>(1 / c.program->softcap);
+    for (int64_t j = cols.from; j < cols.to; ++j)
+      for (int64_t h = 0; h < c.heads; ++h)
+        for (int v = 0; v < VECTORS; ++v) {
+          const int64_t at = chain.image.head(h) * ROWS + v * LANES;
+          const vec tangent = load(chain.image.at(j) + at) * inverse;
+          const float *d = chain.num_pre ? chain.dimage.at(j) + at : chain.dlogits.at(j) + at;
+          store(chain.dimage.at(j) + at, load(d) * (1.0f - tangent * tangent));
+        }
   }
 
   // The gradient of the bias of one head in one column, or null.
@@ -745,6 +778,7 @@ void program_backward_finish(const Call &c, const Worker *workers, int count) {
       for (int64_t n = 0; c.bias == BY_DISTANCE && n < c.distances; ++n)
         c.dvalues[h * c.distances + n] += tile.sums.values[h * tile.shared.values_stride + ROWS + n];
     }
+    tile.finish_tables();
     for (int64_t n = 0; n < c.batch * c.heads * c.queries; ++n) {
       if (p.factor) p.dfactor[n] += s.factor[n];
       if (c.bias == SEPARABLE) p.drow[n] += s.row[n];

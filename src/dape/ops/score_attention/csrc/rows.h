@@ -49,6 +49,20 @@ struct Geometry {
   }
 };
 
+// The bias half of the first convolution, where it goes by distance: `width` channels, for columns up to `ahead` past a
+// row's last key (later rows read further than the row's own); in its first `left` columns a row has values of its own.
+struct Table {
+  int64_t width, left, ahead;
+  explicit Table(const Call &c) : width(0), left(0), ahead(0) {
+    if (!c.tables) return;
+    width = c.width, left = c.left, ahead = c.taps - 1 - c.left;
+    if (!c.program) return;
+    const StageCall *s = c.program->stages;
+    width = s->outputs, left = s->left, ahead = 0;
+    for (int64_t n = 1; n < c.program->num_pre; ++n) ahead += s[n].taps - 1 - s[n].left + s[n].rows - 1;
+  }
+};
+
 // The weights of a convolution, [taps][inputs][outputs].
 struct Weights {
   int64_t inputs, outputs, taps;
@@ -92,7 +106,7 @@ struct Shared {
     addend_stride = c.bias == BY_DISTANCE ? values_stride : ROWS;
     addend = arena.take(c.heads * addend_stride);
     hidden_stride = c.table_length + 2 * ROWS;
-    hidden = arena.take(c.tables ? c.width * hidden_stride : 0);
+    hidden = arena.take(Table(c).width * hidden_stride);
   }
 
   // Whether the bias by distance is a channel of the first convolution.
@@ -129,7 +143,7 @@ void prepare(const Call &c, float *memory) {
   if (c.bias == BY_DISTANCE && c.residual_bias) pad_table(s.addend, s.addend_stride, c.values, c.heads, c.distances);
   else memset(s.addend, 0, c.heads * s.addend_stride * sizeof(float));
   for (int64_t i = 0; c.width && i < c.heads * s.addend_stride; ++i) s.addend[i] += c.b2[i / s.addend_stride];
-  if (c.tables) pad_table(s.hidden, s.hidden_stride, c.hidden, c.width, c.table_length);
+  if (c.tables) pad_table(s.hidden, s.hidden_stride, c.hidden, Table(c).width, c.table_length);
 }
 
 // A map over the columns base - history … base + CHUNK - 1.
@@ -175,6 +189,7 @@ struct Columns {
 struct RowTile {
   const Call &c;
   const Geometry g;
+  const Table table;
   const Shared shared;
   int64_t entry = 0, i0 = 0, begin = 0, rows = 0;
   // Visible keys: of each row, and of all (lo … hi) or some (first_max … last_min) of them.
@@ -184,11 +199,11 @@ struct RowTile {
   Map x, a;
 
   RowTile(const Call &call, const float *memory, Arena &arena)
-      : c(call), g(call), shared(call, const_cast<float *>(memory)) {
+      : c(call), g(call), table(call), shared(call, const_cast<float *>(memory)) {
     q = arena.take(c.heads * c.head_width * ROWS);
-    column_scratch = arena.take(2 * most(c.width, c.heads) * ROWS);
+    column_scratch = arena.take(2 * most(table.width, c.heads) * ROWS);
     pair_scratch = arena.take(4 * most(c.width, c.channels) * ROWS);
-    slice = arena.take(c.width * SLICE);
+    slice = arena.take(table.width * SLICE);
     x = make_map(arena, g, c.width ? c.channels : c.heads);
     a = make_map(arena, g, c.width);
   }
@@ -323,33 +338,41 @@ struct RowTile {
   }
 
   // Where this tile's rows stand in the padded table of the hidden map.
-  int64_t table_place(int64_t column) const { return ROWS + i0 + g.offset - column + g.right; }
+  int64_t table_place(int64_t column) const { return ROWS + i0 + g.offset - column + table.ahead; }
 
   // Copies what the columns need of the table: its rows lie side by side then, the table's on as many pages.
   void fill_slice(Columns cols) {
-    const float *table = shared.hidden + table_place(cols.to - 1);
-    for (int64_t w = 0; w < c.width; ++w)
-      memcpy(slice + w * SLICE, table + w * shared.hidden_stride, (cols.count() - 1 + ROWS) * sizeof(float));
+    const float *rows_of = shared.hidden + table_place(cols.to - 1);
+    for (int64_t w = 0; w < table.width; ++w)
+      memcpy(slice + w * SLICE, rows_of + w * shared.hidden_stride, (cols.count() - 1 + ROWS) * sizeof(float));
   }
 
   // [W][ROWS] of the table at a column where some rows have their first keys; two columns in turn.
   const float *fill_edge(const float *place, int64_t column) const {
-    float *out = column_scratch + (column & 1) * c.width * ROWS;
-    for (int64_t w = 0; w < c.width; ++w)
+    float *out = column_scratch + (column & 1) * table.width * ROWS;
+    for (int64_t w = 0; w < table.width; ++w)
       for (int r = 0; r < ROWS; ++r)
         out[w * ROWS + r] = at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
     return out;
   }
 
   bool has_edge(int64_t column) const {
-    if (column >= first_max + c.left) return false;
+    if (column >= first_max + table.left) return false;
     bool edge = false;
     for (int r = 0; r < rows; ++r) edge |= at_edge(r, column);
     return edge;
   }
-  bool at_edge(int r, int64_t column) const { return column >= first[r] && column - first[r] < c.left; }
+  bool at_edge(int r, int64_t column) const { return column >= first[r] && column - first[r] < table.left; }
   int64_t edge_place(int r, int64_t column, int64_t w) const {
-    return ((column - first[r]) * c.width + w) * c.table_length + i0 + r + g.offset - column + g.right;
+    return ((column - first[r]) * table.width + w) * c.table_length + i0 + r + g.offset - column + table.ahead;
+  }
+
+  // A column of the first convolution that begins from the table; fill_slice comes before.
+  template <class Finish>
+  INLINE Target<Finish> from_table(const Map &out, int64_t j, Columns cols, Finish finish) const {
+    const float *place = slice + cols.to - 1 - j;
+    if (has_edge(j)) return target(out.at(j), fill_edge(place, j), ROWS, finish);
+    return target(out.at(j), place, SLICE, finish);
   }
 
   // The hidden map, activated, of the chunk at `base` (which lies `right` columns behind the image's).
@@ -361,10 +384,7 @@ struct RowTile {
     const auto activate = [slope](vec z, int, int) { return larger(z, z * slope); };
     if (c.tables && cols.count()) fill_slice(cols);
     convolve(shared.expand, x, c.left, cols, c.width, [&](int64_t j) {
-      if (!c.tables) return target(a.at(j), shared.b1, ROWS, activate);
-      const float *place = slice + cols.to - 1 - j;
-      if (has_edge(j)) return target(a.at(j), fill_edge(place, j), ROWS, activate);
-      return target(a.at(j), place, SLICE, activate);
+      return c.tables ? from_table(a, j, cols, activate) : target(a.at(j), shared.b1, ROWS, activate);
     });
     for (int64_t j = cols.from; j < cols.to; ++j) hide(a.at(j), c.width, j, g.ahead);
   }

@@ -50,7 +50,12 @@ def unsupported(problem: Problem) -> str | None:
         return f"it has no dropout, got dropout={problem.dropout}"
     if isinstance(problem.bias, TileBias):
         return "it takes no bias by tiles"
-    return _unsupported_program(problem) or _too_large(problem) or _cannot_launch(problem)
+    return (
+        _unsupported_program(problem)
+        or _too_large(problem)
+        or _cannot_launch(problem)
+        or op.unsupported_transform(problem)
+    )
 
 
 def _unsupported_program(problem: Problem) -> str | None:
