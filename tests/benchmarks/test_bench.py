@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from dape import benchmarks
-from dape.benchmarks import attention, decode, gpu_estimate, memory, model, report, timing, workload
+from dape.benchmarks import attention, decode, gpu_estimate, memory, model, report, stages, timing, workload
 from dape.benchmarks.attention import Where
 from dape.benchmarks.workload import BOTH, FORWARD, Sizes, Workload
 from dape.cli import main
-from dape.ops.score_attention import api
+from dape.ops.score_attention import api, native
+
+needs_kernel = pytest.mark.skipif(native.PROBLEM is not None, reason="no compiled kernel")
 
 SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
 KEYS = {
@@ -62,6 +64,23 @@ def test_attention_writes_one_record_a_cell(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "tiled, forward: time grows as T^" in printed
     assert "× SDPA" in printed
+
+
+@needs_kernel
+@pytest.mark.parametrize("build", native.builds())
+def test_stages_of_the_kernel(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "LEAST_SECONDS", 0.0)
+    file = tmp_path / "stages.json"
+    sizes = ["--length", "100", "--heads", "3", "--head-width", "5", "--width", "9", "--rounds", "1"]
+    assert main(["bench", "stages", *sizes, "--build", build, "--json", str(file)]) == 0
+    records = json.loads(file.read_text())
+    assert {r["stage"] for r in records} == {"all", *(stage for _, stage, _ in stages.STAGES.values())}
+    # What is computed, by hand: 3 heads of 5 numbers; 3 → 9 channels by 3 taps (2 in pairs of columns where there are 8).
+    macs = {(r["pass"], r["stage"]): r["gmacs"] and r["gmacs"] * r["microseconds"] for r in records}
+    assert macs["forward", "dots"] / macs["forward", "expand"] == pytest.approx(3 * 5 / (3 * 9 * 3))
+    assert macs["forward", "project"] / macs["forward", "expand"] == pytest.approx(2 / 3)
+    assert macs["backward", "keys, values"] == pytest.approx(2 * macs["backward", "q"])
+    assert macs["forward", "softmax"] is None
 
 
 def test_decode_and_its_memory(tmp_path):

@@ -12,6 +12,7 @@ from test_cpu_program import BIASES as PROGRAM_BIASES
 from test_cpu_program import MORE, RAGGED, RUNS, replace
 from test_cpu_program import VISIBLE as PROGRAM_VISIBLE
 
+from dape.benchmarks import stages
 from dape.ops.score_attention import native
 
 BIASES = ("none", "distance", "shared", "dense")
@@ -42,6 +43,8 @@ def main(path: str) -> None:
         for bias in PROGRAM_BIASES
         for causal in (True, False)
     ]
+    # As many queries as keys: the first stage begins from a table by distance.
+    programs += [replace(RAGGED, queries=RAGGED.keys, program=name, bias="distance") for name in names]
     programs += [replace(RAGGED, program=name, visible=seen) for name in names for seen in PROGRAM_VISIBLE]
     for name in native.builds():
         with native.use_build(name):
@@ -49,6 +52,10 @@ def main(path: str) -> None:
                 evaluate(case, tensors(case), torch.float32, "cpu")
             for case in programs:
                 build(case, torch.float32).results("cpu")
+            for width in (9, 16):
+                stages.run(
+                    stages.Options(length=100, heads=3, head_width=5, width=width, build=name, rounds=1)
+                )
         print(f"{name}: {len(cases) + len(programs)} calls, forward and backward, without a complaint")
 
 

@@ -6,6 +6,7 @@ import importlib
 
 COMMANDS = {
     "attention": "forward and backward of every backend, beside the paper's listing and PyTorch's own attention",
+    "stages": "each stage of the C++ kernel by itself, as a share of the core's multiply-add peak",
     "decode": "one query against a cache of keys, beside PyTorch's own attention",
     "model": "a training step of a preset for several methods, beside kerple",
     "train": "a step of the training loop beside a bare one, and methods beside kerple",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,12 @@ def attend(problem: Problem) -> Tensor:
         problem = replace(problem, bias=problem.dense_bias())
     if isinstance(problem.bias, SeparableBias) or not (problem.program.is_plain or problem.pair):
         return cpu_program.attend(problem)
+    tensors, plan, lowest = describe(problem)
+    return op.run("cpu", tensors, plan, lowest=lowest)
+
+
+def describe(problem: Problem) -> tuple[dict[str, Tensor | None], dict[str, Any], int]:
+    """The operator's tensors, plan and lowest distance for a call of plain scores or two convolutions."""
     conv, bias = problem.pair, problem.bias
     values = bias.values.float() if isinstance(bias, DistanceBias) else None
     lowest = bias.lowest if isinstance(bias, DistanceBias) else 0
@@ -47,7 +54,7 @@ def attend(problem: Problem) -> Tensor:
             assert isinstance(bias, DistanceBias)
             hidden, edges = hidden_tables(bias, conv, problem.k.shape[2], torch.float32)
             w1, b1 = w1[:, : problem.q.shape[1]], None
-    tensors = {
+    tensors: dict[str, Tensor | None] = {
         "q": problem.q, "k": problem.k, "v": problem.v, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dense": dense,
         "values": values, "hidden": hidden, "edges": edges, "first": problem.visible.first,
         "last": problem.visible.last,
@@ -56,7 +63,7 @@ def attend(problem: Problem) -> Tensor:
         "causal": problem.causal, "scale": problem.scale, "left": left, "slope": slope,
         "residual_bias": residual_bias, "dense_grad": dense is not None and dense.requires_grad,
     }  # fmt: skip
-    return op.run("cpu", tensors, plan, lowest=lowest)
+    return tensors, plan, lowest
 
 
 def _takes_tables(problem: Problem) -> bool:
@@ -101,7 +108,7 @@ def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
     return call, given
 
 
-def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
+def forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
     call, _alive = _call(arguments)
     q = arguments["q"]
     out, lse = native.allocate(*q.shape), native.allocate(*q.shape[:3])
@@ -111,7 +118,10 @@ def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
     return out.to(q.dtype), lse
 
 
-def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+def backward_call(
+    arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor
+) -> tuple[native.Call, dict[str, Tensor], list[Tensor]]:
+    """The kernel's view of a backward pass, the gradients that it writes, and what else must stay alive."""
     call, given = _call(arguments)
     grad_out, out, lse = native.rows_contiguous(grad_out), native.rows_contiguous(out), lse.contiguous()
     call.point(grad_out=grad_out, out=out, lse=lse)
@@ -123,8 +133,13 @@ def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tenso
         if x.is_floating_point() and (name != "dense" or arguments.plan["dense_grad"])
     }
     call.point(**{f"d{name}": grad for name, grad in grads.items()})
+    return call, grads, [grad_out, out, lse, *given.values()]
+
+
+def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    call, grads, _alive = backward_call(arguments, grad_out, out, lse)
     native.run("backward", call)
     return grads
 
 
-op.KERNELS["cpu"] = (_forward, _backward)
+op.KERNELS["cpu"] = (forward, _backward)

@@ -133,6 +133,8 @@ def load(path: Path) -> ctypes.CDLL:
     for name in STEPS:
         getattr(kernel, f"dape_{name}").argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int]
     kernel.dape_build_name.restype = ctypes.c_char_p
+    kernel.dape_stage.restype = ctypes.c_double
+    kernel.dape_stage.argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int, ctypes.c_int64]
     if (difference := layout_difference(kernel)) is not None:
         raise OSError(f"{path} belongs to another version of dape: {difference}")
     return kernel
@@ -208,6 +210,12 @@ def run(step: str, call: Call) -> None:
     if code == 2:
         raise MemoryError(f"not enough memory for the {step.replace('program_', '')} pass")
     assert code == 0, code
+
+
+def run_stage(stage: int, call: Call, repeats: int) -> float:
+    """Run one stage of csrc/stages.h on this thread; its multiply-accumulates each time, below 0 for no such stage."""
+    assert KERNEL is not None
+    return KERNEL.dape_stage(_Selected.build, ctypes.byref(call), stage, repeats)
 
 
 def allocate(*shape: int) -> Tensor:

@@ -78,4 +78,6 @@ struct Pass {
 struct Build {
   const char *name;
   Pass forward, backward, decode, program_forward, program_backward;
+  // One stage by itself, for timing (stages.h).
+  double (*stage)(const Call &, const Worker &, int stage, int64_t repeats);
 };

@@ -220,6 +220,24 @@ extern "C" int dape_program_backward(const char *build, const Call *call, int nu
   return guarded(build, call, num_threads, &Build::program_backward);
 }
 
+// Runs a stage of a backward call `repeats` times on this thread; returns its multiply-accumulates each time, as
+// run_stage does, or -2 where there is no such build or too little memory.
+extern "C" double dape_stage(const char *build, const Call *call, int stage, int64_t repeats) {
+  const Build *found = find(build);
+  if (!found) return -2;
+  try {
+    const Pass &pass = found->backward;
+    const size_t shared = pass.shared_floats(*call), scratch = pass.scratch_floats(*call, 1);
+    const size_t most = scratch + found->forward.scratch_floats(*call, 1);
+    Block block(padded(shared * 4) + padded(most * 4));
+    float *shared_memory = block.take<float>(shared);
+    pass.prepare(*call, shared_memory);
+    return found->stage(*call, {0, 1, block.take<float>(most), shared_memory, nullptr, nullptr, 0}, stage, repeats);
+  } catch (const std::bad_alloc &) {
+    return -2;
+  }
+}
+
 // The name of the n-th build this processor can run, fastest first, or null.
 extern "C" const char *dape_build_name(int n) {
   for (const Choice &choice : choices())

@@ -239,7 +239,11 @@ INLINE void outer_tile(float *sums, ptrdiff_t row, const float *y, ptrdiff_t ys,
 template <int P, int V>
 INLINE void outer_row(float *sums, ptrdiff_t row, const float *y, ptrdiff_t ys, const float *x,
                       ptrdiff_t xs, int columns, int inputs) {
+  // As many sums as registers hold: fewer outputs, more inputs.
+  constexpr int M = LANES == 16 ? (P >= 8 ? 3 : P >= 4 ? 6 : 8) : (P >= 4 ? 3 : P >= 2 ? 4 : 6);
   int m = 0;
+  for (; m + M <= inputs; m += M)
+    outer_tile<P, M, V>(sums + m * LANES, row, y, ys, x + m * V * LANES, xs, columns);
   for (; m + 3 <= inputs; m += 3)
     outer_tile<P, 3, V>(sums + m * LANES, row, y, ys, x + m * V * LANES, xs, columns);
   for (; m < inputs; ++m)
@@ -254,6 +258,14 @@ void outer(float *sums, const float *y, ptrdiff_t ys, const float *x, ptrdiff_t 
   int p = 0;
   for (; p + OUTPUTS <= outputs; p += OUTPUTS)
     outer_row<OUTPUTS, V>(sums + p * row, row, y + p * V * LANES, ys, x, xs, columns, inputs);
+  const auto rest = [&](auto count) {
+    constexpr int P = decltype(count)::outputs;
+    if (p + P > outputs) return;
+    outer_row<P, V>(sums + p * row, row, y + p * V * LANES, ys, x, xs, columns, inputs);
+    p += P;
+  };
+  if (OUTPUTS > 4) rest(Tile<V, 4>());
+  rest(Tile<V, 2>());
   for (; p < outputs; ++p)
     outer_row<1, V>(sums + p * row, row, y + p * V * LANES, ys, x, xs, columns, inputs);
 }

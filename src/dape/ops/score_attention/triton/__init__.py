@@ -218,7 +218,7 @@ def record_launches(
 
 def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
     """A program of that signature, its numbers whatever they are."""
-    pre, post, residual, sink, length_scale, softcap, leak_future = signature
+    pre, post, residual, sink, length_scale, length_offset, softcap, leak_future = signature
 
     def stages(signatures: tuple) -> tuple[Stage, ...]:
         return tuple(
@@ -230,7 +230,14 @@ def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
         return torch.empty(num_heads) if given else None
 
     return ScoreProgram(
-        stages(pre), stages(post), residual, vector(sink), vector(length_scale), softcap, leak_future
+        stages(pre),
+        stages(post),
+        residual,
+        vector(sink),
+        vector(length_scale),
+        vector(length_offset),
+        softcap,
+        leak_future,
     )
 
 
@@ -272,7 +279,10 @@ def _arguments(problem: Problem) -> op.Arguments:
             problem.q.shape[2], problem.k.shape[2], causal=problem.causal, device=problem.q.device
         )
         length = torch.log((last - first + 1).clamp(min=1).float())
-        tensors["factor"] = program.length_scale.float()[:, None] * length[:, None]
+        factor = program.length_scale.float()[:, None] * length[:, None]
+        if program.length_offset is not None:
+            factor = factor + program.length_offset.float()[:, None]
+        tensors["factor"] = factor
     plan = {
         "pre": [[stage.left, stage.slope] for stage in program.pre], "causal": problem.causal,
         "post": [[stage.left, stage.slope] for stage in program.post],
