@@ -1,0 +1,66 @@
+"""What torchrun starts for test_context: heads shared out between processes against all heads in one."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+import dape
+from dape.methods import parse_method
+from dape.models.heads import bias_of_heads, program_of_heads
+from dape.positions import Places
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+HEADS, WIDTH, TOKENS, HIDDEN = 4, 8, 20, 32
+
+
+class Layer:
+    """Attention of which any share of the heads can be computed: columns of q, k, v, rows of the output projection."""
+
+    def __init__(self, name):
+        method = parse_method(name)
+        self.scores = method.build_scores(HEADS, width=8).double()
+        self.encoding = method.build_position(num_heads=HEADS, head_width=WIDTH, hidden_size=HIDDEN).double()
+        self.qkv, self.project = (
+            torch.randn(3, HIDDEN, HIDDEN).double() / 6,
+            torch.randn(HIDDEN, HIDDEN).double(),
+        )
+        self.learned = [*self.scores.parameters(), *self.encoding.parameters()]
+
+    def __call__(self, x, part, parts):
+        own = slice(part * HIDDEN // parts, (part + 1) * HIDDEN // parts)
+        heads = (x @ weight[:, own] for weight in self.qkv)
+        q, k, v = (y.unflatten(-1, (HEADS // parts, WIDTH)).transpose(1, 2) for y in heads)
+        places = Places.of(TOKENS)
+        q, k = self.encoding.rotate(q, places.queries), self.encoding.rotate(k, places.keys)
+        state = self.encoding.token_state(x)
+        further = {} if state is None else {"state": state}
+        # Encodings give the bias of all heads.
+        all_heads = (y.repeat(1, parts, 1, 1) for y in (q, k))
+        bias = self.encoding.bias(*all_heads, places, scale=WIDTH**-0.5, **further)
+        program = program_of_heads(self.scores.program(), part, parts)
+        attended = dape.attention(q, k, v, program, bias=bias_of_heads(bias, part, parts), scale=WIDTH**-0.5)
+        return attended.transpose(1, 2).flatten(2) @ self.project[own]
+
+
+for name in sys.argv[1:]:
+    torch.manual_seed(0)
+    layer = Layer(name)
+    x = torch.randn(2, TOKENS, HIDDEN).double().requires_grad_()
+    weight = torch.randn(2, TOKENS, HIDDEN).double()
+    whole, own = layer(x, 0, 1), layer(x, rank, world)
+    expected, found = (
+        torch.autograd.grad((out * weight).sum(), [x, *layer.learned], allow_unused=True)
+        for out in (whole, own)
+    )
+    total = own.detach().clone()
+    dist.all_reduce(total)
+    torch.testing.assert_close(total, whole.detach())
+    for part, complete in zip(found, expected, strict=True):
+        if complete is not None:
+            mine = torch.zeros_like(complete) if part is None else part.clone()
+            dist.all_reduce(mine)
+            torch.testing.assert_close(mine, complete)
+print("shared heads and all heads are the same", flush=True)
+dist.destroy_process_group()

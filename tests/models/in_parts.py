@@ -1,0 +1,61 @@
+"""What torchrun starts for test_context: attention by parts against attention whole, outputs and gradients."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dape
+from dape.methods import parse_method
+from dape.models.context import Shares, context_attention
+from dape.positions import Places
+
+dist.init_process_group("gloo")
+HEADS, GROUPS, WIDTH, TOKENS, HIDDEN = 4, 2, 8, 24, 16
+
+for name in sys.argv[1:]:
+    torch.manual_seed(0)
+    method = parse_method(name)
+    scores = method.build_scores(HEADS, width=8).double()
+    encoding = method.build_position(num_heads=HEADS, head_width=WIDTH, hidden_size=HIDDEN).double()
+    q = torch.randn(2, HEADS, TOKENS, WIDTH).double().requires_grad_()
+    k, v = (torch.randn(2, GROUPS, TOKENS, WIDTH).double().requires_grad_() for _ in range(2))
+    x = torch.randn(2, TOKENS, HIDDEN).double().requires_grad_()
+    weight = torch.randn(2, HEADS, TOKENS, WIDTH).double()
+    learned = [*scores.parameters(), *encoding.parameters()]
+
+    places = Places.of(TOKENS)
+    state = encoding.token_state(x)
+    turned = encoding.rotate(q, places.queries), encoding.rotate(k, places.keys)
+    further = {} if state is None else {"state": state}
+    bias = encoding.bias(*turned, places, scale=WIDTH**-0.5, **further)
+    whole = dape.attention(*turned, v, scores, bias=bias)
+    wanted = [q, k, v, x, *learned]
+    expected = torch.autograd.grad((whole * weight).sum(), wanted, allow_unused=True)
+
+    shares = Shares(TOKENS)
+    mine = [shares.part(value.detach(), 2).requires_grad_() for value in (q, k, v)]
+    own = shares.part(x.detach(), 1).requires_grad_()
+    out = context_attention(*mine, scores, shares=shares, encoding=encoding, state=encoding.token_state(own))
+    torch.testing.assert_close(out, shares.part(whole, 2))
+    found = torch.autograd.grad(
+        (out * shares.part(weight, 2)).sum(), [*mine, own, *learned], allow_unused=True
+    )
+    for number, (part, complete) in enumerate(zip(found, expected, strict=True)):
+        assert (part is None) == (complete is None), (name, number)
+        if part is None:
+            continue
+        if number < 3:
+            complete = shares.part(complete, 2)
+        elif number == 3:
+            complete = shares.part(complete, 1)
+        else:
+            dist.all_reduce(part)
+        torch.testing.assert_close(part, complete, msg=lambda text, n=number, m=name: f"{m}, {n}: {text}")
+
+with pytest.raises(ValueError, match="multiple of 4"):
+    Shares(TOKENS + 2)
+assert Shares(8).part(torch.arange(8), 0).tolist() == ([0, 1, 6, 7] if dist.get_rank() == 0 else [2, 3, 4, 5])
+print("in parts and whole are the same", flush=True)
+dist.destroy_process_group()

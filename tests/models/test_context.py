@@ -1,0 +1,63 @@
+"""Context and tensor parallelism on two processes equal one: every kind of bias and program."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dape
+from dape.models.heads import program_of_heads
+
+METHODS = [
+    "dape1x3-kerple",
+    "kerple",
+    "dape1x3-rope",
+    "rope[scaling=dynamic,factor=2,original_length=8]",
+    "dape1x3-fox",
+    "dape3x3-kerple",
+    "mta-rope",
+    "talking-alibi",
+    "dape1x3-fire",
+    "dape1x3-nope",
+    "dape1x3-cope",
+]
+
+
+SHARED = [
+    "kerple",
+    "dape1x3-kerple[groups=2,width=8]",
+    "dape1x3-fox[groups=4,width=8]",
+    "keyconv1x3-rope",
+    "mta-kerple",
+    "alibi[normaliser=sink]",
+]
+
+
+def on_two_processes(script, *methods):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(Path(__file__).parent / script), *methods],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_tokens_shared_out_between_two_processes():
+    assert on_two_processes("in_parts.py", *METHODS).count("in parts and whole are the same") == 2
+
+
+def test_heads_shared_out_between_two_processes():
+    assert on_two_processes("by_heads.py", *SHARED).count("shared heads and all heads are the same") == 2
+
+
+def test_heads_that_mix_across_processes_are_refused():
+    with pytest.raises(ValueError, match=r"mixes heads of different processes.*groups=2"):
+        program_of_heads(dape.ScoreConv(4).program(), 0, 2)
+    with pytest.raises(ValueError, match="none of 2 parts"):
+        program_of_heads(dape.ScoreConv(4, groups=2).program(), 2, 2)
