@@ -58,6 +58,10 @@ def test_two_models_side_by_side(folder, tmp_path, capsys):
     assert "gpt2: last 16 tokens of 6 windows" in printed
     assert "sliding window of 32, stride 16" in printed
 
+    drawn = files["svg"].read_text()
+    assert "one standard error" in drawn  # paired bars, as in the reports
+    assert all(f">{name}</text>" in drawn for name in ("gpt2", "dape1x3-kerple"))
+
     tokens = open_data(folder / "data").validation
     models = [
         GPT2LMHeadModel.from_pretrained(folder / "gpt2"),

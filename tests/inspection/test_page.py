@@ -6,11 +6,13 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import dape
-from dape.inspection.page import Named, page
+from dape.inspection.figure import shade
+from dape.inspection.page import Named, encoded, thumbnail, write_page
 from dape.models import DapeForCausalLM, preset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -21,7 +23,8 @@ TEXT = "def f(x):\n\treturn </script>"
 # What a person does: choose, point, turn the wheel; each step waits until the panel says it is ready.
 TOOLS = """
 const ready = async (panel, words) => {
-  for (let i = 0; i < 200 && panel.dataset.ready !== words; i++) await new Promise(done => setTimeout(done, 10));
+  const there = () => words ? panel.dataset.ready === words : panel.dataset.ready;
+  for (let i = 0; i < 200 && !there(); i++) await new Promise(done => setTimeout(done, 10));
   return panel.dataset.ready;
 };
 const choose = (panel, name, text) => {
@@ -40,7 +43,7 @@ const opacity = (panel, ...places) => {
 };
 const said = panel => panel.querySelector('output').innerText;
 const [left, right] = document.querySelectorAll('.panel');
-const fetched = () => performance.getEntriesByType('resource').map(entry => entry.name).filter(name => !name.startsWith('data:'));
+const fetched = () => performance.getEntriesByType('resource').map(entry => entry.name.split('/').slice(-2).join('/'));
 """
 
 
@@ -61,8 +64,7 @@ def runs():
 
 @pytest.fixture
 def opened(runs, tmp_path):
-    path = tmp_path / "index.html"
-    path.write_text(page(runs), "utf-8")
+    path = write_page(runs, tmp_path)
 
     def look(body, **options):
         seen = visit(path, tmp_path, probe(body), **options)
@@ -72,22 +74,46 @@ def opened(runs, tmp_path):
     return look
 
 
+def tolerance(name: str, values: np.ndarray, query: int, key: int) -> float:
+    """Half of the last of three digits shown, and half of a step of the 4095 that a map's range has."""
+    value = float(values[query, key])
+    drawn = shade(name, values)
+    step = float(np.nanmax(drawn) - np.nanmin(drawn)) / 4095 / 2
+    return (
+        5e-3 * math.fabs(value)
+        + 1e-6
+        + (math.fabs(value) * math.log(10) * step if name == "weights" else step)
+    )
+
+
 def value_in(words: str) -> float:
     return float(words.split()[-1])
 
 
-def test_two_runs_stand_side_by_side(opened):
-    seen = opened("""
-      const states = [await ready(left, 'run of dape-kerple/0/0/scores'), await ready(right, 'run of dape1x3-kerple/0/0/scores')];
+def test_it_opens_on_the_head_that_the_processor_changes_most(opened, runs):
+    strongest = max(runs, key=lambda run: max(float(found.change.max()) for found in run.inspection.layers))
+    layer, head = strongest.inspection.most_changed()
+    states = [f"run of {method}/{layer}/{head}/weights" for method in ("dape-kerple", "dape1x3-kerple")]
+    seen = opened(f"""
+      const states = [await ready(left, '{states[0]}'), await ready(right, '{states[1]}')];
       const boxes = [left, right].map(panel => panel.getBoundingClientRect());
-      return {states, beside: boxes[0].right <= boxes[1].left && boxes[0].top === boxes[1].top,
+      return {{states, beside: boxes[0].right <= boxes[1].left && boxes[0].top === boxes[1].top,
         drawn: opacity(left, [.2, .8], [.8, .2]), fetched: fetched(),
-        rows: left.querySelectorAll('tbody tr').length, wide: document.documentElement.scrollWidth > innerWidth};
+        named: [...left.querySelector('select[name=run]').options].map(option => option.textContent),
+        scales: [left, right].map(panel => panel.querySelector('.scale').innerText),
+        thumbs: left.querySelectorAll('.thumbs canvas').length, now: left.querySelector('.thumbs .now').title,
+        wide: document.documentElement.scrollWidth > innerWidth}};
     """)
-    assert seen["states"] == ["run of dape-kerple/0/0/scores", "run of dape1x3-kerple/0/0/scores"]
+    assert seen["states"] == states
     assert seen["beside"]
     assert seen["drawn"] == [255, 0]  # a pair that is visible, and one that is not
-    assert (seen["rows"], seen["fetched"], seen["wide"]) == (4, [], False)
+    # Tiles of what is shown, and of nothing else.
+    assert sorted(seen["fetched"]) == [f"tiles/{run}-{layer}-{head}-weights.js" for run in (0, 1)]
+    assert seen["named"] == [f"{method}, {len(TEXT)} tokens" for method in ("dape-kerple", "dape1x3-kerple")]
+    assert seen["scales"][0] == seen["scales"][1]
+    assert seen["thumbs"] == 8
+    assert seen["now"].startswith(f"layer {layer}, head {head}:")
+    assert not seen["wide"]
 
 
 # Pixels as (query, key); the name of the map, and what its title begins with.
@@ -106,29 +132,31 @@ def test_selectors_choose_and_the_hover_tells_pair_and_value(name, title, query,
     seen = opened(f"""
       choose(left, 'layer', '1'); choose(left, 'head', '2'); choose(left, 'map', '{title}');
       const state = await ready(left, 'run of dape-kerple/1/2/{name}');
-      await ready(right, 'run of dape1x3-kerple/0/0/scores');
       choose(right, 'layer', '1'); choose(right, 'head', '2'); choose(right, 'map', '{title}');
       await ready(right, 'run of dape1x3-kerple/1/2/{name}');
       at(left, 'pointermove', {x}, {y});
       const words = [said(left), said(right)];
+      const marked = kind => [...document.querySelectorAll('#text .' + kind)].map(span => span.textContent).join('');
+      const marks = [marked('query'), marked('key'), document.querySelector('#text').textContent];
       at(left, 'pointermove', {y}, {x});
-      return {{state, words, mirrored: said(left), now: left.querySelector('tr.now').innerText.split('\\t')[0]}};
+      return {{state, words, marks, mirrored: said(left), now: left.querySelector('.thumbs .now').title}};
     """)
-    assert (seen["state"], seen["now"]) == (f"run of dape-kerple/1/2/{name}", "2")
+    assert seen["state"] == f"run of dape-kerple/1/2/{name}"
+    assert seen["now"].startswith("layer 1, head 2:")
+    assert seen["marks"] == [TEXT[query], TEXT[key], TEXT]
     show = {"\n": "↵", "\t": "⇥", " ": "·"}
     pair = f"query {query} {show.get(TEXT[query], TEXT[query])} · key {key} {show.get(TEXT[key], TEXT[key])}"
     # Either panel tells of its own map.
     for run, words in zip(runs, seen["words"], strict=True):
         assert words.splitlines()[0] == pair
         values = run.inspection.map(1, 2, name)
-        tolerance = {"weights": 2e-3}.get(name, 2e-3 * (math.fabs(values[query, key]) + 0.1))
-        assert value_in(words) == pytest.approx(values[query, key], abs=tolerance)
+        assert value_in(words) == pytest.approx(values[query, key], abs=tolerance(name, values, query, key))
     assert ("not visible" in seen["mirrored"]) == (query != key)
 
 
 def test_the_wheel_zooms_both_panels_unless_told_not_to(opened):
     seen = opened("""
-      await ready(left, 'run of dape-kerple/0/0/scores'); await ready(right, 'run of dape1x3-kerple/0/0/scores');
+      await ready(left); await ready(right);
       const spans = () => panels.map(panel => panel.window.span), before = spans();
       at(left, 'wheel', .3, .6, {deltaY: -1});
       at(left, 'pointermove', .3, .6);
@@ -148,19 +176,52 @@ def test_the_wheel_zooms_both_panels_unless_told_not_to(opened):
     assert seen["words"].startswith(f"query {int(0.6 * size)} ")
 
 
-def test_a_row_of_the_table_chooses_its_head(opened):
+def test_a_thumbnail_chooses_its_head(opened):
     seen = opened("""
-      await ready(left, 'run of dape-kerple/0/0/scores');
-      left.querySelectorAll('tbody tr')[3].click();
-      return ready(left, 'run of dape-kerple/0/3/scores');
+      await ready(left);
+      left.querySelectorAll('.thumbs button')[7].click();
+      return ready(left, 'run of dape-kerple/1/3/weights');
     """)
-    assert seen == "run of dape-kerple/0/3/scores"
+    assert seen == "run of dape-kerple/1/3/weights"
+
+
+def test_a_tile_that_is_missing_is_told(runs, tmp_path):
+    path = write_page(runs, tmp_path)
+    for tile in (tmp_path / "tiles").iterdir():
+        tile.unlink()
+    seen = visit(
+        path, tmp_path, probe("await new Promise(done => setTimeout(done, 300)); return said(left);")
+    )
+    assert "is not beside this page" in seen.seen
+
+
+def test_methods_that_occur_twice_are_told_by_their_folders(runs, tmp_path):
+    twice = [runs[0], runs[0]._replace(name="other")]
+    write_page(twice, tmp_path)
+    text = (tmp_path / "index.html").read_text("utf-8")
+    assert f'"dape-kerple, {len(TEXT)} tokens (other)"' in text
+
+
+def test_two_runs_of_the_tiny_preset_are_small(tmp_path):
+    """Maps of noise, which compress worst, of 512 tokens: three layers of four heads, four maps each, two runs."""
+    values = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
+    values[np.triu_indices(256, 1)] = np.nan
+    entry, tile = encoded(values)
+    total = 2 * 3 * 4 * 4 * (len(tile) + len(entry["thumb"]) + 200)
+    assert total < 8e6
+
+
+def test_thumbnails_are_means(runs):
+    values = np.where(np.tri(80) > 0, 1.0, np.nan)
+    small = np.frombuffer(thumbnail(values, 0.0, 2.0), np.uint8).reshape(40, 40)
+    assert np.array_equal(small > 0, np.tri(40) > 0)
+    assert set(small[small > 0]) == {128}
 
 
 def test_on_a_phone_panels_stand_one_above_the_other(opened):
     seen = opened(
         """
-      await ready(left, 'run of dape-kerple/0/0/scores');
+      await ready(left);
       const boxes = [left, right].map(panel => panel.getBoundingClientRect());
       return {stacked: boxes[0].bottom <= boxes[1].top, wide: document.documentElement.scrollWidth > innerWidth,
         dark: getComputedStyle(document.body).backgroundColor};

@@ -153,9 +153,27 @@ def main(arguments: list[str]) -> int:
         settings(options),
         json_file=options.json,
         csv_file=options.csv,
-        plot=options.plot,
     )
+    if options.plot is not None:
+        save_plot(evaluations, options.plot)
     return 0
+
+
+def save_plot(evaluations: list[Evaluation], path: Path) -> None:
+    """Perplexity by length in the style of the reports' figures; bars are paired where models read the same tokens."""
+    from dape.lab.api import Scored, results_of
+    from dape.lab.figures import comparison_figure, save
+    from dape.lab.records import STEP
+
+    scored = []
+    for found in evaluations:
+        unit = found.subject.train_length or found.scores[0].eval_length
+        scored.append(Scored(found.subject, unit, sorted(found.scores, key=lambda score: score.eval_length)))
+    paired = all(found.reference is not None for found in evaluations[1:])
+    figure = comparison_figure(results_of(scored, paired=paired), STEP)
+    figure.axes[0].set_title("")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
 
 
 def evaluate(subject: Subject, lengths: list[int], options: Evaluate) -> Evaluation:

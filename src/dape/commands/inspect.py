@@ -20,7 +20,7 @@ from dape.data import Tokenizer, load_tokenizer
 from dape.files import distinct_names, write_atomically
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw
-from dape.inspection.page import Named, page
+from dape.inspection.page import Named, write_page
 from dape.models import DapeForCausalLM
 from dape.retrofitting.files import describes_retrofit
 from dape.settings import setting, split_names, split_numbers
@@ -41,8 +41,9 @@ class Options:
 
     dape inspect runs/dape-kerple runs/dape1x3-kerple --text book.txt --lengths 512,2048
 
-    Two runs can be put side by side on the page. The weight on the first token (the attention sink) and the
-    entropy of every head are printed and saved.
+    Two runs can be put side by side on the page, which opens on the head that the processor changes most. Of every
+    head are printed and saved: the weight on the first token (the attention sink), the entropy, and the share of the
+    weight that the processor moves.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = setting(
@@ -63,7 +64,7 @@ class Options:
         "all", help="Heads by commas, from 0.", listed=int, low=0, high=2**16, words=("all",)
     )
     resolution: int = setting(
-        512, help="Most rows and columns of a map; longer texts are averaged into as many.", low=1, high=2**16
+        256, help="Most rows and columns of a map; longer texts are averaged into as many.", low=1, high=2**16
     )
     formats: str = setting(
         "png", help="Of the pictures: png, svg, pdf, several by commas.", listed=str, test=known_formats
@@ -73,7 +74,9 @@ class Options:
         help="bytes, a tokenizer.json or a folder, for models that come without; by default the one beside the weights.",
     )
     out: Path = setting(
-        Path("inspection"), help="Where to write index.html, heads.json and the pictures.", writes="folder"
+        Path("inspection"),
+        help="Where to write index.html with its tiles, heads.json and the pictures.",
+        writes="folder",
     )
 
 
@@ -104,7 +107,7 @@ def main(arguments: list[str]) -> int:
     write_atomically(
         options.out / "heads.json", json.dumps([record for run in named for record in records(run)], indent=1)
     )
-    write_atomically(options.out / "index.html", page(named))
+    write_page(named, options.out)
     console.print(f"Explore: {options.out / 'index.html'}   Pictures: {options.out}", soft_wrap=True)
     return 0
 
@@ -174,9 +177,12 @@ def records(named: Named) -> list[dict[str, object]]:
             "head": head,
             "sink_share": round(float(sink), 6),
             "entropy": round(float(entropy), 6),
+            "change": round(float(change), 6),
         }
         for found in named.inspection.layers
-        for head, sink, entropy in zip(found.heads, found.sink, found.entropy, strict=True)
+        for head, sink, entropy, change in zip(
+            found.heads, found.sink, found.entropy, found.change, strict=True
+        )
     ]
 
 

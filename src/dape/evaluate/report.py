@@ -20,7 +20,7 @@ from dape.evaluate.recall import RecallSlices
 from dape.evaluate.sliding import SlidingScore
 from dape.evaluate.statistics import LengthScore, paired_difference
 from dape.evaluate.subjects import Subject
-from dape.files import plain, replacing, write_atomically
+from dape.files import plain, write_atomically
 
 PLOT_ENDINGS = (".svg", ".pdf", ".png")
 
@@ -187,44 +187,17 @@ def check_plot(path: Path) -> None:
         raise ValueError(f"{path}: a figure's name ends in one of {', '.join(PLOT_ENDINGS)}")
 
 
-def save_plot(evaluations: Sequence[Evaluation], path: Path) -> None:
-    """Perplexity against length with bars of one standard error; the file's ending says the format."""
-    from matplotlib.figure import Figure
-
-    check_plot(path)
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for evaluation in evaluations:
-        scores = sorted(evaluation.scores, key=lambda score: score.eval_length)
-        lengths = [score.eval_length for score in scores]
-        ppl = [score.ppl for score in scores]
-        error = [score.ppl * (0.0 if math.isnan(score.nll_se) else score.nll_se) for score in scores]
-        axes.errorbar(lengths, ppl, yerr=error, marker="o", capsize=3, label=evaluation.subject.label)
-        if evaluation.subject.train_length in lengths:
-            axes.axvline(evaluation.subject.train_length, color="0.8", zorder=0)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("tokens of input")
-    axes.set_ylabel("perplexity")
-    axes.legend()
-    with replacing(path) as temporary:
-        figure.savefig(temporary)
-
-
 def save(
     evaluations: Sequence[Evaluation],
     settings: dict[str, Any],
     *,
     json_file: Path | None,
     csv_file: Path | None,
-    plot: Path | None,
 ) -> None:
-    for path in (json_file, csv_file, plot):
+    for path in (json_file, csv_file):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
     if json_file is not None:
         write_atomically(json_file, as_json(evaluations, settings))
     if csv_file is not None:
         write_atomically(csv_file, as_csv(evaluations))
-    if plot is not None:
-        save_plot(evaluations, plot)

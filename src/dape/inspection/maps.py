@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dape.inspection.memory import affordable_rows, check_memory
+from dape.devices import check_fits
 from dape.models.attention import Attention
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
@@ -44,6 +44,7 @@ class LayerMaps:
     """Maps of one layer, each [heads, P, P] with NaN where nothing is visible, and numbers by head.
 
     sink:    mean weight on the first token. entropy: mean entropy of the rows, in nats.
+    change:  mean share of a row's weight that f(S, B) moves elsewhere (total variation against softmax(S + B)).
     A map that a method does not have (the bias of RoPE, f of plain scores) is absent.
     """
 
@@ -52,6 +53,7 @@ class LayerMaps:
     maps: dict[str, np.ndarray]
     sink: np.ndarray
     entropy: np.ndarray
+    change: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Inspection:
                 return found.maps[name][found.heads.index(head)]
         have = ", ".join(f"{found.layer}: heads {list(found.heads)}" for found in self.layers)
         raise ValueError(f"layer {layer}, head {head} was not inspected; there are {have}")
+
+    def most_changed(self) -> tuple[int, int]:
+        """The layer and head whose attention f(S, B) changes most; the first ones where there is no f."""
+        layer = max(self.layers, key=lambda found: float(found.change.max()))
+        return layer.layer, layer.heads[int(layer.change.argmax())]
 
     def plot(self, layer: int | None = None, *, max_heads: int = 6) -> Any:
         """The paper's picture of one layer, by default the first: a row a head, a column a map (needs `dape[lab]`)."""
@@ -168,7 +175,7 @@ def _layer_maps(
     q, k = q.float(), repeat_heads(k, q.shape[1]).float()
     num_tokens, chosen = q.shape[2], list(heads)
     pool = _Pool(edges)
-    sink, entropy = torch.zeros(len(heads)), torch.zeros(len(heads))
+    sink, entropy, change = torch.zeros(3, len(heads))
     for start in range(0, num_tokens, rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, num_tokens))
         # A causal row needs the keys up to itself alone, and what its kernel reads of rows before it. But a width for
@@ -189,6 +196,10 @@ def _layer_maps(
         )
         logits = process(scores, tile, program.to(scores.dtype), seen)
         weights = normalise(logits, program.to(scores.dtype), seen)
+        without = scores if tile is None else scores + tile
+        without = normalise(
+            without.masked_fill(logits == -torch.inf, -torch.inf), program.to(scores.dtype), seen
+        )
         own = slice(start - reading.start, None)
         scores, logits, weights = scores[:, :, own], logits[:, :, own], weights[:, :, own]
         tile = None if tile is None else tile[:, :, own]
@@ -202,7 +213,9 @@ def _layer_maps(
         pool.add(rows, shown, ((name, part[0, chosen]) for name, part in parts.items()))
         sink += weights[0, chosen, :, 0].sum(-1).cpu()
         entropy += torch.special.entr(weights[0, chosen]).sum((-1, -2)).cpu()
-    return LayerMaps(layer, heads, pool.means(), (sink / num_tokens).numpy(), (entropy / num_tokens).numpy())
+        change += 0.5 * (weights - without[:, :, own])[0, chosen].abs().sum((-1, -2)).cpu()
+    sums = (sink, entropy, change)
+    return LayerMaps(layer, heads, pool.means(), *((total / num_tokens).numpy() for total in sums))
 
 
 class _Pool:
@@ -236,3 +249,43 @@ class _Pool:
         """Maps [heads, P, P] in the paper's order, NaN where nothing is visible."""
         count = np.where(self.count == 0, np.nan, self.count)
         return {name: (self.sums[name] / count).astype(np.float32) for name in MAPS if name in self.sums}
+
+
+# Memory for a tile of rows, all its copies together.
+TILE_BYTES = 256 * 2**20
+
+
+def bytes_per_pair(config: DapeConfig) -> int:
+    """Bytes for one query and one key of a tile: channels of the convolutions and several maps a head, in float32."""
+    return 4 * (4 * config.score_width + 20 * config.num_attention_heads)
+
+
+def affordable_rows(config: DapeConfig, num_tokens: int) -> int:
+    """Queries in a tile."""
+    return max(1, min(64, TILE_BYTES // (num_tokens * bytes_per_pair(config))))
+
+
+def memory_needed(config: DapeConfig, num_tokens: int, *, num_maps: int, resolution: int, rows: int) -> int:
+    """Estimated peak in bytes: hidden states of all layers, one layer's activations, a tile, and the maps."""
+    assert config.intermediate_size is not None
+    states = 4 * num_tokens * config.hidden_size * (config.num_hidden_layers + 1)
+    working = 4 * num_tokens * (6 * config.hidden_size + 2 * config.intermediate_size)
+    tile = rows * num_tokens * bytes_per_pair(config)
+    pixels = min(resolution, num_tokens) ** 2
+    # Sums in float64 while they are made; afterwards float32 and the page's picture.
+    maps = pixels * (8 * config.num_attention_heads * 5 + 8 * num_maps)
+    # A quarter more for the allocator.
+    return (states + working + tile + maps) * 5 // 4
+
+
+def check_memory(
+    config: DapeConfig, num_tokens: int, device: torch.device, *, num_maps: int, resolution: int, rows: int
+) -> None:
+    """Raise, with advice, if the estimated peak exceeds free memory."""
+    needed = memory_needed(config, num_tokens, num_maps=num_maps, resolution=resolution, rows=rows)
+    check_fits(
+        needed,
+        f"looking at {num_tokens} tokens",
+        advice=f"look at fewer tokens, or at fewer layers and heads, or at a lower resolution than {resolution}",
+        device=device,
+    )

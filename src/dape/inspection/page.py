@@ -1,19 +1,26 @@
-"""The interactive page: one self-contained HTML file, maps as 16-bit images inside it, no network."""
+"""The interactive page: index.html with thumbnails of all heads, and a tile a map that loads when it is shown."""
 
 from __future__ import annotations
 
 import base64
 import json
-import struct
+import shutil
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from dape.files import write_atomically
 from dape.inspection.figure import TITLES, limits, shade
 from dape.inspection.maps import MAPS, Inspection
+
+# Values are stored in 12 bits between the least and the greatest of their map.
+LEVELS = 4095
+THUMBNAIL = 40
 
 
 class Named(NamedTuple):
@@ -24,65 +31,99 @@ class Named(NamedTuple):
     tokens: list[str]
 
 
-def page(runs: Sequence[Named]) -> str:
-    """The page for one or more inspections; any two can be put side by side."""
+def write_page(runs: Sequence[Named], folder: Path) -> Path:
+    """Write index.html and tiles/ for one or more inspections; any two can be put side by side."""
+    tiles = folder / "tiles"
+    shutil.rmtree(tiles, ignore_errors=True)
+    tiles.mkdir(parents=True)
+    described = []
+    for number, (run, title) in enumerate(zip(runs, titles(runs), strict=True)):
+        inspection = run.inspection
+        layers = []
+        for found in inspection.layers:
+            maps = {}
+            for name, values in found.maps.items():
+                entries = []
+                for head, drawn in zip(found.heads, values, strict=True):
+                    key = f"{number}-{found.layer}-{head}-{name}"
+                    entry, tile = encoded(shade(name, drawn))
+                    write_atomically(tiles / f"{key}.js", f'TILE("{key}","{tile}")\n')
+                    entries.append({**entry, "key": key})
+                maps[name] = entries
+            layers.append(
+                {
+                    "layer": found.layer,
+                    "heads": list(found.heads),
+                    "sink": np.round(found.sink.astype(float), 6).tolist(),
+                    "entropy": np.round(found.entropy.astype(float), 4).tolist(),
+                    "change": np.round(found.change.astype(float), 6).tolist(),
+                    "maps": maps,
+                }
+            )
+        described.append(
+            {
+                "name": run.name,
+                "title": title,
+                "tokens": run.tokens,
+                "edges": inspection.edges.tolist(),
+                "first": inspection.most_changed(),
+                "layers": layers,
+            }
+        )
     data = {
         "titles": {name: f"{TITLES[name]}: {MAPS[name].split(': ')[-1]}" for name in MAPS},
-        "runs": [_run(*run) for run in runs],
+        "runs": described,
     }
     template = resources.files("dape.inspection").joinpath("page.html").read_text(encoding="utf-8")
     # A token may contain "</script>": JSON inside a page must not.
-    return template.replace("/*DATA*/null", json.dumps(data).replace("<", "\\u003c"))
+    text = template.replace("/*DATA*/null", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
+    write_atomically(folder / "index.html", text)
+    return folder / "index.html"
 
 
-def _run(name: str, inspection: Inspection, tokens: list[str]) -> dict[str, object]:
-    return {
-        "name": name,
-        "method": inspection.method,
-        "tokens": tokens,
-        "edges": inspection.edges.tolist(),
-        "layers": [
-            {
-                "layer": found.layer,
-                "heads": list(found.heads),
-                "sink": [round(float(value), 6) for value in found.sink],
-                "entropy": [round(float(value), 4) for value in found.entropy],
-                "maps": {
-                    map_name: [_image(map_name, values) for values in found.maps[map_name]]
-                    for map_name in found.maps
-                },
-            }
-            for found in inspection.layers
-        ],
-    }
+def titles(runs: Sequence[Named]) -> list[str]:
+    """Runs by their methods, with the length, and with the folder's name where a method occurs twice."""
+    named = [f"{run.inspection.method}, {len(run.tokens)} tokens" for run in runs]
+    often = Counter(named)
+    return [
+        f"{title} ({run.name})" if often[title] > 1 else title for run, title in zip(runs, named, strict=True)
+    ]
 
 
-def _image(name: str, values: np.ndarray) -> dict[str, object]:
-    """A map as a PNG: red and green are the high and low byte between low and high, blue says visible."""
-    values = shade(name, values)
+def encoded(values: np.ndarray) -> tuple[dict[str, object], str]:
+    """What the page knows of a map [P, P] from the start, and its tile: the lower triangle, which is what is visible.
+
+    A tile is the high eight bits of every value, then the low four, two in a byte; deflated, in base 64.
+    """
     visible = np.isfinite(values)
     low, high = (float(values[visible].min()), float(values[visible].max())) if visible.any() else (0.0, 1.0)
-    scaled = np.nan_to_num((values - low) / max(high - low, 1e-30)).clip(0, 1)
-    number = (scaled * 65535).round().astype(np.uint16)
-    pixels = np.stack([number >> 8, number & 255, visible * 255], -1).astype(np.uint8)
     norm = limits(values)
-    return {
+    scaled = np.nan_to_num((values - low) / max(high - low, 1e-30)).clip(0, 1)
+    numbers = (scaled * LEVELS).round().astype(np.uint16)[np.tril_indices(len(values))]
+    small = np.append(numbers & 15, np.zeros(len(numbers) % 2, np.uint16))
+    raw = (numbers >> 4).astype(np.uint8).tobytes() + (small[::2] << 4 | small[1::2]).astype(
+        np.uint8
+    ).tobytes()
+    entry = {
         "low": low,
         "high": high,
         "dark": float(norm.vmin or 0.0),
         "bright": float(norm.vmax or 1.0),
-        "png": base64.b64encode(png(pixels)).decode(),
+        "thumb": base64.b64encode(thumbnail(values, low, high)).decode(),
     }
+    return entry, base64.b64encode(zlib.compress(raw, 9)).decode()
 
 
-def png(pixels: np.ndarray) -> bytes:
-    """An RGB image [rows, columns, 3] of bytes as a PNG file."""
-    height, width, _ = pixels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], 1)
+def thumbnail(values: np.ndarray, low: float, high: float) -> bytes:
+    """The map in at most 40 × 40 bytes: 0 where nothing is visible, 1 to 255 from low to high."""
+    size = min(THUMBNAIL, len(values))
+    edges = np.linspace(0, len(values), size + 1).round().astype(int)[:-1]
+    visible = np.isfinite(values)
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    def pooled(x: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(np.add.reduceat(x, edges, axis=0), edges, axis=1)
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = zlib.compress(lines.tobytes(), 6)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    count = pooled(visible.astype(float))
+    mean = pooled(np.where(visible, values, 0.0).astype(float)) / np.maximum(count, 1)
+    scaled = ((mean - low) / max(high - low, 1e-30)).clip(0, 1)
+    return np.where(count > 0, 1 + np.round(254 * scaled), 0).astype(np.uint8).tobytes()

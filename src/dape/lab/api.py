@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dape.evaluate.by_length import evaluate_by_length
-from dape.evaluate.subjects import open_subject
+from dape.evaluate.statistics import LengthScore
+from dape.evaluate.subjects import Subject, open_subject
 from dape.lab.compare import MULTIPLES, Comparison
 from dape.lab.curves import derive
 from dape.lab.records import STEP, Results, digits
@@ -43,42 +44,62 @@ def evaluate(
     """
     if not models:
         raise ValueError("name at least one run, or hf:MODEL")
-    results, labels = Results({}), list(names or ())
+    found, labels = [], list(names or ())
     for index, model in enumerate(models):
         where = str(model.folder if isinstance(model, Run) else model)
         label = labels[index] if index < len(labels) else None
         with open_subject(
             where, data=Path(data) if data else None, corpus=corpus, device=device, label=label
         ) as subject:
-            unit = subject.train_length or (results["runs"][0]["train_length"] if results["runs"] else 64)
-            chosen = list(lengths or [multiple * unit for multiple in MULTIPLES])
-            lengths = chosen
+            unit = subject.train_length or (found[0].train_length if found else 64)
+            lengths = list(lengths or [multiple * unit for multiple in MULTIPLES])
             scores = evaluate_by_length(
-                subject.model, subject.data.validation, chosen, last=last, windows=windows
+                subject.model, subject.data.validation, lengths, last=last, windows=windows
             )
-            method = subject.method or subject.label
-            taken = {(run["method"], run.get("variant", "")) for run in results["runs"]}
-            variant = label or (subject.label if (method, "") in taken else "")
-            run = {"method": method, "variant": variant, "seed": subject.seed or 0, "corpus": "validation"}
-            rows = [
-                {
-                    "metric": "loss",
-                    "eval_length": score.eval_length,
-                    "value": digits(score.nll),
-                    "error": digits(score.nll_se),
-                    "count": len(score.windows),
-                    "windows": [round(loss, 6) for loss in score.windows.tolist()],
-                }
-                for score in scores
-            ]
-            results.content["documents"] = {"validation": scores[0].documents.tolist()}
-            results.add({**run, "train_length": unit, "view": STEP, "steps": 0}, rows)
+            found.append(Scored(subject, unit, scores, label or ""))
+    return Comparison(results_of(found))
+
+
+class Scored(NamedTuple):
+    """A model with its scores by length. name: the variant's, where a method occurs more than once."""
+
+    subject: Subject
+    train_length: int
+    scores: Sequence[LengthScore]
+    name: str = ""
+
+
+def results_of(scored: Sequence[Scored], *, paired: bool = True) -> Results:
+    """Scores of trained models as the rows of a comparison, the first model the baseline.
+
+    paired: the models read the same target tokens, so that differences have errors of their own.
+    """
+    results = Results({})
+    for subject, unit, scores, name in scored:
+        method = subject.method or subject.label
+        taken = {(run["method"], run.get("variant", "")) for run in results["runs"]}
+        variant = name or (subject.label if (method, "") in taken else "")
+        run = {"method": method, "variant": variant, "seed": subject.seed or 0, "corpus": "validation"}
+        rows = [
+            {
+                "metric": "loss",
+                "eval_length": score.eval_length,
+                "value": digits(score.nll),
+                "error": digits(score.nll_se),
+                "count": len(score.windows),
+                "windows": [round(loss, 6) for loss in score.windows.tolist()],
+            }
+            for score in scores
+        ]
+        results.content["documents"] = {"validation": scores[0].documents.tolist()}
+        results.add({**run, "train_length": unit, "view": STEP, "steps": 0}, rows)
     first = results["runs"][0]
     baseline = f"{first['method']} ({first['variant']})" if first["variant"] else first["method"]
     results.content["settings"] = {
         "baseline": baseline,
-        "last": scores[0].last,
+        "last": scored[0].scores[0].last,
         "train_length": first["train_length"],
     }
-    derive(results, baseline)
-    return Comparison(results)
+    if paired:
+        derive(results, baseline)
+    return results
