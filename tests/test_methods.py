@@ -174,6 +174,15 @@ def test_options_of_plain_scores_are_refused():
         parse_method("kerple").build_scores(4, depth=3)
 
 
+def test_dape_methods_is_one_screen(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert all(any(line.split()[0] == name for line in lines) for name in POSITIONS)
+
+
 def test_dape_methods_lists_them_all(capsys):
     assert main(["methods", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)

@@ -150,8 +150,20 @@ def narrow_output() -> Iterator[None]:
     finally:
         columns = shutil.get_terminal_size().columns
         printed.seek(0)
-        for line in printed.read().rstrip().splitlines():
+        for line in without_none(printed.read().rstrip()).splitlines():
             print(narrow(line, columns))
+
+
+def without_none(text: str) -> str:
+    """Help in which an option that may be absent reads as any other: tyro writes {None}|STR and (default: None)."""
+    changed = re.sub(r"\{None\}\|([^\s\x1b│]+)", lambda found: found[1] + " " * len("{None}|"), text)
+    # A default may be broken over two lines of a box.
+    changed = re.sub(
+        r"\(default:(?: |\s*│?\n│?\s*)None\)", lambda found: re.sub(r"[^\s│]", " ", found[0]), changed
+    )
+    blank = re.compile(r"[\s│]*")
+    pairs = zip(text.splitlines(), changed.splitlines(), strict=True)
+    return "\n".join(now for before, now in pairs if blank.fullmatch(before) or not blank.fullmatch(now))
 
 
 def narrow(line: str, columns: int) -> str:

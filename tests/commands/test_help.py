@@ -34,6 +34,8 @@ def test_no_line_is_longer_than_80_columns(command, capsys, monkeypatch):
     lines = printed([*command, "--help"], capsys).splitlines()
     assert len(lines) > 2
     assert [line for line in lines if len(line) > 80] == []
+    # Options that may be absent read as others do.
+    assert [line for line in lines if "None" in line] == []
 
 
 def test_a_long_line_goes_on_below_its_text():
@@ -64,3 +66,12 @@ def test_retrofit_demo_shows_its_models_line_by_line_and_its_defaults(capsys):
 def test_an_error_names_the_command(command, capsys):
     assert cli.main([command, "--warmup-steps", "-1"]) == 2
     assert capsys.readouterr().err == f"dape {command}: --warmup-steps=-1 must be at least 0\n"
+
+
+def test_a_mistyped_command_or_option_gets_a_suggestion(capsys):
+    assert cli.main(["trian"]) == 2
+    assert "did you mean train?" in capsys.readouterr().err
+    assert cli.main(["train", "--stpes", "3"]) == 2
+    assert "did you mean --steps?" in capsys.readouterr().err
+    assert cli.main(["data", "prepare", "a", "b", "--tokeniser", "bytes"]) == 2
+    assert "did you mean --tokenizer?" in capsys.readouterr().err

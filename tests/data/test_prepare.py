@@ -111,14 +111,45 @@ def test_names_that_do_not_exist(corpus, tmp_path):
 
 
 def test_too_few_documents_to_split(tmp_path):
-    (tmp_path / "one.txt").write_text("".join(f"only {n}\n" for n in range(1000)))
+    (tmp_path / "one.txt").write_text("".join(f"only {n}\n" for n in range(400)))
     with pytest.raises(ValueError, match=r"no document falls into the \w+ split .the corpus has 1.*cut"):
         pack(tmp_path / "one.txt", tmp_path / "data")
     data = pack(tmp_path / "one.txt", tmp_path / "data", cut=100)
     assert data.validation.num_documents > 0
     assert (
-        "".join(texts(data, "train")).count("only") + "".join(texts(data, "validation")).count("only") == 1000
+        "".join(texts(data, "train")).count("only") + "".join(texts(data, "validation")).count("only") == 400
     )
+
+
+@pytest.mark.parametrize("books", [1, 2])
+def test_a_book_or_two_are_cut_into_documents_and_that_is_said(books, tmp_path, capsys):
+    (tmp_path / "books").mkdir()
+    for book in range(books):
+        text = "".join(f"book {book}, line {n}\n" for n in range(10_000))
+        (tmp_path / "books" / f"{book}.txt").write_text(text)
+    data = prepare(str(tmp_path / "books"), tmp_path / "data")
+    assert "cut into documents of about" in capsys.readouterr().err
+    assert 40 < data.train.num_documents + data.validation.num_documents < 80
+    assert data.validation.num_documents > 0
+    lines = "".join(texts(data, "train") + texts(data, "validation")).splitlines()
+    assert len(lines) == 10_000 * books
+    # The same data again, and as they are where somebody had cut them otherwise.
+    assert pack(tmp_path / "books", tmp_path / "data").manifest == data.manifest
+    other = pack(tmp_path / "books", tmp_path / "other", cut=3000)
+    assert pack(tmp_path / "books", tmp_path / "other").manifest == other.manifest
+    with pytest.raises(ValueError, match="prepared with cut 3000"):
+        pack(tmp_path / "books", tmp_path / "other", cut=4000)
+
+
+def test_packed_data_travel_without_their_text(corpus, tmp_path):
+    before = pack(corpus, tmp_path / "data").manifest
+    shutil.rmtree(corpus)
+    shutil.move(tmp_path / "data", tmp_path / "elsewhere")
+    assert pack(corpus, tmp_path / "elsewhere").manifest == before
+    with pytest.raises(ValueError, match='prepared with tokenizer "bytes"'):
+        pack(corpus, tmp_path / "elsewhere", tokenizer="bpe:300")
+    with pytest.raises(FileNotFoundError):
+        pack(corpus, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,11 @@ def test_it_writes_page_pictures_and_numbers(model, tmp_path, capsys):
         "index.html",
         "small-11-layer0.png",
         "small-4-layer0.png",
+        "tiles",
     ]
     records = json.loads((out / "heads.json").read_text())
     assert [(record["length"], record["head"]) for record in records] == [(4, 1), (4, 3), (11, 1), (11, 3)]
-    assert all(0 < record["sink_share"] <= 1 for record in records)
+    assert all(0 < record["sink_share"] <= 1 and 0 < record["change"] <= 1 for record in records)
     assert "entropy in nats" in capsys.readouterr().out
 
 

@@ -43,6 +43,15 @@ def test_a_run_has_everything_that_later_commands_need(run_folder, corpus):
     assert run.metrics()[-1]["loss"] < run.metrics()[0]["loss"] - 0.5
     assert set(run.metrics()[0]) == {"step", "loss", "learning_rate", "gradient_norm", "tokens", "seconds"}
     assert run.metrics()[-1]["tokens"] == 30 * 8 * 16
+    # The validation loss of the last step is that of the model that was exported.
+    assert [record["step"] for record in run.metrics() if "validation_loss" in record] == [30]
+    task = LanguageModelling(
+        run.model(), run.data().train.ids, train_length=16, batch_size=8, validation=run.data().validation.ids
+    )
+    with torch.no_grad():
+        losses = [task.loss(task.model, batch).item() for batch in task.held_out()]
+    assert len(losses) == 8
+    assert run.metrics()[-1]["validation_loss"] == pytest.approx(sum(losses) / 8, rel=1e-5)
     data = run.data()
     assert data.validation.num_documents == 1
     assert data.tokenizer.decode(data.validation.ids[:6]) == "5: the"

@@ -150,6 +150,7 @@ def test_trackers_get_every_step(tmp_path, monkeypatch):
     monkeypatch.setattr("dape.training.loop.open_trackers", lambda *_: [Recorder()])
     toy.train(tmp_path, log_every=5)
     assert [entry["step"] for entry in logged[:-1]] == list(range(1, toy.STEPS + 1))
+    assert "validation_loss" in logged[-2]
     assert logged[-1] == "closed"
 
 
@@ -240,3 +241,34 @@ def test_the_threshold_of_fire_follows_the_training_length():
     assert threshold("fire", train_length=64) == 32
     assert threshold("fire", train_length=64, position_options={"threshold": 100.0}) == 100.0
     assert threshold("kerple", train_length=64) is None
+
+
+def test_validation_changes_nothing_of_the_training(tmp_path):
+    """The toy model has dropout: a number drawn too many would show."""
+    from dape.training.display import read_metrics
+
+    without = toy.train(tmp_path / "without", validate_every=0)
+    often = toy.train(tmp_path / "often", validate_every=3, accumulate=2)
+    assert often.final_loss == pytest.approx(
+        toy.train(tmp_path / "pieces", validate_every=0, accumulate=2).final_loss, abs=0
+    )
+    assert toy.train(tmp_path / "whole", validate_every=5).final_loss == without.final_loss
+    records = read_metrics(tmp_path / "often" / "metrics.jsonl")
+    steps = [record["step"] for record in records if "validation_loss" in record]
+    assert steps == sorted({*range(3, toy.STEPS + 1, 3), toy.STEPS})
+    assert not any(
+        "validation_loss" in record for record in read_metrics(tmp_path / "without" / "metrics.jsonl")
+    )
+
+
+def test_packed_data_alone_say_what_they_are(tmp_path):
+    from dape.data import prepare
+    from dape.training import TrainConfig
+
+    for n in range(40):
+        (tmp_path / f"{n}.txt").write_text(f"text {n}\n" * 20)
+    prepare(str(tmp_path), tmp_path / "data", tokenizer="bpe:300", validation=["3", "7"], progress=False)
+    config = TrainConfig(data=str(tmp_path / "data"))
+    assert (config.corpus, config.tokenizer, config.validation) == (str(tmp_path), "bpe:300", "3,7")
+    assert TrainConfig(data=str(tmp_path / "absent")).corpus == "stdlib"
+    assert TrainConfig(data=str(tmp_path / "data"), tokenizer="bytes").tokenizer == "bytes"

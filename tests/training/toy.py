@@ -61,7 +61,7 @@ def task(model: nn.Module | None = None) -> LanguageModelling:
             ids[index] = (ids[index - 1] + ids[index - 2]) % VOCABULARY
     model = PlainModel() if model is None else model
     initialise(model, 0)
-    return LanguageModelling(model, ids, train_length=16, batch_size=8)
+    return LanguageModelling(model, ids, train_length=16, batch_size=8, validation=ids[:500])
 
 
 def settings(**changes: object) -> LoopSettings:

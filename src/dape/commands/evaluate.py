@@ -171,7 +171,7 @@ def save_plot(evaluations: list[Evaluation], path: Path) -> None:
         scored.append(Scored(found.subject, unit, sorted(found.scores, key=lambda score: score.eval_length)))
     paired = all(found.reference is not None for found in evaluations[1:])
     figure = comparison_figure(results_of(scored, paired=paired), STEP)
-    figure.axes[0].set_title("")
+    figure.axes[0].set_title("", loc="left")
     path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)
 

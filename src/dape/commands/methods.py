@@ -12,10 +12,9 @@ from dape.positions import POSITIONS
 from dape.scores import SCORES
 
 USAGE = {
-    "dape1x3-kerple": "a processor and an encoding; any kernel size: dapeQxK reads Q queries and K keys",
-    "rope[scaling=linear,factor=8]": "options, of either",
-    "kerple[normaliser=sink]": "softmax, sink or ssmax, with any pair",
-    "rope/rope/nope": "one method a layer, cycled over the layers",
+    "dape1x3-kerple": "any pair; dapeQxK reads Q queries and K keys",
+    "rope[scaling=yarn,factor=8]": "options of either; normaliser=sink, =ssmax of all",
+    "rope/rope/nope": "methods by layer, cycled over the layers",
 }
 
 
@@ -44,22 +43,22 @@ def record(method: Method) -> dict[str, object]:
 
 
 def table() -> str:
-    processors = {
-        name: (", ".join(written(name)), cls.summary) for name, cls in SCORES.items() if name != "plain"
-    }
-    lines = ["position encodings"]
+    """One screen: encodings × processors, and how a pair is written."""
+    processors = {name: (written(name), cls.summary) for name, cls in SCORES.items() if name != "plain"}
+    lines = ["position encodings (alone: plain scores)"]
     lines += _rows({name: encoding.summary for name, encoding in POSITIONS.items()})
-    lines += ["", "score processors, written before an encoding (none: plain scores)"]
+    lines += ["× score processors, written before an encoding"]
     lines += _rows(dict(processors.values()))
-    lines += ["", "writing methods"]
+    lines += ["writing methods"]
     lines += _rows(USAGE)
     return "\n".join(lines)
 
 
-def written(processor: str) -> list[str]:
-    """The names of a processor in the kernel sizes that are listed, as "dape1x3-"."""
+def written(processor: str) -> str:
+    """A processor as it stands before an encoding, its smallest kernel and one more: "dape-, dape1x3- …"."""
     names = [method.short_name for method in all_methods() if method.processor == processor]
-    return list(dict.fromkeys(name.partition("-")[0] + "-" for name in names))
+    found = list(dict.fromkeys(name.partition("-")[0] + "-" for name in names))
+    return ", ".join(found[:2]) + (" …" if len(found) > 2 else "")
 
 
 def _rows(rows: dict[str, str]) -> list[str]:

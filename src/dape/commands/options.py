@@ -22,7 +22,7 @@ Named = Annotated[
 ]
 Config = TypeVar("Config", bound=TrainConfig)
 # Options from which others derive their defaults.
-DERIVED_FROM: dict[str, type] = {"steps": int, "learning_rate": float}
+DERIVED_FROM: dict[str, type] = {"steps": int, "learning_rate": float, "data": str}
 
 
 @dataclass(frozen=True, kw_only=True)

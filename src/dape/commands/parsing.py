@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import itertools
 import re
 import sys
 import typing
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -42,13 +43,27 @@ def parse(kind: type[Options] | Any, arguments: list[str], *, prog: str, **optio
         if not end.code:
             raise
         complaint.seek(0)
-        raise ValueError(one_line(complaint.read())) from None
+        raise ValueError(with_suggestion(one_line(complaint.read()), kind)) from None
     complaint.seek(0)
     sys.stderr.write(complaint.read())
     check(parsed)
     check_inputs(parsed)
     check_outputs(parsed)
     return parsed
+
+
+def with_suggestion(complaint: str, kind: Any) -> str:
+    """The complaint about an unknown option, with the option that is nearest to it."""
+    unknown = re.match(r"Unrecognized options: (--[\w-]+)", complaint)
+    near = unknown and difflib.get_close_matches(unknown[1], option_names(kind), n=1)
+    return f"{complaint}; did you mean {near[0]}?" if near else complaint
+
+
+def option_names(kind: Any) -> list[str]:
+    """The options of a dataclass of settings, or of all that a union has."""
+    if is_dataclass(kind):
+        return [option_name(member.name) for member in fields(kind)]
+    return [name for part in typing.get_args(kind) for name in option_names(part)]
 
 
 def check_inputs(settings: Any) -> None:

@@ -40,12 +40,13 @@ def difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
     return ", ".join(f"{key} {json.dumps(old.get(key))} (now {json.dumps(new.get(key))})" for key in keys)
 
 
-def check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus) -> None:
-    """Refuse to take token data for that of another recipe or of other texts."""
+def check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus | None) -> None:
+    """Refuse to take token data for that of another recipe or of other texts. corpus: None if the text is gone."""
     manifest = read_manifest(folder)
     if difference := difference_of(manifest["recipe"], recipe):
         raise ValueError(f"{folder} was prepared with {difference}: give another folder or delete it")
-    if corpus.spec.startswith("hf:"):
+    # Of a hub's text, of a text that is gone, and of another Python's library, the packed tokens are the record.
+    if corpus is None or corpus.spec.startswith("hf:") or corpus.spec == "stdlib":
         return
     records = {record["name"]: record for record in read_json_lines(folder / "sources.jsonl")}
     advice = f"since {folder} was prepared: give another folder or delete it"

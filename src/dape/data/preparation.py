@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
 from dape.data.pieces import BadText, Interrupted, cut_documents, stop
 from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
-from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, note_verified, open_data
+from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, note_verified, open_data, read_manifest
 from dape.files import check_output, exclusive, read_json_lines, sync_folder, write_atomically
 from dape.settings import split_names
 
 # Pieces of text handed to the BPE trainer, which holds a few hundred of them.
 TRAINING_PIECE = 1 << 16
+# Fewer text files than this are cut into about so many documents, of at least so many characters.
+FEW_FILES, CUT_INTO, LEAST_CUT = 10, 64, 2_000
 
 
 def prepare(
@@ -42,25 +45,41 @@ def prepare(
 ) -> TokenData:
     """The corpus as token data in `folder`. Same recipe and same sources: what is there is used; other: an error.
 
+    Packed data needs its text no more: where the text is gone, the folder is used as it is.
+
     corpus:     "stdlib", a file, folder or glob, or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD].
     tokenizer:  "bytes", "bpe:VOCAB" (trained on the training split), a tokenizer.json, or a Hugging Face name.
     validation: the fraction of documents held out, chosen by hash, or the names of those to hold out.
     seed:       of that choice.
     field:      where a JSON line or a parquet row has its text.
-    cut:        make documents of at least this many characters out of longer ones.
+    cut:        make documents of at least this many characters out of longer ones; by default, fewer than 10 text
+                files are cut into about 64 documents, so that one book has parts to train on and parts to hold out.
     skip_bad:   leave out documents that cannot be read, and list them; otherwise the first one is an error.
     restart:    throw away a packing that was interrupted, instead of going on with it.
     """
     folder = Path(folder)
     recipe = _recipe(corpus, tokenizer, validation, seed=seed, field=field, cut=cut, skip_bad=skip_bad)
     left_out: list[BadText] = []
-    found = find_corpus(corpus, field=field, report=left_out.append if skip_bad else stop)
+    packed = (folder / "manifest.json").exists()
+    if packed and cut is None:
+        recipe["cut"] = read_manifest(folder)["recipe"]["cut"]
+    try:
+        found = find_corpus(corpus, field=field, report=left_out.append if skip_bad else stop)
+    except FileNotFoundError:
+        if not packed:
+            raise
+        check_same(folder, recipe, None)
+        return open_data(folder)
     recipe["corpus"] = found.spec
     side = _side(validation, seed, found)
-    if (folder / "manifest.json").exists():
+    if packed:
         # Complete data needs no lock, so that a read-only folder can be shared.
         check_same(folder, recipe, found)
         return open_data(folder)
+    if cut is None and isinstance(validation, float | int):
+        recipe["cut"] = automatic_cut(found)
+        if recipe["cut"] is not None and progress:
+            _say_cut(found, recipe["cut"])
     given = None if bpe_size(tokenizer) else load_tokenizer(tokenizer)
     check_output(folder, folder=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +138,24 @@ def check_room(
             f"length {length} needs {length + 1} tokens, but {held} has {most - 1} bytes: evaluate shorter lengths"
             + ("" if stream else ", or let the context run across documents (--context stream)")
         )
+
+
+def automatic_cut(corpus: Corpus) -> int | None:
+    """Characters of a document where a corpus is a few long text files; None where files are documents."""
+    if len(corpus.sources) >= FEW_FILES or not all(source.text_file for source in corpus.sources):
+        return None
+    size = sum(source.size for source in corpus.sources)
+    cut = max(LEAST_CUT, size // CUT_INTO)
+    return cut if size >= 2 * cut else None
+
+
+def _say_cut(corpus: Corpus, cut: int) -> None:
+    files = "1 text file is" if len(corpus.sources) == 1 else f"{len(corpus.sources)} text files are"
+    print(
+        f"{files} cut into documents of about {cut:,} characters, a fraction of which is held out "
+        f"(`dape data prepare --cut` chooses another size)",
+        file=sys.stderr,
+    )
 
 
 def parse_validation(text: str) -> float | list[str]:

@@ -25,7 +25,7 @@ from dape.lab.runner import Launcher, LauncherName, make_launcher
 from dape.methods import parse_layers, split_outside_brackets
 from dape.settings import SettingError, setting, split_numbers
 from dape.training import TrainConfig, recipe
-from dape.training.config import check_memory
+from dape.training.config import check_memory, packed_recipe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -347,13 +347,14 @@ def run_comparison(
     experiment, place = config.experiment(blocks), replace(config.place(), in_process=in_process)
     # Builds the settings of every training, so that one of a sweep that cannot be shows before the packing.
     cell = make_plan(experiment, place).items[0]
-    check_room(
-        find_corpus(config.corpus, field=config.field),
-        max(config.length_list),
-        tokenizer=config.tokenizer,
-        validation=config.held_out(),
-        stream=config.context == "stream",
-    )
+    if not packed_recipe(config.data):
+        check_room(
+            find_corpus(config.corpus, field=config.field),
+            max(config.length_list),
+            tokenizer=config.tokenizer,
+            validation=config.held_out(),
+            stream=config.context == "stream",
+        )
     if config.launcher == "local":
         check_memory(config)
     config.folder.mkdir(parents=True, exist_ok=True)
@@ -417,7 +418,7 @@ def check_documents(config: CompareConfig, folder: Path, *, progress: bool) -> N
 def compare(
     methods: str | Iterable[str] | None = None,
     *,
-    corpus: str | Path = "stdlib",
+    corpus: str | Path | None = None,
     seeds: int | str | Iterable[int] = 0,
     lengths: str | Iterable[int] | None = None,
     preset: str = "tiny",
@@ -427,7 +428,7 @@ def compare(
     """Train methods alike and evaluate each beyond its training length; returns a `Comparison`.
 
     methods: names, such as ["rope", "kerple", "dape1x3-kerple"]; five usual ones by default.
-    corpus:  "stdlib", a file, a folder, a glob, or hf:NAME.
+    corpus:  a file, a folder, a glob, hf:NAME, or "stdlib"; by default that of packed `data`, else "stdlib".
     seeds:   each trains every method once more. lengths: 1, 2, 4, 8 and 16 times the training length by default.
     preset:  the size of the model and its recipe. show: print a line for every run.
     options: any other of `dape compare`: steps, train_length, jobs, out, equal_time, windows …
@@ -435,7 +436,8 @@ def compare(
     With jobs=1 the runs are trained in this process. What the folder `out` (runs/compare) holds already is not done
     again.
     """
-    changes: dict[str, Any] = {"corpus": str(corpus), "seeds": _listed(seeds), **options}
+    changes: dict[str, Any] = {"seeds": _listed(seeds), **options}
+    changes |= {} if corpus is None else {"corpus": str(corpus)}
     changes |= {} if methods is None else {"methods": _listed(methods)}
     changes |= {} if lengths is None else {"lengths": _listed(lengths)}
     changes |= {"out": str(options["out"])} if "out" in options else {}

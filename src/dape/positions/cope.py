@@ -15,7 +15,7 @@ class CoPE(PositionEncoding):
     scaled: divide q · e[p] by √D, as the scores are; the paper adds it as it is.
     """
 
-    summary = "positions counted by content: a query counts the keys that it gates in"
+    summary = "positions counted by content: keys that a query gates in"
     additive = True
     direction = "causal"
 

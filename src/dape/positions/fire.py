@@ -19,7 +19,7 @@ FARTHEST = 1e4
 class FIRE(PositionEncoding):
     """MLP(ψ(|i − j|) / ψ(max(L, i))), ψ(x) = log(1 + c · x); c, the threshold L and the MLP are learned."""
 
-    summary = "a small network on log-distance relative to the query's position"
+    summary = "a small network on log-distance relative to the position"
     additive = True
 
     def __init__(

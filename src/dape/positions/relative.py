@@ -6,4 +6,4 @@ from dape.positions.transformer_xl import TransformerXL
 class Relative(TransformerXL):
     """Transformer-XL's encoding with signed distances; the name under which the benchmark lists it."""
 
-    summary = "Transformer-XL's encoding under the name the CHE benchmark gives it"
+    summary = "Transformer-XL's encoding under its name in CHE"

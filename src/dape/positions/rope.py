@@ -97,7 +97,7 @@ class RoPE(PositionEncoding):
     fraction: of the features that rotate, the first ones of each head; the others carry no position (GPT-NeoX).
     """
 
-    summary = f"queries and keys rotated by their position (scaling: {', '.join(list(SCALINGS)[1:])})"
+    summary = "queries and keys rotated by position; scaling=yarn, ntk …"
 
     def __init__(
         self,

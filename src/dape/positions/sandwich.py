@@ -11,7 +11,7 @@ from dape.positions.base import DistanceEncoding, angle_dtype, check_sizes
 class Sandwich(DistanceEncoding):
     """Σᵢ cos(d / 10000^(2i/width)) over i < width/2, divided by 8(h + 1)/H for head h; nothing to learn."""
 
-    summary = "inner products of sinusoids, flatter from head to head; nothing learned"
+    summary = "inner products of sinusoids, flatter from head to head"
 
     def __init__(self, num_heads: int, *, width: int = 128) -> None:
         super().__init__()

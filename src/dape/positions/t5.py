@@ -28,7 +28,7 @@ def buckets(distance: Tensor, *, num_buckets: int, max_distance: int, causal: bo
 class T5Bias(DistanceEncoding):
     """table[bucket(i − j)] · √D, so that the table learns at the pace of unscaled scores."""
 
-    summary = "a learned number per logarithmic bucket of distances, shared by all layers"
+    summary = "a learned number per logarithmic bucket of distances"
     shared = True
 
     def __init__(

@@ -13,7 +13,7 @@ from dape.positions.sinusoidal import sinusoids
 class TransformerXL(PositionEncoding):
     """scale · (u·k + (q + v)·W r(i − j)): u, v learned per head, W a bias-free layer on sinusoids of the distance."""
 
-    summary = "learned head vectors meet keys, and queries meet sinusoids of the distance"
+    summary = "queries meet sinusoids of the distance, keys learned vectors"
     additive = True
 
     def __init__(self, num_heads: int, head_width: int) -> None:

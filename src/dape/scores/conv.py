@@ -30,7 +30,7 @@ class ScoreConv(ScoreProcessor):
     negative_slope: of the LeakyReLU; 1 makes the convolutions linear.
     """
 
-    summary = "scores + conv(LeakyReLU(conv([scores ; bias]))) over heads and keys"
+    summary = "S + B + conv(LeakyReLU(conv([S ; B]))) over heads and keys"
     listed = ((1, 1), (1, 3), (1, 5), (1, 7), (3, 3))
 
     def __init__(

@@ -20,7 +20,7 @@ class MultiTokenAttention(ScoreProcessor):
     (`head_norm` and `head_gate` of DapeConfig).
     """
 
-    summary = "each head convolved over queries and keys, weights mixed in groups of heads"
+    summary = "heads convolved over queries and keys, then mixed in groups"
     bare_kernel = (6, 11)
     listed = ((6, 11),)
 

@@ -20,6 +20,7 @@ import yaml
 
 from dape.data.preparation import parse_validation
 from dape.data.tokenizers import bpe_size
+from dape.data.tokens import read_manifest
 from dape.devices import check_fits, device_name, find_device
 from dape.methods import parse_layers
 from dape.positions import POSITIONS
@@ -105,6 +106,14 @@ class LoopSettings:
         10,
         help="Steps between writes of metrics.jsonl; every step has its line all the same.",
         low=1,
+        high=10**9,
+        fixes_run=False,
+    )
+    validate_every: int = setting(
+        200,
+        help="Steps between losses on held-out text, also of the last step: in metrics.jsonl as validation_loss, on "
+        "the display and in the trackers; 0 for none. Not counted as training time.",
+        low=0,
         high=10**9,
         fixes_run=False,
     )
@@ -223,26 +232,43 @@ class DataSettings:
     """The text, its tokens, and how much of it makes a step."""
 
     corpus: str = setting(
-        "stdlib",
-        help="stdlib (this Python's library sources), a file, folder or glob, or hf:NAME[:SPLIT][:FIELD].",
+        None,
+        help="A file, folder or glob, hf:NAME[:SPLIT][:FIELD], or stdlib (this Python's library sources). Default: that of "
+        "--data, else stdlib.",
     )
     tokenizer: str = setting(
-        "bytes",
-        help="bytes, bpe:VOCAB (trained on the training split), a tokenizer.json, or a Hugging Face name.",
+        None,
+        help="bytes, bpe:VOCAB (trained on the training split), a tokenizer.json, or a Hugging Face name. Default: that of "
+        "--data, else bytes.",
     )
     validation: str = setting(
-        "0.1",
-        help="Documents held out: a fraction, or their names, separated by commas.",
+        None,
+        help="Documents held out: a fraction, or their names, separated by commas. Default: those of --data, else 0.1.",
         test=parse_validation,
     )
-    field: str = setting("text", help="Where a JSON line or a parquet row has its text.")
+    field: str = setting(None, help="Where a JSON line or a parquet row has its text. Default: text.")
     data: str | None = setting(
         None,
-        help="Folder of packed tokens, made if absent; by default one beside the run, shared by runs on the same text.",
+        help="Folder of packed tokens, made if absent; by default one beside the run, shared by runs on the same text. One "
+        "that is there is enough: it knows its corpus, tokenizer and held-out documents, and needs the text no more.",
         fixes_run=False,
     )
     train_length: int = setting(64, help="Tokens in a training window.", low=1, high=2**24)
     batch_size: int = setting(16, help="Windows in a step, all processes together.", low=1, high=2**24)
+
+
+# Of what decides the tokens, where neither the user nor packed data says otherwise.
+DATA_DEFAULTS = {"corpus": "stdlib", "tokenizer": "bytes", "validation": "0.1", "field": "text"}
+
+
+def packed_recipe(folder: str | None) -> dict[str, str]:
+    """The corpus, tokenizer, validation and field of packed data, as options; nothing where there is none."""
+    if not isinstance(folder, str) or not (Path(folder) / "manifest.json").exists():
+        return {}
+    recipe = read_manifest(folder)["recipe"]
+    held_out = recipe["validation"]
+    validation = ",".join(held_out) if isinstance(held_out, list) else f"{held_out:g}"
+    return {**{name: recipe[name] for name in DATA_DEFAULTS}, "validation": validation}
 
 
 # Fields of this order in --help: model, data, loop, run.
@@ -260,6 +286,13 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.model_config(vocab_size=256)
+
+    def derive(self) -> None:
+        super().derive()
+        packed = packed_recipe(self.data)
+        for name, default in DATA_DEFAULTS.items():
+            if getattr(self, name) is None:
+                self._set(**{name: packed.get(name, default)})
 
     @property
     def warmup_percent(self) -> int:

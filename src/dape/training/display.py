@@ -128,9 +128,12 @@ class Speed:
     def __init__(self, steps: int, start: Record) -> None:
         self.steps, self._before = steps, start
         self.tokens_per_second = self.seconds_per_step = 0.0
+        self.validation = ""
 
     def update(self, record: Record) -> None:
         before, self._before = self._before, record
+        if "validation_loss" in record:
+            self.validation = f" (validation {record['validation_loss']:.3f})"
         if record["seconds"] <= before["seconds"]:
             return
         seconds, steps = record["seconds"] - before["seconds"], record["step"] - before["step"]
@@ -141,7 +144,7 @@ class Speed:
 
     def summary(self, record: Record) -> str:
         left = self.seconds_per_step * (self.steps - record["step"])
-        return f"loss {record['loss']:.3f}  {short(self.tokens_per_second)} tokens/s  {clock(left)} left"
+        return f"loss {record['loss']:.3f}{self.validation}  {short(self.tokens_per_second)} tokens/s  {clock(left)} left"
 
 
 def short(number: float) -> str:

@@ -1,6 +1,7 @@
 """The training loop: `fit` trains any task, resumes by itself and loses nothing.
 
-step → batch → loss, backward (in pieces) → clip → AdamW → a line of metrics; at intervals a checkpoint
+step → batch → loss, backward (in pieces) → clip → AdamW → a line of metrics; at intervals a loss on held-out text
+and a checkpoint
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class TrainingTask(Protocol):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Mean loss over the targets of the batch; `model` is `self.model`, perhaps wrapped."""
+
+    # A task may also have `held_out()`: batches, as large as those of a step, for the loss at intervals.
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -305,9 +308,14 @@ class Loop:
         settings, stopped = self.settings, None
         while self.step < settings.steps and stopped is None:
             self.take_step()
-            at_checkpoint = self.step % settings.checkpoint_every == 0 or self.step == settings.steps
+            last, every = self.step == settings.steps, settings.validate_every
+            at_validation = bool(every) and (last or self.step % every == 0)
+            at_checkpoint = last or self.step % settings.checkpoint_every == 0
+            if at_validation:
+                self.validate()
             if (
                 at_checkpoint
+                or at_validation
                 or self.step % settings.log_every == 0
                 or (self.stop.reason and self.parallel.world == 1)
             ):
@@ -316,6 +324,26 @@ class Loop:
                     self.save()
         stopped = stopped if self.step < settings.steps else None
         return FitResult(self.step, self.last_loss, self.seconds, self.tokens, stopped, tuple(self.notes))
+
+    @torch.no_grad()
+    def validate(self) -> None:
+        """Add the mean loss over the task's held-out batches, if it has any, to the record of this step."""
+        batches = list(getattr(self.task, "held_out", list)())
+        if not batches:
+            return
+        parallel, pieces = self.parallel, self.settings.accumulate
+        targets = sum(self.task.size(batch) for batch in batches)
+        total = torch.zeros(1, device=parallel.device)
+        self.model.eval()
+        # In as many pieces as in training, so that what could be trained can be validated.
+        for batch in batches:
+            for piece in range(pieces):
+                part = self.task.shard(batch, parallel.rank * pieces + piece, parallel.world * pieces)
+                with autocast(self.settings.precision, parallel.device):
+                    loss = self.task.loss(self.wrapped, move(part, parallel.device))
+                total += loss.float() * (self.task.size(part) / targets)
+        self.model.train()
+        self.pending[-1][0]["validation_loss"] = parallel.total(total).item()
 
     def take_step(self) -> None:
         """One optimizer step on the global batch of the next step."""

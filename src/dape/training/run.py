@@ -35,23 +35,33 @@ from dape.training.display import Record, read_metrics
 from dape.training.loop import OnStep, derive_seed, fit, initialise
 from dape.training.parallel import Parallel, check_precision, processes
 
+VALIDATION_WINDOWS = 64
+
 
 class LanguageModelling:
     """Mean cross-entropy of `train_length` next tokens in each of `batch_size` windows.
 
     ids: all documents end to end, an array that may be memory-mapped. A window starts anywhere, and so may
     reach over the end of a document. Which windows make up a step depends on seed and step alone.
+    validation: held-out documents, end to end, of which evenly spaced windows are the validation loss.
     """
 
     def __init__(
-        self, model: nn.Module, ids: np.ndarray, *, train_length: int, batch_size: int, seed: int = 0
+        self,
+        model: nn.Module,
+        ids: np.ndarray,
+        *,
+        train_length: int,
+        batch_size: int,
+        seed: int = 0,
+        validation: np.ndarray | None = None,
     ) -> None:
         if len(ids) <= train_length:
             raise ValueError(
                 f"the training split has {len(ids)} tokens, train_length={train_length} needs at least "
                 f"{train_length + 1}: use a larger corpus or a shorter training length"
             )
-        self._model, self.ids = model, ids
+        self._model, self.ids, self.validation = model, ids, validation
         self.train_length, self.batch_size, self.seed = train_length, batch_size, seed
 
     @property
@@ -62,7 +72,18 @@ class LanguageModelling:
         """Windows [batch_size, train_length + 1]."""
         draw = np.random.default_rng(derive_seed("windows", self.seed, step))
         starts = draw.integers(0, len(self.ids) - self.train_length, self.batch_size)
-        windows = self.ids[starts[:, None] + np.arange(self.train_length + 1)]
+        return self._windows(self.ids, starts)
+
+    def held_out(self) -> list[Tensor]:
+        """Batches of the same windows every time, at least 64 in all; none if the held-out text is too short."""
+        if self.validation is None or len(self.validation) <= self.train_length:
+            return []
+        count = -(-VALIDATION_WINDOWS // self.batch_size) * self.batch_size
+        starts = np.linspace(0, len(self.validation) - self.train_length - 1, count).astype(np.int64)
+        return list(self._windows(self.validation, starts).split(self.batch_size))
+
+    def _windows(self, ids: np.ndarray, starts: np.ndarray) -> Tensor:
+        windows = ids[starts[:, None] + np.arange(self.train_length + 1)]
         return torch.from_numpy(windows.astype(np.int64))
 
     def shard(self, batch: Tensor, rank: int, world: int) -> Tensor:
@@ -143,7 +164,7 @@ class Run:
     result: FitResult | None = None
 
     def metrics(self) -> list[Record]:
-        """A record for every step: step, loss, learning_rate, gradient_norm, tokens, seconds."""
+        """A record for every step: step, loss, learning_rate, gradient_norm, tokens, seconds; validation_loss at times."""
         return read_metrics(self.folder / "metrics.jsonl")
 
     @property
@@ -218,6 +239,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
             train_length=config.train_length,
             batch_size=config.batch_size,
             seed=config.seed,
+            validation=data.validation.ids,
         )
         if parallel.main:
             folder.mkdir(parents=True, exist_ok=True)
