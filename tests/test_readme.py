@@ -1,5 +1,6 @@
 """The README's commands and code are real."""
 
+import json
 import re
 from pathlib import Path
 
@@ -26,6 +27,27 @@ def test_make_targets_exist():
 def test_every_encoding_is_in_the_table():
     table = README.split("| position encoding |")[1].split("\n\n")[0]
     assert set(POSITIONS) <= set(re.findall(r"`([\w-]+)`", table))
+
+
+def test_the_recall_tables_are_the_committed_result():
+    """In the README and on the site's first page, beside the picture that the same command drew."""
+    found = json.loads((ROOT / "docs" / "idea.json").read_text())
+    rows = {"nope": "plain attention", "dape1x3-nope": "with the 1×3 convolution"}
+    for text in (README, (ROOT / "docs" / "index.md").read_text()):
+        table = text.split("| accuracy at length |")[1].split("\n\n")[0].replace("*", "")
+        for method, title in rows.items():
+            cells = re.search(rf"\| {title} \|(.*)\|", table)
+            assert cells
+            shown = [cell.strip() for cell in cells[1].split("|")]
+            assert shown == [f"{100 * share:.0f} %" for share in found["accuracy"][method].values()]
+
+
+def test_it_leads_with_the_demo_and_ends_with_the_citation():
+    first, text = README.index("dape demo --quick"), README.index("<!-- demo -->")
+    assert first < README.index("docs/idea.svg") < text
+    bibtex = README.split("```bibtex\n")[1].split("```")[0]
+    assert "".join(bibtex.split()) == "".join((ROOT / "CITATION.bib").read_text().split())
+    assert "arxiv.org/abs/2410.04798" in README.split("##")[0]
 
 
 def test_it_is_short():

@@ -140,7 +140,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 @contextlib.contextmanager
 def narrow_output() -> Iterator[None]:
-    """What is printed within, in as many columns as there are: tyro leaves descriptions in lines of any length."""
+    """Wrap what is printed inside to the width of the terminal: tyro does not wrap descriptions."""
     # tyro asks for the encoding and for a terminal before it draws boxes and colours.
     printed = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)
     printed.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # of this one object

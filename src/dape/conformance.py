@@ -228,7 +228,7 @@ BOTH: dict[str, Property] = {
 
 
 def properties(method: Method) -> list[tuple[str, Property, bool]]:
-    """What must hold of a method: the property's name, the property, and whether attention is causal."""
+    """Properties of a method: name, test, and whether attention is causal."""
     found = [(name, check, True) for name, check in (CAUSAL | BOTH).items()]
     if POSITIONS[method.position].direction == "both":
         found += [(f"{name}_in_both_directions", check, False) for name, check in BOTH.items()]

@@ -30,7 +30,7 @@ PICTURES = (".svg", ".pdf", ".png")
 
 @dataclass(frozen=True)
 class Rule:
-    """What holds for the value of a setting, beside its type. None is always allowed where the type has it.
+    """Constraints of a setting, beside its type. None is always allowed where the type has it.
 
     low, high:    inclusive bounds of a number, or of every number of a tuple or list.
     above, below: exclusive bounds.

@@ -1,5 +1,6 @@
 """`dape bench`: complete records, right arithmetic, whole files, wrong backends caught. Never a word on speed."""
 
+import importlib
 import json
 import math
 from types import SimpleNamespace
@@ -388,3 +389,20 @@ def test_the_estimate_without_a_gpu(tmp_path):
     assert text.endswith("after")
     assert "| 125m | sm_80 | forward |" in text
     assert "old" not in text
+
+
+@pytest.mark.parametrize("name", ["attention", "data", "decode", "eval", "model", "tasks", "train"])
+def test_tables_are_whole_at_80_columns(name, capsys):
+    """Of long names and large numbers."""
+    columns = importlib.import_module(f"dape.benchmarks.{name}").COLUMNS
+    words = {"pass": "forward+backward", "backend": "reference"}
+    record = {}
+    for _, key, form in columns:
+        number = 1234 if form.endswith("d") else 1234.5
+        record[key] = number if form else words.get(key, "dape1x3-kerple")
+    report.print_table("a title", columns, [record])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert not any("…" in line for line in lines)
+    for _, key, form in columns:
+        assert format(record[key], form) in lines[-1]

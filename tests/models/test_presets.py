@@ -1,4 +1,4 @@
-"""Sizes: the README's table of parameter counts is what the models have, counted on the meta device."""
+"""Sizes: the guide's table of parameter counts is what the models have, counted on the meta device."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from dape.models import PRESETS, DapeForCausalLM, preset
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "hugging_face.md"
 
 
 def count(name: str, method: str) -> int:
@@ -18,7 +18,7 @@ def count(name: str, method: str) -> int:
 
 
 def documented() -> dict[str, tuple[int, int]]:
-    rows = re.findall(r"^\| `([\w.]+)` \|.*\| ([\d,]+) \| ([\d,]+) \|$", README.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \|.*\| ([\d,]+) \| ([\d,]+) \|$", PAGE.read_text(), re.MULTILINE)
     return {name: (int(kerple.replace(",", "")), int(dape.replace(",", ""))) for name, kerple, dape in rows}
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: a table on the screen, records in a JSON file, a plot. Files appear whole or not at all."""
+"""Output of benchmarks: a table on the screen, records in a JSON file, a plot."""
 
 from __future__ import annotations
 
@@ -20,20 +20,25 @@ Column = tuple[str, str, str]
 
 
 def print_table(title: str, columns: Sequence[Column], records: Sequence[Record]) -> None:
-    table = Table(title=escape(title), title_justify="left")
-    for heading, _, form in columns:
-        table.add_column(escape(heading), justify="right" if form else "left", no_wrap=not form)
-    for record in records:
-        values = [record.get(key) for _, key, _ in columns]
-        table.add_row(
-            *(
-                "–" if x is None else escape(format(x, form))
-                for x, (_, _, form) in zip(values, columns, strict=True)
-            )
-        )
-    console = Console()
-    # A pipe or a file has no width of its own; nothing should be cut to fit 80 columns there.
-    (console if console.is_terminal else Console(width=120)).print(table)
+    """A table without lines, headings broken between words where it would not fit 80 columns."""
+    rows = [
+        ["–" if record.get(key) is None else format(record[key], form) for _, key, form in columns]
+        for record in records
+    ]
+    values = [[row[index] for row in rows] for index in range(len(columns))]
+    widths = [max(map(len, [heading, *cells])) for (heading, *_), cells in zip(columns, values, strict=True)]
+    if sum(widths) + 2 * len(widths) > 80:
+        widths = [
+            max(map(len, [*heading.split(), *cells]))
+            for (heading, *_), cells in zip(columns, values, strict=True)
+        ]
+    table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for (heading, _, form), width in zip(columns, widths, strict=True):
+        table.add_column(escape(heading), justify="right" if form else "left", width=width, no_wrap=not form)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    # Whole numbers, even where the terminal is narrower.
+    Console(width=max(sum(widths) + 2 * len(widths), 80)).print(table)
 
 
 def write_json(path: Path, records: Sequence[Record]) -> None:

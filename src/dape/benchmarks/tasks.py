@@ -35,7 +35,7 @@ class BenchOptions:
     length: int = setting(40, help="Of the training batch.", low=1, high=2**24)
     long_length: int = setting(500, help="Of the test batch.", low=1, high=2**24)
     method: str = setting("kerple", help="The model's method: a cheap one makes the strictest comparison.")
-    rounds: int = setting(5, help="The median of so many is shown.", low=1, high=10**6)
+    rounds: int = setting(5, help="Rounds, of which the median is shown.", low=1, high=10**6)
     json: Path | None = setting(None, help="Write the records there.", writes="file")
 
 

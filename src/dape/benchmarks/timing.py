@@ -42,7 +42,7 @@ def take_turns(
 
 
 def milliseconds(run: Callable[[], object], device: str = "cpu") -> float:
-    """How long a call takes; on a GPU between two events of its stream, after which it is waited for."""
+    """Duration of a call; on a GPU between two events of its stream."""
     if torch.device(device).type == "cuda":
         with torch.cuda.device(torch.device(device)):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

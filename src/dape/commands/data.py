@@ -71,7 +71,7 @@ class Prepare:
 
 @dataclass
 class Show:
-    """What a folder of token data holds."""
+    """Summary of a folder of packed tokens."""
 
     folder: tyro.conf.Positional[Path] = setting(
         help="The folder that `dape data prepare` made.", reads="folder"

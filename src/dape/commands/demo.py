@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,10 @@ class DemoOptions:
 
     quick: bool = setting(False, help="Only the recall part.")
     picture: Path | None = setting(
-        None, help="Draw the recall part: scores, convolution, weights (svg, png or pdf).", writes="file"
+        None,
+        help="Draw the recall part: scores, convolution, weights (svg, png or pdf); the accuracies go into a JSON file "
+        "beside it.",
+        writes="file",
     )
     steps: int = setting(
         120,
@@ -71,6 +75,7 @@ def recall(options: DemoOptions, console: Console) -> int:
         BarColumn(bar_width=24),
         TextColumn("{task.fields[loss]}"),
     )
+    start = time.process_time()
     accuracy, models = {}, {}
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bars = {
@@ -94,9 +99,22 @@ def recall(options: DemoOptions, console: Console) -> int:
     console.print(verdict(accuracy))
     if options.picture is not None:
         from dape.inspection.idea import draw_idea
+        from dape.lab.environment import environment
         from dape.tasks.recall import AssociativeRecall
 
         draw_idea(models["dape1x3-nope"], AssociativeRecall(), options.picture, seed=options.seed)
+        record = {
+            "accuracy": {
+                method: {length: round(share, 4) for length, share in found.items()}
+                for method, found in accuracy.items()
+            },
+            "train_length": TRAIN_LENGTH,
+            "steps": options.steps,
+            "seed": options.seed,
+            "cpu_seconds": round(time.process_time() - start, 1),
+            "environment": environment(1),
+        }
+        write_atomically(options.picture.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
         console.print(f"Picture: {options.picture}", soft_wrap=True)
     return 0
 

@@ -77,7 +77,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_features() -> list[str]:
-    """Those vector instruction sets, of the ones that matter here, that the processor says it has."""
+    """Vector instruction sets that the processor reports, of those that the kernel uses."""
     try:
         with open("/proc/cpuinfo") as file:
             lines = [line for line in file if line.startswith(("flags", "Features"))]

@@ -60,7 +60,7 @@ def with_options(kind: type[Config], parsed: Any) -> Config:
 
 
 def training_defaults(arguments: list[str]) -> dict[str, Any]:
-    """What decides the defaults of the other options: the file's options, the preset, and what others derive from."""
+    """Options that other defaults depend on: those of the file, the preset, steps, learning rate, data."""
     early = Parser(add_help=False, allow_abbrev=False)
     for name in ("config", "preset", *DERIVED_FROM):
         early.add_argument(f"--{name.replace('_', '-')}")
@@ -82,7 +82,7 @@ def training_defaults(arguments: list[str]) -> dict[str, Any]:
 
 
 def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
-    """What is wrong with options together, said before any work; every method is built once, without memory."""
+    """Raise for options that do not go together, before any work; every method is built once on the meta device."""
     if "width" in config.score_options:
         raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
     # Before models are built, which takes long for absurd sizes; of several processes, each asks when it starts.

@@ -54,7 +54,7 @@ def parse(kind: type[Options] | Any, arguments: list[str], *, prog: str, **optio
 
 def with_suggestion(complaint: str, kind: Any) -> str:
     """The complaint about an unknown option, with the option that is nearest to it."""
-    unknown = re.match(r"Unrecognized options: (--[\w-]+)", complaint)
+    unknown = re.match(r"Unrecognized options: .*?(--[\w-]+)", complaint)
     near = unknown and difflib.get_close_matches(unknown[1], option_names(kind), n=1)
     return f"{complaint}; did you mean {near[0]}?" if near else complaint
 
@@ -102,7 +102,7 @@ def shown_name(settings: Any, name: str) -> str:
 
 
 def one_line(complaint: str) -> str:
-    """What tyro says in a box, as a sentence that begins with the option."""
+    """tyro's error message as one sentence that begins with the option."""
     # A title, then paragraphs between rules; where the encoding has no box, the title has a rule below it.
     lines = [line.strip("│╭╮╰╯ ") for line in complaint.splitlines()]
     rest = lines[2:] if len(lines) > 1 and re.fullmatch(r"[─-]+", lines[1]) else lines[1:]

@@ -69,7 +69,7 @@ class RunOptions:
     samples: int | None = setting(None, help="Inputs a tested length. Default: 512.", low=1, high=1000000000)
     randomized_positions: int | None = setting(
         None,
-        help="Draw positions from so many places, in training and tests (2048 in the original). Default: 0, 1, 2, …",
+        help="Draw positions at random from this range, in training and tests (2048 in the original). Default: 0, 1, 2, …",
         low=1,
         high=2147483648,
     )
@@ -122,7 +122,7 @@ class TableOptions:
     """Print the results of a folder beside the paper's, and write its README.md and accuracy.png anew."""
 
     folder: tyro.conf.Positional[Path] = Path("tasks")
-    """Where `dape tasks run` wrote results.json."""
+    """The folder with the results.json of `dape tasks run`."""
 
 
 def main(arguments: list[str]) -> int:

@@ -227,5 +227,5 @@ def _usable(path: Path) -> bool:
 
 
 def describe(corpus: Corpus) -> str:
-    """What identifies the corpus's files for now, without reading them."""
+    """Fingerprint of the corpus's files by name, size and time, without reading them."""
     return json.dumps([[s.name, s.size, s.stamp] for s in corpus.sources])

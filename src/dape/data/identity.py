@@ -33,7 +33,7 @@ def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool
 
 
 def difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What of a recipe is another now, or "". Files may have moved: it is their names and contents that count."""
+    """Differences between two recipes, or "". Files may have moved: their names and contents count."""
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if not any(recipe["corpus"].startswith("hf:") or recipe["corpus"] == "stdlib" for recipe in (old, new)):
         keys = [key for key in keys if key != "corpus"]

@@ -1,4 +1,4 @@
-"""What readers hand out: documents in pieces small enough that no text is ever in memory as a whole."""
+"""Documents in pieces, so that no text is in memory as a whole."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class TokenData:
-    """What `dape data prepare` leaves in a folder."""
+    """Packed tokens of a folder that `dape data prepare` wrote."""
 
     folder: Path
     manifest: dict[str, Any]

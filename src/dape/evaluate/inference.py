@@ -95,7 +95,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _bisect(rises: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function is zero, to the last digit."""
+    """Root of an increasing function, to machine precision."""
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if rises(middle) < 0 else (low, middle)
     return middle
@@ -106,7 +106,7 @@ def _bisect(rises: Callable[[float], float], low: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class VariancePrior:
-    """What many small samples say of their variances: typically `variance`, which counts as `dof` observations more.
+    """Prior of variances from many small samples: typically `variance`, worth `dof` further observations.
 
     True variances are taken to scatter as dof · variance / χ²(dof). Infinite dof: they are all the same.
     """

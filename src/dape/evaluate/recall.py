@@ -77,7 +77,7 @@ def _gram_codes(ids: np.ndarray, ngram: int) -> np.ndarray:
 
 
 def training_counts(train: Tokens, grams: np.ndarray, *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
-    """How often the training tokens, read end to end, have each n-gram [...] of grams [..., n]."""
+    """Counts [...] of the n-grams `grams` [..., n] in the training tokens."""
     ngram = grams.shape[-1]
     size = int(max(train.ids.max(initial=0), grams.max(initial=0))) + 1
     # One level a token: an n-gram's number follows from that of all but its last token, and from that token.

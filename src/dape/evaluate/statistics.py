@@ -29,7 +29,7 @@ def clustered_mean(sums: np.ndarray, counts: np.ndarray, clusters: np.ndarray) -
 
 @dataclass(frozen=True)
 class LengthScore:
-    """How well the last tokens of windows are predicted from `eval_length` tokens of input.
+    """Loss of the last tokens of windows, given `eval_length` tokens of input.
 
     tokens:    how many target tokens there were in all.
     windows:   mean loss of each window [n]; documents: the document each belongs to [n];

@@ -1,4 +1,4 @@
-"""What `dape eval` evaluates: the model of a run folder, or any causal language model of Hugging Face."""
+"""Models that `dape eval` takes: those of run folders, and any causal language model of Hugging Face."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def figure_of(inspection: Inspection, layer: int, *, max_heads: int = 6) -> Figu
 
 
 def shade(name: str, values: np.ndarray) -> np.ndarray:
-    """What is drawn: weights span many powers of ten, so their logarithm."""
+    """Values to draw: weights by their logarithm, as they span many orders of magnitude."""
     return np.log10(np.maximum(values, 1e-8)) if name == "weights" else values
 
 

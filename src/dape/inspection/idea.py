@@ -62,7 +62,7 @@ def idea_figure(inspection: Inspection, ids: list[int], *, num_keys: int) -> Fig
         return inspection.map(0, head, name)[2 * PAIRS :, : 2 * PAIRS]
 
     def distinct(head: int) -> float:
-        """How far the scores of matching keys lie from the others."""
+        """Mean size of the scores of matching keys, relative to all scores."""
         scores = crop(head, "scores")
         return float(np.abs(scores[rows, matches]).mean() / np.abs(scores).mean())
 

@@ -58,7 +58,7 @@ class LayerMaps:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` returns: labelled arrays of the chosen layers and heads.
+    """Result of `inspect`: labelled arrays of the chosen layers and heads.
 
     edges: [P + 1] token indices; pixel (r, c) is the mean over queries edges[r] … edges[r+1] − 1 and keys
     edges[c] … edges[c+1] − 1 that are visible to them. With P = T every pixel is one pair.

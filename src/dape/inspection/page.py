@@ -91,7 +91,7 @@ def titles(runs: Sequence[Named]) -> list[str]:
 
 
 def encoded(values: np.ndarray) -> tuple[dict[str, object], str]:
-    """What the page knows of a map [P, P] from the start, and its tile: the lower triangle, which is what is visible.
+    """The page's entry of a map [P, P], and its tile: the lower triangle, all that is visible.
 
     A tile is the high eight bits of every value, then the low four, two in a byte; deflated, in base 64.
     """

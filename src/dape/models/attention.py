@@ -14,7 +14,7 @@ from dape.scores import ScoreProcessor
 
 
 class KeyValueCache(Protocol):
-    """What attention needs of a cache; those of transformers fit."""
+    """Interface of a key-value cache, as transformers' caches have it."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
 

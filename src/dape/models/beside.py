@@ -1,4 +1,4 @@
-"""What a saved model's folder holds beside its weights, so that transformers finds our classes by the folder alone.
+"""Files beside a saved model's weights from which transformers loads our classes by the folder alone.
 
 config.json names them in `auto_map`. Where this package is installed, the file it leads to imports them from here;
 a model that was itself loaded from code in a folder hands on that code. Both load with `trust_remote_code=True`.

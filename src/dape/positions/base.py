@@ -14,7 +14,7 @@ from dape.rebuilding import Rebuildable
 
 @dataclass(frozen=True)
 class Places:
-    """Where queries and keys stand, and who sees whom.
+    """Positions of queries and keys, and the mask between them.
 
     queries: [1 or B, Tq] and keys: [1 or B, Tk], integer positions; only their order must agree with
              the order of the tokens, so offsets, padding and randomized positions are all data.
@@ -141,7 +141,7 @@ class LinearMap(Parameters):
 
 
 class PositionEncoding(Parameters, Rebuildable):
-    """What a model knows of where its tokens stand. Override one hook; the others do nothing.
+    """Base class of position encodings. Override one hook; the others do nothing.
 
     additive: whether `bias` returns one, so that a score convolution has channels for it.
     direction: "both", or "causal" for an encoding that has no meaning when the future is visible.
@@ -177,7 +177,7 @@ class PositionEncoding(Parameters, Rebuildable):
     def bias(
         self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
     ) -> Bias:
-        """What is added to the scores of q [B, H, Tq, D] and k [B, G, Tk, D].
+        """Additive bias for the scores of q [B, H, Tq, D] and k [B, G, Tk, D].
 
         state: [B, H, Tk], what `token_state` gave for the keys.
         """

@@ -1,4 +1,4 @@
-"""What a score processor is: a module that owns parameters and says, as a program, what happens to the scores."""
+"""Base class of score processors: modules whose parameters make up a score program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dape.rebuilding import Rebuildable
 
 
 class ScoreProcessor(Rebuildable):
-    """What happens to q·k on its way to attention weights. Implement `program`; everything else follows from it.
+    """Maps q·k to attention weights. Implement `program`; everything else is derived from it.
 
     A constructor asks for what it needs by name: `num_heads`, `bias_channels` (whether the encoding adds a bias that the
     first stage should read), `kernel_size` and `query_kernel_size` (where names may carry sizes, such as dape1x3),

@@ -86,7 +86,7 @@ class ScoreConv(ScoreProcessor):
 
 
 def left_reach(kernel_size: int, padding: Padding) -> int:
-    """How many keys to the left of its own a kernel reaches."""
+    """Number of taps to the left of a key."""
     reach = {"same": kernel_size // 2, "causal": kernel_size - 1}
     if padding not in reach:
         raise ValueError(f'padding="{padding}", expected "same" or "causal"')

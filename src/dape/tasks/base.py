@@ -1,4 +1,4 @@
-"""What a generated task is: a fast sampler, a slow and plain solver, sizes, and the form in which models see it."""
+"""Base classes of generated tasks: a fast sampler, a slow and plain solver, sizes, and the model's inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a task is usually trained and tested; every entry can be overridden for a run."""
+    """Default training and test settings of a task; each can be overridden."""
 
     steps: int
     batch_size: int
@@ -95,7 +95,7 @@ class Task:
         return self.draw(batch, length, generator)
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """What `sample` returns, for arguments that are known to be right: a subclass says it, vectorised."""
+        """Vectorised sampling, for arguments that have been checked; subclasses implement it."""
         raise NotImplementedError
 
     def solve(self, inputs: Sequence[int]) -> list[int]:

@@ -98,7 +98,7 @@ class ParityCheck(ChomskyTask):
 
 @dataclass(frozen=True)
 class CycleNavigation(ChomskyTask):
-    """Where on a circle of five places do steps back (0), rests (1) and steps forward (2) from place 0 end?
+    """Final state on a cycle of five states, from state 0, after steps back (0), rests (1) and steps forward (2).
 
     >>> CycleNavigation().solve([2, 2, 1, 0, 0, 0])
     [4]

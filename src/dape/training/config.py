@@ -168,7 +168,7 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class FitResult:
-    """How training went.
+    """Result of a training.
 
     steps:   of the whole run, those before a resumption included.
     seconds: spent in steps, over all resumptions; checkpoints and start-up are not counted.
@@ -212,7 +212,10 @@ class ModelSettings:
     score_width: int = setting(32, help="Channels between the two convolutions.", low=1, high=2**16)
     dropout: float = setting(0.0, help="Dropout of what every layer adds.", low=0, below=1)
     randomized_positions: int | None = setting(
-        None, help="Train on positions drawn from this many places, instead of 0, 1, 2, …", low=1, high=2**31
+        None,
+        help="Train on random increasing positions below this number, instead of 0, 1, 2, …",
+        low=1,
+        high=2**31,
     )
     position_options: Annotated[dict[str, Any], tyro.conf.Suppress] = setting(
         default_factory=dict,
@@ -328,7 +331,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
         return {**own, **self.position_options}
 
     def held_out(self) -> float | list[str]:
-        """What `prepare` takes as validation."""
+        """The validation argument of `prepare`."""
         return parse_validation(self.validation)
 
     def resolved(self) -> TrainConfig:

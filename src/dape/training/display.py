@@ -1,4 +1,4 @@
-"""What a run reports: metrics.jsonl, the progress bar or log lines, TensorBoard and Weights & Biases."""
+"""Reports of a run: metrics.jsonl, the progress bar or log lines, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Display(Protocol):
 
 
 def open_display(steps: int, start: Record, *, wanted: bool) -> Display:
-    """What fits where the errors go; `start` has the step, tokens and seconds that training goes on from."""
+    """A progress bar on a terminal, else log lines; `start` has the step, tokens and seconds to continue from."""
     if wanted and sys.stderr.isatty():
         return Bar(steps, start)
     return Lines(steps, start, wanted=wanted)

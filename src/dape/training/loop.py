@@ -56,7 +56,7 @@ class TrainingTask(Protocol):
         """Part `rank` of `world` parts of the batch, which together make the whole."""
 
     def size(self, batch: Any) -> int:
-        """How many targets the mean loss of this batch, or part of one, is taken over."""
+        """Number of targets in this batch, or part of one."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Mean loss over the targets of the batch; `model` is `self.model`, perhaps wrapped."""

@@ -1,4 +1,4 @@
-"""Where training runs: one process or many under torchrun, the device, and the number format."""
+"""Processes, devices and number formats: one process, or many under torchrun."""
 
 from __future__ import annotations
 

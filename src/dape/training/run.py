@@ -339,7 +339,7 @@ def name_special_tokens(model: DapeForCausalLM, tokenizer: Any) -> None:
 
 
 def make_loadable(folder: Path, model: Path) -> None:
-    """What from_pretrained wants in the run's own folder: small files, and an index that leads to the weights."""
+    """Write the files that from_pretrained needs into the run's folder: copies of small files, an index of the weights."""
     places: dict[str, str] = {}
     for file in sorted(model.iterdir()):
         if file.suffix == ".safetensors":
