@@ -44,7 +44,8 @@ def evaluate(
     """
     if not models:
         raise ValueError("name at least one run, or hf:MODEL")
-    found, labels = [], list(names or ())
+    found: list[Scored] = []
+    labels = list(names or ())
     for index, model in enumerate(models):
         where = str(model.folder if isinstance(model, Run) else model)
         label = labels[index] if index < len(labels) else None
