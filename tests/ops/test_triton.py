@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -154,6 +155,37 @@ def test_scratch_is_bounded(length, megabytes, monkeypatch):
     assert forward > 2**20
     # Keys' and values' gradients of all heads are summed in float32: here they are the results.
     assert max(forward, backward) <= megabytes * 2**20
+
+
+TALKING = (
+    ((4, 4, 1, 1, False, 0, 1, 1.0),),
+    ((4, 4, 1, 3, True, 1, 2, 1.0),),
+    "none",
+    True,
+    True,
+    None,
+    False,
+)
+
+
+@pytest.mark.parametrize("bias", ["none", "distance", "separable", "dense"])
+def test_nothing_waits_for_the_device(bias):
+    """Launches are recorded on tensors without numbers: a pass that reads one back, and so would wait, fails on them."""
+    pytest.importorskip("triton")
+    for causal, bounded in ((True, (False, False)), (True, (True, True)), (False, (True, False))):
+        shape = {
+            "bias": bias,
+            "causal": causal,
+            "bounded": bounded,
+            "length": 100,
+            "batch": 2,
+            "num_heads": 4,
+        }
+        assert backend.record_launches(**shape)
+        signature = TALKING if bias == "none" else None
+        assert backend.record_launches(**shape, signature=signature, width=None)
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+        torch.empty(1).item()
 
 
 def test_lengths_share_compiled_kernels():

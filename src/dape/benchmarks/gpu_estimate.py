@@ -202,6 +202,9 @@ def trips_per_pair(launch: Launch) -> float:
 
 MARKER = "<!-- gpu-estimate -->"
 
+# FlashAttention-2's backward pass of 12 heads of 64 on sm_80, in clocks for a pair.
+FLASH_BACKWARD = 9.0
+
 
 def fill_page(page: Path, records: list[Record]) -> None:
     """Write the tables between the page's two markers."""
@@ -209,10 +212,37 @@ def fill_page(page: Path, records: list[Record]) -> None:
     page.write_text(f"{before}{MARKER}\n{tables(records)}\n{MARKER}{after}")
 
 
+def limits(records: list[Record]) -> list[tuple[str, str, str]]:
+    """What is demanded of the kernels, the demand, and the estimate, for those records that there are."""
+    totals = {(x["shape"], x["capability"], x["pass"]): x for x in records if x["kernel"] == "all"}
+    found = []
+    for shape, most in (("125m", 6), ("llama-3-8b", 3)):
+        if x := totals.get((shape, 80, "forward")):
+            name = f"forward, {shape}, sm_80, against FlashAttention-2"
+            found.append((name, f"≤ {most}×", f"{x['ratio']:.1f}×"))
+    if x := totals.get(("125m", 80, "backward")):
+        name = f"backward, 125m, sm_80, against {FLASH_BACKWARD:g} clocks"
+        found.append((name, "≤ 8×", f"{x['clocks'] / FLASH_BACKWARD:.1f}×"))
+    for capability in (80, 90):
+        if some := [x for key, x in totals.items() if key[1] == capability]:
+            shapes = len({x["shape"] for x in some})
+            name = f"spilled bytes, all kernels of {shapes} shapes, sm_{capability}"
+            found.append((name, "0", str(sum(x["spills"] for x in some))))
+    if consumer := [x["shared"] for key, x in totals.items() if key[1] == 86]:
+        found.append(("most shared memory of a block, sm_86", "≤ 101,376", f"{max(consumer):,}"))
+    few = [x["programs"] for x in records if x["kernel"] != "all" and x["capability"] == 80]
+    if few:
+        found.append(("fewest programs of a kernel, 2,048 tokens, sm_80", "≥ 216", str(min(few))))
+    return found
+
+
 def tables(records: list[Record]) -> str:
-    """Totals by shape, then the kernels of the first shape, as Markdown."""
+    """Demands, totals by shape, then the kernels of the first shape, as Markdown."""
     totals = [x for x in records if x["kernel"] == "all"]
-    lines = [
+    lines = ["| | demanded | estimated |", "|---|---|---|"]
+    lines += [f"| {name} | {demand} | {estimate} |" for name, demand, estimate in limits(records)]
+    lines += [
+        "",
         "| shape | GPU | pass | clocks | plain | × plain | spilled bytes | most shared memory |",
         "|---|---|---|---|---|---|---|---|",
     ]

@@ -53,8 +53,8 @@ def unsupported(problem: Problem) -> str | None:
     return (
         _unsupported_program(problem)
         or _too_large(problem)
-        or _cannot_launch(problem)
         or op.unsupported_transform(problem)
+        or _cannot_launch(problem)
     )
 
 
