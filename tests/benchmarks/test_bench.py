@@ -332,6 +332,11 @@ def test_train_says_where_it_ran(tmp_path):
     assert record["loop_milliseconds"] > 0
 
 
+def test_an_unknown_shape_is_a_sentence(capsys):
+    assert main(["bench", "gpu-estimate", "--shapes", "13b"]) == 2
+    assert 'unknown shape "13b": choose from 125m' in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", ["attention", "decode", "model", "train"])
 def test_a_gpu_that_is_missing_is_a_sentence(name, capsys):

@@ -67,8 +67,8 @@ class Options:
     width: int = setting(32, help="Channels between the two convolutions.", low=1, high=128)
     kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=15)
     backward: bool = setting(True, help="Also the kernels of the backward pass.")
-    read: str = setting(
-        "",
+    read: str | None = setting(
+        None,
         help="Files that --json wrote, separated by commas: print these in place of compiling.",
         listed=str,
     )
