@@ -163,6 +163,7 @@ TALKING = (
     "none",
     True,
     True,
+    True,
     None,
     False,
 )
@@ -186,6 +187,10 @@ def test_nothing_waits_for_the_device(bias):
         assert backend.record_launches(**shape, signature=signature, width=None)
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         torch.empty(1).item()
+
+
+def test_a_signature_says_all_that_launches_depend_on():
+    assert backend.program_of(TALKING, 4).signature == TALKING
 
 
 def test_lengths_share_compiled_kernels():
@@ -222,7 +227,7 @@ LAUNCHABLE = {
     "seven keys": {"kernel_size": 7},
     "dense bfloat16": {"dtype": torch.bfloat16, "bias": "dense"},
     "talking heads": {
-        "signature": (((12, 12, 1, 1, False, 0, 1, 1.0),),) * 2 + ("none", True, True, None, False)
+        "signature": (((12, 12, 1, 1, False, 0, 1, 1.0),),) * 2 + ("none", True, True, True, None, False)
     },
     "plain float32": {"dtype": torch.float32, "width": None},
 }
@@ -274,6 +279,7 @@ def test_auto_goes_on_where_resources_do_not_fit(monkeypatch):
     monkeypatch.setattr(backend, "limits", lambda device: (86, 1000))
     monkeypatch.setattr(backend, "interpreting", lambda: True)
     # The tensors are not on a GPU here; everything else is as if they were.
+    monkeypatch.setattr(BACKENDS["cpu"], "unsupported", lambda call: "the tensors are on a GPU")
     monkeypatch.setattr(
         backend, "_cannot_launch", lambda call: backend.missing_resources(0, **backend.shape_of(call))
     )

@@ -410,6 +410,7 @@ PROGRAMS = {
         (conv_stage(4, 4, 3, 2),),
         sink=draw(4),
         length_scale=draw(4) + 0.5,
+        length_offset=draw(4) + 0.5,
     ),
 }
 
