@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import dape
 from dape import cli
 from dape.data import ByteTokenizer
+from dape.retrofitting import parameter_groups
 from dape.retrofitting.loading import load_causal_lm
 from dape.retrofitting.matching import LayerMatching, Overlapping
 from dape.retrofitting.tuning import Tuning, sample
@@ -254,3 +255,33 @@ def test_a_teacher_reads_longer_windows_in_its_own_length(base, match_steps):
     # A model that reads 32 tokens at a time differs from one that reads 16 of them.
     assert task.loss(model, task.batch(0)) > 1e-6
     assert read == [(6, 16)]
+
+
+def test_trainer_takes_the_groups_of_parameters(tmp_path, base):
+    model = dape.retrofit(LlamaForCausalLM.from_pretrained(base), "dape1x3-kerple")
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    optimizer = torch.optim.AdamW(parameter_groups(model, 1e-4, added_rate=50.0))
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 250, (8, 12))]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        lr_scheduler_type="constant",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, optimizers=(optimizer, None))
+    trainer.train()
+    # Adam moves by the rate, whatever the gradient is.
+    moved = {name: (value - before[name]).abs().max().item() for name, value in model.named_parameters()}
+    added = max(value for name, value in moved.items() if ".score_processor.project." in name)
+    own = max(
+        value for name, value in moved.items() if "score_processor" not in name and "position" not in name
+    )
+    assert 4e-3 < added < 1.1e-2
+    assert 1e-4 < own < 3e-4
+    again = dape.load_retrofitted(tmp_path / "checkpoint-2")
+    ids = torch.arange(12)[None]
+    torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits)

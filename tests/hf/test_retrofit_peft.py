@@ -59,3 +59,22 @@ def test_retrofit_then_lora_is_saved_as_one_and_merged(method, tmp_path):
     again = load_causal_lm(tmp_path / "peft").eval()
     torch.testing.assert_close(again(ids).logits, expected)
     torch.testing.assert_close(model.merge_and_unload()(ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_of_modules_that_peft_saves_has_the_trained_numbers(tmp_path):
+    ids = torch.randint(3, 50, (1, 9))
+    base().save_pretrained(tmp_path / "base")
+    kept = ["score_processor", "position_encoding"]
+    # LoRA that begins as nothing: the model is the retrofitted one.
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2, modules_to_save=kept)
+    model = peft.get_peft_model(dape.retrofit(base(), "dape1x3-kerple"), config)
+    for name, value in model.named_parameters():
+        if "modules_to_save" in name:
+            torch.nn.init.normal_(value, std=0.3)
+    dape.save_adapter(model, tmp_path / "adapter", base=str(tmp_path / "base"))
+    again = dape.load_retrofitted(tmp_path / "adapter").eval()
+    torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits)
+    model.add_adapter("second", config)
+    with pytest.raises(ValueError, match="several adapters"):
+        dape.save_adapter(model, tmp_path / "both", base=str(tmp_path / "base"))

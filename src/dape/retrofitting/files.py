@@ -7,6 +7,7 @@ An adapter is a folder of two files: `dape_adapter.json` says what was added to 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def save_adapter(model: nn.Module, folder: str | Path, *, base: str | None = Non
     """
     plan, folder, model = record(model), Path(folder), inner_model(model)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in adapter_parameters(model).items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in _plain_names(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     description = {
         "format": FORMAT,
@@ -59,6 +60,22 @@ def save_adapter(model: nn.Module, folder: str | Path, *, base: str | None = Non
     description["checksum"] = content_digest(description)
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
     return folder
+
+
+def _plain_names(model: nn.Module) -> dict[str, Tensor]:
+    """What was added, by the names it has without PEFT, whose `modules_to_save` keeps a trained copy beside the original."""
+    found: dict[str, Tensor] = {}
+    for name, value in adapter_parameters(model).items():
+        if ".original_module." in name:
+            continue
+        plain = re.sub(r"\.modules_to_save\.[^.]+\.", ".", name)
+        if plain in found:
+            raise ValueError(
+                f"{plain} has a copy for each of several adapters of PEFT: delete all but one (delete_adapter) before "
+                f"saving"
+            )
+        found[plain] = value
+    return found
 
 
 def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") -> Model:
