@@ -164,8 +164,9 @@ def test_commands_load_what_was_retrofitted_as_what_it_is(base, tmp_path, capsys
         capsys.readouterr()
         assert cli.main(["generate", str(tmp_path / name), "--prompt", "The", "--tokens", "5"]) == 0
         assert "retrofitted with dape1x3-kerple" in capsys.readouterr().err
-        assert cli.main(["inspect", str(tmp_path / name), "--text", "The cat", "--lengths", "4"]) == 2
-        assert "is retrofitted" in capsys.readouterr().err
+        seen = ["--text", "The cat", "--lengths", "4", "--out", str(tmp_path / "seen" / name)]
+        assert cli.main(["inspect", str(tmp_path / name), *seen]) == 0
+        assert (tmp_path / "seen" / name / "index.html").exists()
 
 
 def test_layers_that_kept_their_positions_match_at_the_start(base):
@@ -285,3 +286,18 @@ def test_trainer_takes_the_groups_of_parameters(tmp_path, base):
     again = dape.load_retrofitted(tmp_path / "checkpoint-2")
     ids = torch.arange(12)[None]
     torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits)
+
+
+@pytest.mark.parametrize("method", ["dape1x3", "dape1x3-kerple", "fox", "talking-alibi"])
+def test_shown_weights_are_used_weights(base, method):
+    model = dape.retrofit(LlamaForCausalLM.from_pretrained(base), method).eval()
+    ids = torch.randint(0, 250, (14,))
+    shown = dape.inspect(model, ids)
+    used = model(ids[None], output_attentions=True).attentions
+    for layer, weights in enumerate(used):
+        for head in range(4):
+            found = torch.from_numpy(shown.map(layer, head, "weights")).nan_to_num()
+            torch.testing.assert_close(found, weights[0, head].detach(), rtol=1e-4, atol=1e-6)
+    assert shown.method.startswith(method)
+    with pytest.raises(TypeError, match="retrofitted"):
+        dape.inspect(LlamaForCausalLM.from_pretrained(base), ids)

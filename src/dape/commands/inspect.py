@@ -13,6 +13,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from dape.checksums import verify_checksums
 from dape.commands.parsing import parse
@@ -22,7 +23,8 @@ from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw
 from dape.inspection.page import Named, write_page
 from dape.models import DapeForCausalLM
-from dape.retrofitting.files import describes_retrofit
+from dape.retrofitting.files import describes_retrofit, load_retrofitted
+from dape.retrofitting.loading import tokenizer_place
 from dape.settings import setting, split_names, split_numbers
 from dape.training.run import load_run, no_bars
 
@@ -127,20 +129,21 @@ def read(text: str) -> str:
 
 def opened(
     folders: tuple[Path, ...], tokenizer: str | None = None
-) -> Iterator[tuple[str, DapeForCausalLM, Tokenizer]]:
+) -> Iterator[tuple[str, PreTrainedModel, Tokenizer]]:
     """Name, model and tokenizer of each folder."""
     for name, folder in zip(distinct_names(folders), folders, strict=True):
         if (folder / "model").is_dir() or (folder / "metrics.jsonl").exists():
             yield name, load_run(folder).model(), find_tokenizer(folder / "model", tokenizer)
-        elif (folder / "config.json").exists() or describes_retrofit(folder):
-            if (
-                describes_retrofit(folder)
-                or json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape"
-            ):
-                kind = "retrofitted" if describes_retrofit(folder) else "not a model of ours"
+        elif describes_retrofit(folder):
+            with no_bars():
+                retrofitted = load_retrofitted(folder, dtype=torch.float32).eval()
+            place = Path(tokenizer_place(folder, retrofitted))
+            yield name, retrofitted, find_tokenizer(place, tokenizer)
+        elif (folder / "config.json").exists():
+            if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":
                 raise ValueError(
-                    f"{folder} is {kind}: `dape inspect` looks into our own models; of others, "
-                    f"model(ids, output_attentions=True) gives the weights, retrofitted or not"
+                    f"{folder} is not a model of ours: `dape inspect` looks into our own models and retrofitted ones; "
+                    f"of others, model(ids, output_attentions=True) gives the weights"
                 )
             verify_checksums(folder)
             with no_bars():

@@ -7,7 +7,7 @@ heads ever exists; a map of T tokens has at most `resolution` rows and columns.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,16 +15,18 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from dape.devices import check_fits
-from dape.models.attention import Attention
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
 from dape.ops.score_attention import Visible
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.reference import normalise, process, repeat_heads
 from dape.ops.score_attention.types import bias_tile
-from dape.positions import Places, PositionEncoding
+from dape.positions import Places
+from dape.retrofitting.attach import is_retrofitted, record
+from dape.retrofitting.attention import Inputs, watching
 
 # In the order in which the paper lays them out, the weights last.
 MAPS = {
@@ -93,7 +95,7 @@ class Inspection:
 
 @torch.no_grad()
 def inspect(
-    model: DapeForCausalLM,
+    model: PreTrainedModel,
     ids: Tensor | Sequence[int],
     *,
     layers: Sequence[int] | None = None,
@@ -105,12 +107,10 @@ def inspect(
 
     rows_per_tile: queries at a time; by default as many as keep a tile small.
     """
-    if not isinstance(model, DapeForCausalLM):
-        raise TypeError(f"can only look inside a DapeForCausalLM, got a {type(model).__name__}")
     tokens = _token_ids(ids)
     if resolution < 1:
         raise ValueError(f"resolution={resolution} must be at least 1")
-    config = cast(DapeConfig, model.config)
+    config, method = _sizes(model)
     layers = _chosen("layer", layers, config.num_hidden_layers)
     heads = _chosen("head", heads, config.num_attention_heads)
     rows_per_tile = rows_per_tile or affordable_rows(config, len(tokens))
@@ -122,20 +122,58 @@ def inspect(
         resolution=resolution,
         rows=rows_per_tile,
     )
-    states = model.model(
-        tokens[None].to(model.device), use_cache=False, output_hidden_states=True
-    ).hidden_states
-    places = Places.of(len(tokens), device=model.device)
     edges = np.linspace(0, len(tokens), min(resolution, len(tokens)) + 1).round().astype(int)
-    found = []
+    shown = tokens[None].to(model.device)
+    inputs = (
+        _own_inputs(model, shown, layers)
+        if isinstance(model, DapeForCausalLM)
+        else _retrofitted_inputs(model, shown, layers)
+    )
+    found = [_layer_maps(layer, tuple(heads), read, edges, rows_per_tile) for layer, read in inputs]
+    return Inspection(method, tokens.tolist(), edges, found)
+
+
+def _sizes(model: PreTrainedModel) -> tuple[DapeConfig, str]:
+    """Sizes as a model of ours has them, and the method's name."""
+    if isinstance(model, DapeForCausalLM):
+        config = cast(DapeConfig, model.config)
+        return config, str(config.method)
+    if not is_retrofitted(model):
+        raise TypeError(
+            f"can only look inside a DapeForCausalLM or a retrofitted model, got a {type(model).__name__}"
+        )
+    plan, own = record(model), model.config.get_text_config()
+    if len(set(plan.num_heads)) > 1:
+        raise ValueError(f"its layers have {plan.sizes}: maps need the same number of heads in all")
+    sizes = DapeConfig(
+        hidden_size=own.hidden_size - own.hidden_size % plan.num_heads[0],
+        num_hidden_layers=plan.num_layers,
+        num_attention_heads=plan.num_heads[0],
+        intermediate_size=getattr(own, "intermediate_size", None),
+        score_width=plan.width,
+    )
+    return sizes, plan.method
+
+
+def _own_inputs(model: DapeForCausalLM, ids: Tensor, layers: Sequence[int]) -> Iterator[tuple[int, Inputs]]:
+    states = model.model(ids, use_cache=False, output_hidden_states=True).hidden_states
+    places = Places.of(ids.shape[1], device=model.device)
     for layer in layers:
         block = cast(DapeDecoderLayer, model.model.layers[layer])
-        encoding = model.model.encoding(layer)
-        x = block.attention_norm(states[layer])
-        found.append(
-            _layer_maps(layer, tuple(heads), block.attention, encoding, x, places, edges, rows_per_tile)
+        attention = block.attention
+        q, k, _, bias, _ = attention.inputs(
+            block.attention_norm(states[layer]), model.model.encoding(layer), places
         )
-    return Inspection(str(config.method), tokens.tolist(), edges, found)
+        yield layer, Inputs(q, k, bias, attention.scores.program(), attention.scale, places.visible)
+
+
+def _retrofitted_inputs(
+    model: PreTrainedModel, ids: Tensor, layers: Sequence[int]
+) -> Iterator[tuple[int, Inputs]]:
+    with watching() as found:
+        model.base_model(input_ids=ids, use_cache=False)
+    for layer in layers:
+        yield layer, found[layer]
 
 
 def _token_ids(ids: Tensor | Sequence[int]) -> Tensor:
@@ -161,18 +199,11 @@ def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
 
 
 def _layer_maps(
-    layer: int,
-    heads: tuple[int, ...],
-    attention: Attention,
-    encoding: PositionEncoding,
-    x: Tensor,
-    places: Places,
-    edges: np.ndarray,
-    rows_per_tile: int,
+    layer: int, heads: tuple[int, ...], inputs: Inputs, edges: np.ndarray, rows_per_tile: int
 ) -> LayerMaps:
-    program = attention.scores.program()
-    q, k, _, bias, _ = attention.inputs(x, encoding, places)
-    q, k = q.float(), repeat_heads(k, q.shape[1]).float()
+    program, bias, first = inputs.program, inputs.bias, inputs.visible.first
+    q = inputs.q.float()
+    k = repeat_heads(inputs.k, q.shape[1]).float()
     num_tokens, chosen = q.shape[2], list(heads)
     pool = _Pool(edges)
     sink, entropy, change = torch.zeros(3, len(heads))
@@ -182,10 +213,13 @@ def _layer_maps(
         # every tile would have the convolutions prepared, and memory set aside, for each of them.
         reading = slice(max(0, start - program.earlier_rows), rows.stop)
         num_keys = min(num_tokens, -(-rows.stop // KEYS_PER_STEP) * KEYS_PER_STEP)
-        scores = q[:, :, reading] @ k[:, :, :num_keys].transpose(-1, -2) * attention.scale
+        scores = q[:, :, reading] @ k[:, :, :num_keys].transpose(-1, -2) * inputs.scale
         tile = bias_tile(bias, reading, num_keys, num_queries=num_tokens, total_keys=num_tokens)
         tile = None if tile is None else tile.float()
-        visible = Visible(last=torch.arange(reading.start, reading.stop, device=q.device)[None])
+        visible = Visible(
+            None if first is None else first[:, reading],
+            torch.arange(reading.start, reading.stop, device=q.device)[None],
+        )
         seen = Edges.of(
             visible,
             q[:, :, reading].shape[2],

@@ -109,6 +109,32 @@ def recording() -> Iterator[list[Call]]:
         _recorded.reset(token)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a retrofitted layer computed attention of, as `watching` keeps it."""
+
+    q: Tensor
+    k: Tensor
+    bias: Bias
+    program: ScoreProgram
+    scale: float
+    visible: Visible
+
+
+_watched: ContextVar[list[Inputs] | None] = ContextVar("watched", default=None)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[list[Inputs]]:
+    """What the retrofitted layers read within, first layer first."""
+    found: list[Inputs] = []
+    token = _watched.set(found)
+    try:
+        yield found
+    finally:
+        _watched.reset(token)
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -141,6 +167,8 @@ def attend(
         if state is not None:
             state = state.extra[:, :, :num_keys]
         bias = encoding.bias(query, key, places, scale=scale, state=state)
+    if (found := _watched.get()) is not None:
+        found.append(Inputs(query, key, bias, program, scale, visible))
     width = value.shape[-1]
     query, key, value = _same_width(query, key, value)
     options: dict[str, Any] = {"bias": bias, "causal": True, "visible": visible, "scale": scale}
