@@ -23,6 +23,7 @@ COLOURS = {
     "#000000": "var(--md-default-fg-color)",
     "#8f99a3": "var(--md-default-fg-color--light)",
     "#e3e7eb": "var(--md-default-fg-color--lightest)",
+    "#ebebeb": "var(--md-default-fg-color--lightest)",
     "fill: #ffffff": "fill: none",
 }
 

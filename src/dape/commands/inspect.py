@@ -43,9 +43,9 @@ class Options:
 
     dape inspect runs/dape-kerple runs/dape1x3-kerple --text book.txt --lengths 512,2048
 
-    Two runs can be put side by side on the page, which opens on the head that the processor changes most. Of every
-    head are printed and saved: the weight on the first token (the attention sink), the entropy, and the share of the
-    weight that the processor moves.
+    Two runs can be put side by side on the page, which opens on the head that the processor changes most. The
+    weight on the first token (the attention sink) and the entropy of every head are printed and saved, the share of the
+    weight that the processor moves is saved.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = setting(

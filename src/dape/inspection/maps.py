@@ -211,18 +211,18 @@ def _layer_maps(
         rows = slice(start, min(start + rows_per_tile, num_tokens))
         # A causal row needs the keys up to itself alone, and what its kernel reads of rows before it. But a width for
         # every tile would have the convolutions prepared, and memory set aside, for each of them.
-        reading = slice(max(0, start - program.earlier_rows), rows.stop)
+        halo = slice(max(0, start - program.earlier_rows), rows.stop)
         num_keys = min(num_tokens, -(-rows.stop // KEYS_PER_STEP) * KEYS_PER_STEP)
-        scores = q[:, :, reading] @ k[:, :, :num_keys].transpose(-1, -2) * inputs.scale
-        tile = bias_tile(bias, reading, num_keys, num_queries=num_tokens, total_keys=num_tokens)
+        scores = q[:, :, halo] @ k[:, :, :num_keys].transpose(-1, -2) * inputs.scale
+        tile = bias_tile(bias, halo, num_keys, num_queries=num_tokens, total_keys=num_tokens)
         tile = None if tile is None else tile.float()
         visible = Visible(
-            None if first is None else first[:, reading],
-            torch.arange(reading.start, reading.stop, device=q.device)[None],
+            None if first is None else first[:, halo],
+            torch.arange(halo.start, halo.stop, device=q.device)[None],
         )
         seen = Edges.of(
             visible,
-            q[:, :, reading].shape[2],
+            q[:, :, halo].shape[2],
             num_keys,
             causal=True,
             leak_future=program.leak_future,
@@ -234,7 +234,7 @@ def _layer_maps(
         without = normalise(
             without.masked_fill(logits == -torch.inf, -torch.inf), program.to(scores.dtype), seen
         )
-        own = slice(start - reading.start, None)
+        own = slice(start - halo.start, None)
         scores, logits, weights = scores[:, :, own], logits[:, :, own], weights[:, :, own]
         tile = None if tile is None else tile[:, :, own]
         parts = {"scores": scores, "weights": weights}
