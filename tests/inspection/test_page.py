@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +80,7 @@ def tolerance(name: str, values: np.ndarray, query: int, key: int) -> float:
     """Half of the last of three digits shown, and half of a step of the 4095 that a map's range has."""
     value = float(values[query, key])
     drawn = shade(name, values)
-    step = float(np.nanmax(drawn) - np.nanmin(drawn)) / 4095 / 2
+    step = float(np.nanmax(drawn) - np.nanmin(drawn)) / 4094 / 2
     return (
         5e-3 * math.fabs(value)
         + 1e-6
@@ -209,6 +211,15 @@ def test_two_runs_of_the_tiny_preset_are_small(tmp_path):
     entry, tile = encoded(values)
     total = 2 * 3 * 4 * 4 * (len(tile) + len(entry["thumb"]) + 200)
     assert total < 8e6
+
+
+def test_what_a_window_hides_is_told_from_the_least_value():
+    values = np.where(np.tri(4) - np.tri(4, k=-2) > 0, 1.0, np.nan)
+    _, tile = encoded(values)
+    raw = zlib.decompress(base64.b64decode(tile))
+    high, low = raw[:10], raw[10:]
+    numbers = [16 * h + (low[i // 2] >> 4 if i % 2 == 0 else low[i // 2] & 15) for i, h in enumerate(high)]
+    assert [number > 0 for number in numbers] == np.isfinite(values)[np.tril_indices(4)].tolist()
 
 
 def test_thumbnails_are_means(runs):

@@ -18,7 +18,7 @@ from dape.files import write_atomically
 from dape.inspection.figure import TITLES, limits, shade
 from dape.inspection.maps import MAPS, Inspection
 
-# Values are stored in 12 bits between the least and the greatest of their map.
+# Values are stored in 12 bits: 0 where nothing is visible, 1 to 4095 from the least to the greatest of their map.
 LEVELS = 4095
 THUMBNAIL = 40
 
@@ -91,7 +91,7 @@ def titles(runs: Sequence[Named]) -> list[str]:
 
 
 def encoded(values: np.ndarray) -> tuple[dict[str, object], str]:
-    """The page's entry of a map [P, P], and its tile: the lower triangle, all that is visible.
+    """The page's entry of a map [P, P], and its tile: the lower triangle, since no query sees later keys.
 
     A tile is the high eight bits of every value, then the low four, two in a byte; deflated, in base 64.
     """
@@ -99,7 +99,8 @@ def encoded(values: np.ndarray) -> tuple[dict[str, object], str]:
     low, high = (float(values[visible].min()), float(values[visible].max())) if visible.any() else (0.0, 1.0)
     norm = limits(values)
     scaled = np.nan_to_num((values - low) / max(high - low, 1e-30)).clip(0, 1)
-    numbers = (scaled * LEVELS).round().astype(np.uint16)[np.tril_indices(len(values))]
+    stored = np.where(visible, 1 + (scaled * (LEVELS - 1)).round(), 0).astype(np.uint16)
+    numbers = stored[np.tril_indices(len(values))]
     small = np.append(numbers & 15, np.zeros(len(numbers) % 2, np.uint16))
     raw = (numbers >> 4).astype(np.uint8).tobytes() + (small[::2] << 4 | small[1::2]).astype(
         np.uint8
