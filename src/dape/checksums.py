@@ -42,6 +42,16 @@ def write_checksums(folder: str | os.PathLike[str]) -> None:
     write_atomically(folder / CHECKSUMS, json.dumps({"format": FORMAT, "files": entries}, indent=2) + "\n")
 
 
+def renew_checksum(folder: str | os.PathLike[str], name: str) -> None:
+    """Note that one file of the folder was changed on purpose; the others keep the checksums that they had."""
+    folder = Path(folder)
+    if not (folder / CHECKSUMS).exists():
+        return
+    content = read_json(folder / CHECKSUMS)
+    content["files"][name] = {"sha256": file_digest(folder / name), "bytes": (folder / name).stat().st_size}
+    write_atomically(folder / CHECKSUMS, json.dumps(content, indent=2) + "\n")
+
+
 def names_with_checksums(folder: str | os.PathLike[str]) -> set[str]:
     """The files directly in the folder that its checksums are of; none where there are no checksums to read."""
     try:

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dape.errors import expected, sentence
+from dape.errors import expected, install, sentence
 from dape.plugins import load_plugins, take_imports
 from dape.settings import SettingError
 
@@ -25,7 +25,7 @@ class Command(NamedTuple):
     summary: str
 
 
-# A subcommand is a function `main(arguments) -> exit code`; `extra` names what `pip install "dape[…]"` must bring.
+# A subcommand is a function `main(arguments) -> exit code`; `extra` names what brings its modules.
 COMMANDS = {
     "methods": Command("dape.commands.methods:main", "", "list every method with a line of explanation"),
     "data": Command("dape.commands.data:main", "lab", "pack a corpus into tokens, and show what is in them"),
@@ -116,7 +116,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except ModuleNotFoundError as error:
         if not command.extra or (error.name or "").startswith("dape"):
             raise
-        print(f'dape {name} needs {error.name}: pip install "dape[{command.extra}]"', file=sys.stderr)
+        print(f"dape {name} needs {error.name}: {install(command.extra)}", file=sys.stderr)
         return 2
     try:
         if {"-h", "--help"} & {*rest}:

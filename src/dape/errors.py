@@ -10,6 +10,11 @@ FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota of the disk i
 ALLOCATION = re.compile(r"tried to allocate ([\d.,]+\s*\w+)|allocate ([\d.]+ \w+)", re.IGNORECASE)
 
 
+def install(extra: str) -> str:
+    """How to get an extra of this package, which is on no index yet."""
+    return f'pip install ".[{extra}]" in a clone of dape'
+
+
 def sentence(error: BaseException) -> str:
     """The error in one line, with the path or the size in it; unexpected ones with their kind."""
     text = " ".join(str(error).split())

@@ -51,7 +51,10 @@ def test_says_why_a_backend_cannot_run(monkeypatch, capsys):
 def test_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(doctor.EXTRAS, "lab", ("rich", "a_module_that_does_not_exist"))
     main(["doctor"])
-    assert 'lacks a_module_that_does_not_exist: pip install "dape[lab]"' in capsys.readouterr().out
+    assert (
+        'lacks a_module_that_does_not_exist: pip install ".[lab]" in a clone of dape'
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

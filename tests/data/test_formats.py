@@ -240,7 +240,7 @@ def test_file_that_vanishes(tmp_path):
 def test_missing_libraries_are_sentences(module, name, tmp_path, monkeypatch):
     WRITERS[name](tmp_path / name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf'needs {module}: pip install "dape\[data\]"'):
+    with pytest.raises(ValueError, match=rf'needs {module}: pip install "\.\[data\]" in a clone'):
         documents(tmp_path / name)
 
 
@@ -285,7 +285,7 @@ def test_hub_faults(hub, monkeypatch):
     with pytest.raises(ValueError, match="is not of the form hf:NAME"):
         documents("hf:")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r'needs datasets: pip install "dape\[data\]"'):
+    with pytest.raises(ValueError, match=r'needs datasets: pip install "\.\[data\]" in a clone'):
         documents("hf:user/set")
 
 

@@ -14,6 +14,7 @@ import unittest
 from typing import ClassVar
 
 import pytest
+import torch
 
 FOLDER = os.environ.get("SUITES")
 if not FOLDER:
@@ -30,7 +31,6 @@ METHOD = os.environ.get("METHOD", "dape1x3-kerple")
 EXCEPTIONS: dict[str, str] = {
     "test_custom_4d_attention_mask": "a tree of tokens: keys with gaps between them, which are refused",
     "test_retain_grad_hidden_states_attentions": "weights are computed beside the output: no gradient flows through",
-    "test_training": "trains the base model too, which has no loss; theirs are left out by a table of names",
 }
 
 
@@ -73,3 +73,27 @@ class DapeModelTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
             if self._testMethodName.startswith(name):
                 self.skipTest(reason)
         self.model_tester = Tester(self)
+
+    def prepare_config_and_inputs_for_generate(self, batch_size: int = 2):
+        """Prompts padded on the left: from one that ends in padding, generate() counts positions on from the padding's,
+        which ours refuses as no packing, and a compiled step cannot leave out padding between tokens."""
+        config, inputs = super().prepare_config_and_inputs_for_generate(batch_size)
+        mask = torch.ones_like(inputs["attention_mask"])
+        for row in range(len(mask)):
+            mask[row, : row % 3] = 0
+        return config, {**inputs, "attention_mask": mask}
+
+
+def of_models_with_a_loss(name: str):
+    """One of their tests of training, without the base model: theirs are left out by a table of names."""
+    test = getattr(ModelTesterMixin, name)
+
+    def narrowed(self: DapeModelTest) -> None:
+        self.all_model_classes = (DapeForCausalLM,)
+        test(self)
+
+    return narrowed
+
+
+for name in [name for name in dir(ModelTesterMixin) if name.startswith("test_training")]:
+    setattr(DapeModelTest, name, of_models_with_a_loss(name))

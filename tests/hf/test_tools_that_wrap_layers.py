@@ -164,3 +164,63 @@ def test_heads_split_between_processes_are_refused(method):
             getattr(layer.attention, name).bias.data = getattr(layer.attention, name).bias.data[:16]
     with pytest.raises(ValueError, match=r"2 of 4 heads: .* tensor parallelism"):
         model(torch.randint(0, 40, (1, 8)))
+
+
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-fire", "dape1x3-rope", "fox", "mta-t5"])
+@pytest.mark.parametrize("where", ["all on the disk", "a layer and the encodings on the disk"])
+@pytest.mark.filterwarnings("ignore")
+def test_weights_are_offloaded_to_the_disk(method, where, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model, ids = tiny(method), torch.randint(40, (2, 12))
+    want = model(ids, output_attentions=True)
+    if where == "all on the disk":
+        accelerate.disk_offload(model, str(tmp_path / "offloaded"), execution_device=torch.device("cpu"))
+    else:
+        model.save_pretrained(tmp_path / "model")
+        places = dict.fromkeys(["model.embed", "model.layers.0", "lm_head"], "cpu")
+        places |= dict.fromkeys(["model.encodings", "model.layers.1", "model.norm"], "disk")
+        model = DapeForCausalLM.from_pretrained(
+            tmp_path / "model", device_map=places, offload_folder=str(tmp_path / "offloaded")
+        )
+    found = model(ids, output_attentions=True)
+    torch.testing.assert_close(found.logits, want.logits)
+    assert len(found.attentions) == len(want.attentions) == 2
+    torch.testing.assert_close(found.attentions[1], want.attentions[1])
+    assert model.generate(ids, max_new_tokens=2).shape == (2, 14)
+
+
+@pytest.mark.parametrize("way", ["push_to_hub", "save_pretrained"])
+def test_what_is_pushed_to_the_hub_has_the_code(way, tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from transformers.utils import hub
+
+    sent = []
+    api = SimpleNamespace(create_repo=lambda repo, **_: SimpleNamespace(repo_id=repo))
+    api.create_commit = lambda **options: sent.extend(o.path_in_repo for o in options["operations"])
+    api.create_branch = lambda **_: None
+    monkeypatch.setattr(hub, "hf_api", lambda: api)
+    monkeypatch.setattr("transformers.modeling_utils.hf_api", lambda: api)
+    card = SimpleNamespace(save=lambda path: Path(path).write_text("card"))
+    for module in (hub, sys.modules["transformers.modeling_utils"]):
+        monkeypatch.setattr(module, "create_and_tag_model_card", lambda *a, **b: card)
+    model = tiny()
+    if way == "push_to_hub":
+        model.push_to_hub("me/model")
+    else:
+        model.save_pretrained(tmp_path / "model", push_to_hub=True)
+    assert {"config.json", "model.safetensors", "dape_from_package.py"} <= set(sent)
+
+
+def test_a_saved_model_from_before_the_numbers_of_fire_had_a_dimension_loads(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = tiny("dape1x3-fire")
+    model.model.encodings[0].rate.data += 0.25
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    scalars = (".rate", ".threshold_factor")
+    weights = {name: value[0] if name.endswith(scalars) else value for name, value in weights.items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = DapeForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(found.state_dict(), model.state_dict())

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, pipeline
 
 from dape import cli
+from dape.checksums import verify_checksums
 
 SMALL = ["--num-layers", "1", "--hidden-size", "32", "--num-heads", "2", "--train-length", "16"]
 SMALL += ["--batch-size", "4", "--steps", "2", "--score-width", "8"]
@@ -73,3 +74,19 @@ def test_a_card_says_what_was_trained(run):
         assert card.startswith("---\nlibrary_name: transformers\n")
         assert "| training length | 16 tokens |" in card
         assert "| method | `dape1x3-kerple` |" in card
+
+
+def test_a_card_takes_the_evaluation_by_length(run, capsys):
+    """Given again, the new table replaces the old one; the model stays one that is whole."""
+    for lengths in ("16", "16,32"):
+        words = ["--lengths", lengths, "--windows", "4", "--card"]
+        assert cli.main(["eval", str(run), *words]) == 0
+    for folder in (run, run / "model"):
+        card = (folder / "README.md").read_text()
+        assert card.count("Perplexity by input length") == 1
+        assert "| tokens | 16 | 32 |\n|---|---|---|\n| perplexity | " in card
+        assert "from_pretrained(FOLDER" in card
+    verify_checksums(run / "model")
+    capsys.readouterr()
+    assert cli.main(["eval", "hf:nosuch", "--card"]) == 2
+    assert "--card writes into trained runs, which hf:nosuch is not" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import torch
 import dape
 from dape.commands.parsing import Parser
 from dape.devices import BF16_WORKAROUND, cpu_multiplies, find_device
+from dape.errors import install
 from dape.ops.score_attention import PLAIN, DistanceBias, conv_program
 from dape.ops.score_attention.api import BACKENDS
 from dape.ops.score_attention.types import EVERYTHING, Problem
@@ -153,7 +154,7 @@ def extras() -> dict[str, dict[str, Any]]:
     found = {}
     for extra, modules in EXTRAS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        advice = f'pip install "dape[{extra}]"' if missing else None
+        advice = install(extra) if missing else None
         found[extra] = {"missing": missing, "advice": advice}
     return found
 

@@ -27,6 +27,7 @@ from dape.evaluate.report import Evaluation, print_evaluation, save
 from dape.evaluate.subjects import Subject, open_subject
 from dape.files import distinct_names
 from dape.settings import PICTURES, fixed, setting, split_numbers
+from dape.training.run import CONFIG, add_to_card
 
 
 @dataclass
@@ -112,6 +113,7 @@ class Evaluate:
         suffixes=PICTURES,
         fixes_run=False,
     )
+    card: bool = setting(False, help="Write the scores into the model cards of the runs.", fixes_run=False)
     device: str = setting(
         "auto", help='Where to run: "auto", "cpu", "cuda", …', test=device_name, fixes_run=False
     )
@@ -130,6 +132,8 @@ def main(arguments: list[str]) -> int:
         raise ValueError(
             f"--slices {options.slices} compares the same tokens at every length: it needs --protocol same-targets"
         )
+    if options.card and (others := [name for name in options.models if not (Path(name) / CONFIG).exists()]):
+        raise ValueError(f"--card writes into trained runs, which {others[0]} is not")
     transformers.logging.disable_progress_bar()
     console = Console(width=80, highlight=False)
     evaluations: list[Evaluation] = []
@@ -148,6 +152,15 @@ def main(arguments: list[str]) -> int:
         print_evaluation(evaluation, console)
     if options.last is None and lengths and min(lengths) < 256 and options.protocol == "same-targets":
         console.print(f"(the shortest length is {min(lengths)}, so that many tokens are predicted, not 256)")
+    for name, evaluation in zip(options.models if options.card else [], evaluations, strict=False):
+        # The error of exp(x) is that of x times exp(x).
+        scores = [(score.eval_length, score.ppl, score.ppl * score.nll_se) for score in evaluation.scores]
+        of = f"`{options.corpus or options.data}`" if options.corpus or options.data else "held-out documents"
+        predicted = (
+            f"the last {evaluation.scores[0].last} tokens of at most {options.windows} windows of {of}"
+        )
+        same = ", the same tokens at every length" if options.protocol == "same-targets" else ""
+        add_to_card(Path(name), scores, f"{predicted}{same}, with standard errors over documents")
     save(
         evaluations,
         settings(options),

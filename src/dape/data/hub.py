@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dape.data.pieces import BadText, Interrupted, Piece, Report, stop, whole
+from dape.errors import install
 from dape.names import hub_reachable
 
 
@@ -46,7 +47,7 @@ class HubSource:
         try:
             import datasets
         except ImportError:
-            raise ValueError(f'{self.name} needs datasets: pip install "dape[data]"') from None
+            raise ValueError(f"{self.name} needs datasets: {install('data')}") from None
         offline = os.environ.get("HF_DATASETS_OFFLINE") or os.environ.get("HF_HUB_OFFLINE")
         if not (offline or os.path.exists(self.dataset) or hub_reachable()):
             raise Interrupted(

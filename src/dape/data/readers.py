@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from dape.data.pieces import PIECE, BadText, Piece, Report, stop, whole
+from dape.errors import install
 
 TEXT = (".txt", ".md", ".tex", ".py")
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -158,7 +159,7 @@ def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
         try:
             import zstandard
         except ImportError:
-            raise ValueError(f'{name} needs zstandard: pip install "dape[data]"') from None
+            raise ValueError(f"{name} needs zstandard: {install('data')}") from None
         reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=False)
         return io.BufferedReader(cast(Any, reader), PIECE)
     return stream
@@ -170,7 +171,7 @@ def read_parquet(path: Path, name: str, field: str, report: Report = stop) -> It
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ValueError(f'{name} needs pyarrow: pip install "dape[data]"') from None
+        raise ValueError(f"{name} needs pyarrow: {install('data')}") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from dape.errors import install
 from dape.files import write_atomically
 from dape.lab.environment import threads_of
 
@@ -155,7 +156,7 @@ class Submitted:
 
 @dataclass
 class Slurm:
-    """Workers are Slurm jobs, submitted through submitit (`pip install "dape[slurm]"`).
+    """Workers are Slurm jobs, submitted through submitit (the extra `slurm`).
 
     options: those of submitit's executor, such as slurm_partition, gpus_per_node, timeout_min, or of sbatch
     (partition, account …). cluster: "slurm", or "local" to try it on this machine.
@@ -169,7 +170,7 @@ class Slurm:
         try:
             import submitit
         except ImportError as error:
-            raise ValueError('--launcher slurm needs submitit: pip install "dape[slurm]"') from error
+            raise ValueError(f"--launcher slurm needs submitit: {install('slurm')}") from error
         known = {"timeout_min", "gpus_per_node", "cpus_per_task", "mem_gb", "nodes", "tasks_per_node"}
         named = {
             key if key in known or key.startswith("slurm_") else f"slurm_{key}": value

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import (
@@ -79,7 +80,15 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         last_rows: int | None = None,
         shown: list[Tensor] | None = None,
     ) -> Tensor:
-        attended = self.attention(self.attention_norm(x), encoding, places, cache, last_rows, shown)
+        # By name, for tools that move arguments between devices: see _skip_keys_device_placement.
+        attended = self.attention(
+            self.attention_norm(x),
+            encoding=encoding,
+            places=places,
+            cache=cache,
+            last_rows=last_rows,
+            shown=shown,
+        )
         x = (x if last_rows is None else x[:, -last_rows:]) + self.dropout(attended)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
@@ -91,14 +100,33 @@ class DapePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DapeDecoderLayer"]  # noqa: RUF012 (transformers declares it so)
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (as above)
+    # Arguments of layers that tools which spread layers over devices leave where they are: encodings are modules of
+    # their own, with hooks of their own.
+    _skip_keys_device_placement = ["past_key_values", "encoding", "cache", "shown"]  # noqa: RUF012 (as above)
     _can_compile_fullgraph = True
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
+        """As PreTrainedModel does it; scalars of earlier versions become the vectors of one number that they are now."""
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
+        except RuntimeError:
+            weights = with_dimensions(pretrained_model_name_or_path)
+            if weights is None:
+                raise
+            config = options.pop("config", None) or DapeConfig.from_pretrained(pretrained_model_name_or_path)
+            return super().from_pretrained(None, *arguments, config=config, state_dict=weights, **options)
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
         """As PreTrainedModel does it, with `auto_map` and what it leads to beside the weights."""
         super().save_pretrained(save_directory, *arguments, **options)
         if arguments[0] if arguments else options.get("is_main_process", True):
             write_entries(Path(save_directory))
+
+    def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
+        """With `save_pretrained(push_to_hub=True)`, too, the code goes with the weights."""
+        write_entries(Path(working_dir))
+        return super()._upload_modified_files(working_dir, *arguments, **options)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
@@ -213,7 +241,7 @@ class DapeModel(DapePreTrainedModel):
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         )
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
-        arranged = without_holes(attention_mask, places, past_key_values)
+        arranged = without_holes(attention_mask, places, past_key_values, x.shape[1])
         if arranged is not None and self._reads_earlier_queries():
             raise ValueError(
                 f"attention_mask has padding between tokens, across which {self.config.method} would convolve: "
@@ -264,7 +292,8 @@ class DapeModel(DapePreTrainedModel):
             encoding = self.encoding(index)
             states.append(x)
             rows = last_rows if index + 1 == len(layers) else None
-            x = layer(x, encoding, places, cache, rows, weights if keep_weights else None)
+            shown = weights if keep_weights else None
+            x = layer(x, places=places, encoding=encoding, cache=cache, last_rows=rows, shown=shown)
         x = self.norm(x)
         states.append(x)
         return BaseModelOutputWithPast(
@@ -361,6 +390,17 @@ class DapeForTokenClassification(GenericForTokenClassification, DapePreTrainedMo
 
 # Trainer and others know by this table of class names alone which models predict the next token.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DapeConfig.model_type] = DapeForCausalLM.__name__
+
+
+def with_dimensions(folder: Any) -> dict[str, Tensor] | None:
+    """The weights of a folder whose scalars have a dimension now; None if it is no folder, or holds no scalars."""
+    files = sorted(Path(folder).glob("*.safetensors")) if folder is not None else []
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        weights |= load_file(file)
+    if all(value.dim() for value in weights.values()):
+        return None
+    return {name: value if value.dim() else value[None] for name, value in weights.items()}
 
 
 def _check_cache(use_cache: bool, cache: Cache | None, packed: bool) -> None:

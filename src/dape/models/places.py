@@ -41,12 +41,17 @@ class WithoutHoles:
         return weights.gather(-1, index)
 
 
-def without_holes(attention_mask: Tensor | None, places: Places, cache: Cache | None) -> WithoutHoles | None:
-    """What brings the keys of a mask with holes into one run a row; None for a mask without."""
+def without_holes(
+    attention_mask: Tensor | None, places: Places, cache: Cache | None, num_tokens: int
+) -> WithoutHoles | None:
+    """What brings the keys of a mask with holes into one run a row; None for a mask without.
+
+    num_tokens: those of this call, which come after the cached ones.
+    """
     if attention_mask is None or torch.compiler.is_compiling() or attention_mask.dim() != 2:
         return None
-    # A mask may cover the room of a preallocated cache.
-    attention_mask = attention_mask[:, : places.num_keys]
+    # A mask may cover the room of a preallocated cache, which is no padding: there are no keys yet.
+    attention_mask = attention_mask[:, : num_tokens + (0 if cache is None else int(cache.get_seq_length()))]
     if not has_holes(attention_mask):
         return None
     order = attention_mask.bool().long().argsort(dim=-1, stable=True)
@@ -55,8 +60,12 @@ def without_holes(attention_mask: Tensor | None, places: Places, cache: Cache | 
 
 def has_holes(mask: Tensor) -> bool:
     """Whether any row of a mask [B, Tk] has zeros between its ones."""
-    edges = torch.nn.functional.pad(mask.bool().long(), (1, 1)).diff(dim=-1)
-    return bool((edges.clamp(min=0).sum(-1) > 1).any())
+    return bool((_runs(mask) > 1).any())
+
+
+def _runs(mask: Tensor) -> Tensor:
+    """Runs of ones in each row of a mask [B, Tk]."""
+    return torch.nn.functional.pad(mask.bool().long(), (1, 0)).diff(dim=-1).clamp(min=0).sum(-1)
 
 
 def _places_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | None) -> Places:
@@ -65,8 +74,8 @@ def _places_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | No
     rank = real.cumsum(-1) - 1
     num_padding = (1 - real).sum(-1, keepdim=True)
     order = real.argsort(dim=-1, stable=True)
-    keys = rank.clamp(min=0).gather(1, order)
-    queries = rank.clamp(min=0)[:, index]
+    count = _count(mask)
+    keys, queries = count.gather(1, order), count[:, index]
     if position_ids is not None:
         shift = position_ids[:, -1:] - queries[:, -1:]
         if mask.shape[1] == position_ids.shape[1]:
@@ -89,7 +98,11 @@ def _places_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | No
 
 
 def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = None) -> bool:
-    """Whether any row holds several documents: positions that do not ascend from token to token."""
+    """Whether any row holds several documents: positions that do not ascend from token to token.
+
+    Across padding they must then begin at 0: other positions, such as those that generate() makes up for tokens after
+    a prompt that ends in padding, are no packing, and raise.
+    """
     if position_ids is None or position_ids.dim() != 2 or torch.compiler.is_compiling():
         return False
     if attention_mask is None or attention_mask.shape[-1] < position_ids.shape[1]:
@@ -101,7 +114,15 @@ def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = No
     # Of tokens with padding between them, the one before a token is the one before the padding.
     order = attention_mask.bool().long().argsort(dim=-1, stable=True)
     position_ids = position_ids.expand(attention_mask.shape[0], -1)
-    return bool(_begins(position_ids.gather(1, order), attention_mask.gather(1, order)).any())
+    arranged = position_ids.gather(1, order)
+    begins = _begins(arranged, attention_mask.gather(1, order))
+    after_padding = torch.nn.functional.pad(order.diff(dim=-1) > 1, (1, 0))
+    if bool((begins & after_padding & (arranged != 0)).any()):
+        raise ValueError(
+            "position_ids go back after padding, but not to 0, where another document would begin: number the tokens "
+            "of attention_mask by ones, and pad prompts on the left"
+        )
+    return bool(begins.any())
 
 
 def check_packing_arguments(position_ids: Tensor | None, arguments: Mapping[str, object]) -> None:
@@ -180,7 +201,7 @@ def decoder_places(
         if not compiling and has_holes(mask):
             return _places_without_holes(mask, index, position_ids)
         visible = _visible(mask, index, compiling=compiling)
-        keys = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        keys = _count(mask)
     queries = keys[:, index]
     consecutive = not preallocated
     if position_ids is not None:
@@ -251,8 +272,19 @@ def _intervals(shown: Tensor, *, compiling: bool) -> Visible:
     return Visible(first, last)
 
 
+def _count(mask: Tensor) -> Tensor:
+    """Positions of tokens [B, Tk], counted by ones; on through padding at the end, 0 before the first."""
+    ended = mask.flip(-1).long().cumsum(-1).flip(-1) == 0
+    return ((mask.bool() | ended).long().cumsum(-1) - 1).clamp(min=0)
+
+
 def _visible(mask: Tensor, index: Tensor, *, compiling: bool) -> Visible:
     if compiling:
+        # The graph cannot move keys, so it checks while it runs: a hole would be seen in silence.
+        torch._assert_async(
+            (_runs(mask) <= 1).all(),
+            "attention_mask has padding between tokens, which a compiled model cannot leave out: pad on the left alone",
+        )
         first = mask.long().argmax(-1, keepdim=True)
         return Visible(first, index[None].expand(mask.shape[0], -1))
     if bool(mask.all()):

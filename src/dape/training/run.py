@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from dape import __version__
-from dape.checksums import CHECKSUMS, verify_checksums, write_checksums
+from dape.checksums import CHECKSUMS, renew_checksum, verify_checksums, write_checksums
 from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
@@ -116,8 +116,10 @@ A causal language model trained with [dape](https://arxiv.org/abs/2410.04798) {v
 | tokenizer | `{tokenizer}` |
 | loss of the last step | {loss} |
 
-Perplexity by input length is not part of training: `dape eval FOLDER --lengths {length},{longer}` measures it on held-out
-text, at the training length and beyond it.
+<!-- by length -->
+Perplexity by input length is not part of training: `dape eval FOLDER --lengths {length},{longer} --card` measures it on
+held-out text, at the training length and beyond it, and writes it here.
+<!-- /by length -->
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -150,6 +152,22 @@ def model_card(
         tokenizer=config.tokenizer,
         loss=f"{metrics[-1]['loss']:.3f}" if metrics else "unknown",
     )
+
+
+def add_to_card(folder: Path, scores: Sequence[tuple[int, float, float]], about: str) -> None:
+    """Write perplexities into the model card of a run: (length, perplexity, its standard error), and what of."""
+    heads = " | ".join(f"{length:,}" for length, _, _ in scores)
+    values = " | ".join(f"{value:.2f} ± {error:.2f}" for _, value, error in scores)
+    lines = [f"Perplexity by input length, {about}:", "", f"| tokens | {heads} |"]
+    lines += ["|---" * (len(scores) + 1) + "|", f"| perplexity | {values} |"]
+    for card in (folder / "model" / "README.md", folder / "README.md"):
+        if card.exists():
+            head, begin, rest = card.read_text("utf-8").partition("<!-- by length -->\n")
+            _, end, tail = rest.partition("<!-- /by length -->")
+            if begin and end:
+                write_atomically(card, "".join([head, begin, "\n".join(lines), "\n", end, tail]))
+    if (folder / "model" / "README.md").exists():
+        renew_checksum(folder / "model", "README.md")
 
 
 CONFIG = "run.json"

@@ -169,7 +169,9 @@ def _attend_by_tiles(problem: Problem, bias: TileBias, backend: str) -> Tensor:
     """The same attention, a tile of queries at a time, so that the bias never exists as a whole."""
     q, causal = problem.q, problem.causal
     _, num_heads, num_queries, num_keys, _ = problem.sizes
-    rows_per_tile = max(1, TILE_NUMBERS // max(1, bias.batch * num_heads * num_keys))
+    rows_per_tile = 1
+    if not torch.compiler.is_exporting():
+        rows_per_tile = max(1, TILE_NUMBERS // max(1, bias.batch * num_heads * num_keys))
     first, last = problem.visible.bounds(num_queries, num_keys, causal=causal, device=q.device)
     reads_ahead = not causal or problem.program.leak_future
 
@@ -187,7 +189,8 @@ def _attend_by_tiles(problem: Problem, bias: TileBias, backend: str) -> Tensor:
         )
         return choose(tile, backend).attend(tile)
 
-    if rows_per_tile >= num_queries:
+    # A number of tiles that depends on the length cannot be exported.
+    if torch.compiler.is_exporting() or rows_per_tile >= num_queries:
         return attend_rows(q, problem.k, problem.v, 0)
     starts = range(0, num_queries, rows_per_tile)
     tiles = [q[:, :, start : start + rows_per_tile] for start in starts]

@@ -67,9 +67,10 @@ def describe(problem: Problem) -> tuple[dict[str, Tensor | None], dict[str, Any]
 
 
 def _takes_tables(problem: Problem) -> bool:
-    """Whether the bias half of the first convolution is worth a table by distance."""
+    """Whether the bias half of the first convolution is worth a table by distance; never said of exported lengths."""
     return (
-        isinstance(problem.bias, DistanceBias)
+        not torch.compiler.is_exporting()
+        and isinstance(problem.bias, DistanceBias)
         and problem.causal
         and problem.visible.last is None
         and problem.q.shape[2] > DECODE_QUERIES

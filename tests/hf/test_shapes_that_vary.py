@@ -1,0 +1,76 @@
+"""One exported or compiled model for every length; masks and caches of any shape give the same numbers."""
+
+import pytest
+import torch
+
+from dape.models import DapeConfig, DapeForCausalLM
+
+
+def tiny(method="dape1x3-kerple") -> DapeForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return DapeForCausalLM(DapeConfig(method=method, score_width=8, pad_token_id=0, **sizes)).eval()
+
+
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-rope", "dape1x3-fire", "kerple", "rope"])
+def test_an_exported_model_reads_every_length(method):
+    model, ids = tiny(method), torch.randint(40, (2, 600))
+    length = torch.export.Dim("length", min=2, max=4096)
+    with torch.no_grad():
+        exported = torch.export.export(
+            model,
+            (),
+            {"input_ids": ids[:, :12].clone(), "use_cache": False},
+            dynamic_shapes={"input_ids": {1: length}, "use_cache": None},
+            strict=False,
+        ).module()
+        for tokens in (2, 5, 40, 600):
+            told = exported(input_ids=ids[:, :tokens], use_cache=False).logits
+            own = model(ids[:, :tokens], use_cache=False).logits
+            torch.testing.assert_close(told, own, rtol=1e-4, atol=1e-5)
+
+
+# Padding before, between and after the tokens of a prompt; the last token is real, as generate() wants it.
+MASKS = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1, 0, 0, 1, 1, 1], [1, 1, 0, 1, 0, 1]])
+
+
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-rope", "fox"])
+def test_any_cache_generates_the_same_from_prompts_with_holes(method):
+    model, ids = tiny(method), torch.randint(1, 40, MASKS.shape)
+    asked = {"attention_mask": MASKS, "max_new_tokens": 5, "do_sample": False}
+    asked |= {"output_logits": True, "return_dict_in_generate": True}
+    ways = [{}, {"use_cache": False}, {"cache_implementation": "static"}]
+    first, *others = (torch.stack(model.generate(ids, **asked, **way).logits) for way in ways)
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_is_the_same_alone_and_in_a_batch_its_padding_included():
+    model, ids = tiny(), torch.randint(1, 40, (3, 6))
+    mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 0, 0]])
+    together = model(ids, attention_mask=mask).logits
+    for row in range(3):
+        alone = model(ids[row : row + 1], attention_mask=mask[row : row + 1]).logits
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_that_go_back_after_padding_are_no_packing():
+    """generate() counts on from the padding that ends a prompt: 0, 1, 2, (1), 2 … would be two documents."""
+    model, ids = tiny(), torch.randint(1, 40, (1, 5))
+    mask = torch.tensor([[1, 1, 1, 0, 1]])
+    with pytest.raises(ValueError, match="go back after padding, but not to 0"):
+        model(ids, attention_mask=mask, position_ids=torch.tensor([[0, 1, 2, 1, 2]]), use_cache=False)
+    model(ids, attention_mask=mask, position_ids=torch.tensor([[0, 1, 2, 1, 3]]), use_cache=False)
+    model(ids, attention_mask=mask, position_ids=torch.tensor([[0, 1, 2, 1, 0]]), use_cache=False)
+
+
+def test_a_compiled_model_refuses_holes_that_it_would_look_through():
+    model, ids = tiny(), torch.randint(1, 40, (2, 6))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        left = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+        told = compiled(ids, attention_mask=left, use_cache=False).logits
+        own = model(ids, attention_mask=left, use_cache=False).logits
+        torch.testing.assert_close(told[left.bool()], own[left.bool()], rtol=1e-4, atol=1e-5)
+        with pytest.raises(RuntimeError, match="padding between tokens"):
+            compiled(ids, attention_mask=torch.tensor([[1] * 6, [1, 0, 1, 1, 1, 1]]), use_cache=False)
