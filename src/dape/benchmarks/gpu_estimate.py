@@ -113,19 +113,13 @@ def estimate(name: str, shape: dict[str, Any], capability: int, options: Options
     convolved = shape | {"width": options.width, "kernel_size": options.kernel, "length": 2048}
     plain = shape | {"width": None, "bias": "none", "length": 2048}
     flash = best([_record([launch], capability) for launch in gpu_baseline.launches(**shape)])
-    forward = kernels(backend.record_launches(**convolved, backward=False))
-    passes = {"forward": forward}
-    if options.backward:
-        both = kernels(backend.record_launches(**convolved))
-        # The backward pass begins with scores again, and everything behind is its own.
-        passes["backward"] = [
-            both[0],
-            *(launches for launches in both if launches[0].key() not in {x[0].key() for x in forward}),
-        ]
+    passes = {"forward": first_chunk(backend.record_launches(**convolved, backward=False))}
     baseline = {"forward": [flash["clocks"]]}
     if options.backward:
-        launches = kernels(backend.record_launches(**plain))[1:]
-        baseline["backward"] = [_record(variants, capability)["clocks"] for variants in launches]
+        passes["backward"] = backward_kernels(convolved)
+        baseline["backward"] = [
+            _record(variants, capability)["clocks"] for variants in backward_kernels(plain)
+        ]
     records = []
     for which, launches in passes.items():
         found = [_record(variants, capability) for variants in launches]
@@ -140,6 +134,12 @@ def estimate(name: str, shape: dict[str, Any], capability: int, options: Options
     return records
 
 
+def backward_kernels(shape: dict[str, Any]) -> list[list[Launch]]:
+    """The kernels of a backward pass, those among them that repeat the forward pass."""
+    forward = len(backend.record_launches(**shape, backward=False))
+    return first_chunk(backend.record_launches(**shape)[forward:])
+
+
 def best(records: list[Record]) -> Record:
     """The record with the fewest clocks among those that spill nothing."""
     clean = [x for x in records if not x["spills"]] or records
@@ -151,12 +151,13 @@ def sum_or_none(numbers: list[float | None]) -> float | None:
     return sum(known) if len(known) == len(numbers) else None
 
 
-def kernels(launches: list[list[Launch]]) -> list[list[Launch]]:
-    """The first launch of every kernel and its constants, with its variants."""
-    found: dict[tuple, list[Launch]] = {}
-    for variants in launches:
-        found.setdefault(variants[0].key(), variants)
-    return list(found.values())
+def first_chunk(launches: list[list[Launch]]) -> list[list[Launch]]:
+    """The launches of a pass's first chunk of rows: until its first kernel comes again."""
+    first = launches[0][0].kernel.__name__
+    again = (
+        place for place, variants in enumerate(launches) if variants[0].kernel.__name__ == first and place
+    )
+    return launches[: next(again, len(launches))]
 
 
 def _record(variants: list[Launch], capability: int) -> Record:
