@@ -110,6 +110,17 @@ def test_memory_counts_at_least_the_output_and_the_gradients(backend):
     assert peak > 4 * 1024 * 8 * 64 * 4 / 1e6
 
 
+def test_memory_alone(tmp_path):
+    file = tmp_path / "records.json"
+    arguments = ["--lengths", "64", "--backends", "tiled", "--no-times", "--json", str(file)]
+    assert main(["bench", "attention", *SMALL, *arguments]) == 0
+    for r in json.loads(file.read_text()):
+        assert r["milliseconds"] is None
+        assert r["peak_extra_mb"] >= 0
+    with pytest.raises(ValueError, match="leave nothing to measure"):
+        attention.run(attention.Options(times=False, memory=False))
+
+
 def test_memory_that_cannot_be_measured_is_said(capsys):
     sizes = Sizes(keys=8, queries=8, heads=1, head_width=1, processor="talking")
     good, bad = memory.peak_extra_mb([("tiled", BOTH, sizes), ("no such backend", BOTH, sizes)], threads=1)

@@ -126,6 +126,41 @@ def test_a_bias_by_distance_is_a_table(program, kind, monkeypatch):
     check(case)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("program", [*RUNS, *MORE])
+def test_a_few_queries(program, bias, causal, monkeypatch):
+    """As in decoding, by a kernel whose lanes are keys: several chunks of them, split over threads."""
+    monkeypatch.setitem(PROGRAMS, program, {**PROGRAMS, **MORE}[program])
+    torch.set_num_threads(3)
+    for number, visible in enumerate(VISIBLE):
+        queries = (1, 5, 8, 3, 7)[number]
+        keys = 613 if number % 2 else queries + number
+        case = replace(RAGGED, queries=queries, keys=keys, program=program, bias=bias, causal=causal)
+        case = replace(case, visible=visible)
+        with torch.no_grad():
+            truth = {"out": tame(build(case)).attend("reference")}
+            single = tame(build(case, torch.float32))
+            ours, theirs = (distances({"out": single.attend(name)}, truth) for name in ("cpu", "reference"))
+        assert ours["out"] <= 2 * theirs["out"] + 16 * torch.finfo(torch.float32).eps, (case, ours, theirs)
+
+
+def test_training_on_a_few_queries():
+    """Both passes compute the same logits, bit for bit, where gradients are wanted."""
+    check(replace(RAGGED, queries=7, keys=7, program="ssmax"))
+
+
+@torch.no_grad()
+def test_a_few_queries_that_a_dense_bias_hides():
+    q, bias = torch.randn(1, 4, 2, 8), torch.zeros(1, 4, 2, 30)
+    bias[:, :, 1] = -torch.inf
+    k = torch.randn(1, 4, 30, 8)
+    for program in (ScoreProgram(sink=torch.zeros(4)), build(replace(RAGGED, program="talking")).program):
+        out = attention(q, k, k, program.to(torch.float32), bias=bias, backend="cpu")
+        assert out[:, :, 0].isfinite().all()
+        assert (out[:, :, 1] == 0).all()
+
+
 def _by_heads(c: Case, draw) -> ScoreProgram:
     weight = draw("w1", c.heads, 2, 2, 5)
     return ScoreProgram((Stage(weight, draw("b2", c.heads), 2, c.heads, 0.2),))

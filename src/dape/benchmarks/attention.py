@@ -77,6 +77,7 @@ class Options:
     memory: bool = setting(
         True, help="Also measure the peak memory of every cell, in processes of their own (Linux)."
     )
+    times: bool = setting(True, help="--no-times: measure memory alone.")
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
         None, help="Write one record a cell.", writes="file"
     )
@@ -135,7 +136,10 @@ def run(options: Options) -> list[Record]:
     square.append(FLEX)
     where = Where.of(options.device, options.dtype)
     backends = candidates(options.backends, sizes[0], square, where)
-    return measure(sizes, backends, passes, rounds=options.rounds, memory_too=options.memory, where=where)
+    if not (options.times or options.memory):
+        raise ValueError("--no-times and --no-memory leave nothing to measure")
+    rounds = options.rounds if options.times else 0
+    return measure(sizes, backends, passes, rounds=rounds, memory_too=options.memory, where=where)
 
 
 @dataclass(frozen=True)
@@ -194,15 +198,15 @@ def measure(
     label: str = "",
     where: Where,
 ) -> list[Record]:
-    """One record a cell; `label` is the pass's name in the records, if not its own."""
+    """One record a cell; `label` is the pass's name in the records, if not its own. No rounds: nothing is timed."""
     records: list[Record] = []
     for name in passes:
         for size in sizes:
             reasons = {backend: _too_large(size, backend, where.device) for backend in backends}
             call = Workload(size, where.dtype, where.device)
-            able = [backend for backend in backends if reasons[backend] is None]
+            able = [backend for backend in backends if reasons[backend] is None and rounds]
             timings = interleave(
-                {b: functools.partial(call.run, b, name) for b in able}, rounds, where.device
+                {b: functools.partial(call.run, b, name) for b in able}, max(rounds, 1), where.device
             )
             for backend in backends:
                 timing = timings.get(backend)

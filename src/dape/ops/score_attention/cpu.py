@@ -14,8 +14,7 @@ from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias,
 
 NO_BIAS, BY_DISTANCE, DENSE = range(3)
 
-# Up to this many queries, a kernel whose lanes are keys is faster than one whose lanes are queries.
-DECODE_QUERIES = 8
+DECODE_QUERIES = cpu_program.DECODE_QUERIES
 
 
 def unsupported(problem: Problem) -> str | None:

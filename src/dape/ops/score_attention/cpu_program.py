@@ -17,6 +17,9 @@ from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, Se
 
 NO_BIAS, BY_DISTANCE, DENSE, SEPARABLE = range(4)
 
+# Up to this many queries, a kernel whose lanes are keys is faster than one whose lanes are queries.
+DECODE_QUERIES = 8
+
 # What csrc/filter.h has room for.
 MAX_STAGES, MAX_EARLIER_ROWS = 12, 11
 
@@ -79,6 +82,9 @@ def attend(problem: Problem) -> Tensor:
         if program.length_offset is not None:
             factor = factor + program.length_offset[:, None]
         tensors["factor"] = factor.expand(batch, -1, -1)
+    # The backward pass computes logits as the kernel for many queries does, to the last bit.
+    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors.values())
+    plan["decode"] = num_queries <= DECODE_QUERIES and "row" not in tensors and not wanted
     return op.run("cpu program", tensors, plan, lowest=lowest)
 
 
@@ -87,6 +93,8 @@ def _with_tables(problem: Problem) -> tuple[ScoreProgram, dict[str, Tensor]]:
     program, bias = problem.program.to(torch.float32), problem.bias
     _, num_heads, num_queries, num_keys, _ = problem.sizes
     regular = problem.causal and problem.visible == EVERYTHING and num_queries == num_keys
+    # The kernel for a few queries takes no tables.
+    regular = regular and num_queries > DECODE_QUERIES
     if not (isinstance(bias, DistanceBias) and program.reads_bias(num_heads) and regular):
         return program, {}
     first, *others = program.pre
@@ -162,7 +170,7 @@ def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
     out, lse = native.allocate(*q.shape), native.allocate(*q.shape[:3])
     planned.call.point(out=out, lse=lse)
     planned.call.stride(out=out)
-    native.run("program_forward", planned.call)
+    native.run("program_decode" if arguments.plan["decode"] else "program_forward", planned.call)
     return out.to(q.dtype), lse
 
 

@@ -120,7 +120,7 @@ class Call(Structure):
             setattr(self, f"{name}_stride", tensor.stride()[:3])
 
 
-STEPS = ("forward", "backward", "decode", "program_forward", "program_backward")
+STEPS = ("forward", "backward", "decode", "program_forward", "program_backward", "program_decode")
 
 
 class _Selected:

@@ -77,7 +77,7 @@ struct Pass {
 
 struct Build {
   const char *name;
-  Pass forward, backward, decode, program_forward, program_backward;
+  Pass forward, backward, decode, program_forward, program_backward, program_decode;
   // One stage by itself, for timing (stages.h).
   double (*stage)(const Call &, const Worker &, int stage, int64_t repeats);
 };

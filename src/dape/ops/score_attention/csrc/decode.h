@@ -181,19 +181,23 @@ struct Decoder {
       total += weight;
     }
     result[1] += sum(total);
+    add_values(h, from, count, row, result + 2);
+  }
+
+  // Adds the values of one head by their weights.
+  void add_values(int64_t h, int64_t from, int64_t count, const float *weights, float *out) const {
     const float *values = key(c.v, c.v_stride, h, from);
-    float *out = result + 2;
     int64_t d = 0;
     const auto add = [&](auto tile) {
       constexpr int V = decltype(tile)::vectors;
-      product_tile<1, V>(out + d, 0, out + d, 0, row, 1, 0, values + d, c.v_stride[2], count, 0, Keep());
+      product_tile<1, V>(out + d, 0, out + d, 0, weights, 1, 0, values + d, c.v_stride[2], count, 0, Keep());
       d += V * LANES;
     };
     while (d + 8 * LANES <= c.head_width) add(Tile<8, 1>());
     if (d + 4 * LANES <= c.head_width) add(Tile<4, 1>());
     while (d + LANES <= c.head_width) add(Tile<1, 1>());
     for (; d < c.head_width; ++d)
-      for (int64_t j = 0; j < count; ++j) out[d] += row[j] * values[j * c.v_stride[2] + d];
+      for (int64_t j = 0; j < count; ++j) out[d] += weights[j] * values[j * c.v_stride[2] + d];
   }
 };
 
@@ -221,30 +225,43 @@ void decode_run(const Call &c, const Worker &worker) {
     decoder.run(unit / parts, unit % parts, parts, result);
 }
 
-// Merges the parts of each query and head, in order.
+// Merges the parts of one query and head, in order; part_of gives largest logit, sum of weights and weighted values of
+// each. sink: the logit of one more key, whose value is zero, or null.
+template <class PartOf>
+void merge_parts(const Call &c, int64_t row, int64_t h, int64_t parts, const float *sink, const PartOf &part_of) {
+  float top = -__builtin_inff(), total = 0;
+  float *out = c.out + row / c.queries * c.out_stride[0] + h * c.out_stride[1] + row % c.queries * c.out_stride[2];
+  for (int64_t d = 0; d < c.head_width; ++d) out[d] = 0;
+  const auto add = [&](float part_top, float part_total, const float *values) {
+    const float next = part_top > top ? part_top : top;
+    const float safe = next == -__builtin_inff() ? 0.0f : next;
+    const float before = __builtin_expf(top - safe), after = __builtin_expf(part_top - safe);
+    total = total * before + part_total * after;
+    for (int64_t d = 0; d < c.head_width; ++d) out[d] = out[d] * before + (values ? values[d] * after : 0.0f);
+    top = next;
+  };
+  for (int64_t part = 0; part < parts; ++part) {
+    const float *found = part_of(part);
+    add(found[0], found[1], found + 2);
+  }
+  // Nothing visible, or nothing but −∞.
+  const bool empty = total == 0.0f;
+  if (sink && !empty) add(*sink, 1.0f, nullptr);
+  for (int64_t d = 0; d < c.head_width; ++d) out[d] = empty ? 0.0f : out[d] / total;
+  c.lse[((row / c.queries) * c.heads + h) * c.queries + row % c.queries] =
+      empty ? 0.0f : top + __builtin_logf(total);
+}
+
 void decode_finish(const Call &c, const Worker *workers, int count) {
-  const int64_t parts = decode_parts(c, count), size = c.head_width + 2;
+  const int64_t parts = decode_parts(c, count);
   for (int64_t row = 0; row < c.batch * c.queries; ++row)
-    for (int64_t h = 0; h < c.heads; ++h) {
-      float top = -__builtin_inff(), total = 0;
-      float *out = c.out + row / c.queries * c.out_stride[0] + h * c.out_stride[1] + row % c.queries * c.out_stride[2];
-      for (int64_t d = 0; d < c.head_width; ++d) out[d] = 0;
-      for (int64_t unit = row * parts; unit < (row + 1) * parts; ++unit) {
+    for (int64_t h = 0; h < c.heads; ++h)
+      merge_parts(c, row, h, parts, nullptr, [&](int64_t part) {
+        const int64_t unit = row * parts + part;
         Arena arena{workers[unit % count].scratch};
-        const float *part = Decoder(c, nullptr, arena).results + (unit / count * c.heads + h) * size;
-        const float next = part[0] > top ? part[0] : top;
-        const float safe = next == -__builtin_inff() ? 0.0f : next;
-        const float before = __builtin_expf(top - safe), after = __builtin_expf(part[0] - safe);
-        total = total * before + part[1] * after;
-        for (int64_t d = 0; d < c.head_width; ++d) out[d] = out[d] * before + part[2 + d] * after;
-        top = next;
-      }
-      // Nothing visible, or nothing but −∞.
-      const bool empty = total == 0.0f;
-      for (int64_t d = 0; d < c.head_width; ++d) out[d] = empty ? 0.0f : out[d] / total;
-      c.lse[((row / c.queries) * c.heads + h) * c.queries + row % c.queries] =
-          empty ? 0.0f : top + __builtin_logf(total);
-    }
+        const Decoder decoder(c, nullptr, arena);
+        return decoder.results + (unit / count * c.heads + h) * decoder.size;
+      });
 }
 
 }  // namespace

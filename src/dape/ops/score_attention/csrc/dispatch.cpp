@@ -220,6 +220,10 @@ extern "C" int dape_program_backward(const char *build, const Call *call, int nu
   return guarded(build, call, num_threads, &Build::program_backward);
 }
 
+extern "C" int dape_program_decode(const char *build, const Call *call, int num_threads) {
+  return guarded(build, call, num_threads, &Build::program_decode);
+}
+
 // Runs a stage of a backward call `repeats` times on this thread; returns its multiply-accumulates each time, as
 // run_stage does, or -2 where there is no such build or too little memory.
 extern "C" double dape_stage(const char *build, const Call *call, int stage, int64_t repeats) {

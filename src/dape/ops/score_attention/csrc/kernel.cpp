@@ -2,6 +2,7 @@
 #include "backward.h"
 #include "decode.h"
 #include "program.h"
+#include "program_decode.h"
 #include "stages.h"
 
 #define JOIN_(a, b) a##b
@@ -18,5 +19,7 @@ extern "C" const Build JOIN(dape_build_, BUILD) = {
     {program_shared, program_forward_scratch, one_ticket, forward_units, program_prepare, program_forward_run, nothing},
     {program_shared, program_backward_scratch, program_backward_tickets, program_backward_units, program_prepare,
      program_backward_run, program_backward_finish},
+    {program_shared, program_decode_scratch, no_tickets, program_decode_units, program_prepare, program_decode_run,
+     program_decode_finish},
     run_stage,
 };
