@@ -21,7 +21,7 @@ SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
 KEYS = {
     "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
     "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_width", "width",
-    "kernel", "processor",
+    "kernel", "processor", "clock",
 }  # fmt: skip
 
 

@@ -46,12 +46,21 @@ def main(path: str) -> None:
     # As many queries as keys: the first stage begins from a table by distance.
     programs += [replace(RAGGED, queries=RAGGED.keys, program=name, bias="distance") for name in names]
     programs += [replace(RAGGED, program=name, visible=seen) for name in names for seen in PROGRAM_VISIBLE]
+    few = [
+        replace(RAGGED, queries=queries, keys=keys, program=name, bias=bias, visible=seen)
+        for name in names
+        for bias in ("none", "distance", "dense")
+        for seen, queries, keys in zip(PROGRAM_VISIBLE, (1, 5, 8, 3, 7), (1, 613, 10, 613, 11), strict=True)
+    ]
     for name in native.builds():
         with native.use_build(name):
             for case in cases:
                 evaluate(case, tensors(case), torch.float32, "cpu")
             for case in programs:
                 build(case, torch.float32).results("cpu")
+            with torch.no_grad():
+                for case in few:
+                    build(case, torch.float32).attend("cpu")
             for width in (9, 16):
                 stages.run(
                     stages.Options(length=100, heads=3, head_width=5, width=width, build=name, rounds=1)

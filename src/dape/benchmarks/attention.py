@@ -14,7 +14,7 @@ import tyro
 
 from dape.benchmarks import memory, report, workload
 from dape.benchmarks.report import Record
-from dape.benchmarks.timing import Timing, growth_exponent, interleave
+from dape.benchmarks.timing import CLOCKS, Timing, growth_exponent, interleave
 from dape.benchmarks.workload import BOTH, COMPILED, FLEX, FORWARD, LISTING, SDPA, SDPA_BIAS, Sizes, Workload
 from dape.commands.parsing import parse
 from dape.ops.score_attention.api import BACKENDS
@@ -78,6 +78,9 @@ class Options:
         True, help="Also measure the peak memory of every cell, in processes of their own (Linux)."
     )
     times: bool = setting(True, help="--no-times: measure memory alone.")
+    clock: str = setting(
+        "wall", help="wall, or process: processor time, for a busy machine; with --threads 1, on a CPU."
+    )
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
         None, help="Write one record a cell.", writes="file"
     )
@@ -139,7 +142,12 @@ def run(options: Options) -> list[Record]:
     if not (options.times or options.memory):
         raise ValueError("--no-times and --no-memory leave nothing to measure")
     rounds = options.rounds if options.times else 0
-    return measure(sizes, backends, passes, rounds=rounds, memory_too=options.memory, where=where)
+    if options.clock not in CLOCKS:
+        raise ValueError(f'clock="{options.clock}": choose {", ".join(CLOCKS)}')
+    memory = options.memory
+    return measure(
+        sizes, backends, passes, rounds=rounds, memory_too=memory, where=where, clock=options.clock
+    )
 
 
 @dataclass(frozen=True)
@@ -197,6 +205,7 @@ def measure(
     memory_too: bool,
     label: str = "",
     where: Where,
+    clock: str = "wall",
 ) -> list[Record]:
     """One record a cell; `label` is the pass's name in the records, if not its own. No rounds: nothing is timed."""
     records: list[Record] = []
@@ -206,7 +215,7 @@ def measure(
             call = Workload(size, where.dtype, where.device)
             able = [backend for backend in backends if reasons[backend] is None and rounds]
             timings = interleave(
-                {b: functools.partial(call.run, b, name) for b in able}, max(rounds, 1), where.device
+                {b: functools.partial(call.run, b, name) for b in able}, max(rounds, 1), where.device, clock
             )
             for backend in backends:
                 timing = timings.get(backend)
@@ -219,7 +228,7 @@ def measure(
                     "threads": torch.get_num_threads(), "torch": torch.__version__,
                     "device": where.device, "hardware": hardware(where.device), "dtype": str(where.dtype),
                     "heads": size.heads, "head_width": size.head_width, "width": size.width, "kernel": size.kernel,
-                    "processor": size.processor,
+                    "processor": size.processor, "clock": clock,
                 })  # fmt: skip
     if memory_too:
         cells = itertools.product(passes, sizes, backends)
