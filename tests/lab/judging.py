@@ -7,10 +7,11 @@ from typing import Any
 
 import made_up
 
-from dape.lab import claims
-from dape.lab.claims import Claim, Data, Evidence, Pick, Verdict, judge
+from dape.lab import rules
+from dape.lab.claims import Claim, Verdict, judge
 from dape.lab.folders import load_folder
 from dape.lab.paper import Paper
+from dape.lab.rules import Data, Evidence, Pick
 
 A, B, C = "dape1x3-kerple", "kerple", "rope"
 GOOD, SAME, BAD = (2.0, 1.9, 1.8), (2.2, 2.2, 2.2), (2.4, 2.6, 3.0)
@@ -24,7 +25,7 @@ def judged(
     made_up.write(tmp_path, "made_up", "trial", results)
 
     def decide(data: Data) -> Evidence:
-        return getattr(claims, helper)(data, **{name: picked(value) for name, value in arguments.items()})
+        return getattr(rules, helper)(data, **{name: picked(value) for name, value in arguments.items()})
 
     claim = Claim("it", "It does.", "trial", decide, "4", scale)
     return judge(claim, load_folder(tmp_path / "made_up" / "trial"), Paper())

@@ -194,7 +194,7 @@ def write_claims(papers: Path, paper: str, claims: Sequence[dict[str, Any]]) -> 
     """claims.py with these entries: id, text, experiment, section, closer, and `returns`, the evidence as code."""
     path = papers / paper / "claims.py"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["from dape.lab.claims import *", "from dape.lab.claims import claim", ""]
+    lines = ["from dape.lab.rules import *", "from dape.lab.claims import claim", ""]
     for entry in claims:
         named = {name: entry[name] for name in ("scale", "closer") if name in entry}
         more = "".join(f", {name}={value!r}" for name, value in named.items())

@@ -214,7 +214,7 @@ def test_killed_and_given_again_it_ends_as_if_never_stopped(tmp_path: Path) -> N
     (whole / "text").symlink_to(tmp_path / "text")
     assert main(options(whole, *arguments, "--corpus", str(tmp_path / "text"))) == 0
     first, second = (load_results(place / "out" / "results.json") for place in (tmp_path, whole))
-    assert len(first["rows"]) == 6
+    assert len(first.frame) == 6
     assert first["rows"] == second["rows"]
 
 

@@ -17,7 +17,7 @@ EXPERIMENTS = load_experiments(PAPERS)
 CORPORA = load_corpora(PAPERS)
 NAMES = (
     "nope_rope baselines length_1024 same_tokens model_size effect leakage same_cost kernel_size che time_cost "
-    "data_adaptive visualisation recall headline"
+    "data_adaptive visualisation recall headline step_time"
 )
 
 

@@ -16,12 +16,16 @@ PAPER = Path(__file__).parents[2] / "papers" / "dape_v2" / "paper.json"
 PROBE = """
   const card = name => document.querySelector(`button[data-verdict=${name}]`);
   const visible = () => [...document.querySelectorAll(".ledger .claim")].filter(claim => claim.offsetParent).length;
+  const folded = visible();
+  for (const part of document.querySelectorAll("details")) part.open = true;
   const all = visible();
   const shown = {};
   for (const name of ["holds", "fails", "undecided", "not-run"]) { card(name).click(); shown[name] = visible(); }
   card("not-run").click();
+  const again = document.querySelectorAll(".ledger details[open]").length;
+  for (const part of document.querySelectorAll("details")) part.open = true;
   return {
-    all, shown, again: visible(),
+    all, shown, folded, again,
     counts: [...document.querySelectorAll(".cards b")].map(count => Number(count.textContent)),
     requests: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !name.startsWith("data:")),
     svgs: document.querySelectorAll(".drawing svg").length,
@@ -107,7 +111,9 @@ def test_counts_are_the_ledgers_and_choose_what_it_shows(visited, papers: Path) 
     own = count([verdict for verdict in verdicts if verdict.paper != "beyond"])
     assert visited.seen["counts"] == list(own.values()) != counts
     assert list(visited.seen["shown"].values()) == counts
-    assert visited.seen["all"] == visited.seen["again"] == sum(counts)
+    assert visited.seen["all"] == sum(counts)
+    # Sections are folded until a count is chosen, and again when it is not.
+    assert visited.seen["folded"] == visited.seen["again"] == 0
 
 
 def test_table_numbers_are_those_of_the_results(visited) -> None:

@@ -12,7 +12,7 @@ import pytest
 from small_papers import without_results, write_papers
 
 from dape.cli import main
-from dape.evaluate import evaluate_by_length
+from dape.evaluate import evaluate_by_length, losses_by_length, recall_slices
 from dape.lab.execute import make_plan
 from dape.lab.experiments import Place, find_papers, load_corpora, load_experiments
 from dape.lab.records import TIME, Results, load_results
@@ -80,7 +80,7 @@ def test_a_shared_training_is_done_once(tmp_path) -> None:
     assert model.stat().st_mtime_ns == before
     assert len(list((work / "smoke" / "runs").iterdir())) == 2
     one, two = (results(work / "smoke" / "results" / "test" / f"{name}.json") for name in ("one", "two"))
-    assert [r["eval_length"] for r in two["rows"]] == [8, 16]
+    assert [r["eval_length"] for r in two.lines()] == [8, 16]
     assert {r["variant"] for r in two["runs"]} == {"as before"}
     assert one["rows"][0]["windows"] == two["rows"][0]["windows"]
     assert one["documents"] == two["documents"]
@@ -92,12 +92,55 @@ def test_records_are_what_an_evaluation_gives(tmp_path) -> None:
     found = results(tmp_path / "work" / "smoke" / "results" / "test" / "one.json")
     trained = load_run(next((tmp_path / "work" / "smoke" / "runs").iterdir()))
     scores = evaluate_by_length(trained.model(), trained.data().validation, [8, 256], last=8, windows=8)
-    for record, score in zip(found["rows"], scores, strict=True):
+    for record, score in zip(found.lines(), scores, strict=True):
         assert record["value"] == pytest.approx(score.nll, abs=2e-6)
         assert record["error"] == pytest.approx(score.nll_se, abs=2e-6)
         assert record["windows"] == pytest.approx(score.windows.tolist(), abs=1e-4)
     assert found["documents"]["library"] == scores[0].documents.tolist()
     assert found["runs"][0]["train_seconds"] == round(trained.metrics()[-1]["seconds"], 1)
+
+
+def test_losses_are_sliced_by_recall(tmp_path) -> None:
+    """The slices that `dape eval --slices recall` gives, with sums by document that add up to the losses of all tokens."""
+    papers = small(tmp_path, one='[[grid]]\nmethods = ["dape1x3-kerple"]\nlengths = [8, 256]\n[scale.smoke]')
+    run(papers, tmp_path / "work", "one")
+    found = results(tmp_path / "work" / "smoke" / "results" / "test" / "one.json")
+    trained = load_run(next((tmp_path / "work" / "smoke" / "runs").iterdir()))
+    tokens = trained.data().validation
+    losses = losses_by_length(trained.model(), tokens, [8, 256], last=8, windows=8)
+    wanted = recall_slices(tokens, losses, base=8)
+    for metric, mean in (("loss", wanted.loss), ("change", wanted.change)):
+        for name in ("hit", "new", "other"):
+            (row,) = (row for row in found.lines(metric, name) if row["eval_length"] == 256)
+            assert (row["value"], row["error"]) == pytest.approx(mean(256, name), abs=1e-5)
+            assert row["count"] == sum(row["tokens"]) == wanted.tokens(256, name) > 0
+    hit, other = (found.lines("loss", name)[-1] for name in ("hit", "other"))
+    (whole,) = (row for row in found.lines("loss") if row["eval_length"] == 256)
+    total = sum(hit["windows"]) + sum(other["windows"])
+    assert total / (hit["count"] + other["count"]) == pytest.approx(whole["value"], abs=1e-4)
+    assert set(found.slices["slice"]) == {"hit", "new", "other"}
+
+
+def test_scores_without_slices_are_kept_and_evaluated_again_where_recall_is_asked_for(tmp_path) -> None:
+    papers = small(tmp_path, one='[[grid]]\nmethods = ["kerple", "alibi"]\n[scale.smoke]')
+    work = tmp_path / "work"
+    run(papers, work, "one")
+    path, scores = work / "smoke" / "results" / "test" / "one.json", work / "smoke" / "scores"
+    before = results(path).lines("loss")
+    for file in scores.glob("*.json"):
+        content = json.loads(file.read_text())
+        del content["recall"]
+        file.write_text(json.dumps(content))
+    run(papers, work, "one")
+    assert results(path).lines("loss", "hit") == []
+    file = papers / "test" / "one" / "experiment.toml"
+    file.write_text(
+        file.read_text().replace("[scale.smoke]", '[scale.smoke]\nrecall = { methods = ["kerple"] }')
+    )
+    run(papers, work, "one")
+    found = results(path)
+    assert found.lines("loss") == before
+    assert {row["method"] for row in found.lines("loss", "hit")} == {"kerple"}
 
 
 def test_only_what_is_missing_is_evaluated(tmp_path, monkeypatch) -> None:
@@ -108,13 +151,13 @@ def test_only_what_is_missing_is_evaluated(tmp_path, monkeypatch) -> None:
     evaluated = []
     from dape.lab.kinds import language
 
-    original = language.score
-    monkeypatch.setattr(language, "score", lambda *a: evaluated.append(a[3]) or original(*a))
+    original = language.token_losses
+    monkeypatch.setattr(language, "token_losses", lambda *a: evaluated.append(a[3]) or original(*a))
     monkeypatch.setattr(language, "train", lambda *a, **k: pytest.fail("it is trained"))
     run(papers, tmp_path / "work", "one")
     assert evaluated == [16]
     found = results(tmp_path / "work" / "smoke" / "results" / "test" / "one.json")
-    assert [r["eval_length"] for r in found["rows"]] == [8, 16, 32]
+    assert [r["eval_length"] for r in found.lines()] == [8, 16, 32]
 
 
 def test_a_failure_does_not_sink_the_others_and_is_tried_again(tmp_path, capsys) -> None:
@@ -228,7 +271,7 @@ def test_from_a_grid_to_verdict_and_readme(tmp_path, capsys) -> None:
     """All the way, at a scale of seconds: trained, evaluated, judged, written down, on one page."""
     papers = write_papers(tmp_path, one='[[grid]]\nmethods = ["kerple", "dape1x3-kerple"]\n[scale.laptop]')
     (papers / "test" / "claims.py").write_text(
-        "from dape.lab.claims import claim, lower\n\n"
+        "from dape.lab.claims import claim\nfrom dape.lab.rules import lower\n\n"
         '@claim("one", "4")\ndef better(data):\n    """It is better."""\n'
         '    return lower(data, "dape1x3-kerple", "kerple")\n'
     )

@@ -11,6 +11,7 @@ import pytest
 from judging import losses
 from numpy.testing import assert_allclose
 
+from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, variance_prior
 from dape.lab.claims import HOLDS, UNDECIDED, ledger
 from dape.lab.figures import PLACES, canvas, styles
 from dape.lab.folders import load_folders
@@ -19,9 +20,8 @@ from dape.lab.records import Results
 from dape.lab.report.papers import borrowed
 from dape.lab.stats import (
     ONE_POSITION,
-    PRIOR,
     TWO_POSITIONS,
-    Estimate,
+    Losses,
     SeedVariance,
     of_lengths,
     of_methods,
@@ -54,6 +54,17 @@ def drawn(*lines: Line):
     return axes
 
 
+def deviation(spread: SeedVariance, *kinds: tuple[str, ...], multiple: float = 1) -> float:
+    prior = spread.prior(kinds, multiple)
+    assert prior is not None
+    return math.sqrt(prior.variance)
+
+
+def typical(*variances: float) -> float:
+    """What samples of two seeds each say of the deviation, on a logarithmic scale."""
+    return math.sqrt(variance_prior(variances, [1.0] * len(variances)).variance)
+
+
 def test_the_nearest_of_its_kind_speaks_for_a_comparison() -> None:
     spread = seed_variance(
         [
@@ -67,38 +78,61 @@ def test_the_nearest_of_its_kind_speaks_for_a_comparison() -> None:
         ]
     )
     kerples, others = ("methods", ONE_POSITION), ("methods", TWO_POSITIONS)
-    # Differences of −1.0 and −0.8 have a standard deviation of 0.2 / √2.
-    assert_allclose(spread.expected([kerples], 1), 0.2 / math.sqrt(2))
-    assert_allclose(spread.expected([others], 1), math.sqrt((0.1**2 + 0.3**2) / 2 / 2))
+    # Differences of −1.0 and −0.8 have a variance of 0.02.
+    assert_allclose(deviation(spread, kerples), typical(0.02))
+    assert_allclose(deviation(spread, others), typical(0.005, 0.045))
     # Other lengths borrow from the nearest known.
-    assert spread.expected([kerples], 3) == spread.expected([kerples], 4)
+    assert deviation(spread, kerples, multiple=3) == deviation(spread, kerples, multiple=4)
     # Two that share an encoding are more like Kerple's two, others like those with ALiBi.
-    assert of_methods("rope", "dape-rope")[1:] == [kerples, ("methods",)]
-    assert of_methods("rope", "t5")[1:] == [others, ("methods",)]
+    assert of_methods("rope", "dape-rope")[1:] == [("positions", "rope", "rope"), kerples]
+    assert of_methods("rope", "t5")[1:] == [("positions", "rope", "t5"), others]
     assert of_methods("kerple", "alibi") == of_methods("alibi", "kerple")
-    assert_allclose(spread.expected([("lengths", "kerple")], 4), 0.3 / math.sqrt(2))
-    assert_allclose(spread.expected([("losses", "kerple")], 4), 0.4 / math.sqrt(2))
-    assert of_lengths("dape3x3-kerple")[1:3] == [("lengths", "kerple", "processed"), ("lengths", "processed")]
-    assert of_lengths("kerple")[1:3] == [("lengths", "kerple", "plain"), ("lengths", "plain")]
+    assert_allclose(deviation(spread, ("lengths", "kerple"), multiple=4), typical(0.045))
+    assert_allclose(deviation(spread, ("losses", "kerple"), multiple=4), typical(0.08))
+    assert of_lengths("dape3x3-kerple")[1:] == [("lengths", "kerple", "processed"), ("lengths", "processed")]
+    assert of_lengths("kerple")[1:] == [("lengths", "kerple", "plain"), ("lengths", "plain")]
 
 
-def test_the_general_counts_beside_the_particular_and_nobody_for_himself() -> None:
+def test_a_kind_with_samples_of_its_own_does_not_inherit_from_others() -> None:
+    """ALiBi's seeds agree, RoPE's do not: what is expected of ALiBi's is not RoPE's."""
     spread = SeedVariance()
-    for setting, by_seed in (("one", (0.0, 0.0)), ("two", (0.0, 0.2)), ("three", (0.0, 0.4))):
-        spread.add([("general",)], 1, setting, by_seed)
+    for setting in range(4):
+        shift = 0.01 * (1 + setting / 10)
+        for method, size in (("alibi", 1), ("rope", 50)):
+            spread.add(of_methods("kerple", method), 1, setting, (0.0, shift * size))
+    calm, wild = (spread.prior(of_methods("kerple", name), 1) for name in ("alibi", "rope"))
+    assert calm is not None
+    assert wild is not None
+    assert math.sqrt(wild.variance / calm.variance) == pytest.approx(50)
+    # A pair that nobody trained with several seeds has what all pairs say, and less surely.
+    other = spread.prior(of_methods("t5", "fire"), 1)
+    assert other is not None
+    assert calm.variance < other.variance < wild.variance
+    assert other.dof < calm.dof
+
+
+def test_one_large_variance_does_not_dominate_and_nobody_counts_for_himself() -> None:
+    spread = SeedVariance()
+    for setting, gap in enumerate((0.1, 0.1, 0.1, 10.0)):
+        spread.add([("general",)], 1, setting, (0.0, gap))
+    without = spread.prior([("general",)], 1, 3)
+    assert without is not None
+    # Three samples that agree are worth three degrees of freedom, not infinitely many.
+    assert without.dof == 3
+    assert deviation(spread, ("general",)) < 1.0
     spread.add([("particular",)], 1, "four", (0.0, 0.6))
-    general = (0.0 + 0.02 + 0.08) / 3
-    assert_allclose(spread.expected([("general",)], 1), math.sqrt(general))
-    both = (0.18 + PRIOR * general) / (1 + PRIOR)
-    assert_allclose(spread.expected([("particular",), ("general",)], 1), math.sqrt(both))
-    assert spread.expected([("particular",), ("general",)], 1, "four") == spread.expected([("general",)], 1)
-    assert_allclose(spread.expected([("general",)], 1, "three"), math.sqrt(0.01))
-    assert spread.expected([("particular",)], 1, "four") is None
+    both = [("particular",), ("general",)]
+    assert spread.prior(both, 1, "four") == spread.prior([("general",)], 1)
+    moved = spread.prior(both, 1)
+    assert moved == VariancePrior(*spread.prior([("general",)], 1).posterior(0.18, 1))
+    # Equal to the last digit: the same run twice.
+    spread.add([("twice",)], 1, "five", (0.5, 0.5))
+    assert spread.prior([("twice",)], 1) is None
 
 
 def test_one_seed_tells_nothing_and_a_training_counts_once() -> None:
     def counted(*many: Results) -> int:
-        return sum(map(len, seed_variance(many).variances[("methods",)].values()))
+        return sum(map(len, seed_variance(many).samples[("methods", TWO_POSITIONS)].values()))
 
     one = results({"kerple": {64: (3.0,)}, "alibi": {64: (2.0,)}})
     assert counted(one) == 0
@@ -113,18 +147,34 @@ def test_one_seed_tells_nothing_and_a_training_counts_once() -> None:
     for run, rows in list(zip(once["runs"], ([row] for row in once["rows"]), strict=True)):
         again = [{key: value for key, value in row.items() if key != "run"} | {"value": 9.0} for row in rows]
         once.add({**run, "variant": "stretched"}, again)
-    assert counted(once) == 4
+    assert counted(once) == 2
 
 
-def test_an_expected_spread_counts_as_one_degree_of_freedom() -> None:
-    assert over_seeds([1.0], [0.3], expected=0.4).error == pytest.approx(0.5)
+def test_an_expected_variance_gives_one_seed_an_error() -> None:
+    sure = VariancePrior(0.16, 1e9)
+    assert over_seeds([1.0], [0.3], prior=sure).error == pytest.approx(0.5)
     assert over_seeds([1.0], [0.3]).error == pytest.approx(0.3)
-    # Two seeds that agree by chance: half of the expected variance is left, of a mean of two.
-    assert over_seeds([1.0, 1.0], [0.0, 0.0], expected=0.4).error == pytest.approx(0.2)
+    # Two seeds that agree by chance, and a prior worth one degree of freedom: half of its variance is left.
+    found = over_seeds([1.0, 1.0], [0.0, 0.0], prior=VariancePrior(0.16, 1.0))
+    assert (found.error, found.dof) == (pytest.approx(0.2), 2)
     # Seeds of their own outweigh it.
-    assert over_seeds([1.0, 3.0, 1.0, 3.0], [0.0] * 4, expected=0.0).error == pytest.approx(
-        math.sqrt(4 / 4 / 4)
-    )
+    found = over_seeds([1.0, 3.0] * 2, [0.0] * 4, prior=VariancePrior(0.0, 1.0))
+    assert (found.error, found.dof) == (pytest.approx(0.5), 4)
+
+
+def test_few_documents_ask_for_more_errors() -> None:
+    """Six documents at two errors are not 95 %: a difference must be further out the fewer there are."""
+    weights = []
+    for count in (3, 6, 30, 300):
+        data = Losses(Results({"documents": {"c": list(range(count))}}))
+        # Differences with mean 1 and standard error 0.5, whatever their number.
+        scatter = [1 + (-1) ** n * 0.5 * math.sqrt(count - 1) for n in range(count - count % 2)]
+        rows = [{"windows": scatter + [1.0] * (count % 2)}, {"windows": [0.0] * count}]
+        sums, counts = data.by_document((1, -1), rows, "c")
+        weights.append(crossed_mean(sums, counts).weight)
+    assert weights == sorted(weights)
+    assert weights[1] < 1.75
+    assert weights[-1] == pytest.approx(2, abs=0.02)
 
 
 A, B = "dape1x3-kerple", "kerple"
@@ -142,8 +192,11 @@ def claims_of_one_seed(folder: Path, spread: float | None, variant: str = "", **
         run.update({"steps": 500, **fields})
     made_up.write(folder, "made_up", "trial", trial)
     if spread is not None:
-        seeds = made_up.language(losses({A: (3.0, 3.0), B: (3.1, 3.1)}), seeds=(0, 1), spread=spread)
-        made_up.write(folder, "beyond", "seeds", seeds)
+        for place in range(4):
+            seeds = made_up.language(losses({A: (3.0, 3.0), B: (3.1, 3.1)}), seeds=(0, 1), spread=spread)
+            for run in seeds["runs"]:
+                run["steps"] += place
+            made_up.write(folder, "beyond", f"seeds-{place}" if place else "seeds", seeds)
     return ledger(folder)
 
 
@@ -162,9 +215,10 @@ def test_two_readings_by_one_training_do_not_borrow_the_spread_of_two_trainings(
 
 def test_the_reader_is_told_how_large_it_is(tmp_path: Path) -> None:
     claims_of_one_seed(tmp_path, 0.2)
-    (folder,) = load_folders(tmp_path / "beyond", ["seeds"])
-    # Shifts of ±0.2 in opposite directions: differences of ±0.4, whose standard deviation is 0.8 / √2.
-    assert borrowed([folder]).endswith("between methods sharing a position encoding 0.566).")
+    folder = load_folders(tmp_path / "beyond", ["seeds"])[0]
+    # Shifts of ±0.2 in opposite directions: differences of ±0.4, whose standard deviation is 0.8 / √2. Two seeds mostly
+    # show less than the truth, which the logarithmic scale makes up for.
+    assert borrowed([folder]).endswith("between methods sharing a position encoding 1.068).")
     assert borrowed([]).endswith("another training might decide otherwise.")
 
 
@@ -175,13 +229,13 @@ def test_bars_of_a_figure_are_errors_of_the_difference_to_kerple(tmp_path: Path)
     (panel,) = our_panels(folder)
     other, base = panel.lines
     assert (panel.reference, base.label) == (B, B)
-    assert base.bars == {}
+    assert base.gaps == {}
     data = folder.losses
     a, b = data.rows
-    assert other.bars == {n: data.difference((1, a, n), (-1, b, n)).error for n in (64, 128)}
+    assert other.gaps == {n: data.difference((1, a, n), (-1, b, n)) for n in (64, 128)}
     # Documents differ by far more than methods do.
-    assert other.bars[64] < other.losses[64].error / 3
-    assert other.curve().points[0].difference.error == other.bars[64]
+    assert other.gaps[64].error < other.losses[64].error / 3
+    assert other.curve().points[0].difference == other.gaps[64]
     assert bars_of([panel]).endswith("of the difference to\nkerple")
     assert bars_of([replace(panel, lines=(base,))]) == ""
 

@@ -153,7 +153,7 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     def killed(*arguments, **options):
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(solving, "accuracy_by_length", killed)
+    monkeypatch.setattr(solving, "answers_by_length", killed)
     with pytest.raises(RuntimeError, match="killed"):
         train_and_test(run, tmp_path / "again")
     monkeypatch.undo()

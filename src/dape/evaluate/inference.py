@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -19,11 +20,33 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its standard error; (value − truth) / error follows Student's t with `dof` degrees of freedom."""
+    """A value with its standard error; (value − truth) / error follows Student's t with `dof` degrees of freedom.
+
+    The error is NaN where it is not known.
+    """
 
     value: float
-    error: float
+    error: float = math.nan
     dof: float = math.inf
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return math.isfinite(self.value)
+
+    @property
+    def weight(self) -> float:
+        """The value in standard errors of a normal distribution: a value of so many would be as unlikely, were zero true.
+
+        0 where the error is not known.
+        """
+        if not (self.known and math.isfinite(self.error) and self.dof > 0):
+            return 0.0
+        if self.error == 0:
+            return math.copysign(math.inf, self.value) if self.value else 0.0
+        tail = student_cdf(-abs(self.value / self.error), self.dof)
+        size = -NormalDist().inv_cdf(tail) if tail > 1e-300 else math.inf
+        return math.copysign(size, self.value)
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """The confidence interval; NaN where the error is not known."""
@@ -197,10 +220,11 @@ def crossed_mean(sums: np.ndarray, counts: np.ndarray, *, seeds: VariancePrior |
         sources.append((sample[0] / num_seeds, sample[1]))
     # Each source contains the rest once; what is smaller than the rest has no variance of its own.
     total = sum(max(part, rest) for part, _ in sources) - rest * (len(sources) - 1)
-    return Estimate(mean, math.sqrt(total), _satterthwaite(total, sources))
+    return Estimate(mean, math.sqrt(total), satterthwaite(total, sources))
 
 
-def _satterthwaite(total: float, sources: Sequence[tuple[float, float]]) -> float:
+def satterthwaite(total: float, sources: Sequence[tuple[float, float]]) -> float:
+    """Degrees of freedom of a variance that is made of several, each with its own."""
     scatter = sum(part**2 / dof for part, dof in sources)
     return total**2 / scatter if scatter else math.inf
 
@@ -220,6 +244,14 @@ class Pooled:
     estimate: Estimate
     between: float
     prediction: Estimate
+
+
+def average(estimates: Sequence[Estimate]) -> Estimate:
+    """Mean over just these independent settings, each counting the same; it says nothing of settings like them."""
+    parts = [((one.error / len(estimates)) ** 2, one.dof) for one in estimates]
+    total = sum(part for part, _ in parts)
+    value = sum(one.value for one in estimates) / len(estimates)
+    return Estimate(value, math.sqrt(total), satterthwaite(total, parts))
 
 
 def pool(estimates: Sequence[Estimate]) -> Pooled:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from dape.evaluate.inference import Estimate, crossed_mean
 from dape.lab.records import STEP, VIEWS, Results
-from dape.lab.stats import UNKNOWN, Estimate, Losses, over_seeds, signed
+from dape.lab.stats import ERRORS, UNKNOWN, Losses, over_seeds, signed
 from dape.lab.tables import OURS, Cell, Row, Table, change, exp, perplexity, plain, times
 
 # Change of the loss from the first length, in nats: up to where it counts as held, and as worse but usable.
 HELD, WORSE = 0.01, 0.1
+# Slices of the tokens that are shown, in words.
+SLICES = {"hit": "seen before", "other": "all others"}
 # Documents below which standard errors over documents are rough.
 FEW_DOCUMENTS = 10
 
@@ -84,30 +87,37 @@ QUANTITIES = {
 def derive(results: Results, baseline: str) -> None:
     """Add rows of metric change (from the first length) and difference (to the baseline), paired by window."""
     content = results.content
-    content["rows"] = [row for row in content["rows"] if row["metric"] not in ("change", "difference")]
-    losses = Losses(results)
-    rows = []
+    made = [
+        row["metric"] == "difference" or (row["metric"] == "change" and not row.get("slice"))
+        for row in content["rows"]
+    ]
+    content["rows"] = [row for row, again in zip(content["rows"], made, strict=True) if not again]
+    slices = dict.fromkeys(row.get("slice", "") for row in content["rows"])
+    rows = [row for slice in slices for row in _derived(Losses(results, slice=slice), baseline, slice)]
+    content["rows"] += sorted(rows, key=lambda row: (row["run"], row["metric"], row["eval_length"]))
+    results.__dict__.pop("frame", None)
+
+
+def _derived(losses: Losses, baseline: str, slice: str) -> Iterator[dict[str, Any]]:
     for trained, by_length in losses.rows.items():
         base = losses.rows.get(trained._replace(method=_method(baseline), variant=_variant(baseline)), {})
         first = min(by_length)
-        for length, by_seed in by_length.items():
-            for seed, row in by_seed.items():
-                known = {"run": row["run"], "eval_length": length}
-                for metric, other, against in (
-                    ("change", by_length[first].get(seed), str(first)),
-                    ("difference", base.get(length, {}).get(seed), baseline),
-                ):
-                    if other is None or (other is row and metric == "difference"):
-                        continue
-                    if row.get("windows") is None or other.get("windows") is None:
-                        continue
-                    value, error = losses.paired((1, -1), (row, other), trained.corpus)
-                    error = 0.0 if other is row else error
-                    rows.append(
-                        {**known, "metric": metric, "against": against, "value": value, "error": error}
-                    )
-    content["rows"] += sorted(rows, key=lambda row: (row["run"], row["metric"], row["eval_length"]))
-    results.__dict__.pop("frame", None)
+        for length, seed, row in (
+            (n, seed, row) for n, rows in by_length.items() for seed, row in rows.items()
+        ):
+            others = {"difference": (base.get(length, {}).get(seed), baseline)}
+            # The tokens of a slice are others at another length: changes of slices come with the scores.
+            others |= {} if slice else {"change": (by_length[first].get(seed), str(first))}
+            for metric, (other, against) in others.items():
+                if other is None or (other is row and metric == "difference"):
+                    continue
+                if row.get("windows") is None or other.get("windows") is None:
+                    continue
+                sums, counts = losses.by_document((1, -1), (row, other), trained.corpus)
+                found = crossed_mean(sums[counts > 0], counts[counts > 0])
+                entry = {"run": row["run"], "eval_length": length, "metric": metric, "against": against}
+                entry |= {"slice": slice} if slice else {}
+                yield {**entry, "value": found.value, "error": 0.0 if other is row else found.error}
 
 
 def _method(label: str) -> str:
@@ -145,13 +155,18 @@ def curves(results: Results, view: str) -> list[Curve]:
 def _curve(results: Results, lines: list[dict[str, Any]], view: str, label: str) -> Curve:
     mine = [line for line in lines if label_of(line) == label]
     runs = {line["run"]: line for line in mine}.values()
+    documents = num_documents(results) or math.inf
     failed = [f for f in results["failures"] if label_of(f) == label and f.get("view", STEP) == view]
 
     def estimate(metric: str, length: int) -> Estimate:
         found = [row for row in mine if row["metric"] == metric and row["eval_length"] == length]
         if not found:
             return UNKNOWN
-        return over_seeds((row.get("value") for row in found), (row.get("error") for row in found))
+        return over_seeds(
+            (row.get("value") for row in found),
+            (row.get("error") for row in found),
+            dof=max(1, documents - 1),
+        )
 
     lengths = sorted({line["eval_length"] for line in mine if line["metric"] == "loss"})
     points = [
@@ -244,6 +259,33 @@ def difference_table(results: Results, view: str, colours: dict[str, str] | None
     return Table(title, heads, tuple(rows), corner="method")
 
 
+def recall_table(results: Results, view: str) -> Table | None:
+    """Loss less the baseline's on tokens that the input has shown before and on all others; None if it is not known."""
+    rows = []
+    lengths: dict[int, str] = {}
+    for name, words in SLICES.items():
+        lines = [r for r in results.lines("difference", name) if r.get("view", STEP) == view]
+        shares = {r["eval_length"]: r["count"] for r in results.lines("loss", name)}
+        for label in dict.fromkeys(map(label_of, lines)):
+            mine = [line for line in lines if label_of(line) == label]
+            found = {n: [r for r in mine if r["eval_length"] == n] for n in sorted(shares)}
+            cells = [
+                change(over_seeds((r["value"] for r in rows_), (r.get("error") for r in rows_)))
+                if rows_
+                else Cell("–")
+                for rows_ in found.values()
+            ]
+            rows.append(Row(f"{label}, {words}", OURS, tuple(cells)))
+        lengths |= {n: f"{lengths.get(n, '')}{count} {name} " for n, count in shares.items()}
+    unit = train_length(results)
+    heads = tuple(f"{times(n, unit)}\n{said.strip()}" for n, said in sorted(lengths.items()))
+    title = (
+        f"Where it comes from: loss minus {results.settings.get('baseline')}'s by recall, at {VIEWS[view]}"
+    )
+    note = "hit: tokens whose trigram the input has shown before, which could be copied; other: all other tokens."
+    return Table(title, heads, tuple(rows), note, corner="method") if rows else None
+
+
 def verdict(results: Results, view: str = STEP) -> str:
     """The result in a sentence: the best method at the longest length against the baseline, or against the next."""
     shown = [curve for curve in curves(results, view) if curve.points]
@@ -265,7 +307,7 @@ def verdict(results: Results, view: str = STEP) -> str:
     gap = paired_gap(results, view, best, other, longest)
     lower = 100 * -math.expm1(gap.value)
     said = f"{where} {best.label} has {lower:.1f} % lower perplexity than {other.label}"
-    sure = abs(gap.value) > 2 * gap.error if math.isfinite(gap.error) else None
+    sure = abs(gap.weight) > ERRORS if math.isfinite(gap.error) else None
     doubt = "" if sure else ", within two standard errors" if sure is False else ", error unknown"
     return f"{said} (loss {signed(gap)} nats{doubt}; {_evidence(results)})."
 

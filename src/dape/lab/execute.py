@@ -75,7 +75,8 @@ def settle(plan: Plan, *, only_kept: bool = False) -> None:
             members = [cell for cell in group if cell.label not in plan.failures]
         plan.timed.remove(group)
         if len(members) > 1:
-            steps = equal_time_steps(members, plan.place)
+            exact = plan.settings["equal_time"].get("exact", False)
+            steps = equal_time_steps(members, plan.place, exact=exact)
             plan.items += [cell.for_steps(steps[cell.method]) for cell in members]
 
 

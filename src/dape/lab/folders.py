@@ -62,6 +62,10 @@ class Folder:
     def losses(self) -> Losses:
         return Losses(self.best, self.stands_for, self.seed_variance)
 
+    def losses_on(self, slice: str) -> Losses:
+        """The losses of a slice of the tokens."""
+        return Losses(self.best, self.stands_for, self.seed_variance, slice=slice)
+
     def at(self, scale: str) -> Folder:
         """The same with the results of one scale alone."""
         return replace(self, results={scale: self.results[scale]})

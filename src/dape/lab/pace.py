@@ -25,11 +25,11 @@ from dape.training import TrainConfig
 from dape.training.run import LanguageModelling, build_model
 
 ROUNDS = 12
-# A method whose step takes this close to the fastest keeps all its steps.
+# A method whose step takes this close to the fastest keeps all its steps, unless the exact number is asked for.
 CLOSE = 0.05
 
 
-def equal_time_steps(group: Sequence[Cell], place: Place) -> dict[str, int]:
+def equal_time_steps(group: Sequence[Cell], place: Place, *, exact: bool = False) -> dict[str, int]:
     """Steps of each method in the time that the fastest of them needs for all its steps.
 
     The pace does not depend on text and seed: it is measured once and kept, so that the same question has the
@@ -44,14 +44,14 @@ def equal_time_steps(group: Sequence[Cell], place: Place) -> dict[str, int]:
         else:
             rounds = min(ROUNDS, max(3, group[0].steps // 40))
             measure_apart({"trains": trains, "vocabulary": size, "rounds": rounds}, path, place.threads)
-    return share_time(read_json(path), group[0].steps)
+    return share_time(read_json(path), group[0].steps, close=0.0 if exact else CLOSE)
 
 
-def share_time(pace: dict[str, float], steps: int) -> dict[str, int]:
+def share_time(pace: dict[str, float], steps: int, *, close: float = CLOSE) -> dict[str, int]:
     """Steps of each method in the time that the fastest needs for `steps`, from seconds a step."""
     budget = steps * min(pace.values())
     return {
-        method: steps if seconds * steps <= budget * (1 + CLOSE) else max(1, round(budget / seconds))
+        method: steps if seconds * steps <= budget * (1 + close) else max(1, round(budget / seconds))
         for method, seconds in pace.items()
     }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dape.files import read_json
+from dape.lab.records import STEP, Results
 
 FILE = "paper.json"
 # The size of most of the paper's models; others are named like variants.
@@ -112,3 +114,39 @@ def of_sentence(entry: dict[str, Any]) -> Printed:
 
 def as_variant(size: str | None) -> dict[str, str]:
     return {} if size in (None, USUAL_SIZE) else {"variant": str(size)}
+
+
+def printed_results(paper: Paper, experiment: str, kind: str) -> Results | None:
+    """The printed numbers as results without errors, on which the rules of claims can be tried; None without any."""
+    quantity = {"language": "perplexity", "tasks": "accuracy", "timing": "milliseconds"}.get(kind)
+    numbers = paper.shown_with(experiment, quantity) if quantity else []
+    found = Results({"kind": kind, "scale": "paper", "documents": {n.get("corpus"): [0, 1] for n in numbers}})
+    runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    names = {"language": ("corpus", "train_length", "method", "variant"), "tasks": ("task", "method")}
+    for n in numbers:
+        key = tuple(n.get(name) for name in names.get(kind, ("size", "method", "train_length")))
+        runs.setdefault(key, []).append(_printed_row(n, kind))
+        # One of two numbers for the same thing, in a table and in the text, is enough.
+        runs[key] = list({row.get("eval_length"): row for row in runs[key]}.values())
+    for key, rows in runs.items():
+        run: dict[str, Any] = {"seed": 0, "view": STEP}
+        if kind == "language":
+            run |= dict(zip(names[kind], key, strict=True))
+        elif kind == "tasks":
+            run |= {"corpus": key[0], "method": key[1], "layers": 0}
+        else:
+            run |= {"size": key[0] or "", "method": key[1]}
+            rows += [{**row, "metric": "ratio", "against": "one"} for row in rows]
+        found.add(run, rows)
+    return found if runs else None
+
+
+def _printed_row(n: Printed, kind: str) -> dict[str, Any]:
+    if kind == "language":
+        loss = math.log(n.value)
+        length = n.get("eval_length")
+        return {"metric": "loss", "eval_length": length, "value": loss, "error": 0.0, "windows": [loss] * 2}
+    if kind == "tasks":
+        return {"metric": "accuracy", "eval_length": 500, "value": n.value / 100, "count": 10**12}
+    length = n.get("train_length") or n.get("length") or 0
+    return {"metric": "milliseconds", "eval_length": length, "value": n.value, "error": 0.0}

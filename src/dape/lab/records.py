@@ -50,7 +50,9 @@ ROW = {
     "value": "what was measured; loss in nats per token, accuracy as a share",
     "error": "standard error of the value; empty if unknown",
     "count": "windows, samples or rounds behind the value",
-    "windows": "the value for each window, by which runs are paired",
+    "slice": "the tokens that the value is of: hit (of recall), new (hits that training's length lacks), other; empty: all",
+    "windows": "by which runs are paired: the value for each window; of a slice, or of answers, its sum for each document or sample",
+    "tokens": "tokens of the slice in each document, or answers asked for in each sample",
 }
 # Views in the order in which they are shown.
 STEP, TIME = "equal-step", "equal-time"
@@ -93,24 +95,34 @@ class Results:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A line for each row, with the columns of its run."""
+        """A line for each row, with the columns of its run; rows of slices of the tokens are in `slices`."""
+        return self._joined([row for row in self.content["rows"] if not row.get("slice")]).drop(
+            columns=["slice", "tokens"]
+        )
+
+    @property
+    def slices(self) -> pd.DataFrame:
+        """The same for the rows of slices."""
+        return self._joined([row for row in self.content["rows"] if row.get("slice")])
+
+    def _joined(self, rows: list[dict[str, Any]]) -> pd.DataFrame:
         import pandas as pd
 
         runs = pd.DataFrame(self.content["runs"], columns=list(RUN))
-        rows = pd.DataFrame(self.content["rows"], columns=list(ROW))
+        table = pd.DataFrame(rows, columns=list(ROW))
         runs["variant"] = [run.get("variant") or "" for run in self.content["runs"]]
         for name in ("value", "error"):
-            rows[name] = rows[name].astype("float64")
-        joined = rows.merge(runs, left_on="run", right_index=True, how="left", sort=False)
+            table[name] = table[name].astype("float64")
+        joined = table.merge(runs, left_on="run", right_index=True, how="left", sort=False)
         return joined[[*RUN, *(name for name in ROW if name != "run")]]
 
-    def lines(self, metric: str | None = None) -> list[dict[str, Any]]:
-        """The frame as dictionaries, without what does not apply; those of one metric if it is named."""
+    def lines(self, metric: str | None = None, slice: str = "") -> list[dict[str, Any]]:
+        """The frame as dictionaries, without what does not apply: of all tokens or of a slice, of one metric or of all."""
         runs = self.content["runs"]
         return [
             {"variant": "", **runs[row["run"]], **row}
             for row in self.content["rows"]
-            if metric is None or row["metric"] == metric
+            if row.get("slice", "") == slice and (metric is None or row["metric"] == metric)
         ]
 
     def save(self, path: Path) -> Path:

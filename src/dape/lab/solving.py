@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -117,8 +117,16 @@ def draw_positions(
     return randomized_positions(num_tokens, position_range, generator=source)
 
 
-@torch.inference_mode()
 def accuracy_by_length(
+    task: Task, model: nn.Module, lengths: Iterable[int], samples: int, **options: Any
+) -> dict[int, float]:
+    """The share of right answers at each length; options: those of `answers_by_length`."""
+    found = answers_by_length(task, model, lengths, samples, **options)
+    return {length: float(right.sum() / asked.sum()) for length, (right, asked) in found.items()}
+
+
+@torch.inference_mode()
+def answers_by_length(
     task: Task,
     model: nn.Module,
     lengths: Iterable[int],
@@ -126,8 +134,8 @@ def accuracy_by_length(
     *,
     seed: int = 0,
     position_range: int | None = None,
-) -> dict[int, float]:
-    """The share of right answers at each length, over `samples` inputs that depend on seed and length alone."""
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Right answers and answers asked for, in each of `samples` inputs that depend on seed and length alone, by length."""
     model.eval()
     device = next(model.parameters()).device
     logits = READERS[task.model].logits
@@ -138,9 +146,11 @@ def accuracy_by_length(
         positions = draw_positions(examples.ids.shape[1], position_range, generator)
         positions = None if positions is None else positions.to(device)
         rows = max(1, TOKENS_AT_ONCE // examples.ids.shape[1])
-        answers = [
-            logits(model, ids.to(device), positions).argmax(-1).cpu()
-            for ids in torch.from_numpy(examples.ids).split(rows)
-        ]
-        result[length] = examples.accuracy(torch.cat(answers).numpy())
+        answers = torch.cat(
+            [
+                logits(model, ids.to(device), positions).argmax(-1).cpu()
+                for ids in torch.from_numpy(examples.ids).split(rows)
+            ]
+        ).numpy()
+        result[length] = (examples.right(answers).sum(1), examples.scored.sum(1))
     return result

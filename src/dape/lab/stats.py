@@ -1,4 +1,4 @@
-"""Statistics: means with standard errors, the variance between seeds, paired differences of losses."""
+"""Statistics: means over seeds and documents, the variance between seeds, paired differences of losses."""
 
 from __future__ import annotations
 
@@ -8,36 +8,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from statistics import NormalDist, fmean, stdev, variance
+from statistics import NormalDist, fmean, variance
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dape.evaluate.statistics import clustered_mean
+from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, satterthwaite, variance_prior
 from dape.lab.records import STEP, Results
 from dape.methods import LAYERS, parse_layers
 
 Row = dict[str, Any]
-# Standard errors beyond which one comparison counts.
+# Standard errors of a normal distribution beyond which one comparison counts.
 ERRORS = 2.0
-# A time of a step that was measured once is trusted to this share of itself.
-TIME_ERROR = 0.05
 # Of a normal distribution, in standard deviations: its interquartile range, and the error of a median to a mean's.
 RANGE, MEDIAN = 1.349, 1.253
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean with its standard error; the error is NaN where it is not known."""
-
-    value: float
-    error: float = math.nan
-
-    @property
-    def known(self) -> bool:
-        return math.isfinite(self.value)
-
-
 UNKNOWN = Estimate(math.nan)
 
 
@@ -48,21 +32,27 @@ def signed(estimate: Estimate) -> str:
 
 
 def over_seeds(
-    values: Iterable[float | None], errors: Iterable[float | None], *, expected: float | None = None
+    values: Iterable[float | None],
+    errors: Iterable[float | None],
+    *,
+    dof: float = math.inf,
+    prior: VariancePrior | None = None,
 ) -> Estimate:
     """Mean over seeds; its error joins that over documents with the variance between seeds.
 
     Seeds see the same documents, so averaging does not lessen the error over documents: it is taken as the mean of
-    the seeds' errors. expected: a standard deviation between seeds known from other comparisons; it counts as one
-    degree of freedom beside those of the seeds here, so that one seed has an error too.
+    the seeds' errors, with `dof` degrees of freedom. prior: what other comparisons say of the variance between seeds,
+    so that one seed has an error too. Where losses are known by document, `crossed_mean` is sharper.
     """
     numbers = [math.nan if value is None else value for value in values]
-    squares = [(len(numbers) - 1, variance(numbers))] if len(numbers) > 1 else []
-    squares += [(1, expected**2)] if expected is not None else []
-    weight = sum(freedom for freedom, _ in squares)
-    between = math.sqrt(sum(n * square for n, square in squares) / weight / len(numbers)) if weight else 0.0
-    documents = fmean(math.nan if error is None else error for error in errors)
-    return Estimate(fmean(numbers), math.hypot(documents, between))
+    documents = fmean(math.nan if error is None else error for error in errors) ** 2
+    sources = [(documents, dof)]
+    sample = (variance(numbers), len(numbers) - 1.0) if len(numbers) > 1 else (math.nan, 0.0)
+    between = prior.posterior(*sample) if prior is not None else sample
+    if between[1] > 0:
+        sources.append((between[0] / len(numbers), between[1]))
+    total = sum(part for part, _ in sources)
+    return Estimate(fmean(numbers), math.sqrt(total), satterthwaite(total, sources))
 
 
 def searched(count: int) -> float:
@@ -96,62 +86,82 @@ def quotient(one: Estimate, other: Estimate) -> Estimate:
 
 Comparison = tuple[str, ...]
 # What a row has of its training beside method, variant and seed.
-SETTING = ("view", "corpus", "train_length", "steps", "batch_size")
+SETTING = ("view", "corpus", "train_length", "steps", "batch_size", "layers")
 ONE_POSITION, TWO_POSITIONS = "one position", "two positions"
-# So many settings of a general comparison count beside those of a particular one.
-PRIOR = 4
+# Samples of a kind of comparison from which a prior of its own is made.
+ENOUGH = 3
+
+
+class Sample(NamedTuple):
+    """The variance between the seeds of one setting."""
+
+    setting: Any
+    variance: float
+    dof: float
 
 
 class SeedVariance:
-    """Variances between seeds, in squared nats: of losses, and of differences between methods or between lengths.
+    """Variances between seeds: of losses and of scores, and of their differences between methods or between lengths.
 
-    variances: kind of comparison → multiple of the training length that is read → (setting, variance) pairs.
+    samples: kind of comparison → multiple of the training length that is read → a sample for each setting.
     """
 
     def __init__(self) -> None:
-        self.variances: dict[Comparison, dict[float, list[tuple[Any, float]]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
+        self.samples: dict[Comparison, dict[float, list[Sample]]] = defaultdict(lambda: defaultdict(list))
 
     def add(
         self, kinds: Iterable[Comparison], multiple: float, setting: Any, by_seed: Sequence[float]
     ) -> None:
-        """Count what was measured with several seeds."""
-        if len(by_seed) > 1:
+        """Count what was measured with several seeds; runs that agree to the last digit are one run twice."""
+        if len(by_seed) > 1 and (found := variance(by_seed)) > 0:
             for kind in kinds:
-                self.variances[kind][multiple].append((setting, variance(by_seed)))
+                self.samples[kind][multiple].append(Sample(setting, found, len(by_seed) - 1))
 
-    def expected(self, kinds: Sequence[Comparison], multiple: float, setting: Any = None) -> float | None:
-        """The standard deviation between seeds; None if nothing like it is known.
+    def prior(
+        self, kinds: Sequence[Comparison], multiple: float, setting: Any = None
+    ) -> VariancePrior | None:
+        """What is known of the variance between seeds; None if nothing like it is.
 
-        kinds: from the particular to the general; the fewer settings a particular one has, the more the general
-        counts. setting: the one in question, which must not count for itself.
+        kinds: from the particular to the general. The narrowest of the general ones that has enough samples makes the
+        prior, on a logarithmic scale, and the samples of the particular one move it: ALiBi's seeds are judged by
+        ALiBi's. setting: the one in question, which must not count for itself.
         """
-        mean = None
-        for kind in reversed(kinds):
-            found = [value for other, value in self._nearest(kind, multiple) if other != setting]
-            if found:
-                mean = fmean(found) if mean is None else (sum(found) + PRIOR * mean) / (len(found) + PRIOR)
-        return None if mean is None else math.sqrt(mean)
+        made = None
+        for kind in kinds[1:] or kinds:
+            found = self._nearest(kind, multiple, setting)
+            if len(found) >= ENOUGH or (found and kind is kinds[-1]):
+                total = sum(sample.dof for sample in found)
+                made = variance_prior([s.variance for s in found], [s.dof for s in found])
+                # Samples that agree may do so by chance: they are worth no more than what they are made of.
+                made = VariancePrior(made.variance, min(made.dof, total))
+                break
+        own = self._nearest(kinds[0], multiple, setting) if len(kinds) > 1 else []
+        if not own:
+            return made
+        total = sum(sample.dof for sample in own)
+        mean = sum(sample.variance * sample.dof for sample in own) / total
+        return VariancePrior(mean, total) if made is None else VariancePrior(*made.posterior(mean, total))
 
-    def _nearest(self, kind: Comparison, multiple: float) -> list[tuple[Any, float]]:
-        """At the multiple that is nearest by ratio."""
-        by_multiple = self.variances.get(kind)
+    def _nearest(self, kind: Comparison, multiple: float, setting: Any) -> list[Sample]:
+        """Samples of other settings, at the multiple that is nearest by ratio."""
+        by_multiple = self.samples.get(kind)
         if not by_multiple:
             return []
-        return by_multiple[min(by_multiple, key=lambda known: abs(math.log(known / multiple)))]
+        nearest = min(by_multiple, key=lambda known: abs(math.log(known / multiple)))
+        return [sample for sample in by_multiple[nearest] if sample.setting != setting]
 
 
 def of_methods(a: str, b: str) -> list[Comparison]:
-    """The difference between two trainings: of these methods, of two that share a position encoding or do not, any."""
-    alike = positions_of(a) == positions_of(b)
-    return [("methods", *sorted((a, b))), ("methods", ONE_POSITION if alike else TWO_POSITIONS), ("methods",)]
+    """The difference between two trainings: of these methods, of these encodings, of the same encoding or of two."""
+    names = sorted((positions_of(a), positions_of(b)))
+    alike = ONE_POSITION if names[0] == names[1] else TWO_POSITIONS
+    return [("methods", *sorted((a, b))), ("positions", *names), ("methods", alike)]
 
 
 def of_lengths(method: str) -> list[Comparison]:
-    """The difference between two lengths of one model: of this method, its encoding, plain or not, any."""
+    """The difference between two lengths of one model: of this method, its encoding, plain or not."""
     scores = "plain" if all(layer.is_plain for layer in parse_layers(method)) else "processed"
-    return [("lengths", method), ("lengths", positions_of(method), scores), ("lengths", scores), ("lengths",)]
+    return [("lengths", method), ("lengths", positions_of(method), scores), ("lengths", scores)]
 
 
 def positions_of(method: str) -> str:
@@ -162,6 +172,12 @@ def positions_of(method: str) -> str:
 def of_losses(method: str) -> list[Comparison]:
     """The loss of one training: of this method, of any."""
     return [("losses", method), ("losses",)]
+
+
+def of_scores(task: str, *methods: str) -> list[Comparison]:
+    """The accuracy of a training on a task, or the difference of two: of these methods there, there, anywhere."""
+    what = "score" if len(methods) == 1 else "scores"
+    return [(what, task, *sorted(methods)), (what, task), (what,)]
 
 
 @dataclass
@@ -175,25 +191,31 @@ class Model:
 
 def seed_variance(many: Iterable[Results]) -> SeedVariance:
     """The variance between seeds in the results of one scale; a training in several results counts once."""
-    # Setting → multiple of the training length → (method, variant) → its losses
+    # Setting → multiple of the training length → (method, variant) → its losses, or its scores
     found: dict[tuple[Any, ...], dict[float, dict[tuple[str, str], Model]]] = defaultdict(
         lambda: defaultdict(dict)
     )
     for results in many:
-        for row in results.lines("loss") if results.kind == "language" else ():
+        metric = {"language": "loss", "tasks": "score"}.get(results.kind)
+        for row in results.lines(metric) if metric else ():
             if row.get("value") is not None:
-                models = found[setting_of(results, row)][row["eval_length"] / row["train_length"]]
+                multiple = row["eval_length"] / row["train_length"] if metric == "loss" else 1.0
+                models = found[setting_of(results, row)][multiple]
                 model = models.setdefault((row["method"], row["variant"]), Model(row["method"]))
                 model.losses[row["seed"]] = row["value"]
                 model.trainings[row["seed"]] = row.get("train_loss")
     spread = SeedVariance()
     for setting, by_multiple in found.items():
+        task = setting[1] if setting[0] == "score" else None
         for multiple, models in by_multiple.items():
             for one, other in combinations(models.values(), 2):
                 if not _same(one, other):
-                    spread.add(of_methods(one.method, other.method), multiple, setting, _gaps(one, other))
+                    pair = (one.method, other.method)
+                    kinds = of_scores(task, *pair) if task else of_methods(*pair)
+                    spread.add(kinds, multiple, setting, _gaps(one, other))
             for name, model in models.items():
-                spread.add(of_losses(model.method), multiple, setting, list(model.losses.values()))
+                kinds = of_scores(task, model.method) if task else of_losses(model.method)
+                spread.add(kinds, multiple, setting, list(model.losses.values()))
                 start = by_multiple.get(1.0, {}).get(name)
                 if multiple != 1 and start is not None:
                     spread.add(of_lengths(model.method), multiple, setting, _gaps(model, start))
@@ -202,6 +224,9 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
 
 def setting_of(results: Results, row: Mapping[str, Any]) -> tuple[Any, ...]:
     """All of a training and its evaluation but method, variant and seed, as far as results tell."""
+    if results.kind == "tasks":
+        protocol = (row.get("settings") or {}).get("protocol")
+        return "score", row["corpus"], row.get("layers"), json.dumps(protocol, sort_keys=True)
     shared = json.dumps([results.settings.get("train"), results.settings.get("last")], sort_keys=True)
     return (*(row.get(name) for name in SETTING), shared)
 
@@ -239,6 +264,7 @@ class Losses:
 
     rows: what was trained → evaluation length → seed → line of the results.
     stands_for: the paper's corpora by our names. seeds: what is known of the variance between them elsewhere.
+    metric, slice: of the rows that are taken: the losses of all tokens, or of a slice.
     """
 
     def __init__(
@@ -246,11 +272,14 @@ class Losses:
         results: Results | None,
         stands_for: Mapping[str, str] | None = None,
         seeds: SeedVariance | None = None,
+        *,
+        metric: str = "loss",
+        slice: str = "",
     ) -> None:
         self.results = results or Results({})
         self.stands_for, self.known = dict(stands_for or {}), seeds or SeedVariance()
         self.rows: dict[Trained, dict[int, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
-        for row in self.results.lines("loss"):
+        for row in self.results.lines(metric, slice):
             if row.get("value") is not None:
                 place = (row.get("view", STEP), row["corpus"], row["train_length"])
                 trained = Trained(*place, row["method"], row["variant"])
@@ -296,37 +325,52 @@ class Losses:
         rows = list(self.rows.get(trained, {}).get(length, {}).values())
         if not rows:
             return UNKNOWN
-        return over_seeds((row["value"] for row in rows), (row.get("error") for row in rows))
+        dof = len(set(self.documents.get(trained.corpus, ())))
+        errors = (row.get("error") for row in rows)
+        return over_seeds((row["value"] for row in rows), errors, dof=dof - 1.0 if dof > 1 else math.inf)
 
     def difference(self, *terms: tuple[float, Trained, int]) -> Estimate:
-        """A sum of losses (factor, what was trained, length), paired by window, clustered by document, over seeds.
+        """A sum of losses (factor, what was trained, length) on the same tokens, over documents and seeds.
 
-        With factors 1 and −1 it is the difference of two losses. NaN if no seed has all the terms. The variance
-        between few seeds is joined with that of other comparisons.
+        With factors 1 and −1 it is the difference of two losses. NaN if no seed has all the terms.
         """
         rows = [self.rows[trained][length] for _, trained, length in terms]
         seeds = sorted(set.intersection(*(set(row) for row in rows)))
         if not seeds:
             return UNKNOWN
         factors = [factor for factor, _, _ in terms]
-        pairs = [self.paired(factors, [row[seed] for row in rows], terms[0][1].corpus) for seed in seeds]
-        expected = self._expected(terms, [row[seeds[0]] for row in rows])
-        return over_seeds((value for value, _ in pairs), (error for _, error in pairs), expected=expected)
+        pairs = [self.by_document(factors, [row[seed] for row in rows], terms[0][1].corpus) for seed in seeds]
+        prior = self._prior(terms, [row[seeds[0]] for row in rows])
+        sums, counts = np.stack([sums for sums, _ in pairs]), pairs[0][1]
+        # Documents without a token of a slice say nothing about it.
+        return crossed_mean(sums[:, counts > 0], counts[counts > 0], seeds=prior)
 
-    def paired(self, factors: Sequence[float], rows: Sequence[Row], corpus: str) -> tuple[float, float]:
-        """The sum for one seed, and its standard error over documents."""
+    def by_document(
+        self, factors: Sequence[float], rows: Sequence[Row], corpus: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The sum of one seed's losses in each document, and how many windows, or tokens of a slice, are in each."""
         windows = [row.get("windows") for row in rows]
-        documents = self.documents.get(corpus)
-        if documents is None or any(w is None or len(w) != len(documents) for w in windows):
+        tokens = rows[0].get("tokens")
+        if tokens is not None:
+            documents, weights = np.arange(len(tokens)), np.array(tokens, np.float64)
+        else:
+            documents = self.documents.get(corpus, np.zeros(0))
+            weights = np.ones(len(documents))
+        if any(w is None or len(w) != len(documents) for w in windows) or any(
+            row.get("tokens") != tokens for row in rows
+        ):
             raise ValueError(
                 f'losses on "{corpus}" have {[len(w or ()) for w in windows]} windows, but the documents of '
-                f"{0 if documents is None else len(documents)} are named: they cannot be paired"
+                f"{len(documents)} are named: they cannot be paired"
             )
         total = sum(f * np.array(losses, np.float64) for f, losses in zip(factors, windows, strict=True))
-        return clustered_mean(np.asarray(total), np.ones(len(documents)), documents)
+        _, group = np.unique(documents, return_inverse=True)
+        return np.bincount(group, weights=total), np.bincount(group, weights=weights)
 
-    def _expected(self, terms: Sequence[tuple[float, Trained, int]], rows: Sequence[Row]) -> float | None:
-        """The standard deviation between seeds that other settings let expect, if any do."""
+    def _prior(
+        self, terms: Sequence[tuple[float, Trained, int]], rows: Sequence[Row]
+    ) -> VariancePrior | None:
+        """What other settings say of the variance between seeds, if any do."""
         trainings = {
             _training(trained, row): trained for (_, trained, _), row in zip(terms, rows, strict=True)
         }
@@ -335,32 +379,18 @@ class Losses:
             multiples[trained] = max(multiples.get(trained, 1.0), length / trained.train_length)
         here = setting_of(self.results, rows[0])
         one, *others = trainings.values()
-        if not self.known.variances:
-            return None
         if not others:
-            return self.known.expected(of_lengths(one.method), max(multiples.values()), here)
+            kinds = of_lengths(one.method) if len(terms) > 1 else of_losses(one.method)
+            return self.known.prior(kinds, max(multiples.values()), here)
         if len({trained.train_length for trained in trainings.values()}) == 1:
             kinds = of_methods(one.method, others[0].method)
-            return self.known.expected(kinds, max(multiples.values()), here)
+            return self.known.prior(kinds, max(multiples.values()), here)
         # Trained at different lengths they have nothing in common that a seed could change for both.
-        each = [self.known.expected(of_losses(t.method), multiples[t]) for t in (one, *others)]
-        known = [value for value in each if value is not None]
-        return math.hypot(*known) if len(known) == len(each) else None
-
-    def step_seconds(self, trained: Trained) -> Estimate:
-        """Seconds of a training step; one measurement is trusted to a share of itself."""
-        by_seed = {
-            seed: row["seconds_per_step"]
-            for rows in self.rows.get(trained, {}).values()
-            for seed, row in rows.items()
-            if row.get("seconds_per_step")
-        }
-        values = list(by_seed.values())
-        if not values:
-            return UNKNOWN
-        floor = TIME_ERROR * fmean(values)
-        between = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-        return Estimate(fmean(values), max(floor, between))
+        each = [self.known.prior(of_losses(t.method), multiples[t]) for t in (one, *others)]
+        known = [prior for prior in each if prior is not None]
+        if len(known) < len(each):
+            return None
+        return VariancePrior(sum(prior.variance for prior in known), min(prior.dof for prior in known))
 
 
 def _training(trained: Trained, row: Row) -> tuple[Any, ...]:

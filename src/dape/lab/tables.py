@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dape.lab.stats import Estimate
+from dape.evaluate.inference import Estimate
 
 OURS, PAPER = "ours", "paper"
 # How a cell is marked, as a style of rich.
@@ -100,7 +100,8 @@ class Table:
 
 def _marked(cell: Cell) -> str:
     text = f"{cell.text} {cell.error}".strip() if cell.text.startswith(("+", "−")) else cell.text
-    return f"**{text}**" if cell.best else text
+    paired = f"<br>{cell.error}" if cell.error.startswith(("+", "−")) else ""
+    return (f"**{text}**" if cell.best else text) + paired
 
 
 def _tex(text: str) -> str:
@@ -127,6 +128,12 @@ def perplexity(loss: Estimate | None, *, best: bool = False, mark: str = "") -> 
     value = exp(loss.value)
     error = f"± {value * math.expm1(loss.error):.2f}" if math.isfinite(loss.error) and loss.error < 1 else ""
     return Cell(number(value), value, error, best, mark)
+
+
+def compared(loss: Estimate | None, gap: Estimate, *, best: bool = False) -> Cell:
+    """Perplexity, and in place of its error the paired difference of the loss to another's, where there is one."""
+    paired = change(gap)
+    return replace(perplexity(loss, best=best), error=f"{paired.text} {paired.error}".strip())
 
 
 def change(estimate: Estimate, *, mark: str = "") -> Cell:

@@ -36,9 +36,13 @@ class Examples:
     labels: np.ndarray
     scored: np.ndarray
 
+    def right(self, answers: np.ndarray) -> np.ndarray:
+        """Scored places at which answers [B, T] are right [B, T]."""
+        return (answers == self.labels) & self.scored
+
     def accuracy(self, answers: np.ndarray) -> float:
         """The share of scored places at which answers [B, T] are right."""
-        return float((answers == self.labels)[self.scored].mean())
+        return float(self.right(answers).sum() / self.scored.sum())
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from dape.devices import find_device
-from dape.evaluate.by_length import score
+from dape.evaluate.by_length import token_losses
+from dape.evaluate.recall import DEFAULT_NGRAM, RecallBins, RecallSlices
 from dape.evaluate.scoring import scoring
 from dape.evaluate.statistics import LengthScore, perplexity
-from dape.evaluate.windows import same_targets
+from dape.evaluate.windows import Windows, same_targets
 from dape.files import read_json, write_atomically
 from dape.lab.environment import environment
 from dape.lab.experiments import Corpus, Place
@@ -49,6 +50,8 @@ PLACES = {"corpus", "validation", "field", "data", "out"}
 # Options that a cell's name tells in words.
 TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
 USUAL = asdict(TrainConfig())
+# Slices by recall: hits, hits that inputs of training's length lack, all other tokens.
+SLICES = ("hit", "new", "other")
 # Tokens of text that a model of a comparison writes for the report.
 SAMPLE_TOKENS = 120
 
@@ -123,6 +126,7 @@ class Cell:
     lengths:    tokens of input at the evaluation; evaluation: last, windows, and room, the longest input that
                 every window could have, which decides which windows there are.
     others:     keys of the scores that are also wanted of the same training.
+    recall:     whether scores of an earlier version, which lack the slices by recall, are evaluated again.
     wave:       scheduling priority: where its seed, training length and corpus stand in the experiment's lists.
     """
 
@@ -135,6 +139,7 @@ class Cell:
     wave: tuple[int, ...] = ()
     reading: Reading = field(default_factory=Reading)
     others: tuple[str, ...] = ()
+    recall: bool = False
 
     @property
     def keys(self) -> list[str]:
@@ -226,7 +231,17 @@ def make_cell(
         reading = checked_reading(block.get("at_evaluation", {}), method, lengths)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    return Cell(corpus, block.get("variant", ""), STEP, train, lengths, evaluation, wave, reading)
+    cell = Cell(corpus, block.get("variant", ""), STEP, train, lengths, evaluation, wave, reading)
+    return replace(cell, recall=is_among(cell, settings.get("recall")))
+
+
+def is_among(cell: Cell, asked: dict[str, list[Any]] | None) -> bool:
+    """Whether a setting such as equal_time, which lists methods, corpora, train_lengths and seeds, or not, names the cell."""
+    if asked is None or cell.variant:
+        return False
+    own = {"methods": cell.method, "train_lengths": cell.train_length, "corpora": cell.corpus.name}
+    own |= {"seeds": cell.seed}
+    return all(value in asked.get(name, [value]) for name, value in own.items())
 
 
 def lengths_of(settings: dict[str, Any], train_length: int) -> tuple[int, ...]:
@@ -247,7 +262,7 @@ class Language(Kind):
     """Trainings of language models, evaluated by length on the same target tokens."""
 
     scale_keys = frozenset(
-        {
+        [
             "corpora",
             "train_lengths",
             "seeds",
@@ -258,11 +273,12 @@ class Language(Kind):
             "room",
             "context",
             "equal_time",
+            "recall",
             "train",
             "grid",
             "also",
             "note",
-        }
+        ]
     )
 
     def items(self, plan: Plan) -> list[Cell]:
@@ -287,14 +303,9 @@ class Language(Kind):
         return cells
 
     def timed(self, plan: Plan) -> list[list[Cell]]:
-        asked = plan.settings.get("equal_time")
-        if asked is None:
-            return []
         groups: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in plan.items:
-            here = {"methods": cell.method, "train_lengths": cell.train_length, "corpora": cell.corpus.name}
-            here |= {"seeds": cell.seed}
-            if cell.variant == "" and all(value in asked.get(name, [value]) for name, value in here.items()):
+            if is_among(cell, plan.settings.get("equal_time")):
                 groups.setdefault((cell.corpus.name, cell.train_length, cell.seed), []).append(cell)
         return [group for group in groups.values() if len(group) > 1]
 
@@ -307,7 +318,8 @@ class Language(Kind):
             lengths, others = one.lengths, tuple(sorted({*one.others, *other.keys}))
         evaluation = one.evaluation or other.evaluation
         wave = min(one.wave, other.wave)
-        return replace(one, lengths=lengths, others=others, evaluation=evaluation, wave=wave)
+        recall = one.recall or other.recall
+        return replace(one, lengths=lengths, others=others, evaluation=evaluation, wave=wave, recall=recall)
 
     def is_done(self, plan: Plan, item: Cell) -> bool:
         content = scores_of(item, plan.place)
@@ -315,14 +327,16 @@ class Language(Kind):
             return False
         # Without lengths it is the model itself that is wanted.
         model = plan.place.work / "runs" / item.id / "model"
-        return has_lengths(content, item) if item.lengths else model.is_dir()
+        if not item.lengths:
+            return model.is_dir()
+        return has_lengths(content, item) and not (item.recall and lacks_recall(content, item.keys))
 
     def job(self, plan: Plan, item: Cell, *, must_exist: bool = True) -> Job:
         place = plan.place
         where = item.corpus.locate(place.texts, place.work / "corpora", must_exist=must_exist)
         where = {"data": str(data_folder(item, place)), **where}
         config = {**item.train, **where, "out": str(place.work / "runs" / item.id)}
-        evaluation = {**item.evaluation, "lengths": item.keys}
+        evaluation = {**item.evaluation, "lengths": item.keys, "recall": item.recall}
         # The user's own comparisons show text beside numbers.
         sample = {"sample": SAMPLE_TOKENS} if item.corpus.given and item.view == STEP else {}
         return Job(
@@ -365,6 +379,7 @@ class Language(Kind):
         rows: list[dict[str, Any]] = []
         texts: dict[str, str] = {}
         documents: dict[str, list[int]] = {}
+        targets: dict[str, str] = {}
         for cell in plan.items:
             content = scores_of(cell, plan.place)
             if content is None or not has_lengths(content, cell):
@@ -374,7 +389,11 @@ class Language(Kind):
             places.append(content["environment"])
             texts[cell.corpus.name] = content["training"]["text"]
             paired = documents.setdefault(cell.corpus.name, content["documents"]) == content["documents"]
-            rows += [{"run": len(runs), **row} for row in rows_of(cell, content, paired=paired)]
+            found = rows_of(cell, content, paired=paired)
+            if recall := content.get("recall"):
+                same = targets.setdefault(cell.corpus.name, recall["digest"]) == recall["digest"]
+                found += slice_rows(cell, recall, paired=same)
+            rows += [{"run": len(runs), **row} for row in found]
             runs.append(run_of(cell, content["training"]))
         return {
             **({"environment": united(places)} if places else {}),
@@ -435,15 +454,17 @@ def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> N
     """Add the lengths that the file of scores lacks, each saved as soon as it is there."""
     content = known_of(run, evaluation, scores, jobs)
     keys = [key for key in map(str, evaluation["lengths"]) if key not in content["windows"]]
+    if evaluation.get("recall"):
+        keys = lacks_recall(content, list(map(str, evaluation["lengths"])))
     if not keys and scores.exists():
         return
-    tokens = run.data().validation
-    if evaluation["lengths"]:
+    tokens, last = run.data().validation, evaluation.get("last", 1)
+    if keys:
         options = {"context": evaluation["context"]} if "context" in evaluation else {}
-        windows = same_targets(
-            tokens, evaluation["room"], evaluation["last"], evaluation["windows"], **options
-        )
+        windows = same_targets(tokens, evaluation["room"], last, evaluation["windows"], **options)
         content |= {"documents": windows.documents.tolist(), "ends": windows.ends.tolist()}
+        bins = recall_bins(run, windows, keys, evaluation)
+        content["recall"] = recall_of(content.get("recall"), bins)
     write_atomically(scores, json.dumps(content))
     device = find_device(run.config.device)
     model, loaded = None, None
@@ -454,9 +475,33 @@ def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> N
             model, loaded = run.model(**changed), changed
             torch.nn.Module.to(model, device)
         with scoring(model, positions=reading.positions(length)) as scorer:
-            result = score(scorer, tokens, windows, length, evaluation["last"], None)
-        content["windows"][key] = [round(loss, 6) for loss in result.windows.tolist()]
+            losses = token_losses(scorer, tokens, windows, length, last, None)
+        means = losses.astype(np.float64).mean(1).tolist()
+        content["windows"].setdefault(key, [round(loss, 6) for loss in means])
+        content["recall"]["sums"][key] = bins.sums(losses).round(4).tolist()
         write_atomically(scores, json.dumps(content))
+
+
+def recall_bins(run: Run, windows: Windows, keys: list[str], evaluation: dict[str, Any]) -> RecallBins:
+    """Bins whose bounds are the powers of two, so that evaluations at other lengths pair, and whatever lengths are not."""
+    room = evaluation["room"]
+    bounds = {1 << power for power in range(room.bit_length())} | {parse_key(key)[0] for key in keys}
+    bounds |= {room, min(room, run.config.train_length)}
+    ngram = min(DEFAULT_NGRAM, room)
+    return RecallBins.of(run.data().validation, windows, sorted(bounds), evaluation["last"], ngram=ngram)
+
+
+def recall_of(before: dict[str, Any] | None, bins: RecallBins) -> dict[str, Any]:
+    """What is kept of the slices by recall: those so far, if they are of the same bins."""
+    if before is not None and before["digest"] == bins.digest:
+        return before
+    told = {"ngram": bins.ngram, "bounds": list(bins.bounds), "digest": bins.digest}
+    return {**told, "counts": bins.counts.tolist(), "sums": {}}
+
+
+def lacks_recall(content: dict[str, Any], keys: list[str]) -> list[str]:
+    """The scores that were evaluated without slices."""
+    return [key for key in keys if key not in content.get("recall", {"sums": ()})["sums"]]
 
 
 def add_sample(run: Run, scores: Path, tokens: int) -> None:
@@ -477,7 +522,7 @@ def add_sample(run: Run, scores: Path, tokens: int) -> None:
 
 def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> dict[str, Any]:
     """Lengths evaluated before on the same windows, how the training went and where."""
-    asked = {name: value for name, value in evaluation.items() if name != "lengths"}
+    asked = {name: value for name, value in evaluation.items() if name not in ("lengths", "recall")}
     if scores.exists():
         content = read_json(scores)
         if content["evaluation"] == asked:
@@ -530,6 +575,33 @@ def rows_of(cell: Cell, content: dict[str, Any], *, paired: bool = True) -> list
         }
         own = [round(loss, 4) for loss in windows.tolist()] if paired else None
         rows.append({**row, "count": len(windows), "windows": own})
+    return rows
+
+
+def slice_rows(cell: Cell, recall: dict[str, Any], *, paired: bool) -> list[dict[str, Any]]:
+    """Rows of metric loss, and of change from the training length, for the tokens of every slice, summed by document."""
+    keys = {length: cell.reading.key(length) for length in cell.lengths}
+    sums = {length: np.array(recall["sums"][key]) for length, key in keys.items() if key in recall["sums"]}
+    base = cell.train_length if cell.train_length in sums else min(sums, default=0)
+    counts = np.array(recall["counts"])
+    found = RecallSlices(tuple(recall["bounds"]), base, recall["ngram"], counts, sums, recall["digest"])
+    rows = []
+    for length in sums:
+        for name in SLICES:
+            bins = found.bins(name, length)
+            tokens = counts[:, bins].sum(1)
+            told = {"eval_length": length, "slice": name, "count": int(tokens.sum())}
+            told |= {"tokens": tokens.tolist()} if paired else {}
+            measured: dict[str, tuple[Callable[..., tuple[float, float]], np.ndarray, str | None]]
+            measured = {"loss": (found.loss, sums[length], None)}
+            if length != base:
+                measured["change"] = (found.change, sums[length] - sums[base], str(base))
+            for metric, (mean, by_bin, against) in measured.items() if tokens.any() else ():
+                value, error = mean(length, name)
+                row = {"metric": metric, **told, "value": digits(value), "error": digits(error)}
+                row |= {"against": against} if against else {}
+                own = by_bin[:, bins].sum(1).round(3).tolist() if paired else None
+                rows.append({**row, "windows": own})
     return rows
 
 

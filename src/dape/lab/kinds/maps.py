@@ -166,7 +166,9 @@ def measured(results: Results | None, metric: str) -> dict[tuple[str, int], Esti
     found = {}
     for key, seeds in models.items():
         means = [fmean(fmean(heads) for heads in layers.values()) for layers in seeds.values()]
-        found[key] = over_seeds(means, [_head_error(list(layers.values())) for layers in seeds.values()])
+        errors = [_head_error(list(layers.values())) for layers in seeds.values()]
+        heads = sum(len(heads) - 1 for heads in next(iter(seeds.values())).values())
+        found[key] = over_seeds(means, errors, dof=max(1, heads))
     return found
 
 

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
+from dape.evaluate.inference import Estimate
 from dape.lab.curves import Curve, Point
-from dape.lab.figures import LEGEND, PANEL, Style, canvas, draw_curves, legend, styles
+from dape.lab.figures import (
+    FAINT,
+    LEGEND,
+    PANEL,
+    Style,
+    canvas,
+    draw_curves,
+    errorbar,
+    finish,
+    legend,
+    style_of,
+    styles,
+)
 from dape.lab.folders import Folder
 from dape.lab.paper import Paper, Printed
 from dape.lab.records import STEP, VIEWS
-from dape.lab.stats import UNKNOWN, Estimate, Losses, Trained, positions_of, signed
-from dape.lab.tables import OURS, PAPER, Cell, Row, Table, change, joined, perplexity, plain, times
+from dape.lab.stats import UNKNOWN, Losses, Trained, positions_of, signed
+from dape.lab.tables import OURS, PAPER, Cell, Row, Table, change, compared, joined, perplexity, times
 
 # With more training lengths than this they are the curves of a method's panel.
 FEW = 2
 # The method to which bars of figures refer, where it is among the curves.
-BASE = "kerple"
+BASE, BEST = "kerple", "dape1x3-kerple"
+# Slices by recall, in words.
+SLICES = {"hit": "tokens seen before", "other": "all other tokens"}
 # The methods of the headline figure, best last in the paper.
-MAIN = ("rope", "alibi", "kerple", "dape-kerple", "dape1x3-kerple")
+MAIN = ("rope", "alibi", "kerple", "dape-kerple", BEST)
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,7 @@ class Line:
     """A curve: its loss by length; `method` decides how it looks.
 
     change: of the loss to the longest input; later: whether it is measured from a length beyond the training length.
-    bars: errors to draw by length.
+    gaps: paired differences to the panel's reference by length; their errors are the bars.
     """
 
     label: str
@@ -37,12 +52,11 @@ class Line:
     losses: dict[int, Estimate]
     change: Estimate = UNKNOWN
     later: bool = False
-    bars: dict[int, float] = field(default_factory=dict)
+    gaps: dict[int, Estimate] = field(default_factory=dict)
 
     def curve(self) -> Curve:
         points = [
-            Point(n, loss, difference=Estimate(math.nan, self.bars.get(n, math.nan)))
-            for n, loss in sorted(self.losses.items())
+            Point(n, loss, difference=self.gaps.get(n, UNKNOWN)) for n, loss in sorted(self.losses.items())
         ]
         return Curve(self.label, self.method, tuple(points))
 
@@ -152,8 +166,8 @@ def our_line(data: Losses, one: Trained, name: str, base: Trained) -> Line:
         change, later = data.difference((1, one, longest), (-1, one, start)), start > one.train_length
     losses = {length: data.loss(one, length) for length in lengths}
     shared = set(data.lengths(one, base)) if one != base else set()
-    bars = {n: data.difference((1, one, n), (-1, base, n)).error for n in lengths if n in shared}
-    return Line(name, one.method, losses, change, later, bars)
+    gaps = {n: data.difference((1, one, n), (-1, base, n)) for n in lengths if n in shared}
+    return Line(name, one.method, losses, change, later, gaps)
 
 
 def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
@@ -210,7 +224,7 @@ def tables(folder: Folder, paper: Paper) -> list[Table]:
     found = [panel_table(panel, partner(panel, theirs), colours) for panel in ours]
     keys = {panel.key for panel in ours}
     found += [panel_table(panel, None, colours, whose=PAPER) for panel in theirs if panel.key not in keys]
-    return found + step_table(folder, paper)
+    return found
 
 
 def panel_table(panel: Panel, other: Panel | None, colours: dict[str, str], whose: str = OURS) -> Table:
@@ -220,9 +234,10 @@ def panel_table(panel: Panel, other: Panel | None, colours: dict[str, str], whos
     theirs = {line.label: line for line in other.lines} if other else {}
     rows = []
     for line in panel.lines:
+        lengths = [round(column * panel.unit) for column in columns]
         cells = [
-            perplexity(line.losses.get(round(column * panel.unit)), best=line is best[column])
-            for column in columns
+            compared(line.losses.get(length), line.gaps.get(length, UNKNOWN), best=line is best[column])
+            for length, column in zip(lengths, columns, strict=True)
         ]
         cells += [change(line.change)] if changes else []
         rows.append(Row(line.label, whose, tuple(cells), colours.get(line.label, "")))
@@ -230,9 +245,9 @@ def panel_table(panel: Panel, other: Panel | None, colours: dict[str, str], whos
             rows.append(_paper_row(theirs.pop(line.label), other, columns, changes))
     if other:
         rows += [_paper_row(line, other, columns, changes) for line in theirs.values()]
-    lengths = (times(round(column * panel.unit), panel.unit) for column in columns)
+    shown = (times(round(column * panel.unit), panel.unit) for column in columns)
     title = f"Perplexity: {panel.title}" + (f"; {other.title}" if other else "")
-    heads = (*lengths, *(["change"] if changes else []))
+    heads = (*shown, *(["change"] if changes else []))
     return Table(title, heads, joined(rows), _note(panel, other, changes))
 
 
@@ -254,35 +269,13 @@ def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
     later = any(line.later for line in panel.lines)
     told = " Change: of the loss, in nats, from the training length to the longest" if changes else ""
     told += ", from twice it where the scored tokens fill it" if changes and later else ""
-    return f"{unit}{told}{'.' if told else ''}" + (f" {panel.note}" if panel.note else "")
-
-
-def step_table(folder: Folder, paper: Paper) -> list[Table]:
-    """Milliseconds of a training step by training length, where the paper prints such."""
-    printed = [n for n in paper.shown_with(folder.name, "milliseconds") if n.get("train_length")]
-    data = folder.losses
-    if not printed:
-        return []
-    trained = [one for one in data.rows if one.view == STEP and one.corpus == data.corpora()[0]]
-    ours = {(one.method, one.train_length): data.step_seconds(one).value * 1e3 for one in trained}
-    theirs = {(n.get("method"), n.get("train_length")): n.value for n in printed}
-    rows: list[Row] = []
-    columns: set[float] = set()
-    for found in (ours, theirs):
-        shortest = min((length for _, length in found), default=1)
-        columns |= {length / shortest for _, length in found}
-    shown = sorted(columns)
-    for method in dict.fromkeys(name for name, _ in [*ours, *theirs]):
-        for whose, found in ((OURS, ours), (PAPER, theirs)):
-            if any(name == method for name, _ in found):
-                shortest = min(length for _, length in found)
-                cells = [plain(found.get((method, round(c * shortest))), 1) for c in shown]
-                rows.append(Row(method, whose, tuple(cells)))
-    heads = tuple(f"{column:g}×" for column in shown)
-    title = "Milliseconds of a training step with the same number of tokens, by training length"
-    note = "1× is the shortest training length, "
-    note += f"{min(n for _, n in ours)} for us, " if ours else ""
-    return [Table(title, heads, joined(rows), f"{note}{min(n for _, n in theirs)} in the paper.")]
+    paired = any(line.gaps for line in panel.lines)
+    told = (
+        f" Below a perplexity: the loss less that of {panel.reference}, in nats, on the same tokens." + told
+        if paired
+        else told
+    )
+    return f"{unit}{told}{'.' if changes else ''}" + (f" {panel.note}" if panel.note else "")
 
 
 # --- figures
@@ -328,21 +321,60 @@ def bars_of(panels: Sequence[Panel]) -> str:
     return f"bars: one standard error\nof the difference to\n{to}" if names else ""
 
 
+def main_models(data: Losses, view: str = STEP) -> dict[str, Trained]:
+    """The main methods on the first text at the longest training length, by name; empty without Kerple among them."""
+    first = [t for t in data.rows if t.view == view and not t.variant and t.corpus == data.corpora()[0]]
+    longest = max((t.train_length for t in first), default=0)
+    found = {t.method: t for t in first if t.train_length == longest}
+    return {name: found[name] for name in MAIN if name in found} if BASE in found else {}
+
+
 def headline(folder: Folder) -> Figure | None:
-    """The longest training length of the first corpus, main methods alone, its legend below: fit for any page."""
-    panels = [panel for panel in our_panels(folder) if panel.key[0] == STEP]
-    if not panels:
+    """Loss less Kerple's by length, for the main methods; beside it, for the best of them, on recall hits and others."""
+    data, models = folder.losses, main_models(folder.losses)
+    if len(models) < 2:
         return None
-    first = [panel for panel in panels if panel.key[1] == panels[0].key[1]]
-    panel = max(first, key=lambda one: one.unit)
-    order = {name: place for place, name in enumerate(MAIN)}
-    lines = sorted((line for line in panel.lines if line.label in order), key=lambda line: order[line.label])
-    title = f"Perplexity by input length: {panel.title}"
-    panel = replace(panel, title=title, lines=tuple(lines))
-    drawn, ((axis,),) = canvas(6.0, 3.9)
-    draw_panel(axis, panel, looks_of([panel], []))
-    said = bars_of([panel]).replace("\n", " ") or None
-    drawn.legend(
-        loc="outside lower center", ncols=3, frameon=False, handlelength=2.6, title=said, title_fontsize=8
+    base = models[BASE]
+    sliced = {name: folder.losses_on(name) for name in SLICES}
+    sliced = (
+        {name: part for name, part in sliced.items() if {base, models[BEST]} <= set(part.rows)}
+        if BEST in models
+        else {}
     )
+    drawn, (axes,) = canvas(3.6 + 2.8 * bool(sliced), 3.6, 1, 1 + bool(sliced))
+    looks = styles(list(models), list(models))
+    reach = [0.0]
+    for name, one in models.items():
+        gaps = {
+            n: data.difference((1, one, n), (-1, base, n)) for n in data.lengths(one, base) if one != base
+        }
+        if gaps:
+            values = [gap.value for gap in gaps.values()]
+            outside = " (far above)" if name == "rope" else ""
+            errors = [gap.error for gap in gaps.values()]
+            errorbar(axes[0], list(gaps), values, errors, f"{name}{outside}", looks[name])
+            reach += values if name != "rope" else []
+    panels = [(axes[0], f"{base.corpus}, trained at {base.train_length}")]
+    for place, (name, part) in enumerate(sliced.items()):
+        one = models[BEST]
+        gaps = {n: part.difference((1, one, n), (-1, base, n)) for n in part.lengths(one, base)}
+        look = style_of(5 + place, BEST)
+        errorbar(
+            axes[1],
+            list(gaps),
+            [g.value for g in gaps.values()],
+            [g.error for g in gaps.values()],
+            SLICES[name],
+            look,
+        )
+    panels += [(axes[1], f"{BEST}, by recall")] if sliced else []
+    for axis, title in panels:
+        axis.axhline(0, color=FAINT, linewidth=0.8)
+        axis.axvline(base.train_length, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+        finish(axis, data.lengths(base), f"loss minus {BASE}'s, nats", "length read")
+        axis.set_title(title, loc="left")
+    # RoPE's range would flatten the others: it may leave the frame.
+    room = 0.15 * (max(reach) - min(reach) or 0.1)
+    axes[0].set_ylim(min(reach) - room, max(reach) + room)
+    drawn.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=2.6)
     return drawn

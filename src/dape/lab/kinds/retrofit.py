@@ -21,11 +21,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import dape
+from dape.evaluate.inference import Estimate
 from dape.lab.folders import Folder
 from dape.lab.kinds import Kind, Plan
 from dape.lab.paper import Paper
 from dape.lab.records import Results
-from dape.lab.stats import Estimate
 from dape.lab.tables import OURS, Cell, Row, Table, change, exp
 from dape.retrofitting.attach import adapter_parameters
 

@@ -15,9 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
+from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean
 from dape.files import read_json, write_atomically
 from dape.lab.figures import LEGEND, LOOK, PANEL, canvas, errorbar, finish, legend, save, styles
 from dape.lab.folders import Folder
@@ -26,7 +28,7 @@ from dape.lab.paper import Paper
 from dape.lab.records import STEP, Results, find_results, load_results
 from dape.lab.report import render
 from dape.lab.runner import Job
-from dape.lab.stats import ERRORS, UNKNOWN, Estimate, over_seeds, share_error
+from dape.lab.stats import ERRORS, UNKNOWN, SeedVariance, of_scores, over_seeds, setting_of, share_error
 from dape.lab.tables import OURS, PAPER, Cell, Row, Table, chosen, joined, plain
 from dape.methods import parse_method
 from dape.positions import POSITIONS
@@ -251,7 +253,7 @@ class Tasks(Kind):
 
 def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
     """Train (or go on training) in the folder, and test; the run and its rows."""
-    from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
+    from dape.lab.solving import GeneratedTask, answers_by_length, build_model
     from dape.training import LoopSettings, TrainingStopped, fit
 
     task, protocol = run.build(), run.protocol
@@ -278,14 +280,15 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
     if fitted.stopped_early:
         raise TrainingStopped(f"{fitted.stopped_early} after step {fitted.steps} of {protocol.steps}")
     start = time.perf_counter()
-    accuracy = accuracy_by_length(
+    answers = answers_by_length(
         task, model, protocol.test_lengths, protocol.samples, position_range=run.position_range
     )
-    beyond = [value for length, value in accuracy.items() if length > max(protocol.train_lengths)]
-    rows: list[dict[str, Any]] = [
-        {"metric": "accuracy", "eval_length": length, "value": value, "count": protocol.samples}
-        for length, value in accuracy.items()
-    ]
+    rows: list[dict[str, Any]] = []
+    for length, (right, asked) in answers.items():
+        row = {"metric": "accuracy", "eval_length": length, "value": float(right.sum() / asked.sum())}
+        # Samples are the same for every method: by their answers methods are paired.
+        rows.append({**row, "count": len(asked), "windows": right.tolist(), "tokens": asked.tolist()})
+    beyond = [row["value"] for row in rows if row["eval_length"] > max(protocol.train_lengths)]
     if beyond:
         rows.append({"metric": "score", "value": sum(beyond) / len(beyond)})
     return {
@@ -364,12 +367,16 @@ class Solver(NamedTuple):
 
 
 class Accuracies:
-    """Accuracies by solver and seed: rows, a length each, and scores, the mean beyond the training length."""
+    """Accuracies by solver and seed: rows, a length each, and scores, the mean beyond the training length.
 
-    def __init__(self, results: Results | None) -> None:
+    seeds: what is known of the variance between them elsewhere.
+    """
+
+    def __init__(self, results: Results | None, seeds: SeedVariance | None = None) -> None:
+        self.results, self.known = results or Results({"kind": "tasks"}), seeds or SeedVariance()
         self.rows: dict[Solver, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
         self.scores: dict[tuple[Solver, int], float] = {}
-        for row in results.lines() if results else ():
+        for row in self.results.lines():
             solver = Solver(row["corpus"], row.get("layers") or 0, row["method"], row["variant"])
             if row["metric"] == "accuracy":
                 self.rows[solver][row["seed"]].append(row)
@@ -388,16 +395,60 @@ class Accuracies:
 
     def accuracy(self, solver: Solver, lengths: Sequence[int] | None = None) -> Estimate:
         """Over the lengths (or the score, if no lengths are asked for), and over seeds; NaN if there is none."""
-        values, errors = [], []
-        for seed, rows in self.rows.get(solver, {}).items():
-            found = [row for row in rows if lengths is None or row["eval_length"] in lengths]
-            if not found:
-                continue
-            mean = sum(row["value"] for row in found) / len(found)
-            values.append(self.scores.get((solver, seed), mean) if lengths is None else mean)
-            squares = (share_error(row["value"], row.get("count") or 1) ** 2 for row in found)
-            errors.append(math.sqrt(sum(squares)) / len(found))
-        return over_seeds(values, errors) if values else UNKNOWN
+        found = [self._of_seed(solver, seed, lengths) for seed in self.rows.get(solver, {})]
+        known = [entry for entry in found if entry is not None]
+        if not known:
+            return UNKNOWN
+        prior = self._prior(solver)
+        return over_seeds((value for value, _ in known), (error for _, error in known), prior=prior)
+
+    def _of_seed(
+        self, solver: Solver, seed: int, lengths: Sequence[int] | None = None
+    ) -> tuple[float, float] | None:
+        rows = self.rows[solver][seed]
+        found = [row for row in rows if lengths is None or row["eval_length"] in lengths]
+        if not found:
+            return None
+        mean = sum(row["value"] for row in found) / len(found)
+        squares = sum(share_error(row["value"], row.get("count") or 1) ** 2 for row in found)
+        score = self.scores.get((solver, seed), mean) if lengths is None else mean
+        return score, math.sqrt(squares) / len(found)
+
+    def difference(self, one: Solver, other: Solver) -> Estimate:
+        """Accuracy of one less that of the other, on the same samples where answers are known, over common seeds."""
+        seeds = sorted(self.rows[one].keys() & self.rows[other].keys())
+        if not seeds:
+            return UNKNOWN
+        prior, samples = self._prior(one, other), [self._samples(one, other, seed) for seed in seeds]
+        paired = [found for found in samples if found is not None]
+        if len(paired) == len(seeds):
+            return crossed_mean(np.array([gaps for gaps, _ in paired]), np.array(paired[0][1]), seeds=prior)
+        pairs = [(self._of_seed(one, seed), self._of_seed(other, seed)) for seed in seeds]
+        values = [a[0] - b[0] for a, b in pairs if a and b]
+        return over_seeds(values, [math.hypot(a[1], b[1]) for a, b in pairs if a and b], prior=prior)
+
+    def _samples(self, one: Solver, other: Solver, seed: int) -> tuple[list[float], list[float]] | None:
+        """Differences sample by sample, every length counting the same, and weights; None where answers were not kept."""
+        gaps: list[float] = []
+        weights: list[float] = []
+        for a, b in zip(*(_beyond(self.rows[solver][seed]) for solver in (one, other)), strict=False):
+            if a["eval_length"] != b["eval_length"] or not a.get("tokens") or a["tokens"] != b.get("tokens"):
+                return None
+            total = sum(a["tokens"])
+            gaps += [(x - y) / total for x, y in zip(a["windows"], b["windows"], strict=True)]
+            weights += [asked / total for asked in a["tokens"]]
+        return (gaps, weights) if gaps else None
+
+    def _prior(self, *solvers: Solver) -> VariancePrior | None:
+        row = next(iter(next(iter(self.rows[solvers[0]].values()))))
+        kinds = of_scores(solvers[0].task, *(solver.method for solver in solvers))
+        return self.known.prior(kinds, 1.0, setting_of(self.results, row))
+
+
+def _beyond(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows in the order of their lengths; those of lengths beyond the training's, if that is known."""
+    trained = ((rows[0].get("settings") or {}).get("protocol") or {}).get("train_lengths") or [0]
+    return sorted((r for r in rows if r["eval_length"] > max(trained)), key=lambda row: row["eval_length"])
 
 
 def has_learned(task: str, found: Estimate) -> bool:
@@ -405,7 +456,10 @@ def has_learned(task: str, found: Estimate) -> bool:
     if task not in TASKS:
         return True
     known = build_task(task)
-    return found.value - max(known.random_accuracy, known.constant_accuracy) > ERRORS * found.error
+    return (
+        replace(found, value=found.value - max(known.random_accuracy, known.constant_accuracy)).weight
+        > ERRORS
+    )
 
 
 def _methods(data: Accuracies, layers: int) -> list[str]:

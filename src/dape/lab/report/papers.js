@@ -9,6 +9,14 @@ for (const button of counts) {
       const claims = [...group.querySelectorAll(".claim")];
       for (const claim of claims) claim.hidden = chosen !== null && claim.dataset.verdict !== chosen;
       group.hidden = claims.every(claim => claim.hidden);
+      group.querySelector("details").open = chosen !== null;
     }
   });
 }
+// A link into a folded experiment opens it.
+const unfold = () => {
+  const target = location.hash && document.getElementById(location.hash.slice(1));
+  if (target && target.tagName === "DETAILS") { target.open = true; target.scrollIntoView(); }
+};
+addEventListener("hashchange", unfold);
+unfold();

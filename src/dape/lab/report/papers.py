@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,22 @@ from dape.lab.claims import (
     VERDICTS,
     Verdict,
     count,
+    counted,
     place,
     verdicts_of,
 )
 from dape.lab.figures import LOOK, on_page, svg
-from dape.lab.folders import Folder, load_folders, with_claims
+from dape.lab.folders import Folder, load_folder, load_folders, with_claims
 from dape.lab.kinds import kind_named
+from dape.lab.kinds.panels import BASE, BEST, headline, main_models
 from dape.lab.paper import Paper, load_paper
-from dape.lab.records import Results
+from dape.lab.records import TIME, Results
 from dape.lab.report import method_summary, render
-from dape.lab.stats import ONE_POSITION, TWO_POSITIONS, SeedVariance, searched
+from dape.lab.stats import ONE_POSITION, TWO_POSITIONS, SeedVariance, searched, signed
 from dape.lab.tables import Table
 
 FIGURE, HEADLINE = "figure.svg", "headline.svg"
+LEADING = ("headline", "baselines")
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", NOT_RUN: "not-run"}
 # In this order, before whatever else the environment names.
 FIRST = ("cpu", "cores", "memory", "gpu", "threads", "jobs", "dape", "commit", "python", "torch")
@@ -165,23 +169,67 @@ def write_readmes(papers: Path) -> list[Path]:
                 written.append(folder.path / FIGURE)
             write_atomically(folder.path / "README.md", experiment_readme(section))
             written.append(folder.path / "README.md")
-            if folder.name == "baselines" and (made := write_headline(folder, papers)):
-                written.append(made)
         write_atomically(path / "README.md", paper_readme(part))
         written.append(path / "README.md")
+    if (made := write_headline(papers)) is not None:
+        written.append(made)
     return written
 
 
-def write_headline(folder: Folder, papers: Path) -> Path | None:
-    """papers/headline.svg: perplexity by length of the main methods; nothing before there are results."""
-    from dape.lab.kinds.panels import headline
+def leading(papers: Path) -> Folder | None:
+    """The experiment that the findings on top are of: the headline, or the baselines before it has results."""
+    folders = [load_folder(path) for name in LEADING for path in papers.glob(f"*/{name}")]
+    return next((f for f in folders if f.best and {BASE, BEST} <= set(main_models(f.losses))), None)
 
+
+def write_headline(papers: Path) -> Path | None:
+    """papers/headline.svg: the loss by length against Kerple's; nothing before there are results."""
+    folder = leading(papers)
     with context(["default", LOOK]):
-        drawn = headline(folder)
+        drawn = headline(folder) if folder else None
         if drawn is None:
             return None
         write_atomically(papers / HEADLINE, svg(drawn))
     return papers / HEADLINE
+
+
+def findings(papers: Path) -> list[str]:
+    """What was found, in three sentences: against Kerple, with the length, and where from or at what cost."""
+    folder = leading(papers)
+    if folder is None:
+        return []
+    data, models = folder.losses, main_models(folder.losses)
+    one, base = models[BEST], models[BASE]
+    long = data.lengths(one, base)[-1]
+    start = data.start(one) or one.train_length
+    gaps = [data.difference((1, one, n), (-1, base, n)) for n in (start, long)]
+    seeds, texts = len(data.seeds(one)), len(set(data.documents[one.corpus]))
+    said = [
+        f"Trained at {one.train_length} tokens of {folder.texts.get(one.corpus, one.corpus)}, {BEST} has a loss that "
+        f"differs from {BASE}'s by {signed(gaps[0])} nats at {start} tokens and by {signed(gaps[1])} at {long} "
+        f"({seeds} seed{'s' if seeds > 1 else ''}, {texts} held-out documents)."
+    ]
+    shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
+    changes = [f"{t.method} {signed(data.difference((1, t, long), (-1, t, start)))}" for t in shown]
+    said.append(f"From {start} to {long} tokens the loss changes by: {', '.join(changes)}.")
+    hits = folder.losses_on("hit")
+    if {one, base} <= set(hits.rows):
+        gap, other = (
+            part.difference((1, one, long), (-1, base, long)) for part in (hits, folder.losses_on("other"))
+        )
+        said.append(
+            f"At {long} tokens the difference is {signed(gap)} on tokens whose trigram the input has shown before, and "
+            f"{signed(other)} on all others."
+        )
+    elif (timed := main_models(data, TIME)) and BEST in timed:
+        pair = [timed[BEST], timed[BASE]]
+        far = data.lengths(*pair)[-1]
+        gap = data.difference((1, pair[0], far), (-1, pair[1], far))
+        at = pair[0].train_length
+        said.append(
+            f"In equal training time, trained at {at}, the difference at {far} tokens is {signed(gap)}."
+        )
+    return said
 
 
 def experiment_readme(section: Section) -> str:
@@ -193,8 +241,26 @@ def experiment_readme(section: Section) -> str:
 
 def paper_readme(part: Part) -> str:
     """The ledger: every claim with its verdict, by experiment."""
-    shared = {"scale_of": scale_of(part.folders, part.paper), "explained": explained(part.folders)}
-    return render("paper.md.j2", part=part, styles=STYLES, place=place, **shared)
+    shared: dict[str, Any] = {"scale_of": scale_of(part.folders, part.paper)}
+    shared |= {"explained": explained(part.folders)}
+    shared |= {
+        "found": findings(part.path.parent) if part.paper.title else [],
+        "counted": counted,
+        "count": count,
+    }
+    return render(
+        "paper.md.j2", part=part, styles=STYLES, place=place, pooled=pooled_counts(part.verdicts), **shared
+    )
+
+
+def pooled_counts(verdicts: Sequence[Verdict]) -> str:
+    """How many hold and do not, all comparisons of a claim together; empty where there is none."""
+    found = [replace(verdict, verdict=verdict.pooled[0]) for verdict in verdicts if verdict.pooled[0]]
+    return (
+        f"All comparisons of a claim together, of {len(found)} that allow it: {counted(count(found))}."
+        if found
+        else ""
+    )
 
 
 def build_report(papers: Path, out: Path) -> Path:
@@ -218,6 +284,10 @@ def build_report(papers: Path, out: Path) -> Path:
         explained=explained([folder for part in parts for folder in part.folders]).split("*"),
         total=sum(len(part.verdicts) for part in parts),
         place=place,
+        found=findings(papers),
+        counted=counted,
+        count=count,
+        pooled=pooled_counts,
     )
     write_atomically(out, page)
     return out
@@ -274,8 +344,10 @@ def duration(seconds: float) -> str:
 def explained(folders: Sequence[Folder]) -> str:
     """What verdicts mean."""
     return (
-        f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: the comparisons that a claim is made of lie beyond two standard errors, "
-        f"for it or against it. *{VERDICTS[2]}*: within. Losses are compared on the same tokens, window by window; "
+        f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: every comparison that a claim is made of lies beyond two standard errors "
+        f"for it, or one lies beyond against it. *{VERDICTS[2]}*: within. Few documents and seeds ask for more errors, by "
+        f"Student's t. *Pooled*: the mean of all comparisons in the settings that were run. *On the paper's own numbers*: "
+        f"what the same rule says of the numbers that the paper prints. Losses are compared on the same tokens; "
         f"errors are over documents, joined with the spread between seeds. {borrowed(folders)} "
         f"An exception among many comparisons decides only further out, beyond {searched(24):.1f} errors for one of 24."
     )
@@ -285,14 +357,14 @@ def borrowed(folders: Sequence[Folder]) -> str:
     """Where the variance between few seeds is borrowed from, and how large it is at the training length."""
     known_ = next((f.seed_variance for f in folders if f.kind == "language" and f.results), SeedVariance())
     known = {
-        words: known_.expected([("methods", kind)], 1.0)
+        words: known_.prior([("methods", kind)], 1.0)
         for kind, words in (
             (ONE_POSITION, "sharing a position encoding"),
             (TWO_POSITIONS, "with different ones"),
         )
     }
     said = "Few seeds say little of that spread, and one says nothing"
-    told = [f"{words} {value:.3f}" for words, value in known.items() if value is not None]
+    told = [f"{words} {math.sqrt(prior.variance):.3f}" for words, prior in known.items() if prior is not None]
     if not told:
         return f"{said}: another training might decide otherwise."
     return (

@@ -1,0 +1,801 @@
+"""Rules that claims are made of: from the results of an experiment to evidence.
+
+    def rope_conv_within(data):
+        return lower(data, "dape1x3-rope", "rope", at="within")
+
+A rule takes `data` and returns `Evidence`: comparisons with standard errors, and what is missing. `data` has the results
+as a frame (`data.frame`) and as losses, accuracies and times; `data.on("hit")` is the same for a slice of the tokens.
+A new rule is a function here, or in a paper's claims.py, that returns `data.evidence(findings)`.
+
+Arguments that rules on language models share (`Where`):
+    corpus  the paper's names or ours; all that were run by default
+    train   training lengths: "all", "shortest", "longest", "4x" (of the shortest), or numbers
+    at      lengths read: "all", "train", "within", "beyond", "shortest", "longest", multiples of training's, or several
+    view    equal-step or equal-time
+`need` says how many comparisons must be for the claim: "every", "some", "most", or a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from dape.evaluate.inference import Estimate, average, crossed_mean, pool
+from dape.lab.folders import Folder
+from dape.lab.kinds.maps import measured
+from dape.lab.kinds.tasks import Accuracies, Solver, has_learned
+from dape.lab.kinds.timing import Times
+from dape.lab.paper import Paper
+from dape.lab.records import STEP
+from dape.lab.stats import ERRORS, Losses, Trained, quotient, searched, signed
+from dape.lab.tables import exp, number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run at this scale"
+T = TypeVar("T")
+
+
+# --- evidence
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison: `value` is how far it is for the claim (against, below zero), `error` its standard error.
+
+    setting: comparisons of one setting share documents, seeds or both; those of different ones do not.
+    """
+
+    value: float
+    error: float
+    text: str
+    dof: float = math.inf
+    setting: Any = None
+
+    @property
+    def weight(self) -> float:
+        """In standard errors of a normal distribution; 0 where the error is not known."""
+        return Estimate(self.value, self.error, self.dof).weight
+
+
+def found(
+    estimate: Estimate, text: str, setting: Any = None, *, sign: int = 1, beyond: float = 0.0
+) -> Finding:
+    """The finding that sign · estimate exceeds `beyond`."""
+    return Finding(sign * estimate.value - beyond, estimate.error, text, estimate.dof, setting)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All comparisons that a claim rests on.
+
+    need:    "every" of them must be for the claim, "some", "most", or a number of them at least.
+    missing: what the claim names and the results do not have.
+    """
+
+    findings: Sequence[Finding]
+    missing: Sequence[str] = ()
+    need: str | int = "every"
+    unit: str = "comparisons"
+
+    def verdict(self) -> tuple[str, str]:
+        """The strict verdict, by every single comparison, and a sentence with the numbers behind it."""
+        if not self.findings:
+            return NOT_RUN, _not_run(self.missing) if self.missing else "No results yet."
+        verdict = self._verdict()
+        return verdict, f"{self._summary(verdict)}{f' {_not_run(self.missing)}' if self.missing else ''}"
+
+    def pooled(self) -> tuple[str, str]:
+        """The verdict on all comparisons together, and the numbers; empty where the claim is not of their mean.
+
+        The claim is of the settings that were run. Within one, comparisons are averaged, and their errors with them, as
+        if they had one cause; the errors of settings are taken as independent. How far settings differ beyond their
+        errors is said beside it.
+        """
+        groups: dict[Any, list[Finding]] = {}
+        for finding in self.findings:
+            groups.setdefault(finding.setting, []).append(finding)
+        means = [
+            Estimate(fmean(f.value for f in g), fmean(f.error for f in g), min(f.dof for f in g))
+            for g in groups.values()
+        ]
+        whole = self.need == "every" and not self.missing and len(self.findings) > 1
+        if not whole or not all(math.isfinite(mean.value) and mean.error > 0 for mean in means):
+            return "", ""
+        mean, apart = average(means), pool(means).between
+        verdict = HOLDS if mean.weight > ERRORS else FAILS if mean.weight < -ERRORS else UNDECIDED
+        settings = f"{len(means)} setting{'s' if len(means) > 1 else ''}"
+        differ = f", which differ by {apart:.3f}" if apart > 0.0005 else ""
+        return verdict, f"{signed(mean)} for it, over {settings}{differ}"
+
+    def _beyond(self, bound: float) -> tuple[int, int]:
+        """Comparisons for and against the claim by more than so many standard errors."""
+        weights = [finding.weight for finding in self.findings]
+        return sum(weight > bound for weight in weights), sum(weight < -bound for weight in weights)
+
+    def _verdict(self) -> str:
+        """Three-valued: what is missing could still go either way."""
+        total = len(self.findings) + len(self.missing)
+        sure, against = self._beyond(searched(len(self.findings)))
+        wins, losses = self._beyond(ERRORS)
+        open_ = NOT_RUN if self.missing else UNDECIDED
+        if self.need == "every":
+            if against:
+                return FAILS
+            return HOLDS if wins == total else open_
+        if self.need == "some":
+            if sure:
+                return HOLDS
+            return FAILS if losses == total else open_
+        wanted = total // 2 + 1 if self.need == "most" else int(self.need)
+        if wins >= wanted:
+            return HOLDS
+        return FAILS if total - losses < wanted else open_
+
+    def _summary(self, verdict: str) -> str:
+        weights = [finding.weight for finding in self.findings]
+        # The comparison that decides: the weakest where every one counts, the strongest where one is enough.
+        shown = self.findings[weights.index(max(weights) if self.need == "some" else min(weights))]
+        if len(self.findings) == 1:
+            return f"{shown.text}."
+        wins, losses = self._beyond(ERRORS)
+        counts = f"{len(self.findings)} {self.unit}: {wins} for, {losses} against"
+        within = len(self.findings) - wins - losses
+        counts += f", {within} within two standard errors" if within else ""
+        if verdict == UNDECIDED and (wins if self.need == "some" else losses if self.need == "every" else 0):
+            counts += f" (one of {len(self.findings)} decides beyond {searched(len(self.findings)):.1f})"
+        strongest = "Strongest against it" if min(weights) < 0 else "Closest"
+        return f"{counts}. {'Strongest for it' if self.need == 'some' else strongest}: {shown.text}."
+
+
+def _not_run(missing: Sequence[str]) -> str:
+    shown = list(dict.fromkeys(missing))
+    rest = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return f"Not run: {', '.join(shown[:3])}{rest}."
+
+
+# --- what a claim chooses from
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A method with the variant or the training length that is meant."""
+
+    method: str
+    variant: str | None = None
+    train: Any = None
+
+
+Choice = str | Pick
+
+
+class Where(NamedTuple):
+    """Corpora, training lengths, lengths read and the view that a claim is about."""
+
+    corpus: Any = None
+    train: Any = "all"
+    at: Any = "all"
+    view: str = STEP
+
+
+def listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+class Setting(NamedTuple):
+    """A corpus, a training length that the claim is about, and all training lengths there."""
+
+    corpus: str
+    train_length: int
+    available: list[int]
+
+
+@dataclass
+class Data:
+    """The results of one experiment at one scale; `missing` collects what a claim names and they do not have."""
+
+    folder: Folder
+    paper: Paper = field(default_factory=Paper)
+    missing: list[str] = field(default_factory=list)
+    slice: str = ""
+
+    def on(self, slice: str) -> Data:
+        """The same for the tokens of a slice: hit, new or other."""
+        return replace(self, slice=slice)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        assert self.folder.best is not None
+        return self.folder.best.frame
+
+    @cached_property
+    def losses(self) -> Losses:
+        return self.folder.losses_on(self.slice) if self.slice else self.folder.losses
+
+    @cached_property
+    def accuracies(self) -> Accuracies:
+        return Accuracies(self.folder.best, self.folder.seed_variance)
+
+    @cached_property
+    def times(self) -> Times:
+        return Times(self.folder.best)
+
+    def lack(self, what: str) -> None:
+        if what not in self.missing:
+            self.missing.append(what)
+
+    def evidence(
+        self, findings: Sequence[Finding], need: str | int = "every", unit: str = "comparisons"
+    ) -> Evidence:
+        return Evidence(findings, self.missing, need, unit)
+
+    def settings(self, where: Where) -> Iterator[Setting]:
+        """Corpora and training lengths that the claim is about."""
+        wanted = None if where.corpus is None else listed(where.corpus)
+        for name in wanted or ():
+            if not self.losses.corpora([name]):
+                self.lack(name)
+        present = self.losses.corpora(wanted)
+        if not present and wanted is None:
+            self.lack(f"losses{' by recall' if self.slice else ''}")
+        for name in present:
+            available = self.losses.train_lengths(where.view, name)
+            lengths = train_lengths(available, where.train)
+            if not lengths:
+                self.lack(f"training length {where.train} on {name}")
+            for length in lengths:
+                yield Setting(name, length, available)
+
+    def models(self, choice: Choice, setting: Setting, view: str, like: str | None = None) -> list[Trained]:
+        """What the choice names in that setting: under the variant that it or `like` names, else without any if there
+        is such a training, else under every variant it has."""
+        pick = Pick(choice) if isinstance(choice, str) else choice
+        lengths = (
+            [setting.train_length] if pick.train is None else train_lengths(setting.available, pick.train)
+        )
+        models = []
+        for length in lengths:
+            where = (view, setting.corpus, length, pick.method)
+            variants = [trained.variant for trained in self.losses.rows if trained[:4] == where]
+            own = pick.variant if pick.variant is not None else like
+            if own is None and "" in variants:
+                own = ""
+            models += [Trained(*where, variant) for variant in variants if own is None or variant == own]
+        if not models:
+            of = f" ({pick.variant})" if pick.variant else ""
+            at = setting.train_length if pick.train is None else pick.train
+            self.lack(f"{pick.method}{of} on {setting.corpus}, training length {at}")
+        return models
+
+    def lengths(self, *trained: Trained, at: Any) -> list[int]:
+        """The lengths that the claim is about, of those that all were read at."""
+        lengths = eval_lengths(self.losses.lengths(*trained), trained[0].train_length, at)
+        if not lengths:
+            self.lack(f"{trained[0].label} at {at}")
+        return lengths
+
+    def chosen(self, a: Any, where: Where) -> Iterator[Trained]:
+        """Every choice in every setting."""
+        for setting in self.settings(where):
+            for choice in listed(a):
+                yield from self.models(choice, setting, where.view)
+
+    def pairs(self, a: Choice, b: Any, where: Where) -> Iterator[tuple[Trained, Trained]]:
+        """Every a with every b of the same corpus, training length and variant, unless the choice says which."""
+        for setting in self.settings(where):
+            for one in self.models(a, setting, where.view):
+                for choice in listed(b):
+                    for other in self.models(choice, setting, where.view, like=one.variant):
+                        yield one, other
+
+    def fields(self, methods: Sequence[Choice], where: Where) -> list[tuple[list[Trained], int]]:
+        """All methods side by side, for every corpus, training length and length read where all of them were run."""
+        fields = []
+        for setting in self.settings(where):
+            models = [self.models(choice, setting, where.view) for choice in methods]
+            if all(models):
+                options = [several[0] for several in models]
+                fields += [(list(options), length) for length in self.lengths(*options, at=where.at)]
+        return fields
+
+    def gaps(self, a: Choice, b: Any, where: Where) -> Iterator[tuple[Estimate, str, Any]]:
+        """Loss of every a minus that of its b at every length, in words, and the setting."""
+        for one, other in self.pairs(a, b, where):
+            for length in self.lengths(one, other, at=where.at):
+                yield self.gap(one, other, length)
+
+    def gap(self, one: Trained, other: Trained, length: int) -> tuple[Estimate, str, Any]:
+        """Loss of one minus that of the other, both in words, and the setting."""
+        gap = self.losses.difference((1, one, length), (-1, other, length))
+        both = one.train_length == other.train_length
+        names = [f"{t.label}{'' if both else f' trained at {t.train_length}'}" for t in (one, other)]
+        where = f"{_where(one)}, read at {length}" if both else f"{one.corpus}, read at {length}"
+        seeds = len({*self.losses.seeds(one)} & {*self.losses.seeds(other)})
+        of = f" on {self.slice} tokens" if self.slice else ""
+        text = (
+            f"{names[0]} has perplexity {self.ppl(one, length)}{of}, {names[1]} {self.ppl(other, length)} "
+            f"({where}; loss {signed(gap)}, {seeds} seed{'s' if seeds > 1 else ''})"
+        )
+        return gap, text, setting_of(one, other)
+
+    def ppl(self, one: Trained, length: int) -> str:
+        return number(exp(self.losses.loss(one, length).value))
+
+
+def setting_of(*trained: Trained) -> tuple[Any, ...]:
+    """What comparisons of these trainings share: text, training lengths and view."""
+    return trained[0].view, trained[0].corpus, *(one.train_length for one in trained)
+
+
+def _where(one: Trained) -> str:
+    return f"{one.corpus}, trained at {one.train_length}"
+
+
+def train_lengths(available: Sequence[int], wanted: Any) -> list[int]:
+    """Among the lengths trained at: "all", "shortest", "longest", "4x" (of the shortest), or numbers."""
+    if not available:
+        return []
+    named = {"all": list(available), "shortest": [available[0]], "longest": [available[-1]]}
+    if isinstance(wanted, str) and wanted in named:
+        return named[wanted]
+    numbers = [
+        int(one[:-1]) * available[0] if isinstance(one, str) and one.endswith("x") else one
+        for one in listed(wanted)
+    ]
+    if bad := [one for one in numbers if not isinstance(one, int)]:
+        raise ValueError(f'train={bad[0]!r}: use "all", "shortest", "longest", "4x" or a length')
+    return [length for length in available if length in numbers]
+
+
+def eval_lengths(available: Sequence[int], train_length: int, wanted: Any) -> list[int]:
+    """Among the lengths read: see the head of this file."""
+    if not available:
+        return []
+    named = {
+        "all": list(available),
+        "train": [length for length in available if length == train_length],
+        "within": [length for length in available if length <= train_length],
+        "beyond": [length for length in available if length > train_length],
+        "shortest": [available[0]],
+        "longest": [available[-1]],
+    }
+    lengths: set[int] = set()
+    for one in listed(wanted):
+        if isinstance(one, str) and one not in named:
+            raise ValueError(f'at="{one}": use {", ".join(named)}, or multiples of the training length')
+        lengths.update(named[one] if isinstance(one, str) else [round(one * train_length)])
+    return [length for length in available if length in lengths]
+
+
+# --- language models
+
+
+def lower(
+    data: Data,
+    a: Choice | None = None,
+    b: Any = None,
+    *,
+    pairs: Sequence[tuple[Choice, Any]] = (),
+    factor: float = 1.0,
+    need: str | int = "every",
+    **where: Any,
+) -> Evidence:
+    """a's perplexity is below b's (each of them), by a factor at least; `pairs`: several such pairs (a, b).
+
+    A factor below 1 allows a to be that much worse: 0.95 says that a is at most 5 % worse.
+    """
+    place = Where(**where)
+    if not pairs and (a is None or b is None):
+        raise ValueError("lower compares a with b: give both, or several such pairs")
+    compared: list[tuple[Any, Any]] = list(pairs) or [(a, b)]
+    gaps = (gap for first, second in compared for gap in data.gaps(first, second, place))
+    return data.evidence([found(*gap, sign=-1, beyond=math.log(factor)) for gap in gaps], need)
+
+
+def ordered(data: Data, methods: Sequence[Choice], **where: Any) -> Evidence:
+    """Every method is better than the one named before it."""
+    return lower(data, pairs=[(after, before) for before, after in pairwise(methods)], **where)
+
+
+def near(data: Data, a: Choice, b: Any, *, within: float, **where: Any) -> Evidence:
+    """The perplexities of a and b differ by no more than the factor `within`, either way."""
+    gaps = data.gaps(a, b, Where(**where))
+    closer = (
+        (replace(gap, value=math.log(within) - abs(gap.value)), text, place) for gap, text, place in gaps
+    )
+    return data.evidence([found(*gap) for gap in closer])
+
+
+def falls(data: Data, a: Any, **chosen: Any) -> Evidence:
+    """From the training length (see `Losses.start`) to the lengths `at`, perplexity falls, by a factor at least."""
+    return _changes(data, a, -1, **chosen)
+
+
+def rises(data: Data, a: Any, **chosen: Any) -> Evidence:
+    """From the training length to the lengths `at`, perplexity rises, by a factor at least."""
+    return _changes(data, a, 1, **chosen)
+
+
+def _changes(
+    data: Data, a: Any, sign: int, *, factor: float = 1.0, need: str | int = "every", **where: Any
+) -> Evidence:
+    place = Where(**{"at": "longest", **where})
+    losses, findings, short = data.losses, [], []
+    for one in data.chosen(a, place):
+        start, lengths = losses.start(one), data.lengths(one, at=place.at)
+        if one.train_length not in losses.rows[one]:
+            data.lack(f"{one.label} at its training length {one.train_length}")
+            continue
+        if start is None or lengths[-1:] <= [start]:
+            short.append(f"{one.label} beyond {start or 2 * losses.last} tokens")
+            continue
+        for length in (n for n in lengths if n > start):
+            change = losses.difference((1, one, length), (-1, one, start))
+            text = (
+                f"{one.label} has perplexity {data.ppl(one, start)} at {start} and {data.ppl(one, length)} at "
+                f"{length} tokens ({one.corpus}; change of the loss {signed(change)})"
+            )
+            findings.append(found(change, text, setting_of(one), sign=sign, beyond=math.log(factor)))
+    # A setting whose inputs are too short to tell is left out if others can.
+    data.missing += [] if findings else short
+    return data.evidence(findings, need)
+
+
+def at_most(data: Data, a: Any, perplexity: float, **where: Any) -> Evidence:
+    """The perplexity of a is at most that."""
+    place, findings = Where(**where), []
+    for one in data.chosen(a, place):
+        for length in data.lengths(one, at=place.at):
+            text = f"{one.label} has perplexity {data.ppl(one, length)} at {length} tokens ({_where(one)})"
+            loss = data.losses.loss(one, length)
+            findings.append(found(loss, text, setting_of(one), sign=-1, beyond=-math.log(perplexity)))
+    return data.evidence(findings)
+
+
+def some_lower(
+    data: Data,
+    methods: Sequence[Choice],
+    b: Choice,
+    *,
+    need: str | int = "every",
+    unit: str = "comparisons",
+    **where: Any,
+) -> Evidence:
+    """In every setting the best of the methods is better than b."""
+    findings = []
+    for (*options, base), length in data.fields([*methods, b], Where(**{"at": "longest", **where})):
+        best = min(options, key=lambda one: data.losses.loss(one, length).value)
+        findings.append(found(*data.gap(best, base, length), sign=-1))
+    return data.evidence(findings, need, unit)
+
+
+def best_varies(data: Data, methods: Sequence[Choice], **where: Any) -> Evidence:
+    """Two settings have different best methods, each better than the other one's best in its own setting.
+
+    Two settings with the same best method are against it, by as much as that method leads in both.
+    """
+    fields = [
+        sorted(
+            ((one, length) for one in options), key=lambda entry: data.losses.loss(entry[0], entry[1]).value
+        )
+        for options, length in data.fields(methods, Where(**{"at": "longest", **where}))
+    ]
+
+    def lead(one: tuple[Trained, int], other: tuple[Trained, int]) -> Finding:
+        return found(*data.gap(one[0], other[0], one[1]), sign=-1)
+
+    return _best_varies(data, fields, lambda entry: (entry[0].method, entry[0].variant), lead, "setting")
+
+
+def _best_varies(
+    data: Data,
+    fields: list[list[T]],
+    name: Callable[[T], Any],
+    lead: Callable[[T, T], Finding],
+    unit: str,
+) -> Evidence:
+    """fields: what was compared in each setting, the best first; lead: of one before another of the same setting."""
+    findings = []
+    for first, second in combinations(fields, 2):
+        same = name(first[0]) == name(second[0])
+        rivals = (
+            (first[1], second[1])
+            if same
+            else (
+                next(one for one in first if name(one) == name(second[0])),
+                next(one for one in second if name(one) == name(first[0])),
+            )
+        )
+        leads = [lead(first[0], rivals[0]), lead(second[0], rivals[1])]
+        least = min(leads, key=lambda finding: finding.value / (finding.error or 1e-12))
+        findings.append(replace(least, value=-least.value) if same else least)
+    if len(fields) == 1:
+        data.lack(f"a second {unit}")
+    return data.evidence(findings, "some", f"pairs of {unit}s")
+
+
+def best_train_length(data: Data, a: Choice, **where: Any) -> Evidence:
+    """At each of the training lengths, the model trained at it reads better than those trained at another."""
+    findings = []
+    pick = replace(Pick(a) if isinstance(a, str) else a, train="all")
+    for setting in data.settings(Where(**{"train": "shortest", **where})):
+        models = data.models(pick, setting, where.get("view", STEP))
+        for one in models:
+            for other in models:
+                if one is not other and one.train_length in data.losses.lengths(one, other):
+                    findings.append(found(*data.gap(one, other, one.train_length), sign=-1))
+        if len(models) == 1:
+            data.lack(f"{models[0].label} at a second training length")
+    return data.evidence(findings)
+
+
+def gain_grows(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
+    """What a gains over b is more at the longest length than at the training length."""
+    losses, findings = data.losses, []
+    for one, other in data.pairs(a, b, Where(**where)):
+        lengths, start = losses.lengths(one, other), losses.start(one)
+        if start not in lengths or lengths[-1] <= start:
+            data.lack(f"{one.label} and {other.label} at two lengths")
+            continue
+        terms = ((1.0, one), (-1.0, other))
+        near_, far = (losses.difference(*((f, model, n) for f, model in terms)) for n in (start, lengths[-1]))
+        growth = losses.difference(
+            *((f, model, lengths[-1]) for f, model in terms), *((-f, model, start) for f, model in terms)
+        )
+        text = (
+            f"{one.label} minus {other.label}: loss {signed(near_)} at {start} and {signed(far)} at {lengths[-1]} "
+            f"tokens ({one.corpus}; difference {signed(growth)})"
+        )
+        findings.append(found(growth, text, setting_of(one, other), sign=-1))
+    return data.evidence(findings)
+
+
+def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where: Any) -> Evidence:
+    """More than that share of what a gains over b, summed over tokens, lies on recall hits."""
+    place, hits, others = Where(**where), data.on("hit"), data.on("other")
+    findings = []
+    for one, other in hits.pairs(a, b, place):
+        for length in hits.lengths(one, other, at=place.at):
+            parts, seeds = [], sorted({*hits.losses.seeds(one)} & {*hits.losses.seeds(other)})
+            for seed in seeds:
+                (gain, hit), (rest, more) = (
+                    part.losses.by_document(
+                        (-1, 1), [part.losses.rows[t][length][seed] for t in (one, other)], one.corpus
+                    )
+                    for part in (hits, others)
+                )
+                parts.append((gain, rest, hit + more, hit))
+            gain, rest, tokens, hit = (np.stack(values) for values in zip(*parts, strict=True))
+            lead = crossed_mean((1 - share) * gain - share * rest, tokens[0])
+            total = (gain + rest).sum()
+            text = (
+                f"{one.label} gains {total / tokens.sum():.3f} nats a token over {other.label}, "
+                f"{100 * gain.sum() / total:.0f} % of it on the {100 * hit.sum() / tokens.sum():.0f} % of tokens that "
+                f"recall could copy ({_where(one)}, read at {length}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
+            )
+            findings.append(found(lead, text, setting_of(one, other)))
+    return data.evidence(findings)
+
+
+def matches_paper(
+    data: Data,
+    methods: Sequence[str],
+    *,
+    corpus: Any,
+    train_length: int,
+    lengths: Sequence[int],
+    variants: Sequence[str] = ("",),
+    within: float = 1.03,
+) -> Evidence:
+    """Perplexities are the paper's, within a factor, wherever it prints one."""
+    findings = []
+    for setting in data.settings(Where(corpus, train_length)):
+        name = data.losses.paper_corpus(setting.corpus)
+        for method, variant in ((method, variant) for method in methods for variant in variants):
+            about = {"corpus": name, "train_length": train_length, "method": method, "variant": variant}
+            printed = {n.get("eval_length"): n.value for n in data.paper.find("perplexity", **about)}
+            for length in (n for n in lengths if n in printed):
+                for one in data.models(Pick(method, variant), setting, STEP):
+                    loss = data.losses.loss(one, length)
+                    off = replace(loss, value=abs(loss.value - math.log(printed[length])))
+                    text = f"{one.label} {data.ppl(one, length)}, the paper's {printed[length]} ({_where(one)}, read at {length})"
+                    findings.append(found(off, text, setting_of(one), sign=-1, beyond=-math.log(within)))
+    return data.evidence(findings)
+
+
+# --- tasks: mean accuracy over the tested lengths and over seeds; tasks and layers: all by default
+
+
+def more_accurate(
+    data: Data, a: str, b: Any, *, tasks: Any = None, layers: Any = None, need: str | int = "every"
+) -> Evidence:
+    """On every task, or on `need` of them, a is more accurate than b."""
+    findings = []
+    for one in _solvers(data, a, tasks, layers):
+        for method in listed(b):
+            other = one._replace(method=method)
+            if other not in data.accuracies.rows:
+                data.lack(f"{method} on {one.task}")
+                continue
+            findings.append(_lead(data, one, other))
+    return data.evidence(findings, need, "tasks" if len(listed(b)) == 1 else "comparisons")
+
+
+def accuracy_bound(
+    data: Data, a: Any, *, least: float, tasks: Any = None, layers: Any = None, at: Any = "all"
+) -> Evidence:
+    """a is at least that accurate, at every length `at` ("all", "longest", or lengths)."""
+    findings = []
+    for method in listed(a):
+        for one in _solvers(data, method, tasks, layers):
+            lengths = data.accuracies.lengths(one)
+            wanted = {"all": lengths, "longest": lengths[-1:]}.get(at) if isinstance(at, str) else listed(at)
+            for length in wanted or ():
+                share = data.accuracies.accuracy(one, [length])
+                if not share.known:
+                    data.lack(f"{one.label} on {one.task} at length {length}")
+                    continue
+                text = f"{one.label} gives {percent(share)} right answers at length {length} ({one.task})"
+                findings.append(found(share, text, (one.task, one.layers), beyond=least))
+    return data.evidence(findings)
+
+
+def best_varies_by_task(
+    data: Data, methods: Sequence[str], *, tasks: Any = None, layers: Any = None
+) -> Evidence:
+    """Two tasks have different best methods, each better than the other one's best in its own task."""
+    fields = _task_fields(data, methods, tasks, layers)
+    return _best_varies(data, fields, lambda one: one.method, lambda a, b: _lead(data, a, b), "task")
+
+
+def best_is_among(
+    data: Data,
+    methods: Sequence[str],
+    others: Sequence[str],
+    *,
+    tasks: Any = None,
+    layers: Any = None,
+    need: str | int = "every",
+) -> Evidence:
+    """On every task, or on `need` of them, the best of the methods is more accurate than the best of the others."""
+    findings = []
+    for solvers in _task_fields(data, [*methods, *others], tasks, layers):
+        best, rival = (next(one for one in solvers if one.method in group) for group in (methods, others))
+        findings.append(_lead(data, best, rival))
+    return data.evidence(findings, need, "tasks")
+
+
+def _task_fields(data: Data, methods: Sequence[str], tasks: Any, layers: Any) -> list[list[Solver]]:
+    """The methods on each task where all of them were run, the best first."""
+    fields = []
+    for one in _solvers(data, methods[0], tasks, layers):
+        solvers = [one._replace(method=method) for method in methods]
+        if absent := [other.method for other in solvers if other not in data.accuracies.rows]:
+            data.lack(f"{', '.join(absent)} on {one.task}")
+        else:
+            fields.append(sorted(solvers, key=lambda solver: -data.accuracies.accuracy(solver).value))
+    return fields
+
+
+def _solvers(data: Data, method: str, tasks: Any, layers: Any) -> list[Solver]:
+    """The method on the tasks that the claim is about."""
+    solvers = []
+    for task in data.accuracies.tasks() if tasks is None else listed(tasks):
+        depths = data.accuracies.layers(task) if layers is None else listed(layers)
+        mine = [
+            s for s in data.accuracies.rows if (s.task, s.method) == (task, method) and s.layers in depths
+        ]
+        if not mine:
+            data.lack(f"{method} on {task}")
+        solvers += mine
+    return solvers
+
+
+def _lead(data: Data, one: Solver, other: Solver) -> Finding:
+    """How much more accurate one is, on the same samples where those are known."""
+    first, second = data.accuracies.accuracy(one), data.accuracies.accuracy(other)
+    unlearned = not (has_learned(one.task, first) or has_learned(other.task, second))
+    text = f"{one.label} {percent(first)}, {other.label} {percent(second)} ({one.task}{', neither learned' * unlearned})"
+    return found(data.accuracies.difference(one, other), text, (one.task, one.layers))
+
+
+def percent(estimate: Estimate, digits: int = 1) -> str:
+    error = f" ± {100 * estimate.error:.{digits}f}" if math.isfinite(estimate.error) else ""
+    return f"{100 * estimate.value:.{digits}f}{error} %"
+
+
+# --- times, each compared within one interleaved measurement, and maps
+
+
+def slower(data: Data, a: str, b: Any, *, sizes: Any = None, factor: float = 1.0) -> Evidence:
+    """A step of a takes longer than one of b, by a factor at least, at every size."""
+    findings = []
+    for method in listed(b):
+        for where in _places(data, a, method, sizes):
+            ratio = data.times.ratio(where, a, method)
+            one, other = data.times.times[where][a], data.times.times[where][method]
+            text = (
+                f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {data.times.name_of(where)} "
+                f"({_ratio(ratio)} times)"
+            )
+            findings.append(found(ratio, text, where, beyond=factor))
+    return data.evidence(findings)
+
+
+def overhead_falls(data: Data, a: str, b: str, *, sizes: Any = None) -> Evidence:
+    """The time of a over the time of b is less for each larger size; sizes in the order of b's times."""
+    findings = []
+    places = sorted(_places(data, a, b, sizes), key=lambda where: data.times.times[where][b].value)
+    for length in dict.fromkeys(length for _, length in places):
+        for small, large in pairwise(where for where in places if where[1] == length):
+            before, after = data.times.ratio(small, a, b), data.times.ratio(large, a, b)
+            text = (
+                f"{a} takes {_ratio(before)} times as long as {b} at {small[0]}, "
+                f"{_ratio(after)} times at {large[0]}"
+            )
+            error = math.hypot(before.error, after.error)
+            findings.append(Finding(before.value - after.value, error, text, setting=length))
+    if places and not findings:
+        data.lack("a second size")
+    return data.evidence(findings)
+
+
+def slower_when_longer(data: Data, a: str, *, times: int, factor: float = 1.0) -> Evidence:
+    """A step of a at so many times the shortest length takes longer than one at that, by a factor at least."""
+    known, findings = data.times, []
+    for size in dict.fromkeys(size for size, _ in known.times):
+        lengths = [length for name, length in known.times if name == size and a in known.times[name, length]]
+        short = min(lengths, default=0)
+        if short * times not in lengths:
+            data.lack(f"{a} at {times} times the shortest length")
+            continue
+        few, many = (size, short), (size, short * times)
+        ratio = quotient(known.ratios[many][a], known.ratios[few][a])
+        text = (
+            f"{a} takes {known.times[few][a].value:.1f} ms for a step at length {few[1]} and "
+            f"{known.times[many][a].value:.1f} ms at {many[1]} ({_ratio(ratio)} times{f', {size}' if size else ''})"
+        )
+        findings.append(found(ratio, text, size, beyond=factor))
+    if not known.times:
+        data.lack(a)
+    return data.evidence(findings)
+
+
+def _places(data: Data, a: str, b: str, sizes: Any) -> list[tuple[str, int]]:
+    """Sizes and lengths where both were timed."""
+    wanted, known = None if sizes is None else listed(sizes), data.times.times
+    for size in wanted or ():
+        if all(name != size for name, _ in known):
+            data.lack(f"size {size}")
+    places = [where for where in known if wanted is None or where[0] in wanted]
+    for name in (a, b):
+        if not any(name in known[where] for where in places):
+            data.lack(name)
+    return [where for where in places if {a, b} <= set(known[where])]
+
+
+def _ratio(ratio: Estimate) -> str:
+    return f"{ratio.value:.3f}" + (f" ± {ratio.error:.3f}" if math.isfinite(ratio.error) else "")
+
+
+def sink_higher(data: Data, a: str, b: str) -> Evidence:
+    """More of the weight goes to the first token in a than in b, at every length."""
+    shares, findings = measured(data.folder.best, "sink_share"), []
+    for method in (a, b):
+        if all(name != method for name, _ in shares):
+            data.lack(method)
+    for length in sorted({length for _, length in shares}):
+        if (a, length) in shares and (b, length) in shares:
+            one, other = shares[a, length], shares[b, length]
+            text = f"{a} gives the first of {length} tokens {percent(one, 3)} of the weight, {b} {percent(other, 3)}"
+            error = math.hypot(one.error, other.error)
+            findings.append(Finding(one.value - other.value, error, text, min(one.dof, other.dof)))
+    return data.evidence(findings)
