@@ -401,7 +401,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
     """Raise if a checkpoint's settings are those of another run."""
-    if difference := changed(before, settings):
+    # A text may have moved: whether it is the same is for whoever reads it.
+    moved = {"corpus": corpus} if (corpus := getattr(settings, "corpus", None)) is not None else {}
+    if difference := changed({**before, **moved}, settings):
         name, old, new = difference
         raise ValueError(
             f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with "

@@ -171,6 +171,8 @@ def add_to_card(folder: Path, scores: Sequence[tuple[int, float, float]], about:
 
 
 CONFIG = "run.json"
+# In that file: the checksum of the text.
+TEXT = "text"
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,18 @@ class Run:
         """The token data that it was trained on; if that has moved, along with the run."""
         assert self.config.data is not None
         path = Path(self.config.data)
-        return open_data(path if path.exists() else self.folder.parent / "data" / path.name)
+        # Beside the run, or, as the lab has it, beside the folder of runs.
+        moved = [self.folder.parent / "data" / path.name, self.folder.parent.parent / "data" / path.name]
+        return open_data(next((place for place in (path, *moved) if place.exists()), moved[0]))
+
+    def text(self) -> str | None:
+        """The checksum of the text it was trained on; None if neither that nor the data is there any more."""
+        recorded = read_json(self.folder / CONFIG).get(TEXT)
+        if recorded is not None:
+            return recorded
+        with contextlib.suppress(OSError, ValueError):
+            return self.data().manifest["sources"]["sha256"]
+        return None
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:
@@ -226,6 +239,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         raise FileNotFoundError(f"{folder} is not a run: it has no {CONFIG}{hint}")
     saved = read_json(file)
     version = saved.pop("dape_version", __version__)
+    saved.pop(TEXT, None)
     try:
         return Run(folder, TrainConfig(**checked(saved)))
     except ValueError as error:
@@ -250,6 +264,9 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
             check_output(folder, folder=True)
             check_continues(folder, config)
         data = open_prepared(config, parallel, progress=progress)
+        text = data.manifest["sources"]["sha256"]
+        if parallel.main:
+            check_text(folder, config, text)
         model = build_model(config, data.tokenizer.vocab_size)
         task = LanguageModelling(
             model,
@@ -261,7 +278,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
         )
         if parallel.main:
             folder.mkdir(parents=True, exist_ok=True)
-            record = {"dape_version": __version__, **asdict(config)}
+            record = {"dape_version": __version__, TEXT: text, **asdict(config)}
             write_atomically(folder / CONFIG, json.dumps(record, indent=2) + "\n")
         result = fit(task, config, folder, on_step=on_step, progress=progress)
         if result.steps == config.steps and not (folder / "model").exists():
@@ -309,13 +326,26 @@ def check_continues(folder: Path, config: TrainConfig) -> None:
         ):
             raise ValueError(f"{folder} exists and is no run: choose another --out")
         return
-    difference = changed(vars(load_run(folder).config), config)
+    # The text may have moved: once it is packed, `check_text` compares what it says.
+    before = {**vars(load_run(folder).config), "corpus": config.corpus}
+    difference = changed(before, config)
     if difference and not nothing_to_lose(folder):
-        name, old, new = difference
-        raise ValueError(
-            f"{folder} holds a run with {name}={old}, now {name}={new} is asked for: "
-            f"choose another --out, or delete that run"
-        )
+        raise another_run(folder, *difference)
+
+
+def check_text(folder: Path, config: TrainConfig, text: str) -> None:
+    """Raise if the folder holds a run on another text; the same text in another place is the same."""
+    if not (folder / CONFIG).exists():
+        return
+    run = load_run(folder)
+    if run.config.corpus != config.corpus and run.text() != text and not nothing_to_lose(folder):
+        raise another_run(folder, "corpus", run.config.corpus, config.corpus)
+
+
+def another_run(folder: Path, name: str, old: Any, new: Any) -> ValueError:
+    return ValueError(
+        f"{folder} holds a run with {name}={old}, now {name}={new} is asked for: choose another --out, or delete that run"
+    )
 
 
 def nothing_to_lose(folder: Path) -> bool:
