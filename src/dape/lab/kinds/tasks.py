@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -377,7 +376,7 @@ class Accuracies:
         self.rows: dict[Solver, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
         self.scores: dict[tuple[Solver, int], float] = {}
         for row in self.results.lines():
-            solver = Solver(row["corpus"], row.get("layers") or 0, row["method"], row["variant"])
+            solver = Solver(row["corpus"], row.get("layers") or 0, row["method"], variant_of(row))
             if row["metric"] == "accuracy":
                 self.rows[solver][row["seed"]].append(row)
             elif row["metric"] == "score":
@@ -445,6 +444,14 @@ class Accuracies:
         return self.known.prior(kinds, 1.0, setting_of(self.results, row))
 
 
+def variant_of(row: dict[str, Any]) -> str:
+    """What sets a run apart from others of its method: its own name for it, or options of the task and positions."""
+    settings = row.get("settings") or {}
+    words = [f"{name}={value}" for name, value in (settings.get("options") or {}).items()]
+    words += [f"positions from {places}"] if (places := settings.get("position_range")) else []
+    return row["variant"] or ", ".join(words)
+
+
 def _beyond(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows in the order of their lengths; those of lengths beyond the training's, if that is known."""
     trained = ((rows[0].get("settings") or {}).get("protocol") or {}).get("train_lengths") or [0]
@@ -490,12 +497,14 @@ def _task_rows(
     return Table(f"Accuracy in percent{title}", tuple(methods), joined(rows), note if solvers else "")
 
 
-def _by_length(data: Accuracies, task: str, layers: int) -> Table:
+def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Table:
+    """Methods by some of the lengths."""
     solvers = [solver for solver in data.rows if (solver.task, solver.layers) == (task, layers)]
-    lengths = sorted({length for solver in solvers for length in data.lengths(solver)})
+    known = sorted({length for solver in solvers for length in data.lengths(solver)})
+    lengths = [known[index] for index in chosen(len(known), COLUMNS)]
     rows = [Row(solver.label, OURS, tuple(_share(data, solver, n) for n in lengths)) for solver in solvers]
-    heads = tuple(f"length {length}" for length in lengths)
-    return Table(f"Accuracy in percent: {task.replace('_', ' ')}{depth_of(layers)}", heads, tuple(rows))
+    title = title or f"Accuracy in percent: {task.replace('_', ' ')}{depth_of(layers)}"
+    return Table(title, tuple(f"length {length}" for length in lengths), tuple(rows), corner="method")
 
 
 def _share(data: Accuracies, solver: Solver, length: int) -> Cell:
@@ -524,6 +533,13 @@ def by_length_figure(data: Accuracies) -> Figure:
             bars = [100 * estimate.error if math.isfinite(estimate.error) else 0.0 for estimate in found]
             values = [100 * estimate.value for estimate in found]
             errorbar(axis, lengths, values, bars, solver.label, looks[solver.label])
+        protocol = (data.rows[solvers[0]][min(data.rows[solvers[0]])][0].get("settings") or {}).get(
+            "protocol"
+        )
+        if protocol:
+            axis.axvline(max(protocol["train_lengths"]), color="grey", ls="--", lw=0.8)
+        if task in TASKS:
+            axis.axhline(100 * build_task(task).constant_accuracy, color="grey", ls=":", lw=0.8)
         axis.set_title(f"{task.replace('_', ' ')}{depth_of(layers)}", loc="left")
         finish(axis, sorted({n for s in solvers for n in data.lengths(s)}), "accuracy, %", "length")
         axis.set_ylim(-4, 104)
@@ -569,129 +585,47 @@ def paper_accuracy(task: str, method: str) -> float | None:
     return row[methods.index(method)] if row and method in methods else None
 
 
-class Group:
-    """The runs of a folder that differ by seed alone: their scores and their accuracy by length, in percent."""
-
-    def __init__(self, results: Results, numbers: Sequence[int]) -> None:
-        runs = [results["runs"][number] for number in numbers]
-        rows = [row for row in results["rows"] if row["run"] in numbers]
-        first = runs[0]
-        self.task, self.method, self.layers = first["corpus"], first["method"], first["layers"]
-        self.position_range = first["settings"]["position_range"]
-        self.options, self.protocol = first["settings"]["options"], first["settings"]["protocol"]
-        self.scores = [100 * row["value"] for row in rows if row["metric"] == "score"]
-        by_length: dict[int, list[float]] = {}
-        for row in rows:
-            if row["metric"] == "accuracy":
-                by_length.setdefault(row["eval_length"], []).append(100 * row["value"])
-        self.accuracy = dict(sorted(by_length.items()))
-        tail = f", positions from {self.position_range}" if self.position_range else ""
-        self.label = f"{self.method}{tail}"
-
-    def task_object(self) -> Task:
-        return build_task(self.task, **self.options)
-
-    def cell(self, length: int) -> Cell:
-        return mean_cell(self.accuracy.get(length, []))
-
-    def score_cell(self) -> Cell:
-        theirs = paper_accuracy(self.task, self.method) if self.position_range is None else None
-        own = mean_cell(self.scores)
-        return replace(own, text=own.text + (f" ({theirs:.1f})" if own.text and theirs is not None else ""))
-
-
-def mean_cell(values: Sequence[float]) -> Cell:
-    """Mean over seeds ± their standard deviation, where there are several."""
-    if not values:
-        return Cell()
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return Cell(f"{statistics.mean(values):.1f}{spread}", statistics.mean(values))
-
-
-def groups(results: Results) -> list[Group]:
-    """The groups of a folder, in the order of the registry, then of the runs."""
-    members: dict[str, list[int]] = {}
-    for number, run in enumerate(results["runs"]):
-        members.setdefault(run["name"].rpartition("-seed")[0], []).append(number)
-    order = list(TASKS)
-    found = [Group(results, numbers) for numbers in members.values()]
-    return sorted(found, key=lambda group: (order.index(group.task), group.layers))
-
-
-def panels_of(found: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups by task and number of layers, which is named where a task has several."""
-    members: dict[str, list[Group]] = {}
-    for group in found:
-        several = len({other.layers for other in found if other.task == group.task}) > 1
-        members.setdefault(group.task + (depth_of(group.layers) if several else ""), []).append(group)
-    return members
-
-
-def score_table(found: Sequence[Group]) -> Table:
-    """Tasks by methods, the fewer as columns: our score, and the paper's in brackets where it has one."""
-    methods = list(dict.fromkeys(group.label for group in found))
-    columns = [["constant", *methods]]
-    names = []
-    for title, members in panels_of(found).items():
-        here = {group.label: group for group in members}
-        constant = f"{100 * members[0].task_object().constant_accuracy:.0f}"
-        names.append(title)
-        columns.append([constant, *(here[m].score_cell().text if m in here else "" for m in methods)])
+def score_table(data: Accuracies) -> Table:
+    """Tasks by methods: our score with its error over samples and seeds, and the paper's in brackets where it has one."""
+    methods = list(dict.fromkeys(solver.label for solver in data.rows))
+    rows = []
+    for (task, layers), title in titles(data).items():
+        here = {s.label: s for s in data.rows if (s.task, s.layers) == (task, layers)}
+        cells = [Cell(f"{100 * build_task(task).constant_accuracy:.0f}")]
+        for method in methods:
+            solver = here.get(method)
+            printed = paper_accuracy(task, method)
+            theirs = f" ({printed:.1f})" if printed is not None else ""
+            cells.append(Cell(percents(data, solver) + theirs) if solver else Cell())
+        rows.append(Row(title, OURS, tuple(cells)))
     title = "mean accuracy beyond the training length, % (the paper's)"
-    if len(names) >= len(methods):
-        heads, entries = columns[0], list(zip(names, columns[1:], strict=True))
-    else:
-        heads, entries = names, [(row[0], list(row[1:])) for row in zip(*columns, strict=True)]
-    rows = [Row(name, OURS, tuple(map(Cell, cells))) for name, cells in entries]
-    return Table(title, tuple(heads), tuple(rows), corner="task")
+    return Table(title, ("constant", *methods), tuple(rows), corner="task")
 
 
-def length_tables(found: Sequence[Group]) -> list[Table]:
-    """A table a task and number of layers: methods by some lengths."""
-    tables = []
-    for title, here in panels_of(found).items():
-        known = sorted({length for group in here for length in group.accuracy})
-        lengths = [known[index] for index in chosen(len(known), COLUMNS)]
-        rows = [Row(group.label, OURS, tuple(map(group.cell, lengths))) for group in here]
-        tables.append(Table(title, tuple(map(str, lengths)), tuple(rows), corner="method"))
-    return tables
+def percents(data: Accuracies, solver: Solver) -> str:
+    found = data.accuracy(solver)
+    several = len(data.rows[solver]) > 1 and math.isfinite(found.error)
+    return f"{100 * found.value:.1f}" + (f" ± {100 * found.error:.1f}" if several else "")
 
 
-def accuracy_figure(found: Sequence[Group]) -> Figure:
-    """A panel a task and number of layers, a line a method; dashed: where training ended; dotted: a constant answer."""
-    shown = panels_of(found)
-    columns = min(3, len(shown))
-    rows = math.ceil(len(shown) / columns)
-    labels = list(dict.fromkeys(group.label for group in found))
-    looks = styles(labels, [label.split(",")[0] for label in labels])
-    with context(["default", LOOK]):
-        drawn, axes = canvas(3.2 * columns + LEGEND, 2.4 * rows, rows, columns)
-        for axis, (title, here) in zip(axes.flat, shown.items(), strict=False):
-            for group in here:
-                means = [statistics.mean(values) for values in group.accuracy.values()]
-                errorbar(axis, list(group.accuracy), means, None, group.label, looks[group.label])
-            axis.axvline(max(here[0].protocol["train_lengths"]), color="grey", ls="--", lw=0.8)
-            axis.axhline(100 * here[0].task_object().constant_accuracy, color="grey", ls=":", lw=0.8)
-            axis.set_title(title, loc="left")
-            axis.set_ylim(0, 103)
-        for axis in list(axes.flat)[len(shown) :]:
-            axis.set_axis_off()
-        drawn.supxlabel("length")
-        drawn.supylabel("accuracy, %")
-        legend(drawn, axes.flat)
-        return drawn
+def titles(data: Accuracies) -> dict[tuple[str, int], str]:
+    """Tasks and numbers of layers in the order of the registry, by the name of the task, with layers where it has several."""
+    found = sorted(
+        {(s.task, s.layers) for s in data.rows}, key=lambda place: (list(TASKS).index(place[0]), place[1])
+    )
+    return {(task, n): task + (depth_of(n) if len(data.layers(task)) > 1 else "") for task, n in found}
 
 
 def write_folder(results: Results, folder: Path) -> list[Table]:
     """README.md and accuracy.png, all read from the results; notes.md is included. Returns the tables."""
-    found = groups(results)
-    about, runs = results["environment"], results["runs"]
-    tasks_of: dict[str, list[str]] = {}
-    for group in found:
-        named = tasks_of.setdefault(describe(group.protocol), [])
-        named.extend([group.task] if group.task not in named else [])
+    data, runs = Accuracies(results), results["runs"]
+    about = results["environment"]
+    tasks_of: dict[str, dict[str, None]] = {}
+    for run in runs:
+        tasks_of.setdefault(describe(run["settings"]["protocol"]), {})[run["corpus"]] = None
     notes = folder / "notes.md"
-    tables = length_tables(found)
+    tables = [_by_length(data, *place, title) for place, title in titles(data).items()]
+    score = score_table(data)
     text = render(
         "tasks.md.j2",
         runs=runs,
@@ -702,12 +636,13 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
         hardware=about.get("gpu") or f"{about['cpu']}, {about['threads']} of {about['cores']} cores",
         versions=[f"{n} {about[n]}" for n in ("dape", "python", "torch", "numpy", "transformers")],
         notes=notes.read_text("utf-8").strip() if notes.exists() else "",
-        score=score_table(found),
+        score=score,
         tables=tables,
     )
     write_atomically(folder / "README.md", text)
-    save(accuracy_figure(found), folder / "accuracy.png")
-    return [*tables, score_table(found)]
+    with context(["default", LOOK]):
+        save(by_length_figure(data), folder / "accuracy.png")
+    return [*tables, score]
 
 
 def describe(protocol: dict[str, Any]) -> str:
