@@ -4,13 +4,27 @@ from dape.lab.claims import claim
 from dape.lab.rules import (
     Pick,
     at_most,
+    best_is_among,
     best_train_length,
     falls,
     lower,
+    more_accurate,
     near,
+    ordered,
     rises,
     some_lower,
 )
+
+SCALINGS = ("linear", "ntk", "yarn")
+
+
+def variants(method, *names):
+    return [Pick(method, name) for name in names]
+
+
+def both(better, worse, methods):
+    """Pairs of two variants, for each of the methods."""
+    return [(Pick(method, better), Pick(method, worse)) for method in methods]
 
 
 @claim("square_kernels")
@@ -68,67 +82,39 @@ def largest_not_best(data):
 @claim("depth")
 def three_better_than_two(data):
     """Three convolutions are better than the paper's two."""
-    return lower(
-        data,
-        Pick("dape1x3-kerple", variant="3 convolutions"),
-        Pick("dape1x3-kerple", variant="2 convolutions"),
-    )
+    return ordered(data, variants("dape1x3-kerple", "2 convolutions", "3 convolutions"))
 
 
 @claim("depth")
 def four_better_than_three(data):
     """Four convolutions are better than three."""
-    return lower(
-        data,
-        Pick("dape1x3-kerple", variant="4 convolutions"),
-        Pick("dape1x3-kerple", variant="3 convolutions"),
-    )
+    return ordered(data, variants("dape1x3-kerple", "3 convolutions", "4 convolutions"))
 
 
 @claim("depth")
 def deep_better_than_wide(data):
     """Of stacks that reach equally far, the deeper is better: four convolutions of 1x3 against two of 1x5."""
-    return lower(
-        data,
-        Pick("dape1x3-kerple", variant="4 convolutions"),
-        Pick("dape1x5-kerple", variant="2 convolutions"),
-    )
+    deep, wide = Pick("dape1x3-kerple", "4 convolutions"), Pick("dape1x5-kerple", "2 convolutions")
+    return lower(data, deep, wide)
 
 
 @claim("randomized_positions")
 def randomized_costs_within(data):
     """Randomized positions cost something where the input is as long as in training, for every method."""
-    return lower(
-        data,
-        pairs=[
-            (Pick("rope", variant="in order"), Pick("rope", variant="randomized")),
-            (Pick("dape1x3-rope", variant="in order"), Pick("dape1x3-rope", variant="randomized")),
-            (Pick("kerple", variant="in order"), Pick("kerple", variant="randomized")),
-            (Pick("dape1x3-kerple", variant="in order"), Pick("dape1x3-kerple", variant="randomized")),
-        ],
-        at="train",
-    )
+    methods = ["rope", "dape1x3-rope", "kerple", "dape1x3-kerple"]
+    return lower(data, pairs=both("in order", "randomized", methods), at="train")
 
 
 @claim("randomized_positions", closer="beyond/longer-randomized-rope")
 def randomized_helps_rope_far(data):
     """At the longest input randomized positions improve RoPE, with and without the convolution."""
-    return lower(
-        data,
-        pairs=[
-            (Pick("rope", variant="randomized"), Pick("rope", variant="in order")),
-            (Pick("dape1x3-rope", variant="randomized"), Pick("dape1x3-rope", variant="in order")),
-        ],
-        at="longest",
-    )
+    return lower(data, pairs=both("randomized", "in order", ["rope", "dape1x3-rope"]), at="longest")
 
 
 @claim("randomized_positions")
 def kerple_needs_no_randomization(data):
     """Kerple with the convolution has no need of them: trained in order it is better at every length."""
-    return lower(
-        data, Pick("dape1x3-kerple", variant="in order"), Pick("dape1x3-kerple", variant="randomized")
-    )
+    return lower(data, pairs=both("in order", "randomized", ["dape1x3-kerple"]))
 
 
 @claim("randomized_positions")
@@ -137,8 +123,7 @@ def convolution_helps_randomized(data):
     return lower(
         data,
         pairs=[
-            (Pick("dape1x3-rope", variant="randomized"), Pick("rope", variant="randomized")),
-            (Pick("dape1x3-kerple", variant="randomized"), Pick("kerple", variant="randomized")),
+            (Pick(f"dape1x3-{name}", "randomized"), Pick(name, "randomized")) for name in ("rope", "kerple")
         ],
     )
 
@@ -146,41 +131,22 @@ def convolution_helps_randomized(data):
 @claim("rope_scaling")
 def scaling_helps_rope(data):
     """Beyond the training length the best scaling improves plain RoPE, without any further training."""
-    return some_lower(
-        data,
-        [Pick("rope", variant="linear"), Pick("rope", variant="ntk"), Pick("rope", variant="yarn")],
-        Pick("rope", variant="unscaled"),
-        at="beyond",
-    )
+    return some_lower(data, variants("rope", *SCALINGS), Pick("rope", "unscaled"), at="beyond")
 
 
 @claim("rope_scaling")
 def scaling_helps_convolution(data):
     """Beyond the training length the best scaling improves RoPE with the convolution as well."""
     return some_lower(
-        data,
-        [
-            Pick("dape1x3-rope", variant="linear"),
-            Pick("dape1x3-rope", variant="ntk"),
-            Pick("dape1x3-rope", variant="yarn"),
-        ],
-        Pick("dape1x3-rope", variant="unscaled"),
-        at="beyond",
+        data, variants("dape1x3-rope", *SCALINGS), Pick("dape1x3-rope", "unscaled"), at="beyond"
     )
 
 
 @claim("rope_scaling")
 def convolution_helps_scaled(data):
     """Under every scaling the convolution improves RoPE beyond the training length: the two gains add up."""
-    return lower(
-        data,
-        pairs=[
-            (Pick("dape1x3-rope", variant="linear"), Pick("rope", variant="linear")),
-            (Pick("dape1x3-rope", variant="ntk"), Pick("rope", variant="ntk")),
-            (Pick("dape1x3-rope", variant="yarn"), Pick("rope", variant="yarn")),
-        ],
-        at="beyond",
-    )
+    pairs = list(zip(variants("dape1x3-rope", *SCALINGS), variants("rope", *SCALINGS), strict=True))
+    return lower(data, pairs=pairs, at="beyond")
 
 
 @claim("rope_scaling")
@@ -188,14 +154,7 @@ def ntk_better_than_interpolation(data):
     """Without further training, NTK-aware scaling is better than linear interpolation, with and without the
     convolution.
     """
-    return lower(
-        data,
-        pairs=[
-            (Pick("rope", variant="ntk"), Pick("rope", variant="linear")),
-            (Pick("dape1x3-rope", variant="ntk"), Pick("dape1x3-rope", variant="linear")),
-        ],
-        at="beyond",
-    )
+    return lower(data, pairs=both("ntk", "linear", ["rope", "dape1x3-rope"]), at="beyond")
 
 
 @claim("rope_scaling")
@@ -203,17 +162,8 @@ def kerple_better_than_scaled_rope(data):
     """At the longest input no scaling brings RoPE with the convolution to where Kerple with the convolution
     is.
     """
-    return lower(
-        data,
-        Pick("dape1x3-kerple", variant="unscaled"),
-        [
-            Pick("dape1x3-rope", variant="unscaled"),
-            Pick("dape1x3-rope", variant="linear"),
-            Pick("dape1x3-rope", variant="ntk"),
-            Pick("dape1x3-rope", variant="yarn"),
-        ],
-        at="longest",
-    )
+    scaled = variants("dape1x3-rope", "unscaled", *SCALINGS)
+    return lower(data, Pick("dape1x3-kerple", "unscaled"), scaled, at="longest")
 
 
 @claim("longer_training")
@@ -344,6 +294,24 @@ def longer_short_training_matches_rope(data):
         at="all",
         factor=0.95,
     )
+
+
+@claim("longer_che")
+def longer_che_missing_duplicate(data):
+    """After 5,000 steps, kernel 3 with Kerple solves more of the missing-duplicate task than kernel 1."""
+    return more_accurate(data, "dape1x3-kerple", "dape-kerple", tasks="missing_duplicate_string")
+
+
+@claim("longer_che")
+def longer_che_stack(data):
+    """After 5,000 steps, kernel 3 with Kerple is worse than kernel 1 on stack manipulation."""
+    return more_accurate(data, "dape-kerple", "dape1x3-kerple", tasks="stack_manipulation")
+
+
+@claim("longer_che")
+def longer_che_kernel_helps(data):
+    """After 5,000 steps, on most tasks one of the kernels 1 and 3 is more accurate than plain Kerple."""
+    return best_is_among(data, ["dape-kerple", "dape1x3-kerple"], ["kerple"], need="most")
 
 
 LINEAR = Pick("dape1x3-kerple", variant="linear, scores alone")

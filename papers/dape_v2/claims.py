@@ -56,7 +56,19 @@ ALL_TASKS = [
 ]
 KERNELS = ["dape-kerple", "dape1x3-kerple", "dape1x5-kerple", "dape1x7-kerple"]
 BOTH = ["arxiv", "books3"]
+BIASES = ["alibi", "kerple", "fire"]
+WIDTHS = (Pick("dape1x3-kerple", variant="width 10"), Pick("dape-kerple", variant="width 64"))
 BASELINES = ["nope", "rope", "t5", "alibi", "kerple", "fire", "cope", "dape-kerple"]
+
+
+def over(processor, methods):
+    """Pairs of each method's encoding with that processor, and the method."""
+    return [(f"{processor}-{method.removeprefix('dape-')}", method) for method in methods]
+
+
+def best_kernel(data, kernel, train):
+    others = [other for other in KERNELS if other != kernel]
+    return lower(data, kernel, others, corpus="books3", train=train, at="longest")
 
 
 @claim("headline", "4.1")
@@ -430,35 +442,19 @@ def values_2_7b(data):
 @claim("effect", "4.4")
 def every_bias_within(data):
     """Kernel 3 improves ALiBi, Kerple and FIRE at the training length."""
-    return lower(
-        data,
-        pairs=[("dape1x3-alibi", "alibi"), ("dape1x3-kerple", "kerple"), ("dape1x3-fire", "fire")],
-        at="within",
-    )
+    return lower(data, pairs=over("dape1x3", BIASES), at="within")
 
 
 @claim("effect", "4.4")
 def every_bias_beyond(data):
     """Kernel 3 improves ALiBi, Kerple and FIRE at every length beyond the training length."""
-    return lower(
-        data,
-        pairs=[("dape1x3-alibi", "alibi"), ("dape1x3-kerple", "kerple"), ("dape1x3-fire", "fire")],
-        at="beyond",
-    )
+    return lower(data, pairs=over("dape1x3", BIASES), at="beyond")
 
 
 @claim("effect", "4.4")
 def conv_beats_mlp(data):
     """Whatever the additive encoding, kernel 3 is better than kernel 1 (DAPE)."""
-    return lower(
-        data,
-        pairs=[
-            ("dape1x3-alibi", "dape-alibi"),
-            ("dape1x3-kerple", "dape-kerple"),
-            ("dape1x3-fire", "dape-fire"),
-        ],
-        at="all",
-    )
+    return lower(data, pairs=over("dape1x3", [f"dape-{name}" for name in BIASES]))
 
 
 @claim("leakage", "4.5", closer="beyond/longer-leak")
@@ -466,16 +462,8 @@ def leak_near_zero(data):
     """If the scores are not masked before the convolution, so that it sees the future, ALiBi, Kerple and
     FIRE with kernel 3 all reach almost no loss (perplexity at most 1.1) up to twice the training length.
     """
-    return at_most(
-        data,
-        [
-            Pick("dape1x3-alibi", variant="leak"),
-            Pick("dape1x3-kerple", variant="leak"),
-            Pick("dape1x3-fire", variant="leak"),
-        ],
-        1.1,
-        at=[1, 2],
-    )
+    leaks = [Pick(f"dape1x3-{name}", variant="leak") for name in BIASES]
+    return at_most(data, leaks, 1.1, at=[1, 2])
 
 
 @claim("leakage", "4.5", closer="beyond/longer-leak-far")
@@ -491,13 +479,7 @@ def cheaper_and_better(data):
     """Trained at the shorter length, kernel 3 with width 10, which costs less, is better than kernel 1 with
     width 64, at the training length and at the longest.
     """
-    return lower(
-        data,
-        Pick("dape1x3-kerple", variant="width 10"),
-        Pick("dape-kerple", variant="width 64"),
-        train="shortest",
-        at=["train", "longest"],
-    )
+    return lower(data, *WIDTHS, train="shortest", at=["train", "longest"])
 
 
 @claim("same_cost", "4.6")
@@ -505,21 +487,13 @@ def cheaper_and_better_longer(data):
     """Trained at the longer length, kernel 3 with width 10 is better than kernel 1 with width 64 up to eight
     times that length.
     """
-    return lower(
-        data,
-        Pick("dape1x3-kerple", variant="width 10"),
-        Pick("dape-kerple", variant="width 64"),
-        train="longest",
-        at=[1, 2, 4, 8],
-    )
+    return lower(data, *WIDTHS, train="longest", at=[1, 2, 4, 8])
 
 
 @claim("same_cost", "4.6")
 def same_cost_always_better(data):
     """At the same cost (width 21 against 64), kernel 3 is always better than kernel 1."""
-    return lower(
-        data, Pick("dape1x3-kerple", variant="width 21"), Pick("dape-kerple", variant="width 64"), at="all"
-    )
+    return lower(data, Pick("dape1x3-kerple", variant="width 21"), WIDTHS[1])
 
 
 @claim("same_cost", "4.6", scale="paper")
@@ -549,7 +523,7 @@ def kernel_1_helps(data):
     return lower(data, "dape-kerple", "kerple")
 
 
-@claim("kernel_size", "4.7")
+@claim("kernel_size", "4.7", closer="beyond/longer-alibi-kerple-degrade")
 def kerple_blows_up(data):
     """Plain Kerple gets worse beyond the training length: at the longest input we ask for 10 %."""
     return rises(data, "kerple", factor=1.1)
@@ -558,27 +532,13 @@ def kerple_blows_up(data):
 @claim("kernel_size", "4.7")
 def kernel_3_books(data):
     """On Books3, trained at the shorter length and read at the longest, kernel 3 is the best."""
-    return lower(
-        data,
-        "dape1x3-kerple",
-        ["dape-kerple", "dape1x5-kerple", "dape1x7-kerple"],
-        corpus="books3",
-        train="shortest",
-        at="longest",
-    )
+    return best_kernel(data, "dape1x3-kerple", train="shortest")
 
 
 @claim("kernel_size", "4.7")
 def kernel_5_books(data):
     """On Books3, trained at the longer length and read at the longest, kernel 5 is the best."""
-    return lower(
-        data,
-        "dape1x5-kerple",
-        ["dape-kerple", "dape1x3-kerple", "dape1x7-kerple"],
-        corpus="books3",
-        train="longest",
-        at="longest",
-    )
+    return best_kernel(data, "dape1x5-kerple", train="longest")
 
 
 @claim("kernel_size", "Appendix D")
@@ -606,13 +566,13 @@ def some_kernel_helps(data):
     return some_lower(data, KERNELS, "kerple", at="all", need="most")
 
 
-@claim("che", "4.8")
+@claim("che", "4.8", closer="beyond/longer-che-missing-duplicate")
 def che_missing_duplicate(data):
     """On the missing-duplicate task kernel 3 with Kerple solves more than kernel 1."""
     return more_accurate(data, "dape1x3-kerple", "dape-kerple", tasks="missing_duplicate_string")
 
 
-@claim("che", "4.8")
+@claim("che", "4.8", closer="beyond/longer-che-stack")
 def che_stack(data):
     """On stack manipulation kernel 3 with Kerple is worse than kernel 1."""
     return more_accurate(data, "dape-kerple", "dape1x3-kerple", tasks="stack_manipulation")
@@ -650,7 +610,7 @@ def che_processing_usually_best(data):
     )
 
 
-@claim("che", "4.8")
+@claim("che", "4.8", closer="beyond/longer-che-kernel-helps")
 def che_kerple_usually_best(data):
     """With Kerple, one of the kernels 1 and 3 usually beats plain scores: on more than half of the tasks
     that were run.

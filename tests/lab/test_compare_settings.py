@@ -142,3 +142,9 @@ def test_recipe_and_file_and_options_in_this_order(tmp_path) -> None:
 )
 def test_equal_time_means_the_time_of_the_fastest(pace: dict[str, float], expected: dict[str, int]) -> None:
     assert share_time(pace, 100) == expected
+
+
+def test_exactly_equal_time_has_no_tolerance() -> None:
+    pace = {"kerple": 1.0, "dape-kerple": 1.02, "dape1x3-kerple": 1.1}
+    assert share_time(pace, 3900) == {"kerple": 3900, "dape-kerple": 3900, "dape1x3-kerple": 3545}
+    assert share_time(pace, 3900, close=0.0)["dape-kerple"] == 3824

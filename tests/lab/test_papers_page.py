@@ -15,7 +15,7 @@ from dape.lab.report.papers import build_report
 PAPER = Path(__file__).parents[2] / "papers" / "dape_v2" / "paper.json"
 PROBE = """
   const card = name => document.querySelector(`button[data-verdict=${name}]`);
-  const visible = () => [...document.querySelectorAll(".ledger .claim")].filter(claim => claim.offsetParent).length;
+  const visible = () => [...document.querySelectorAll(".ledger .claim")].filter(claim => claim.checkVisibility()).length;
   const folded = visible();
   for (const part of document.querySelectorAll("details")) part.open = true;
   const all = visible();
@@ -54,7 +54,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     losses = {("latex", 64, name, ""): {64: loss, 1024: loss - 0.02} for name, loss in row.items()}
     accuracy = {("recall", "nope"): 0.1, ("recall", "dape1x3-nope"): 1.0}
     times = {("tiny", "kerple"): 10.0, ("tiny", "dape1x3-kerple"): 12.0}
-    shares = {("kerple", 64): (0.1, 0.2), ("dape1x3-kerple", 64): (0.7, 0.8)}
+    shares = {("kerple", 64): (0.1, 0.2, 0.1, 0.2), ("dape1x3-kerple", 64): (0.7, 0.8, 0.7, 0.8)}
     ran = {
         "data_adaptive": made_up.language(losses),
         "recall": made_up.tasks(accuracy),

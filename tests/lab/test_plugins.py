@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from test_compare import write_corpus
 
+import dape
 from dape import POSITIONS, plugins
 from dape.cli import main
 from dape.lab.compare import load_comparison
@@ -101,3 +105,28 @@ def test_a_sweep_compares_variants_and_folders_merge(tmp_path: Path, capsys) -> 
     assert len(merged.table()) == 3
     # On the same tokens they are paired.
     assert set(merged.frame.query("metric == 'difference'")["against"]) == {"kerple (learning_rate 0.001)"}
+
+
+def test_an_installed_package_names_its_encodings_by_an_entry_point(
+    mine: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """As pip leaves it: a module and a .dist-info folder on the path, here of a process of its own."""
+    site = tmp_path / "site"
+    (site / "straight-1.0.dist-info").mkdir(parents=True)
+    (site / "straight_encoding.py").write_text(FILE)
+    (site / "straight-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: straight\nVersion: 1.0\n"
+    )
+    points = f"[{plugins.GROUP}]\nstraight = straight_encoding\n"
+    (site / "straight-1.0.dist-info" / "entry_points.txt").write_text(points)
+    path = os.pathsep.join([str(site), str(Path(dape.__file__).parents[1])])
+    command = [sys.executable, "-m", "dape", "methods"]
+    shown = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "straight" in shown.stdout
