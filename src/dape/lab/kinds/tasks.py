@@ -503,8 +503,9 @@ def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Tab
     known = sorted({length for solver in solvers for length in data.lengths(solver)})
     lengths = [known[index] for index in chosen(len(known), COLUMNS)]
     rows = [Row(solver.label, OURS, tuple(_share(data, solver, n) for n in lengths)) for solver in solvers]
+    corner = "method" if title else ""
     title = title or f"Accuracy in percent: {task.replace('_', ' ')}{depth_of(layers)}"
-    return Table(title, tuple(f"length {length}" for length in lengths), tuple(rows), corner="method")
+    return Table(title, tuple(f"length {length}" for length in lengths), tuple(rows), corner=corner)
 
 
 def _share(data: Accuracies, solver: Solver, length: int) -> Cell:
