@@ -22,8 +22,8 @@ from dape.cli import main
 from dape.evaluate import evaluate_by_length, paired_difference
 from dape.files import exclusive
 from dape.lab import pace
-from dape.lab.compare import load_comparison, merge
-from dape.lab.curves import recall_table
+from dape.lab.compare import by_recipe, load_comparison, merge
+from dape.lab.execute import make_plan, settle
 from dape.lab.records import Results, load_results
 from dape.lab.runner import Job, Local, Process, Slurm, last_record, run_jobs, why
 from dape.training import load_run
@@ -293,12 +293,12 @@ def test_jobs_are_submitted_through_submitit(tmp_path: Path) -> None:
         launcher=Slurm(tmp_path, {"timeout_min": 5}, cluster="local"),
     )
     # The spec lacks what a training is.
-    assert "KeyError" in next(iter(failed.values()))
+    assert 'no entry "train"' in next(iter(failed.values()))
     assert heard[-1]
 
 
 def test_a_submitted_job_is_carried_out(tmp_path: Path) -> None:
-    """submitit's own executor for trying things out, which runs a job in this process when it is asked for its result."""
+    """By submitit's executor for this machine, in place of a cluster."""
     pytest.importorskip("submitit")
     corpus = write_corpus(tmp_path) / "text"
     train = {
@@ -319,28 +319,29 @@ def test_a_submitted_job_is_carried_out(tmp_path: Path) -> None:
     spec = {"train": train, "evaluation": evaluation}
     asked = Job("a", "a", "language", spec, tmp_path, tmp_path / "scores" / "a.json", 2)
     assert (
-        run_jobs([asked], at_once=1, watch=lambda *_: None, launcher=Slurm(tmp_path, cluster="debug")) == {}
+        run_jobs([asked], at_once=1, watch=lambda *_: None, launcher=Slurm(tmp_path, cluster="local")) == {}
     )
     assert set(json.loads(asked.result.read_text())["windows"]) == {"8", "32"}
 
 
 def test_equal_time_follows_the_interleaved_pace_not_the_runs_own_clocks(tmp_path, monkeypatch) -> None:
-    """A busy machine slows whichever run is under way: steps come from one measurement in turns, to the step."""
-    monkeypatch.setattr(pace, "measure", lambda trains, *_, **__: {"alibi": 1.0, "dape1x3-kerple": 1.25})
-    monkeypatch.setattr(
-        pace, "measure_apart", lambda order, path, _: path.write_text(json.dumps(pace.measure(order)))
-    )
-    write_corpus(tmp_path)
-    assert main(options(tmp_path, "--methods", "alibi,dape1x3-kerple", "--steps", "20")) == 0
-    found = load_results(tmp_path / "out" / "results.json")
-    steps = {(run["method"], run["view"]): run["steps"] for run in found["runs"]}
-    assert steps["alibi", "equal-time"] == steps["dape1x3-kerple", "equal-step"] == 20
-    assert steps["dape1x3-kerple", "equal-time"] == 16
-    # Losses come by recall as well, paired with the baseline's.
-    assert {(row["method"], row["slice"]) for row in found.lines("difference", "hit")} == {
-        ("dape1x3-kerple", "hit")
-    }
-    assert recall_table(found, "equal-step") is not None
+    """A busy machine slows whichever run is under way: steps come from one measurement of all methods in turns."""
+    orders = []
+
+    def measured(order, path, threads) -> None:
+        orders.append([train["method"] for train in order["trains"]])
+        path.write_text(json.dumps({"alibi": 1.0, "dape1x3-kerple": 1.25}))
+
+    monkeypatch.setattr(pace, "measure_apart", measured)
+    config = by_recipe(methods="alibi,dape1x3-kerple", steps=20, seeds="0,1", out=str(tmp_path / "out"))
+    plan = make_plan(config.experiment(), config.place())
+    settle(plan)
+    # One measurement serves both seeds: the pace does not depend on them.
+    assert orders == [["alibi", "dape1x3-kerple"]]
+    steps = [(cell.method, cell.seed, cell.steps) for cell in plan.items if cell.view == "equal-time"]
+    assert steps == [
+        (method, seed, n) for seed in (0, 1) for method, n in (("alibi", 20), ("dape1x3-kerple", 16))
+    ]
 
 
 def test_half_written_metrics(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_grid_of_layers_and_seeds_and_randomized_positions(tmp_path, capsys):
     assert {run["settings"]["position_range"] for run in results["runs"]} == {32}
     readme = (tmp_path / "README.md").read_text()
     assert "### associative_recall, 2 layers\n" in readme
-    assert "| dape1x2-nope (positions from 32) |" in readme
+    assert "| dape1x2-nope (keys=9, values=5, positions from 32) |" in readme
     assert re.search(r"\d ± \d", readme)
 
 
