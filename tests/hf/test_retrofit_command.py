@@ -301,3 +301,9 @@ def test_shown_weights_are_used_weights(base, method):
     assert shown.method.startswith(method)
     with pytest.raises(TypeError, match="retrofitted"):
         dape.inspect(LlamaForCausalLM.from_pretrained(base), ids)
+
+
+def test_samples_are_as_long_as_the_base_reads(base, tmp_path):
+    longer = ["--train-length", "32", "--match-steps", "6", "--lengths", "16,32"]
+    assert run(base, tmp_path / "run", *SELF, *longer) == 0
+    assert np.load(tmp_path / "run" / "samples.npy").shape[1] == 16

@@ -230,6 +230,8 @@ def text(options: Options, model: PreTrainedModel, length: int) -> tuple[np.ndar
     if options.corpus != "self":
         data = prepare(options.corpus, options.folder / "data", tokenizer=options.model, seed=options.seed)
         return data.train.ids, data.validation, "document"
+    # Beyond its own length the base writes nothing worth reading.
+    length = min(length, own_length(model) or length)
     path, about = options.folder / SAMPLES, options.folder / "samples.json"
     recipe = {
         "model": options.model,
