@@ -85,13 +85,14 @@ def only_the_first_chunks(monkeypatch):
 
 
 @pytest.mark.usefixtures("only_the_first_chunks")
+@pytest.mark.parametrize("shape", ["125m", "llama-3-8b"])
 @pytest.mark.parametrize("length", [2048, 8192, 65536])
-def test_launches_fill_the_gpu(length):
+def test_launches_fill_the_gpu(length, shape):
     """At least two programs for each of 108 multiprocessors, in every kernel, for the last rows of one sequence."""
     pytest.importorskip("triton")
     few = [
         (launch.kernel.__name__, launch.grid)
-        for launch in distinct(backend.record_launches(length=length))
+        for launch in distinct(backend.record_launches(length=length, **SHAPES[shape]))
         if math.prod(launch.grid) < 2 * 108
     ]
     assert not few

@@ -227,13 +227,10 @@ def limits(records: list[Record]) -> list[tuple[str, str, str]]:
     for capability in (80, 90):
         if some := [x for key, x in totals.items() if key[1] == capability]:
             shapes = len({x["shape"] for x in some})
-            name = f"spilled bytes, all kernels of {shapes} shapes, sm_{capability}"
+            name = f"spilled bytes, all kernels of {shapes} shape{'s' * (shapes > 1)}, sm_{capability}"
             found.append((name, "0", str(sum(x["spills"] for x in some))))
     if consumer := [x["shared"] for key, x in totals.items() if key[1] == 86]:
         found.append(("most shared memory of a block, sm_86", "≤ 101,376", f"{max(consumer):,}"))
-    few = [x["programs"] for x in records if x["kernel"] != "all" and x["capability"] == 80]
-    if few:
-        found.append(("fewest programs of a kernel, 2,048 tokens, sm_80", "≥ 216", str(min(few))))
     return found
 
 

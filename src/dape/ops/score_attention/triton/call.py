@@ -300,7 +300,7 @@ class Chunk:
     def segment(self) -> int:
         """Columns that a program walks along: as many programs as fill the GPU, but few halos."""
         share = self.call.batch * self.blocks * self.columns // PROGRAMS
-        return max(16, min(128, share))
+        return max(8, min(128, share))
 
     def arguments(self) -> dict[str, Any]:
         return {

@@ -563,8 +563,11 @@ class ChunkGradients:
         call, chunk = self.call, self.chunk
         records = grad.permute(0, 2, 3, 1).contiguous()
         distances = chunk.stop - 1 + call.offset - bottom + 1
-        group = 16
-        groups = -(-(chunk.stop - chunk.start) // group)
+        tiles, rows, group = -(-distances // 64), chunk.stop - chunk.start, 16
+        # Fewer rows a program where the GPU would not be full.
+        while group > 4 and tiles * -(-rows // group) * call.batch < calls.PROGRAMS:
+            group //= 2
+        groups = -(-rows // group)
         channels = padded(records.shape[-1])
         shape = (groups * call.batch, planes, distances, channels)
         sums = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
@@ -574,5 +577,5 @@ class ChunkGradients:
             "num_distances": distances, "extra": extra, "C": records.shape[-1], "CHANNELS": channels,
             "PLANES": planes, "BLOCK_D": 64, "ROWS": group,
         }  # fmt: skip
-        run(diagonals_kernel, (-(-distances // 64), groups, call.batch), arguments, [{"num_warps": 4}])
+        run(diagonals_kernel, (tiles, groups, call.batch), arguments, [{"num_warps": 4}])
         return sums.sum(0)
