@@ -74,3 +74,18 @@ def test_a_compiled_model_refuses_holes_that_it_would_look_through():
         torch.testing.assert_close(told[left.bool()], own[left.bool()], rtol=1e-4, atol=1e-5)
         with pytest.raises(RuntimeError, match="padding between tokens"):
             compiled(ids, attention_mask=torch.tensor([[1] * 6, [1, 0, 1, 1, 1, 1]]), use_cache=False)
+
+
+def test_weights_shown_with_a_static_cache_have_a_column_for_each_of_its_places():
+    model, ids = tiny(), torch.randint(1, 40, (2, 6))
+    asked = {
+        "max_new_tokens": 4,
+        "do_sample": False,
+        "output_attentions": True,
+        "return_dict_in_generate": True,
+    }
+    static, dynamic = (model.generate(ids, cache_implementation=kind, **asked) for kind in ("static", None))
+    for found, own in zip(static.attentions, dynamic.attentions, strict=True):
+        room = found[0].shape[-1]
+        assert room >= 9
+        torch.testing.assert_close(found[0], torch.nn.functional.pad(own[0], (0, room - own[0].shape[-1])))

@@ -253,6 +253,11 @@ class DapeModel(DapePreTrainedModel):
         output.past_key_values = past_key_values
         if arranged is not None and output.attentions is not None:
             output.attentions = cast(Any, tuple(map(arranged.in_place, output.attentions)))
+        if output.attentions is not None and past_key_values is not None and past_key_values.is_compileable:
+            # As transformers' models show them: a column for every place of a preallocated cache.
+            room = past_key_values.get_mask_sizes(1, 0)[0]
+            shown = (F.pad(weights, (0, room - weights.shape[-1])) for weights in output.attentions)
+            output.attentions = cast(Any, tuple(shown))
         return output
 
     def _check_cached_keys(self, cache: Cache | None, num_tokens: int) -> None:
