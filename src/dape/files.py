@@ -95,7 +95,7 @@ def read_json(path: str | os.PathLike[str], kind: type = dict) -> Any:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: it is not JSON ({error})") from error
     if not isinstance(content, kind):
-        raise ValueError(f"{path} is damaged: it holds {type(content).__name__}, not {kind.__name__}")
+        raise ValueError(f"{path} is damaged: it holds {_named(type(content))}, not {_named(kind)}")
     return content
 
 
@@ -109,8 +109,16 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[Entries]:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path} is damaged: line {number} is not JSON ({error})") from error
             if not isinstance(content, Entries):
-                raise ValueError(f"{path} is damaged: line {number} holds {type(content).__name__}, not dict")
+                raise ValueError(
+                    f"{path} is damaged: line {number} holds {_named(type(content))}, not an object"
+                )
             yield content
+
+
+def _named(kind: type) -> str:
+    return (
+        "an object" if issubclass(kind, dict) else "a list" if kind is list else f"a value ({kind.__name__})"
+    )
 
 
 def _parsed(path: Path, text: str) -> Any:

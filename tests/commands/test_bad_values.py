@@ -26,6 +26,7 @@ NEEDED = {
     "lm-eval": ["folder", "--tasks", "task.yaml"],
     "data show": ["folder"],
     "retrofit": ["folder"],
+    "suite": ["folder"],
     "tasks run": ["even_pairs"],
     "tasks table": ["folder"],
 }

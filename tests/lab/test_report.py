@@ -185,7 +185,7 @@ def test_unknown_errors_are_left_out(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "not JSON"),
-        ("[]", "holds no results"),
+        ("[]", "holds a list, not an object"),
         ('{"settings": {}, "failures": [], "records": [{}]}', "dape migrate"),
         ('{"runs": [], "rows": [{"metric": "loss", "run": 0}]}', "row 0 lacks its metric or its run"),
     ],

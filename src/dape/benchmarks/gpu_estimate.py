@@ -5,7 +5,6 @@ Estimated, not measured: resources are the compiler's own numbers, clocks come f
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from dape.benchmarks import report
 from dape.benchmarks.gpu_simulator import MACHINES, clocks_per_trip, disassemble, main_loop, resident_blocks
 from dape.benchmarks.report import Record
 from dape.commands.parsing import parse
+from dape.files import read_json
 from dape.ops.score_attention import triton as backend
 from dape.ops.score_attention.triton.compile import SHARED_MEMORY, Launch, first_that_fits, inspect
 from dape.settings import setting, split_numbers
@@ -96,7 +96,7 @@ def run(options: Options) -> list[Record]:
         raise ValueError(f'dtype="{options.dtype}": choose {", ".join(DTYPES)}')
     records: list[Record] = []
     if options.read:
-        return [record for name in options.read.split(",") for record in json.loads(Path(name).read_text())]
+        return [record for name in options.read.split(",") for record in read_json(name, list)]
     for name in options.shapes.split(","):
         if name not in SHAPES:
             raise ValueError(f'unknown shape "{name}": choose from {", ".join(SHAPES)}')
