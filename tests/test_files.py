@@ -1,12 +1,15 @@
 """Files are whole or absent."""
 
+import errno
 import os
 import stat
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
+from dape.errors import sentence
 from dape.files import WRITING, check_output, distinct_names, replacing, replacing_folder, write_atomically
 
 
@@ -142,9 +145,18 @@ def test_a_device_is_written_to_and_stays():
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device")
 def test_a_full_device_is_an_error_and_stays():
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as raised:
         write_atomically("/dev/full", "content")
+    assert sentence(raised.value) == "/dev/full: the disk is full"
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+def test_an_error_of_writing_names_the_file_that_was_asked_for(tmp_path):
+    for writer in (replacing, partial(replacing_folder, last="x")):
+        with pytest.raises(OSError, match="No space") as raised, writer(tmp_path / "new"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert sentence(raised.value) == f"{tmp_path / 'new'}: the disk is full"
+        assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="no such device")

@@ -149,8 +149,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         _adopt(temporary, target)
         sync(temporary)
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        _name(error, path)
         raise
     sync_folder(target.parent)
 
@@ -181,10 +182,19 @@ def replacing_folder(path: str | os.PathLike[str], *, last: str) -> Iterator[Pat
                 os.replace(file, path / file.name)
             temporary.rmdir()
             sync_folder(path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        _name(error, path)
         raise
     sync_folder(path.parent)
+
+
+def _name(error: BaseException, path: Path) -> None:
+    """An error of a write says no name, and one of our temporary file says one that nobody knows."""
+    if isinstance(error, OSError) and error.errno is not None:
+        known = str(error.filename or "")
+        if not known or Path(known).name.startswith(WRITING):
+            error.filename = str(path)
 
 
 def _regular_target(path: Path) -> Path | None:
