@@ -204,6 +204,7 @@ def comparison(options: DemoOptions, console: Console) -> int:
 def repair(options: DemoOptions, console: Console) -> int:
     """The RoPE model of the comparison, its positions exchanged for Kerple with the convolution."""
     import torch
+    import transformers
 
     from dape.evaluate import evaluate_by_length
     from dape.lab.environment import num_cores
@@ -219,8 +220,8 @@ def repair(options: DemoOptions, console: Console) -> int:
     length, teacher, data = run.config.train_length, run.model(), run.data()
     lengths = [length * multiple for multiple in (1, 2, 4, 8, 16)]
     console.print(
-        f"\n[bold]Repair[/]: the RoPE model breaks beyond its {length} tokens. Its positions are exchanged for Kerple with\n"
-        f"the 1×3 convolution, and each attention layer learns what it gave before, for {REPAIR['steps']} steps: about a minute.\n"
+        f"\n[bold]Repair[/]: the RoPE model breaks beyond its {length} tokens. Its positions are exchanged for Kerple "
+        f"with the 1×3 convolution, and each attention layer learns what it gave before, for {REPAIR['steps']} steps: less than a minute.\n"
     )
     torch.manual_seed(options.seed)
     model = exchange_method(teacher, REPAIRED)
@@ -253,6 +254,7 @@ def repair(options: DemoOptions, console: Console) -> int:
     console.print(
         f"Repaired in {result.seconds:.0f} seconds of training, on text of {2 * length} tokens a window."
     )
+    transformers.logging.disable_progress_bar()
     model.save_pretrained(folder / "model")
     drawn = {name: [(score.eval_length, score.ppl) for score in scores] for name, scores in scored.items()}
     save(length_figure(drawn, "perplexity", unit=length), folder / "perplexity.svg")
