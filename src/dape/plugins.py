@@ -53,9 +53,7 @@ def load_plugins() -> None:
 
 
 def load(name: str) -> None:
-    """Load a file, or a module by its name; a second time is nothing."""
-    if name in LOADED:
-        return
+    """Load a file, or a module by its name; a second time is nothing, whichever way it is named."""
     if not name.endswith(".py"):
         try:
             importlib.import_module(name)
@@ -68,8 +66,10 @@ def load(name: str) -> None:
     path = Path(name).absolute()
     if not path.exists():
         raise FileNotFoundError(f"--import {name}: there is no such file")
-    load_file(path)
-    LOADED[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    mark = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    if LOADED.get(str(path)) != mark:
+        load_file(path)
+        LOADED[str(path)] = mark
 
 
 def load_file(path: Path) -> ModuleType:

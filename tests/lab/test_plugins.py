@@ -63,6 +63,9 @@ def test_an_encoding_in_a_file_is_a_method_in_worker_processes_and_is_recorded(
 def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
     assert main(["check", str(mine)]) == 0
     assert "dape1x3-straight: all" in capsys.readouterr().out
+    # Named twice, it is loaded once.
+    assert main(["check", str(mine), "--import", str(mine)]) == 0
+    assert "dape1x3-straight: all" in capsys.readouterr().out
     POSITIONS.pop("straight")
     # A bias that is not a number for the query's own key breaks everything that is compared.
     mine.write_text(FILE.replace("SIGN = -1", "SIGN = float('nan')"))

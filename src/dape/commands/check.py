@@ -9,7 +9,7 @@ import tyro
 
 from dape.commands.parsing import parse
 from dape.methods import parse_method
-from dape.plugins import load_file
+from dape.plugins import load
 from dape.positions import POSITIONS
 from dape.scores import SCORES
 from dape.settings import setting
@@ -32,11 +32,16 @@ class Options:
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape check")
     before = {*POSITIONS}, {*SCORES}
-    load_file(options.file.absolute())
-    encodings, processors = (
-        [n for n in POSITIONS if n not in before[0]],
-        [n for n in SCORES if n not in before[1]],
-    )
+    load(str(options.file))
+    # --import and DAPE_IMPORT may have loaded the same file before.
+    encodings = [
+        name
+        for name, kind in POSITIONS.items()
+        if name not in before[0] or kind.__module__ == options.file.stem
+    ]
+    processors = [
+        name for name, kind in SCORES.items() if name not in before[1] or kind.__module__ == options.file.stem
+    ]
     if not encodings and not processors:
         raise ValueError(
             f"{options.file} registers nothing new: call dape.register_position or dape.register_scores in it"
