@@ -75,7 +75,7 @@ def test_whoever_writes_into_a_folder_sweeps_what_killed_writers_left_there(tmp_
 
 def test_a_folder_is_whole_or_absent(tmp_path):
     path = tmp_path / "model"
-    with pytest.raises(KeyboardInterrupt), replacing_folder(path, last="sums") as temporary:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), replacing_folder(path, last="sums") as temporary:  # noqa: PT012 (the writer is interrupted)
         (temporary / "weights").write_text("half")
         assert not path.exists()
         raise KeyboardInterrupt

@@ -238,6 +238,7 @@ def test_a_wrong_padding_mask_is_refused(mask, sentence):
 TRANSFORMS = {
     "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
     "grad": lambda f, x: torch.func.grad(lambda x: f(x).square().sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(x[None]),
     "jvp of vmap": lambda f, x: torch.func.jvp(torch.func.vmap(f), (x[None],), (torch.ones_like(x)[None],))[
         1
     ],

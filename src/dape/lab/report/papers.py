@@ -297,7 +297,7 @@ def methods_of(parts: Sequence[Part]) -> dict[str, str]:
     """The methods that the results name, in a line each."""
     folders = [folder for part in parts for folder in part.folders if folder.best]
     found = {}
-    for name in sorted({run["method"] for folder in folders for run in folder.best["runs"]}):  # type: ignore[index]
+    for name in sorted({run["method"] for folder in folders for run in folder.best["runs"]}):  # type: ignore[index]  # folders have results
         try:
             found[name] = method_summary(name)
         except ValueError:  # a name of somebody else's method says nothing to us

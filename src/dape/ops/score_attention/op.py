@@ -137,9 +137,9 @@ _backward.register_autograd(_refuse_second_derivative)
 
 
 def unsupported_transform(problem: Problem) -> str | None:
-    """Why a derivative written for `backward` cannot run inside torch.func.grad, jvp and their like, or None.
+    """Why a derivative written for `backward` cannot run inside torch.func.grad, jvp, vmap and their like, or None.
 
-    PyTorch would give zero tangents without a word in the forward mode.
+    PyTorch would give zero tangents without a word in the forward mode, and has no rule to batch the operator.
     """
     if torch.compiler.is_compiling():
         return None
@@ -150,7 +150,8 @@ def unsupported_transform(problem: Problem) -> str | None:
     tensors += [tensor for _, tensor in problem.program.tensors()]
     functorch = torch._C._functorch
     transforms = {level.key() for level in functorch.get_interpreter_stack() or ()}
-    if transforms & {functorch.TransformType.Grad, functorch.TransformType.Jvp} or any(
+    kinds = functorch.TransformType
+    if transforms & {kinds.Grad, kinds.Jvp, kinds.Vmap} or any(
         unpack_dual(tensor).tangent is not None for tensor in tensors
     ):
         return (
