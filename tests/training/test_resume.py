@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import dape.training.checkpoint as checkpoint_module
 from dape.training import DiskFull, Diverged, fit
 from dape.training.display import read_metrics
+from dape.training.loop import StopRequest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy
@@ -73,6 +75,13 @@ def test_killed_while_writing_a_checkpoint_the_one_before_counts(tmp_path, unint
     assert "continuing from step 4" in toy.train(tmp_path).notes
     assert losses(tmp_path) == uninterrupted
     assert checkpoints(tmp_path) == ["step-00000008", "step-00000012"]
+
+
+def test_a_process_stopped_by_another_awaits_its_own_signal():
+    with StopRequest() as stop:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        stop.await_signal(600)
+        assert stop.reason == "SIGTERM"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -235,6 +235,16 @@ class StopRequest:
             raise KeyboardInterrupt
         self.reason = signal.Signals(number).name
 
+    def await_signal(self, seconds: float) -> None:
+        """Wait until a signal is noted, at most so long; where none can be, return at once."""
+        until = time.monotonic() + seconds
+        while self._before and self.reason is None and time.monotonic() < until:
+            time.sleep(0.02)
+
+
+# A launcher signals its processes one after the other, and the first may have stopped all of them before
+# the last is signalled; if that one has left by then, the signal kills it.
+SECONDS_TO_OWN_SIGNAL = 10.0
 
 # Called with each step's record, in order; returning True asks the loop to save and stop.
 OnStep = Callable[[Record], bool | None]
@@ -267,6 +277,7 @@ def fit(
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stop = stack.enter_context(StopRequest())
         loop = Loop(task, settings, folder, parallel, stop, on_step)
+        stack.callback(parallel.release, loop.wrapped)
         loop.resume()
         loop.open_logs(stack, progress=progress)
         return loop.run()
@@ -395,7 +406,7 @@ class Loop:
         values = torch.stack([value for _, value in pending])
         losses = parallel.total(values[:, 0].contiguous()).tolist()
         norms = values[:, 1].tolist()
-        asked = self.stop.reason
+        own_signal = asked = self.stop.reason
         for (record, _), loss, norm in zip(pending, losses, norms, strict=True):
             record |= {"loss": loss, "gradient_norm": norm}
             self.last_loss = loss
@@ -411,8 +422,11 @@ class Loop:
         self.display.show(pending[-1][0])
         if parallel.world > 1:
             # A signal may have reached some processes only, or at different steps.
-            wishes = parallel.total(torch.tensor([float(asked is not None)]))
-            asked = (asked or "another process") if wishes.item() else None
+            wishes = torch.tensor([float(asked is not None), float(own_signal is not None)])
+            asking, signalled = parallel.total(wishes).tolist()
+            if signalled:
+                self.stop.await_signal(SECONDS_TO_OWN_SIGNAL)
+            asked = (asked or self.stop.reason or "another process") if asking else None
         return asked
 
     def check(self, record: Record) -> None:

@@ -42,6 +42,16 @@ class Parallel:
             return shard(model)
         return model
 
+    def release(self, wrapped: nn.Module) -> None:
+        """Let go of what `wrap` gave, before the processes part.
+
+        DDP's reducer must not be what holds the process group last: it would end the group while it holds the
+        interpreter's lock, join gloo's threads, and wait for ever where one of those needs the lock.
+        """
+        if self.kind == "ddp":
+            module: Any = wrapped
+            module.reducer = module.logger = None
+
     @contextlib.contextmanager
     def exchange(self, wrapped: nn.Module, wanted: bool) -> Iterator[None]:
         """Backward passes inside exchange gradients only if wanted: once a step is enough."""
