@@ -33,7 +33,8 @@ browser:  ## install Chromium, in which the report's page is tested (Debian, as 
 test: $(READY) browser  ## the test suite (a few minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(READY)  ## the tests that take minutes each
+test-slow: $(READY)  ## the tests that take minutes each, those with other people's tools included
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tools]'
 	$(BIN)/python -m pytest -m slow
 
 check: $(READY)  ## lint, format, types

@@ -38,7 +38,7 @@ def floors(extras: list[str]) -> dict[str, str]:
     oldest = {}
     for requirement in wanted:
         name, floor = re.fullmatch(r"([\w.-]+)(?:>=([\w.]+))?.*", requirement).groups()
-        oldest[name] = f"{name}=={floor}.*" if floor else name
+        oldest[name] = f"{name}=={floor}" if floor else name
     return oldest
 
 

@@ -19,10 +19,6 @@ class KeyValueCache(Protocol):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
 
 
-class ResidualLinear(nn.Linear):
-    """A layer whose output is added to the residual stream: it starts smaller, the more layers add."""
-
-
 class Inputs(NamedTuple):
     """What attention is computed of: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, and the places of the queries.
 
@@ -76,7 +72,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(hidden_size, hidden_size, bias=qkv_bias)
         self.key = nn.Linear(hidden_size, groups, bias=qkv_bias)
         self.value = nn.Linear(hidden_size, groups, bias=qkv_bias)
-        self.out = ResidualLinear(hidden_size, hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
         self.norm = nn.RMSNorm(self.head_width, eps=1e-5) if head_norm else None
         self.gate = nn.Linear(hidden_size, num_heads) if head_gate else None
         self.scores = scores

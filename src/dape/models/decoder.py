@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
-from dape.models.attention import Attention, KeyValueCache, ResidualLinear
+from dape.models.attention import Attention, KeyValueCache
 from dape.models.beside import write_entries
 from dape.models.config import DapeConfig
 from dape.models.places import (
@@ -43,7 +43,7 @@ class MLP(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
         self.up = nn.Linear(hidden_size, intermediate_size)
-        self.down = ResidualLinear(intermediate_size, hidden_size)
+        self.down = nn.Linear(intermediate_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))
@@ -143,7 +143,7 @@ class DapePreTrainedModel(PreTrainedModel):
             return
         elif isinstance(module, nn.Linear):
             residual_std = 2 / self.config.num_hidden_layers / math.sqrt(self.config.hidden_size)
-            nn.init.normal_(module.weight, std=residual_std if isinstance(module, ResidualLinear) else std)
+            nn.init.normal_(module.weight, std=residual_std if id(module) in self._residual_layers() else std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
@@ -157,6 +157,14 @@ class DapePreTrainedModel(PreTrainedModel):
         """Identities of the modules inside position encodings and score processors."""
         outer = [m for m in self.modules() if isinstance(m, PositionEncoding | ScoreProcessor)]
         return {id(inner) for module in outer for inner in module.modules()}
+
+    def _residual_layers(self) -> set[int]:
+        """Identities of the linear layers that add to the residual stream: they start smaller, the more of them add.
+
+        Not told by a subclass: quantisers replace nn.Linear itself, and would leave those layers out.
+        """
+        layers = [m for m in self.modules() if isinstance(m, DapeDecoderLayer)]
+        return {id(linear) for layer in layers for linear in (layer.attention.out, layer.mlp.down)}
 
 
 class DapeModel(DapePreTrainedModel):
