@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dape import POSITIONS, SCORES, Places, ScoreProcessor, ScoreProgram, Stage, parse_method
+from dape import POSITIONS, SCORES, Positions, ScoreProcessor, ScoreProgram, Stage, parse_method
 from dape.conformance import HEADS, KEY_VALUE_HEADS, TOKENS, Layer, failures, properties, same, tokens
 from dape.methods import all_methods
 from dape.positions import randomized_positions
@@ -93,16 +93,20 @@ def test_a_processor_that_cheats_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in POSITIONS if name not in ("sinusoidal", "fire")])
 def test_relative_encodings_ignore_a_shift(name):
-    layer, x, places = Layer(parse_method(name)), tokens(2), replace(Places.of(TOKENS), consecutive=False)
-    shifted = replace(places, queries=places.queries + 1000, keys=places.keys + 1000)
-    same(layer(x, shifted), layer(x, places), 1e-9)
+    layer, x, positions = (
+        Layer(parse_method(name)),
+        tokens(2),
+        replace(Positions.of(TOKENS), consecutive=False),
+    )
+    shifted = replace(positions, queries=positions.queries + 1000, keys=positions.keys + 1000)
+    same(layer(x, shifted), layer(x, positions), 1e-9)
 
 
 @pytest.mark.parametrize("name", [n for n in POSITIONS if n not in ("nope", "cope", "fox", "data-alibi")])
 def test_positions_matter(name):
     layer, x = Layer(parse_method(name)), tokens(2)
     positions = randomized_positions(TOKENS, 500, batch=2, generator=torch.Generator().manual_seed(1))
-    assert not torch.allclose(layer(x, Places(positions, positions)), layer(x, Places.of(TOKENS)))
+    assert not torch.allclose(layer(x, Positions(positions, positions)), layer(x, Positions.of(TOKENS)))
 
 
 TILED = [*POSITIONS, *(f"{name}-kerple" for name in ("dape1x3", "dape3x3", "mta", "talking")), "mta-fox"]
@@ -112,13 +116,13 @@ TILED = [*POSITIONS, *(f"{name}-kerple" for name in ("dape1x3", "dape3x3", "mta"
 def test_tiles_of_queries_equal_the_whole(name, monkeypatch):
     """A bias evaluated by tiles, three rows at a time, forward and backward."""
     layer, x = Layer(parse_method(name)), tokens(2).requires_grad_()
-    places = replace(Places.of(TOKENS), consecutive=False)
-    whole = layer(x, places)
+    positions = replace(Positions.of(TOKENS), consecutive=False)
+    whole = layer(x, positions)
     whole_grads = torch.autograd.grad(whole.square().sum(), [x, *layer.parameters()], allow_unused=True)
     monkeypatch.setattr("dape.ops.score_attention.api.TILE_NUMBERS", 3 * 2 * HEADS * TOKENS)
     monkeypatch.setattr("dape.ops.score_attention.tiled_program.MOST_ROWS", 3)
     monkeypatch.setattr("dape.ops.score_attention.tiled_program.FEWEST_COLUMNS", 2)
-    tiled = layer(x, places)
+    tiled = layer(x, positions)
     tiled_grads = torch.autograd.grad(tiled.square().sum(), [x, *layer.parameters()], allow_unused=True)
     same(tiled, whole)
     torch.testing.assert_close(tiled_grads, whole_grads, rtol=1e-9, atol=1e-10)
@@ -136,12 +140,12 @@ def test_distances_stay_exact_in_half_precision(name, dtype):
     half.load_state_dict(exact.state_dict())
     half.to(dtype)
     exact.load_state_dict({name: value.float() for name, value in half.state_dict().items()})
-    positions = torch.tensor([[0, 1, 2, 49_999, 99_998, 99_999, 100_000]])
-    places = Places(positions[:, -1:], positions)
+    keys = torch.tensor([[0, 1, 2, 49_999, 99_998, 99_999, 100_000]])
+    positions = Positions(keys[:, -1:], keys)
     q, k = torch.randn(1, HEADS, 1, 4).to(dtype), torch.randn(1, KEY_VALUE_HEADS, 7, 4).to(dtype)
 
     def bias(model, q, k):
-        return model.encoding.bias(q, k, places, scale=0.5).tile(slice(0, 1), 7)
+        return model.encoding.bias(q, k, positions, scale=0.5).tile(slice(0, 1), 7)
 
     got, expected = bias(half, q, k), bias(exact, q.float(), k.float())
     assert got.dtype == torch.float32

@@ -62,10 +62,12 @@ def test_the_encoding_of_the_contributing_guide_works():
 
     import torch
 
-    from dape import Places
+    from dape import Positions
     from dape.positions import DistanceEncoding
 
     names: dict = {"DistanceEncoding": DistanceEncoding, "Tensor": torch.Tensor}
     exec(textwrap.dedent("   " + code[1]), names)
-    bias = names["Linear"](2).bias(torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4), Places.of(5), scale=1.0)
+    bias = names["Linear"](2).bias(
+        torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4), Positions.of(5), scale=1.0
+    )
     assert bias.values.tolist() == [[0.0, -1.0, -2.0, -3.0, -4.0]] * 2

@@ -2,7 +2,7 @@
 
 Shapes everywhere: B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width, W convolution
 width, k kernel size. Words: *scores* before the softmax, *weights* after, *bias* additive from positions,
-*positions* integer places passed as data, *visible* who sees whom.
+*positions* integer positions passed as data, *visible* who sees whom.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dape.ops.score_attention import (
     attention,
     attention_weights,
 )
-from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
+from dape.positions import POSITIONS, PositionEncoding, Positions, randomized_positions
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ __all__ = [
     "SCORES",
     "DistanceBias",
     "Method",
-    "Places",
     "PlainScores",
     "PositionEncoding",
+    "Positions",
     "ScoreConv",
     "ScoreProcessor",
     "ScoreProgram",

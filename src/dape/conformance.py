@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dape.methods import Method
 from dape.models.attention import Attention
 from dape.ops.score_attention import Visible
-from dape.positions import POSITIONS, Places, PositionEncoding, randomized_positions
+from dape.positions import POSITIONS, PositionEncoding, Positions, randomized_positions
 
 HIDDEN, HEADS, KEY_VALUE_HEADS, TOKENS = 16, 4, 2, 9
 
@@ -61,8 +61,8 @@ class Layer(nn.Module):
                     parameter.add_(0.2 * torch.randn_like(parameter))
         self.to(dtype)
 
-    def forward(self, x: Tensor, places: Places, cache: Cache | None = None) -> Tensor:
-        return self.attention(self.encoding.embed(x, places.queries), self.encoding, places, cache)
+    def forward(self, x: Tensor, positions: Positions, cache: Cache | None = None) -> Tensor:
+        return self.attention(self.encoding.embed(x, positions.queries), self.encoding, positions, cache)
 
 
 def tokens(batch: int = 1, count: int = TOKENS, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
@@ -71,13 +71,13 @@ def tokens(batch: int = 1, count: int = TOKENS, dtype: torch.dtype = torch.float
     return torch.randn(batch, count, HIDDEN, dtype=torch.float64, generator=generator).to(dtype)
 
 
-def in_chunks(layer: Layer, x: Tensor, positions: Tensor, sizes: list[int], *, consecutive: bool) -> Tensor:
+def in_chunks(layer: Layer, x: Tensor, tokens_at: Tensor, sizes: list[int], *, consecutive: bool) -> Tensor:
     """The output of a causal layer that is fed `sizes` tokens at a time."""
     cache, outputs, seen = Cache(), [], 0
     for size in sizes:
         rows = slice(seen, seen + size)
-        places = Places(positions[:, rows], positions[:, : rows.stop], consecutive=consecutive)
-        outputs.append(layer(x[:, rows], places, cache))
+        positions = Positions(tokens_at[:, rows], tokens_at[:, : rows.stop], consecutive=consecutive)
+        outputs.append(layer(x[:, rows], positions, cache))
         seen += size
     return torch.cat(outputs, 1)
 
@@ -88,38 +88,38 @@ def same(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
 
 def nothing_leaks_from_the_future(method: Method, causal: bool) -> None:
     layer, x = Layer(method), tokens()
-    before = layer(x, Places.of(TOKENS))
+    before = layer(x, Positions.of(TOKENS))
     for t in range(1, TOKENS):
         changed = x.clone()
         changed[:, t] += 1 + t
-        after = layer(changed, Places.of(TOKENS))
+        after = layer(changed, Positions.of(TOKENS))
         same(after[:, :t], before[:, :t], 0)
         assert not torch.equal(after[:, t:], before[:, t:]), f"token {t} changes nothing at all"
 
 
 def a_row_does_not_depend_on_what_follows_it(method: Method, causal: bool) -> None:
     layer, x = Layer(method), tokens()
-    whole = layer(x, Places.of(TOKENS))
+    whole = layer(x, Positions.of(TOKENS))
     for count in (1, 2, 5, 8):
-        same(layer(x[:, :count], Places.of(count)), whole[:, :count])
+        same(layer(x[:, :count], Positions.of(count)), whole[:, :count])
 
 
 def prefill_equals_decoding_equals_any_chunking(method: Method, causal: bool) -> None:
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
         layer, x = Layer(method, dtype), tokens(2, dtype=dtype)
-        places = Places.of(TOKENS)
-        whole = layer(x, places)
+        positions = Positions.of(TOKENS)
+        whole = layer(x, positions)
         for sizes in ([1] * TOKENS, [4, 1, 1, 3], [2, 7]):
-            same(in_chunks(layer, x, places.queries, sizes, consecutive=True), whole, tolerance)
+            same(in_chunks(layer, x, positions.queries, sizes, consecutive=True), whole, tolerance)
 
 
 def a_left_padded_batch_equals_each_row_alone(method: Method, causal: bool) -> None:
     layer, x = Layer(method), tokens(3)
     padding = torch.tensor([[0], [2], [5]])
     positions = (torch.arange(TOKENS) - padding).clamp(min=0)
-    together = layer(x, Places(positions, positions, causal, Visible(first=padding)))
+    together = layer(x, Positions(positions, positions, causal, Visible(first=padding)))
     for row, hidden in enumerate(padding[:, 0].tolist()):
-        alone = layer(x[row : row + 1, hidden:], Places.of(TOKENS - hidden, causal=causal))
+        alone = layer(x[row : row + 1, hidden:], Positions.of(TOKENS - hidden, causal=causal))
         same(together[row : row + 1, hidden:], alone)
 
 
@@ -127,9 +127,9 @@ def a_right_padded_batch_equals_each_row_alone(method: Method, causal: bool) -> 
     layer, x = Layer(method), tokens(2)
     lengths = torch.tensor([[TOKENS], [6]])
     positions = torch.arange(TOKENS)[None]
-    together = layer(x, Places(positions, positions, causal, Visible(last=lengths - 1)))
+    together = layer(x, Positions(positions, positions, causal, Visible(last=lengths - 1)))
     for row, length in enumerate(lengths[:, 0].tolist()):
-        alone = layer(x[row : row + 1, :length], Places.of(length, causal=causal))
+        alone = layer(x[row : row + 1, :length], Positions.of(length, causal=causal))
         same(together[row : row + 1, :length], alone)
 
 
@@ -137,26 +137,26 @@ def packed_documents_equal_each_alone(method: Method, causal: bool) -> None:
     layer, x = Layer(method), tokens()
     positions, first = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]), torch.tensor([[0] * 4 + [4] * 5])
     last = None if causal else torch.tensor([[3] * 4 + [8] * 5])
-    together = layer(x, Places(positions, positions, causal, Visible(first, last)))
+    together = layer(x, Positions(positions, positions, causal, Visible(first, last)))
     for rows in (slice(0, 4), slice(4, 9)):
-        same(together[:, rows], layer(x[:, rows], Places.of(rows.stop - rows.start, causal=causal)))
+        same(together[:, rows], layer(x[:, rows], Positions.of(rows.stop - rows.start, causal=causal)))
 
 
 def positions_are_data(method: Method, causal: bool) -> None:
     """Told explicitly, consecutive positions give what the promise of them gives."""
     layer, x = Layer(method), tokens(2)
-    places = Places.of(TOKENS, causal=causal)
-    same(layer(x, replace(places, consecutive=False)), layer(x, places))
+    positions = Positions.of(TOKENS, causal=causal)
+    same(layer(x, replace(positions, consecutive=False)), layer(x, positions))
 
 
 def positions_may_differ_by_batch_entry(method: Method, causal: bool) -> None:
     """With randomized positions each entry gives what it gives alone, decoded or not."""
     layer, x = Layer(method), tokens(2)
     positions = randomized_positions(TOKENS, 500, batch=2, generator=torch.Generator().manual_seed(1))
-    together = layer(x, Places(positions, positions, causal))
+    together = layer(x, Positions(positions, positions, causal))
     for row in range(2):
         entry = positions[row : row + 1]
-        alone = layer(x[row : row + 1], Places(entry, entry, causal))
+        alone = layer(x[row : row + 1], Positions(entry, entry, causal))
         same(together[row : row + 1], alone)
         if causal:
             decoded = in_chunks(layer, x[row : row + 1], entry, [3] + [1] * (TOKENS - 3), consecutive=False)
@@ -166,7 +166,7 @@ def positions_may_differ_by_batch_entry(method: Method, causal: bool) -> None:
 def a_state_dict_carries_everything(method: Method, causal: bool) -> None:
     layer, other, x = Layer(method), Layer(method, seed=5), tokens()
     other.load_state_dict(layer.state_dict())
-    same(other(x, Places.of(TOKENS)), layer(x, Places.of(TOKENS)), 0)
+    same(other(x, Positions.of(TOKENS)), layer(x, Positions.of(TOKENS)), 0)
 
 
 def gradients_are_those_of_finite_differences(method: Method, causal: bool) -> None:
@@ -176,7 +176,7 @@ def gradients_are_those_of_finite_differences(method: Method, causal: bool) -> N
 
     def output(x: Tensor, *values: Tensor) -> Tensor:
         given = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(layer, given, (x, Places.of(4, causal=causal)))
+        return torch.func.functional_call(layer, given, (x, Positions.of(4, causal=causal)))
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -185,21 +185,21 @@ def gradients_are_those_of_finite_differences(method: Method, causal: bool) -> N
 
 def backends_agree(method: Method, causal: bool) -> None:
     layer, x = Layer(method), tokens(2)
-    places, outputs = Places.of(TOKENS, causal=causal), []
+    positions, outputs = Positions.of(TOKENS, causal=causal), []
     for backend in ("reference", "tiled"):
         layer.attention.backend = backend
-        outputs.append(layer(x, places))
+        outputs.append(layer(x, positions))
     same(*outputs)
 
 
 def the_weights_shown_are_the_weights_used(method: Method, causal: bool) -> None:
     layer, x = Layer(method), tokens(2)
-    places = Places.of(TOKENS, causal=causal)
-    inputs = layer.encoding.embed(x, places.queries)
-    weights = layer.attention.weights(inputs, layer.encoding, places)
-    values = layer.attention.inputs(inputs, layer.encoding, places).v
+    positions = Positions.of(TOKENS, causal=causal)
+    inputs = layer.encoding.embed(x, positions.queries)
+    weights = layer.attention.weights(inputs, layer.encoding, positions)
+    values = layer.attention.inputs(inputs, layer.encoding, positions).v
     mixed = weights @ values.repeat_interleave(HEADS // KEY_VALUE_HEADS, 1)
-    same(layer.attention.out(mixed.transpose(1, 2).flatten(2)), layer(x, places))
+    same(layer.attention.out(mixed.transpose(1, 2).flatten(2)), layer(x, positions))
 
 
 # Of causal attention alone, and of both directions where the encoding has them.

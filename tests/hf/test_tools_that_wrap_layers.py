@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dape import POSITIONS, Places, SeparableBias
+from dape import POSITIONS, Positions, SeparableBias
 from dape.models import DapeConfig, DapeForCausalLM
 from dape.positions import FIRE, PositionEncoding
 
@@ -84,12 +84,12 @@ def test_parameters_are_read_when_the_module_is_called(name):
     """What offloads a module fills its parameters right before each call and empties them right after."""
     encoding: PositionEncoding = tiny(name).double().model.encodings[0]
     q, k = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
-    places = Places(torch.arange(6)[None], torch.arange(6)[None])
+    positions = Positions(torch.arange(6)[None], torch.arange(6)[None])
 
     x = torch.randn(1, 6, 32, dtype=torch.float64)
 
     def image():
-        bias = encoding.bias(q, k, places, scale=1.0, state=encoding.token_state(x))
+        bias = encoding.bias(q, k, positions, scale=1.0, state=encoding.token_state(x))
         if isinstance(bias, SeparableBias):
             return bias.row, bias.column
         return None if bias is None else bias.tile(slice(0, 6), 6)
@@ -177,10 +177,10 @@ def test_weights_are_offloaded_to_the_disk(method, where, tmp_path):
         accelerate.disk_offload(model, str(tmp_path / "offloaded"), execution_device=torch.device("cpu"))
     else:
         model.save_pretrained(tmp_path / "model")
-        places = dict.fromkeys(["model.embed", "model.layers.0", "lm_head"], "cpu")
-        places |= dict.fromkeys(["model.encodings", "model.layers.1", "model.norm"], "disk")
+        positions = dict.fromkeys(["model.embed", "model.layers.0", "lm_head"], "cpu")
+        positions |= dict.fromkeys(["model.encodings", "model.layers.1", "model.norm"], "disk")
         model = DapeForCausalLM.from_pretrained(
-            tmp_path / "model", device_map=places, offload_folder=str(tmp_path / "offloaded")
+            tmp_path / "model", device_map=positions, offload_folder=str(tmp_path / "offloaded")
         )
     found = model(ids, output_attentions=True)
     torch.testing.assert_close(found.logits, want.logits)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import dape
 from dape.methods import parse_method
 from dape.models.heads import bias_of_heads, program_of_heads
-from dape.positions import Places
+from dape.positions import Positions
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -32,13 +32,13 @@ class Layer:
         own = slice(part * HIDDEN // parts, (part + 1) * HIDDEN // parts)
         heads = (x @ weight[:, own] for weight in self.qkv)
         q, k, v = (y.unflatten(-1, (HEADS // parts, WIDTH)).transpose(1, 2) for y in heads)
-        places = Places.of(TOKENS)
-        q, k = self.encoding.rotate(q, places.queries), self.encoding.rotate(k, places.keys)
+        positions = Positions.of(TOKENS)
+        q, k = self.encoding.rotate(q, positions.queries), self.encoding.rotate(k, positions.keys)
         state = self.encoding.token_state(x)
         further = {} if state is None else {"state": state}
         # Encodings give the bias of all heads.
         all_heads = (y.repeat(1, parts, 1, 1) for y in (q, k))
-        bias = self.encoding.bias(*all_heads, places, scale=WIDTH**-0.5, **further)
+        bias = self.encoding.bias(*all_heads, positions, scale=WIDTH**-0.5, **further)
         program = program_of_heads(self.scores.program(), part, parts)
         attended = dape.attention(q, k, v, program, bias=bias_of_heads(bias, part, parts), scale=WIDTH**-0.5)
         return attended.transpose(1, 2).flatten(2) @ self.project[own]

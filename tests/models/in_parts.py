@@ -9,7 +9,7 @@ import torch.distributed as dist
 import dape
 from dape.methods import parse_method
 from dape.models.context import Shares, context_attention
-from dape.positions import Places
+from dape.positions import Positions
 
 dist.init_process_group("gloo")
 HEADS, GROUPS, WIDTH, TOKENS, HIDDEN = 4, 2, 8, 24, 16
@@ -25,11 +25,11 @@ for name in sys.argv[1:]:
     weight = torch.randn(2, HEADS, TOKENS, WIDTH).double()
     learned = [*scores.parameters(), *encoding.parameters()]
 
-    places = Places.of(TOKENS)
+    positions = Positions.of(TOKENS)
     state = encoding.token_state(x)
-    turned = encoding.rotate(q, places.queries), encoding.rotate(k, places.keys)
+    turned = encoding.rotate(q, positions.queries), encoding.rotate(k, positions.keys)
     further = {} if state is None else {"state": state}
-    bias = encoding.bias(*turned, places, scale=WIDTH**-0.5, **further)
+    bias = encoding.bias(*turned, positions, scale=WIDTH**-0.5, **further)
     whole = dape.attention(*turned, v, scores, bias=bias)
     wanted = [q, k, v, x, *learned]
     expected = torch.autograd.grad((whole * weight).sum(), wanted, allow_unused=True)

@@ -154,13 +154,13 @@ def test_weights_times_values_is_what_attention_computes():
     """The weights shown are the ones used."""
     model, ids = tiny("dape1x3-cope"), torch.randint(0, 40, (1, 8))
     block, encoding = model.model.layers[0], model.model.encodings[0]
-    from dape import Places
+    from dape import Positions
 
     x = block.attention_norm(model.model.embed(ids))
-    places = Places.of(8)
-    v = block.attention.inputs(x, encoding, places).v
-    shown = (block.attention.weights(x, encoding, places) @ v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(block.attention.out(shown), block.attention(x, encoding, places))
+    positions = Positions.of(8)
+    v = block.attention.inputs(x, encoding, positions).v
+    shown = (block.attention.weights(x, encoding, positions) @ v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(block.attention.out(shown), block.attention(x, encoding, positions))
 
 
 def test_the_initialisation_is_the_papers():

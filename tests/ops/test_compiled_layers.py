@@ -14,10 +14,10 @@ class Layer(nn.Module):
 
     def forward(self, x):
         q, k, v = x.unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        places = dape.Places.of(x.shape[1], device=x.device)
+        positions = dape.Positions.of(x.shape[1], device=x.device)
         bias = None
         if self.encoding is not None:
-            bias = self.encoding.bias(q, k, places, scale=q.shape[-1] ** -0.5)
+            bias = self.encoding.bias(q, k, positions, scale=q.shape[-1] ** -0.5)
         return dape.attention(q, k, v, self.scores, bias=bias).transpose(1, 2).flatten(2)
 
 

@@ -1,10 +1,10 @@
-"""Ways to say who sees whom, each against the mask that it stands for; and mistakes about masks and places."""
+"""Ways to say who sees whom, each against the mask that it stands for; and mistakes about masks and positions."""
 
 import pytest
 import torch
 
 import dape
-from dape.positions import POSITIONS, Places, build_position
+from dape.positions import POSITIONS, Positions, build_position
 
 
 def test_a_mask_of_runs_is_an_interval():
@@ -65,13 +65,13 @@ def test_a_float_mask_is_no_bias_for_a_program_that_reads_it():
 
 
 @pytest.mark.parametrize("name", [name for name, encoding in POSITIONS.items() if encoding.additive])
-def test_places_are_those_of_queries_and_keys(name):
+def test_positions_are_those_of_queries_and_keys(name):
     encoding = build_position(name, num_heads=2, head_width=4, hidden_size=8)
     q, k, state = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5)
-    with pytest.raises(ValueError, match=r"places.queries has shape .1, 6., but q has 5 tokens"):
-        encoding.bias(q, k, Places.of(6), scale=0.5, state=state)
+    with pytest.raises(ValueError, match=r"positions.queries has shape .1, 6., but q has 5 tokens"):
+        encoding.bias(q, k, Positions.of(6), scale=0.5, state=state)
     right = torch.arange(5)[None]
-    with pytest.raises(ValueError, match=r"places.keys has shape .1, 4., but k has 5 tokens"):
-        encoding.bias(q, k, Places(right, right[:, :4]), scale=0.5, state=state)
+    with pytest.raises(ValueError, match=r"positions.keys has shape .1, 4., but k has 5 tokens"):
+        encoding.bias(q, k, Positions(right, right[:, :4]), scale=0.5, state=state)
     with pytest.raises(TypeError, match="integers"):
-        encoding.bias(q, k, Places(right.float(), right), scale=0.5, state=state)
+        encoding.bias(q, k, Positions(right.float(), right), scale=0.5, state=state)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dape import Places, parse_method, randomized_positions
+from dape import Positions, parse_method, randomized_positions
 from dape.ops.score_attention import DistanceBias, TileBias
 from dape.positions import (
     FIRE,
@@ -74,8 +74,8 @@ def mlp(fire, x):
 
 def test_fire_is_its_formula():
     fire = FIRE(2, threshold=4.0)
-    places = Places.of(9)
-    bias = fire.bias(torch.empty(1, 2, 9, 4), torch.empty(1, 2, 9, 4), places, scale=1.0)
+    positions = Positions.of(9)
+    bias = fire.bias(torch.empty(1, 2, 9, 4), torch.empty(1, 2, 9, 4), positions, scale=1.0)
     assert isinstance(bias, TileBias)
     tile = bias.tile(slice(0, 9), 9)
     for i, j in ((2, 1), (8, 0), (5, 5)):
@@ -109,12 +109,12 @@ def test_the_network_of_fire_by_pieces_is_its_mlp(kind):
 
 
 def test_cope_counts_gated_keys():
-    """With equal scores every gate is ½, so a key d places back is at position (d + 1)/2, read by interpolation."""
+    """With equal scores every gate is ½, so a key d positions back is at position (d + 1)/2, read by interpolation."""
     cope = CoPE(2, num_positions=4)
     with torch.no_grad():
         cope.embeddings.copy_(torch.tensor([[0.0, 10.0, 20.0, 30.0], [0.0, 0.0, 0.0, 0.0]]))
     q, k = torch.tensor([1.0, 0.0]).expand(1, 1, 9, 2), torch.zeros(1, 1, 9, 2)
-    bias = cope.bias(q, k, Places.of(9), scale=1.0)
+    bias = cope.bias(q, k, Positions.of(9), scale=1.0)
     assert isinstance(bias, TileBias)
     last = bias.tile(slice(8, 9), 9)[0, 0, 0]
     expected = [10 * min(3.0, (d + 1) / 2) for d in range(8, -1, -1)]
@@ -126,14 +126,14 @@ def test_cope_divides_by_the_root_of_the_width_if_asked():
     for cope in (plain, scaled):
         torch.nn.init.constant_(cope.embeddings, 0.5)
     q, k = torch.randn(2, 1, 3, 6, 4)
-    tiles = [cope.bias(q, k, Places.of(6), scale=0.5).tile(slice(0, 6), 6) for cope in (plain, scaled)]
+    tiles = [cope.bias(q, k, Positions.of(6), scale=0.5).tile(slice(0, 6), 6) for cope in (plain, scaled)]
     torch.testing.assert_close(tiles[1], tiles[0] * 0.5)
 
 
 def test_transformer_xl_is_its_formula():
     encoding = TransformerXL(2, 4)
     q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
-    bias = encoding.bias(q, k, Places.of(5), scale=0.5)
+    bias = encoding.bias(q, k, Positions.of(5), scale=0.5)
     assert isinstance(bias, TileBias)
     tile = bias.tile(slice(0, 5), 5)
     sinusoid = Sinusoidal(8).embed(torch.zeros(1, 5, 8), torch.arange(5)[None])[0]
@@ -153,7 +153,7 @@ def test_encodings_by_distance_hand_out_a_vector():
         bias = encoding.bias(
             q,
             torch.randn(2, 4, 10, 8),
-            Places(torch.arange(7, 10)[None], torch.arange(10)[None], consecutive=True),
+            Positions(torch.arange(7, 10)[None], torch.arange(10)[None], consecutive=True),
             scale=1.0,
         )
         assert isinstance(bias, DistanceBias)
@@ -205,7 +205,7 @@ REFUSALS = {
     "buckets": (lambda: T5Bias(2, 4, num_buckets=6), "num_buckets=6"),
     "bucket range": (lambda: T5Bias(2, 4, max_distance=10), "max_distance=10 must exceed"),
     "one position": (lambda: CoPE(4, num_positions=1), "num_positions=1"),
-    "too few places": (
+    "too few positions": (
         lambda: randomized_positions(10, 9),
         "cannot draw 10 different positions below maximum=9",
     ),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dape import Places, attention, parse_method
+from dape import Positions, attention, parse_method
 from dape.scores import KeyConv, MultiTokenAttention, Normalised, PlainScores, ScoreConv, TalkingHeads
 
 T, H, D = 12, 4, 5
@@ -168,7 +168,7 @@ def test_forgetting_transformer():
     q, k, v = inputs()
     x = torch.randn(2, T, 7, dtype=torch.float64)
     encoding = parse_method("fox").build_position(num_heads=H, head_width=D, hidden_size=7).double()
-    bias = encoding.bias(q, k, Places.of(T), scale=0.4, state=encoding.token_state(x))
+    bias = encoding.bias(q, k, Positions.of(T), scale=0.4, state=encoding.token_state(x))
     weights = masked(q @ k.mT * 0.4 + fox_bias(encoding, x)).softmax(-1)
     both_backends(q, k, v, None, weights @ v, bias=bias)
 
@@ -186,9 +186,9 @@ def test_data_dependent_alibi_starts_as_alibi():
     q, k, _ = inputs()
     alibi = parse_method("alibi").build_position(num_heads=H, head_width=D, hidden_size=7)
     learned = parse_method("data-alibi").build_position(num_heads=H, head_width=D, hidden_size=7).double()
-    places, x = Places.of(T), torch.randn(2, T, 7, dtype=torch.float64)
-    bias = learned.bias(q, k, places, scale=0.4, state=learned.token_state(x)).tiles().tile(slice(0, T), T)
-    expected = alibi.bias(q, k, places, scale=0.4).dense(T, T)
+    positions, x = Positions.of(T), torch.randn(2, T, 7, dtype=torch.float64)
+    bias = learned.bias(q, k, positions, scale=0.4, state=learned.token_state(x)).tiles().tile(slice(0, T), T)
+    expected = alibi.bias(q, k, positions, scale=0.4).dense(T, T)
     below = torch.ones(T, T).tril().bool()
     torch.testing.assert_close(
         bias[..., below], expected[..., below].expand(2, -1, -1).to(bias), rtol=1e-5, atol=1e-5
@@ -257,8 +257,8 @@ def test_the_head_norm_is_scaled_by_depth():
         torch.randn(2, T, 20, dtype=torch.float64),
         parse_method("nope").build_position(num_heads=H, head_width=5, hidden_size=20),
     )
-    got = layer(x, nope, Places.of(T))
-    q, k, v, _, _ = layer.inputs(x, nope, Places.of(T))
+    got = layer(x, nope, Positions.of(T))
+    q, k, v, _, _ = layer.inputs(x, nope, Positions.of(T))
     heads = attention(q, k, v)
     factor = 1 - (0.8 - 0.6 * math.exp(-0.3 * 3))
     expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * factor

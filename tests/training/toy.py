@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dape import attention
-from dape.positions import Kerple, Places
+from dape.positions import Kerple, Positions
 from dape.scores import ScoreConv
 from dape.training import FitResult, LoopSettings, fit, initialise
 from dape.training.run import LanguageModelling
@@ -40,7 +40,7 @@ class PlainModel(nn.Module):
     def forward(self, input_ids: Tensor, use_cache: bool = False) -> SimpleNamespace:
         x = self.embed(input_ids)
         q, k, v = self.inputs(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        bias = self.encoding.bias(q, k, Places.of(x.shape[1]), scale=1.0)
+        bias = self.encoding.bias(q, k, Positions.of(x.shape[1]), scale=1.0)
         attended = attention(q, k, v, self.scores, bias=bias).transpose(1, 2).flatten(2)
         return SimpleNamespace(logits=self.head(x + self.dropout(F.gelu(attended))))
 

@@ -24,7 +24,7 @@ from dape.ops.score_attention import Visible
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.reference import normalise, process, repeat_heads
 from dape.ops.score_attention.types import bias_tile
-from dape.positions import Places
+from dape.positions import Positions
 from dape.retrofitting.attach import is_retrofitted, record
 from dape.retrofitting.attention import Inputs, watching
 
@@ -157,14 +157,14 @@ def _sizes(model: PreTrainedModel) -> tuple[DapeConfig, str]:
 
 def _own_inputs(model: DapeForCausalLM, ids: Tensor, layers: Sequence[int]) -> Iterator[tuple[int, Inputs]]:
     states = model.model(ids, use_cache=False, output_hidden_states=True).hidden_states
-    places = Places.of(ids.shape[1], device=model.device)
+    positions = Positions.of(ids.shape[1], device=model.device)
     for layer in layers:
         block = cast(DapeDecoderLayer, model.model.layers[layer])
         attention = block.attention
         q, k, _, bias, _ = attention.inputs(
-            block.attention_norm(states[layer]), model.model.encoding(layer), places
+            block.attention_norm(states[layer]), model.model.encoding(layer), positions
         )
-        yield layer, Inputs(q, k, bias, attention.scores.program(), attention.scale, places.visible)
+        yield layer, Inputs(q, k, bias, attention.scores.program(), attention.scale, positions.visible)
 
 
 def _retrofitted_inputs(

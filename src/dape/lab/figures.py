@@ -37,7 +37,7 @@ MARKERS = (
     ("X", "x", "%"),
     ("*", "star", "*"),
 )
-# Places in the order of colours that main methods keep in the figures of papers; others take what is left.
+# Positions in the order of colours that main methods keep in the figures of papers; others take what is left.
 PLACES = {
     "dape1x3-kerple": 0,
     "kerple": 1,

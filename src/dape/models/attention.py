@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention import Bias, attention, attention_weights
-from dape.positions import Places, PositionEncoding
+from dape.positions import PositionEncoding, Positions
 from dape.scores import ScoreProcessor
 
 
@@ -20,7 +20,7 @@ class KeyValueCache(Protocol):
 
 
 class Inputs(NamedTuple):
-    """What attention is computed of: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, and the places of the queries.
+    """What attention is computed of: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, and the positions of the queries.
 
     The queries are those asked for and, before them, the earlier ones that the score program reads.
     """
@@ -29,11 +29,11 @@ class Inputs(NamedTuple):
     k: Tensor
     v: Tensor
     bias: Bias
-    places: Places
+    positions: Positions
 
 
 class Attention(nn.Module):
-    """Multi-head attention on x [B, T, hidden]; the position encoding and the places come with each call.
+    """Multi-head attention on x [B, T, hidden]; the position encoding and the positions come with each call.
 
     num_key_value_heads: fewer than num_heads shares keys and values between heads (GQA).
     head_norm: RMSNorm of each head's output, scaled by 1 − λ(layer), λ = 0.8 − 0.6 · e^(−0.3 · layer) (Golovneva et al.
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         encoding: PositionEncoding,
-        places: Places,
+        positions: Positions,
         cache: KeyValueCache | None = None,
         last_rows: int | None = None,
         shown: list[Tensor] | None = None,
@@ -92,11 +92,11 @@ class Attention(nn.Module):
         shown: takes the attention weights [B, H, Tq, Tk], computed beside the output by the reference path.
         """
         program = self.scores.program()
-        q, k, v, bias, reading = self.inputs(
-            x, encoding, places, cache, last_rows, earlier_rows=program.earlier_rows
+        q, k, v, bias, queried = self.inputs(
+            x, encoding, positions, cache, last_rows, earlier_rows=program.earlier_rows
         )
         asked = x.shape[1] if last_rows is None else last_rows
-        options = {"causal": reading.causal, "visible": reading.visible, "scale": self.scale}
+        options = {"causal": queried.causal, "visible": queried.visible, "scale": self.scale}
         if shown is not None:
             shown.append(attention_weights(q, k, program, bias=bias, **options)[:, :, -asked:])  # type: ignore[arg-type]  # options are as named
         dropout = self.dropout if self.training else 0.0
@@ -120,7 +120,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         encoding: PositionEncoding,
-        places: Places,
+        positions: Positions,
         cache: KeyValueCache | None = None,
         last_rows: int | None = None,
         *,
@@ -131,7 +131,7 @@ class Attention(nn.Module):
         earlier_rows: so many queries before those asked for come along, as far as there are any.
         """
         k, v = self._heads(self.key(x)), self._heads(self.value(x))
-        k = encoding.rotate(k, places.queries)
+        k = encoding.rotate(k, positions.queries)
         state = encoding.token_state(x)
         num_tokens = x.shape[1] if cache is not None or last_rows is None else last_rows + earlier_rows
         q = self._heads(self.query(x[:, -num_tokens:]))
@@ -140,19 +140,19 @@ class Attention(nn.Module):
                 f"the projection gives {q.shape[1]} of {self.num_heads} heads: split between processes by tensor "
                 f"parallelism, heads would be processed apart. Leave query, key, value and out whole, and split the MLPs"
             )
-        q = encoding.rotate(q, places.queries[:, -num_tokens:])
+        q = encoding.rotate(q, positions.queries[:, -num_tokens:])
         asked = x.shape[1] if last_rows is None else last_rows
         if cache is None:
-            reading = places.last(q.shape[2])
+            queried = positions.last(q.shape[2])
         else:
-            q, k, v, state = self._cached(cache, q, k, v, state, earlier_rows, places.num_keys)
-            earlier = min(earlier_rows, places.num_keys - x.shape[1])
+            q, k, v, state = self._cached(cache, q, k, v, state, earlier_rows, positions.num_keys)
+            earlier = min(earlier_rows, positions.num_keys - x.shape[1])
             rows = min(asked + earlier_rows, x.shape[1] + earlier)
-            reading = places.before(earlier).last(rows)
+            queried = positions.before(earlier).last(rows)
             q = q[:, :, -rows:]
         # An encoding without a state may leave the argument out.
         further = {} if state is None else {"state": state}
-        return Inputs(q, k, v, encoding.bias(q, k, reading, scale=self.scale, **further), reading)
+        return Inputs(q, k, v, encoding.bias(q, k, queried, scale=self.scale, **further), queried)
 
     def _cached(
         self,
@@ -194,10 +194,10 @@ class Attention(nn.Module):
             state = found[0][..., 0]
         return found[-1] if earlier_rows else q, k, v, state
 
-    def weights(self, x: Tensor, encoding: PositionEncoding, places: Places) -> Tensor:
+    def weights(self, x: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
         """The attention weights [B, H, Tq, Tk], by the reference: T×T memory, for looking at."""
         shown: list[Tensor] = []
-        self.forward(x, encoding, places, shown=shown)
+        self.forward(x, encoding, positions, shown=shown)
         return shown[0]
 
     def _heads(self, x: Tensor) -> Tensor:

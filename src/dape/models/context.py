@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from dape.ops.score_attention import ScoreProgram, attention
 from dape.ops.score_attention.api import HasProgram
-from dape.positions import Places, PositionEncoding
+from dape.positions import PositionEncoding, Positions
 
 
 class Shares:
@@ -97,12 +97,12 @@ def context_attention(
     keys, values = shares.whole(k, 2), shares.whole(v, 2)
     rotates = encoding is not None and type(encoding).rotate is not PositionEncoding.rotate
     earlier = 0 if program is None else program.earlier_rows
-    places = torch.arange(shares.num_tokens, device=q.device)[None]
+    positions = torch.arange(shares.num_tokens, device=q.device)[None]
     queries = shares.whole(q, 2) if rotates or earlier else None
     if rotates:
         assert encoding is not None and queries is not None
         # All at once: some scalings rotate by how long the whole input is.
-        keys, queries = encoding.rotate(keys, places), encoding.rotate(queries, places)
+        keys, queries = encoding.rotate(keys, positions), encoding.rotate(queries, positions)
     states = None if state is None else shares.whole(state, 2)
     results = []
     for own, chunk in zip(q.chunk(2, 2), shares.chunks(shares.rank), strict=True):
@@ -111,9 +111,9 @@ def context_attention(
         seen_keys, seen_values = keys[:, :, :stop], values[:, :, :stop]
         bias = None
         if encoding is not None:
-            reading = Places(places[:, stop - rows.shape[2] : stop], places[:, :stop], consecutive=True)
+            seen = Positions(positions[:, stop - rows.shape[2] : stop], positions[:, :stop], consecutive=True)
             further = {} if states is None else {"state": states[:, :, :stop]}
-            bias = encoding.bias(rows, seen_keys, reading, scale=scale, **further)
+            bias = encoding.bias(rows, seen_keys, seen, scale=scale, **further)
         out = attention(rows, seen_keys, seen_values, program, bias=bias, scale=scale, backend=backend)
         results.append(out[:, :, -shares.size :])
     return torch.cat(results, 2)

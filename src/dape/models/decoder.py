@@ -26,14 +26,14 @@ from transformers.utils import can_return_tuple
 from dape.models.attention import Attention, KeyValueCache
 from dape.models.beside import write_entries
 from dape.models.config import DapeConfig
-from dape.models.places import (
+from dape.models.positions import (
     check_not_sharded,
     check_packing_arguments,
-    decoder_places,
+    decoder_positions,
     starts_again,
     without_holes,
 )
-from dape.positions import Places, PositionEncoding, randomized_positions
+from dape.positions import PositionEncoding, Positions, randomized_positions
 from dape.scores import ScoreProcessor
 
 
@@ -75,7 +75,7 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         self,
         x: Tensor,
         encoding: PositionEncoding,
-        places: Places,
+        positions: Positions,
         cache: KeyValueCache | None = None,
         last_rows: int | None = None,
         shown: list[Tensor] | None = None,
@@ -84,7 +84,7 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         attended = self.attention(
             self.attention_norm(x),
             encoding=encoding,
-            places=places,
+            positions=positions,
             cache=cache,
             last_rows=last_rows,
             shown=shown,
@@ -221,7 +221,7 @@ class DapeModel(DapePreTrainedModel):
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         check_packing_arguments(position_ids, kwargs)
         check_not_sharded()
-        # Positions after cached tokens must continue theirs, which is checked with the places.
+        # Positions after cached tokens must continue theirs, which is checked with the positions.
         begun = past_key_values is not None and not torch.compiler.is_compiling()
         begun = begun and past_key_values is not None and int(past_key_values.get_seq_length()) > 0
         packed = not begun and starts_again(position_ids, attention_mask)
@@ -238,7 +238,7 @@ class DapeModel(DapePreTrainedModel):
             and past_key_values is None
         ):
             position_ids = randomized_positions(x.shape[1], self.config.randomized_positions, device=x.device)
-        places = decoder_places(
+        positions = decoder_positions(
             x.shape[1],
             device=x.device,
             cache=past_key_values,
@@ -249,14 +249,14 @@ class DapeModel(DapePreTrainedModel):
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         )
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
-        arranged = without_holes(attention_mask, places, past_key_values, x.shape[1])
+        arranged = without_holes(attention_mask, positions, past_key_values, x.shape[1])
         if arranged is not None and self._reads_earlier_queries():
             raise ValueError(
                 f"attention_mask has padding between tokens, across which {self.config.method} would convolve: "
                 f"pad at the ends of rows alone"
             )
         output = self._run(
-            x, places, arranged or past_key_values, bool(keep_states), bool(keep_weights), last_rows
+            x, positions, arranged or past_key_values, bool(keep_states), bool(keep_weights), last_rows
         )
         output.past_key_values = past_key_values
         if arranged is not None and output.attentions is not None:
@@ -290,7 +290,7 @@ class DapeModel(DapePreTrainedModel):
     def _run(
         self,
         x: Tensor,
-        places: Places,
+        positions: Positions,
         cache: KeyValueCache | None,
         keep_states: bool,
         keep_weights: bool,
@@ -298,7 +298,7 @@ class DapeModel(DapePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         states: list[Tensor] = []
         weights: list[Tensor] = []
-        x = self.dropout(self.encoding(0).embed(x, places.queries))
+        x = self.dropout(self.encoding(0).embed(x, positions.queries))
         # Decoding that drafts with the first layers alone lowers the configuration's number while it does.
         layers = self.layers[: self.config.num_hidden_layers]
         for index, layer in enumerate(layers):
@@ -306,7 +306,7 @@ class DapeModel(DapePreTrainedModel):
             states.append(x)
             rows = last_rows if index + 1 == len(layers) else None
             shown = weights if keep_weights else None
-            x = layer(x, places=places, encoding=encoding, cache=cache, last_rows=rows, shown=shown)
+            x = layer(x, positions=positions, encoding=encoding, cache=cache, last_rows=rows, shown=shown)
         x = self.norm(x)
         states.append(x)
         return BaseModelOutputWithPast(

@@ -9,7 +9,7 @@ from dape.methods import parse_method
 from dape.models.attention import Attention
 from dape.ops.score_attention import Visible
 from dape.ops.score_attention.types import EVERYTHING
-from dape.positions import POSITIONS, Places
+from dape.positions import POSITIONS, Positions
 
 
 class EncoderLayer(nn.Module):
@@ -91,13 +91,13 @@ class Encoder(nn.Module):
         positions: [1 or B, T], 0, 1, 2, … by default. padding_mask: [B, T], ones for tokens.
         """
         visible = EVERYTHING if padding_mask is None else Visible.from_padding(padding_mask)
-        places = Places.of(ids.shape[1], causal=False, device=ids.device)
-        positions = places.queries if positions is None else positions
-        places = Places(positions, positions, False, visible, consecutive=positions is places.queries)
-        x = self.dropout(self.encodings[0].embed(self.embed(ids), positions))  # type: ignore[operator]  # a ModuleList forgets types
+        usual = Positions.of(ids.shape[1], causal=False, device=ids.device)
+        tokens = usual.queries if positions is None else positions
+        both = Positions(tokens, tokens, False, visible, consecutive=tokens is usual.queries)
+        x = self.dropout(self.encodings[0].embed(self.embed(ids), tokens))  # type: ignore[operator]  # a ModuleList forgets types
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, EncoderLayer)
             encoding = self.encodings[index % len(self.encodings)]
-            x = layer.attention_norm(x + layer.dropout(layer.attention(x, encoding, places)))
+            x = layer.attention_norm(x + layer.dropout(layer.attention(x, encoding, both)))
             x = layer.mlp_norm(x + layer.dropout(layer.down(F.relu(layer.up(x)))))
         return self.classify(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dape.positions.alibi import ALiBi
-from dape.positions.base import DistanceEncoding, Places, PositionEncoding
+from dape.positions.base import DistanceEncoding, PositionEncoding, Positions
 from dape.positions.cope import CoPE
 from dape.positions.draw import randomized_positions
 from dape.positions.fire import FIRE
@@ -29,8 +29,8 @@ __all__ = [
     "Kerple",
     "KerplePower",
     "NoPE",
-    "Places",
     "PositionEncoding",
+    "Positions",
     "Relative",
     "RoPE",
     "Sandwich",

@@ -1,4 +1,4 @@
-"""The three hooks of a position encoding, each the identity by default, and what they are told of places."""
+"""The three hooks of a position encoding, each the identity by default, and what they are told of positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dape.rebuilding import Rebuildable
 
 
 @dataclass(frozen=True)
-class Places:
+class Positions:
     """Positions of queries and keys, and the mask between them.
 
     queries: [1 or B, Tq] and keys: [1 or B, Tk], integer positions; only their order must agree with
@@ -30,11 +30,11 @@ class Places:
     consecutive: bool = False
 
     @staticmethod
-    def of(num_tokens: int, *, causal: bool = True, device: torch.device | str | None = None) -> Places:
+    def of(num_tokens: int, *, causal: bool = True, device: torch.device | str | None = None) -> Positions:
         """Tokens 0 … num_tokens − 1, all of them queries and keys."""
         positions = torch.arange(num_tokens, device=device)[None]
         # By name, because torch.compile knows no default values that are objects.
-        return Places(positions, positions, causal, EVERYTHING, consecutive=True)
+        return Positions(positions, positions, causal, EVERYTHING, consecutive=True)
 
     @property
     def num_queries(self) -> int:
@@ -50,24 +50,24 @@ class Places:
         return max(self.queries.shape[0], self.keys.shape[0])
 
     def check(self, q: Tensor, k: Tensor) -> None:
-        """Raise, in a sentence, if these are not the places of q [B, H, Tq, D] and k [B, G, Tk, D]."""
+        """Raise, in a sentence, if these are not the positions of q [B, H, Tq, D] and k [B, G, Tk, D]."""
         for name, found, x in (("queries", self.queries, q), ("keys", self.keys, k)):
             if found.dim() != 2 or found.shape[0] not in (1, x.shape[0]) or found.shape[1] != x.shape[2]:
                 raise ValueError(
-                    f"places.{name} has shape {tuple(found.shape)}, but {name[0]} has {x.shape[2]} tokens: expected "
+                    f"positions.{name} has shape {tuple(found.shape)}, but {name[0]} has {x.shape[2]} tokens: expected "
                     f"[1 or {x.shape[0]}, {x.shape[2]}]"
                 )
             if found.is_floating_point() or found.dtype == torch.bool:
-                raise TypeError(f"places.{name} holds positions (integers), got {found.dtype}")
+                raise TypeError(f"positions.{name} holds positions (integers), got {found.dtype}")
 
-    def last(self, count: int) -> Places:
+    def last(self, count: int) -> Positions:
         """The last `count` queries before the same keys."""
         bounds = (self.visible.first, self.visible.last)
         first, last = (x if x is None or x.shape[1] == 1 else x[:, -count:] for x in bounds)
         return replace(self, queries=self.queries[:, -count:], visible=Visible(first, last))
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Places:
-        """The same places on that device; what moves a layer's inputs to its device finds this by its name."""
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Positions:
+        """The same positions on that device; what moves a layer's inputs to its device finds this by its name."""
 
         def moved(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=non_blocking)
@@ -75,7 +75,7 @@ class Places:
         first, last = (None if x is None else moved(x) for x in (self.visible.first, self.visible.last))
         return replace(self, queries=moved(self.queries), keys=moved(self.keys), visible=Visible(first, last))
 
-    def before(self, count: int) -> Places:
+    def before(self, count: int) -> Positions:
         """These queries and the `count` before them, whose keys are there already."""
         if count == 0:
             return self
@@ -175,7 +175,7 @@ class PositionEncoding(Parameters, Rebuildable):
         return None
 
     def bias(
-        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
         """Additive bias for the scores of q [B, H, Tq, D] and k [B, G, Tk, D].
 
@@ -194,22 +194,22 @@ class DistanceEncoding(PositionEncoding):
         raise NotImplementedError
 
     def bias(
-        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
-        places.check(q, k)
+        positions.check(q, k)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        if places.consecutive:
-            lowest = 0 if places.causal else 1 - places.num_queries
-            distance = torch.arange(lowest, places.num_keys, device=q.device)
-            return DistanceBias(self.at(distance, causal=places.causal).to(dtype), lowest)
+        if positions.consecutive:
+            lowest = 0 if positions.causal else 1 - positions.num_queries
+            distance = torch.arange(lowest, positions.num_keys, device=q.device)
+            return DistanceBias(self.at(distance, causal=positions.causal).to(dtype), lowest)
 
         def tile(rows: slice, num_keys: int) -> Tensor:
-            distance = places.distances(rows, num_keys)
+            distance = positions.distances(rows, num_keys)
             # A hidden key may stand anywhere, even after a causal query: give it a distance that exists.
-            distance = distance.clamp(min=0) if places.causal else distance
-            return self.at(distance, causal=places.causal).transpose(0, 1).to(dtype)
+            distance = distance.clamp(min=0) if positions.causal else distance
+            return self.at(distance, causal=positions.causal).transpose(0, 1).to(dtype)
 
-        return TileBias(tile, places.batch)
+        return TileBias(tile, positions.batch)
 
 
 def check_sizes(**sizes: int) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
+from dape.positions.base import PositionEncoding, Positions, at_least_float32, check_sizes
 
 
 class CoPE(PositionEncoding):
@@ -32,9 +32,9 @@ class CoPE(PositionEncoding):
         nn.init.zeros_(self.embeddings)
 
     def bias(
-        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
-        places.check(q, k)
+        positions.check(q, k)
         (embeddings,) = self(q.device)
         embeddings = embeddings * scale if self.scaled else embeddings
 
@@ -42,7 +42,7 @@ class CoPE(PositionEncoding):
             query = at_least_float32(q[:, :, rows])
             keys = at_least_float32(k[:, :, :num_keys]).repeat_interleave(q.shape[1] // k.shape[1], 1)
             scores = query @ keys.transpose(-1, -2) * scale
-            gates = torch.sigmoid(scores).masked_fill(~places.shown(rows, num_keys), 0.0)
+            gates = torch.sigmoid(scores).masked_fill(~positions.shown(rows, num_keys), 0.0)
             count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.num_positions - 1)
             floor = count.floor()
             at = query @ embeddings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import LinearMap, Places, PositionEncoding, check_sizes
+from dape.positions.base import LinearMap, PositionEncoding, Positions, check_sizes
 
 EPSILON = 1e-6
 # More than any distance relative to its reach.
@@ -54,20 +54,20 @@ class FIRE(PositionEncoding):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def bias(
-        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
-        places.check(q, k)
+        positions.check(q, k)
         rate, factor = self(q.device)
         rate, threshold = rate.abs(), (factor * self.threshold).abs()
         network = self.network(q.device)
 
         def tile(rows: slice, num_keys: int) -> Tensor:
-            distance = places.distances(rows, num_keys).abs()
-            reach = torch.maximum(places.queries[:, rows, None], threshold)
+            distance = positions.distances(rows, num_keys).abs()
+            reach = torch.maximum(positions.queries[:, rows, None], threshold)
             relative = torch.log1p(rate * distance) / (torch.log1p(rate * reach) + EPSILON)
             return network(relative).transpose(0, 1)
 
-        return TileBias(tile, places.batch)
+        return TileBias(tile, positions.batch)
 
     def network(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """The MLP as a function of numbers x […], as [H, …].

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, SeparableBias
 from dape.positions.alibi import slopes
-from dape.positions.base import Places, PositionEncoding, at_least_float32, check_sizes
+from dape.positions.base import PositionEncoding, Positions, at_least_float32, check_sizes
 
 
 class TokenSteps(PositionEncoding):
@@ -39,13 +39,13 @@ class TokenSteps(PositionEncoding):
         return self.step(gate + offset[:, None]).to(x.dtype)
 
     def bias(
-        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
-        places.check(q, k)
+        positions.check(q, k)
         if state is None:
             raise ValueError(f"{type(self).__name__} needs the hidden states: pass state=token_state(x)")
         total = at_least_float32(state).cumsum(-1)
-        rows = places.query_index()
+        rows = positions.query_index()
         row = total.gather(2, rows[:, None].expand(total.shape[0], total.shape[1], -1))
         return SeparableBias(row, -total)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import LinearMap, Places, PositionEncoding, at_least_float32, check_sizes
+from dape.positions.base import LinearMap, PositionEncoding, Positions, at_least_float32, check_sizes
 from dape.positions.sinusoidal import sinusoids
 
 
@@ -31,9 +31,9 @@ class TransformerXL(PositionEncoding):
         self.distance_key.reset_parameters()
 
     def bias(
-        self, q: Tensor, k: Tensor, places: Places, *, scale: float, state: Tensor | None = None
+        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
-        places.check(q, k)
+        positions.check(q, k)
         num_heads, head_width = self.key_bias.shape
         repeats = num_heads // k.shape[1]
         key_bias, distance_bias = self(q.device)
@@ -42,10 +42,10 @@ class TransformerXL(PositionEncoding):
         def tile(rows: slice, num_keys: int) -> Tensor:
             keys = at_least_float32(k[:, :, :num_keys]).repeat_interleave(repeats, 1)
             to_key = torch.einsum("hd,bhkd->bhk", key_bias, keys)
-            distance = places.distances(rows, num_keys)
-            distance = distance.clamp(min=0) if places.causal else distance
+            distance = positions.distances(rows, num_keys)
+            distance = distance.clamp(min=0) if positions.causal else distance
             # Each distance that occurs is embedded once, however many pairs share it.
-            lowest, highest = _span(places, rows, num_keys)
+            lowest, highest = _span(positions, rows, num_keys)
             occurring = torch.arange(lowest, highest + 1, device=q.device)
             table = sinusoids(occurring, weight.shape[1]).to(weight.dtype) @ weight.T
             table = table.unflatten(-1, (num_heads, head_width)).movedim(1, 0)
@@ -57,12 +57,12 @@ class TransformerXL(PositionEncoding):
         return TileBias(tile, q.shape[0])
 
 
-def _span(places: Places, rows: slice, num_keys: int) -> tuple[int, int]:
+def _span(positions: Positions, rows: slice, num_keys: int) -> tuple[int, int]:
     """The least and greatest distance in a tile; 0 and up when causal."""
-    if places.consecutive:
-        offset = places.num_keys - places.num_queries
+    if positions.consecutive:
+        offset = positions.num_keys - positions.num_queries
         lowest, highest = rows.start + offset - num_keys + 1, rows.stop - 1 + offset
     else:
-        distance = places.distances(rows, num_keys)
+        distance = positions.distances(rows, num_keys)
         lowest, highest = int(distance.min()), int(distance.max())
-    return (0, max(0, highest)) if places.causal else (lowest, highest)
+    return (0, max(0, highest)) if positions.causal else (lowest, highest)

@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from dape.ops.score_attention import Bias, ScoreProgram, Visible, attention, attention_weights
 from dape.ops.score_attention.api import HasProgram
 from dape.ops.score_attention.types import EVERYTHING
-from dape.positions import Places
+from dape.positions import Positions
 
 # The implementation's name in `model.config._attn_implementation`, and those of what is added to a layer.
 NAME = "dape"
@@ -161,12 +161,12 @@ def attend(
     bias: Bias = None
     encoding = getattr(module, ENCODING, None)
     if encoding is not None:
-        places = _places(query.shape[2], num_keys, visible, query.device, at_end=at_end)
-        query, key = encoding.rotate(query, places.queries), encoding.rotate(key, places.keys)
+        positions = _positions(query.shape[2], num_keys, visible, query.device, at_end=at_end)
+        query, key = encoding.rotate(query, positions.queries), encoding.rotate(key, positions.keys)
         state = kwargs.get(STATE)
         if state is not None:
             state = state.extra[:, :, :num_keys]
-        bias = encoding.bias(query, key, places, scale=scale, state=state)
+        bias = encoding.bias(query, key, positions, scale=scale, state=state)
     if (found := _watched.get()) is not None:
         found.append(Inputs(query, key, bias, program, scale, visible))
     width = value.shape[-1]
@@ -212,15 +212,15 @@ def _same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     return cast(tuple[Tensor, Tensor, Tensor], tuple(padded))
 
 
-def _places(
+def _positions(
     num_queries: int, num_keys: int, visible: Visible, device: torch.device, *, at_end: bool
-) -> Places:
-    """Places counted in tokens. A query's own key is the last one that it sees."""
+) -> Positions:
+    """Positions counted in tokens. A query's own key is the last one that it sees."""
     keys = torch.arange(num_keys, device=device)[None]
     queries = keys[:, num_keys - num_queries :]
     if not at_end and visible.last is not None:
         queries = visible.last.clamp(min=0)
-    return Places(queries, keys, visible=visible, consecutive=at_end)
+    return Positions(queries, keys, visible=visible, consecutive=at_end)
 
 
 def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visible, int, bool]:

@@ -1,4 +1,4 @@
-"""From attention masks, position ids and caches to places: where queries and keys stand, who sees whom."""
+"""From attention masks, position ids and caches to positions: where queries and keys stand, who sees whom."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import Cache
 
 from dape.ops.score_attention import Visible
 from dape.ops.score_attention.types import EVERYTHING
-from dape.positions import Places
+from dape.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class WithoutHoles:
 
 
 def without_holes(
-    attention_mask: Tensor | None, places: Places, cache: Cache | None, num_tokens: int
+    attention_mask: Tensor | None, positions: Positions, cache: Cache | None, num_tokens: int
 ) -> WithoutHoles | None:
     """What brings the keys of a mask with holes into one run a row; None for a mask without.
 
@@ -55,7 +55,7 @@ def without_holes(
     if not has_holes(attention_mask):
         return None
     order = attention_mask.bool().long().argsort(dim=-1, stable=True)
-    return WithoutHoles(order, places.num_keys - attention_mask.shape[1], cache)
+    return WithoutHoles(order, positions.num_keys - attention_mask.shape[1], cache)
 
 
 def has_holes(mask: Tensor) -> bool:
@@ -68,8 +68,8 @@ def _runs(mask: Tensor) -> Tensor:
     return torch.nn.functional.pad(mask.bool().long(), (1, 0)).diff(dim=-1).clamp(min=0).sum(-1)
 
 
-def _places_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | None) -> Places:
-    """Places of queries `index` among keys arranged by WithoutHoles: padding first, then tokens, then room."""
+def _positions_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | None) -> Positions:
+    """Positions of queries `index` among keys arranged by WithoutHoles: padding first, then tokens, then room."""
     real = mask.long()
     rank = real.cumsum(-1) - 1
     num_padding = (1 - real).sum(-1, keepdim=True)
@@ -94,7 +94,7 @@ def _places_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | No
         first = torch.maximum(starts.gather(1, last.clamp(min=0)), num_padding)
     room = int((1 - real)[:, index].sum(-1).max())
     keys = torch.cat([keys, keys[:, -1:].expand(-1, room)], 1)
-    return Places(queries, keys, causal=True, visible=Visible(first, last))
+    return Positions(queries, keys, causal=True, visible=Visible(first, last))
 
 
 def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = None) -> bool:
@@ -161,15 +161,15 @@ def _begins(position_ids: Tensor, real: Tensor | None) -> Tensor:
     return torch.nn.functional.pad(begins, (1, 0))
 
 
-def decoder_places(
+def decoder_positions(
     num_queries: int,
     *,
     device: torch.device,
     cache: Cache | None = None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
-) -> Places:
-    """Places of the next `num_queries` tokens after those in the cache.
+) -> Positions:
+    """Positions of the next `num_queries` tokens after those in the cache.
 
     attention_mask: [B, keys], ones for tokens and zeros for padding; where zeros lie between ones, the keys must be
                     arranged by `without_holes`. Or [B, 1, queries, keys], booleans, ones and zeros, or numbers to
@@ -199,7 +199,7 @@ def decoder_places(
     else:
         mask = _fit(attention_mask, num_keys, roomy=roomy)
         if not compiling and has_holes(mask):
-            return _places_without_holes(mask, index, position_ids)
+            return _positions_without_holes(mask, index, position_ids)
         visible = _visible(mask, index, compiling=compiling)
         keys = _count(mask)
     queries = keys[:, index]
@@ -211,7 +211,7 @@ def decoder_places(
             )
         whole = not preallocated and seen == 0
         if whole and (compiling or starts_again(position_ids, attention_mask)):
-            return _packed_places(position_ids, visible, None if attention_mask is None else mask)
+            return _packed_positions(position_ids, visible, None if attention_mask is None else mask)
         shift = position_ids[:, -1:] - queries[:, -1:]
         if compiling:
             follows = preallocated or seen > 0
@@ -225,18 +225,20 @@ def decoder_places(
             )
         queries, keys = position_ids, keys + shift if follows else position_ids
         consecutive = consecutive and follows
-    return Places(queries, keys, causal=True, visible=visible, consecutive=consecutive)
+    return Positions(queries, keys, causal=True, visible=visible, consecutive=consecutive)
 
 
-def _packed_places(position_ids: Tensor, visible: Visible, mask: Tensor | None) -> Places:
-    """Places of whole rows of documents, each by itself, among padding at the ends of rows."""
+def _packed_positions(position_ids: Tensor, visible: Visible, mask: Tensor | None) -> Positions:
+    """Positions of whole rows of documents, each by itself, among padding at the ends of rows."""
     starts = document_starts(position_ids, mask)
     first = starts if visible.first is None else torch.maximum(starts, visible.first)
     consecutive = False
     if mask is None and not torch.compiler.is_compiling():
         index = torch.arange(position_ids.shape[1], device=position_ids.device)
         consecutive = bool((position_ids == index - starts + position_ids[:, :1]).all())
-    return Places(position_ids, position_ids, visible=Visible(first, visible.last), consecutive=consecutive)
+    return Positions(
+        position_ids, position_ids, visible=Visible(first, visible.last), consecutive=consecutive
+    )
 
 
 def _fit(attention_mask: Tensor, num_keys: int, num_queries: int | None = None, *, roomy: bool) -> Tensor:
