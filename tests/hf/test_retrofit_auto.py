@@ -1,5 +1,6 @@
 """Retrofitted folders load by plain transformers with trust_remote_code=True, with and without this package."""
 
+import copy
 import json
 import os
 import subprocess
@@ -33,10 +34,14 @@ def retrofitted(method):
     return model
 
 
+@pytest.mark.parametrize("saved", ["export", "save_pretrained", "a copy's save_pretrained"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_folder_loads_as_what_it_is(method, tmp_path):
+def test_a_folder_loads_as_what_it_is(method, saved, tmp_path):
     model = retrofitted(method)
-    export(model, tmp_path)
+    if saved == "export":
+        export(model, tmp_path)
+    else:
+        (model if saved == "save_pretrained" else copy.deepcopy(model)).save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True, dtype=torch.float64)
     ids = torch.arange(20)[None]
     assert type(again) is LlamaForCausalLM
@@ -53,10 +58,14 @@ class Hidden:
 sys.meta_path.insert(0, Hidden())
 import torch
 from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
 ids = torch.arange(12)[None]
-model(ids, labels=ids).loss.backward()
-print(*model.generate(ids, max_new_tokens=4, do_sample=False)[0].tolist())
+# What such a process saves carries the code on.
+for source, target in zip(sys.argv[1:], [*sys.argv[2:], None]):
+    model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True).eval()
+    model(ids, labels=ids).loss.backward()
+    print(*model.generate(ids, max_new_tokens=4, do_sample=False)[0].tolist())
+    if target:
+        model.save_pretrained(target)
 """
 
 
@@ -69,15 +78,22 @@ def test_a_folder_with_code_loads_where_dape_is_not_installed(tmp_path):
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(tmp_path / "home"),
     }
+    expected = model.generate(torch.arange(12)[None], max_new_tokens=4, do_sample=False)[0].tolist()
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DAPE, str(tmp_path / "model")],
+        [sys.executable, "-c", WITHOUT_DAPE, str(tmp_path / "model"), str(tmp_path / "again")],
         capture_output=True,
         text=True,
         env=environment,
     )
     assert done.returncode == 0, done.stderr
-    expected = model.generate(torch.arange(12)[None], max_new_tokens=4, do_sample=False)[0].tolist()
-    assert done.stdout.split() == list(map(str, expected))
+    assert done.stdout.splitlines() == 2 * [" ".join(map(str, expected))]
+
+
+def test_what_the_retrofit_was_removed_from_saves_as_the_base(tmp_path):
+    model = dape.remove_retrofit(retrofitted("dape1x3-kerple"))
+    model.save_pretrained(tmp_path)
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+    assert not list(tmp_path.glob("dape*"))
 
 
 def test_the_configuration_stays_the_models_own(tmp_path):

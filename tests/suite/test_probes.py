@@ -14,6 +14,7 @@ from dape.data import ByteTokenizer
 from dape.suite import PROBES, ask, fill
 from dape.suite.ask import Answer, Score
 from dape.suite.probes import NOISE
+from dape.tasks import build_task
 
 ENCODE = ByteTokenizer().encode
 
@@ -64,9 +65,10 @@ def test_answers_follow_from_the_prompt(seed):
         ]
         == answer.strip()
     )
-    prompt, answer = example("associative-recall", seed)
-    *pairs, key = prompt.split()
-    assert dict(zip(pairs[::2], pairs[1::2], strict=True))[key] == answer.strip()
+    for task in ("associative-recall", "recall-power-law"):
+        prompt, answer = example(task, seed)
+        *pairs, key = prompt.split()
+        assert dict(zip(pairs[::2], pairs[1::2], strict=True))[key] == answer.strip()
     prompt, answer = example("facts", seed)
     name = re.search(r"Where is (\w+)\?", prompt)[1]
     assert re.findall(rf"{name} went to the (\w+)\.", prompt)[-1] == answer.strip()
@@ -78,6 +80,11 @@ def test_answers_follow_from_the_prompt(seed):
         a, b = int(first) - 1, int(second) - 1
         cups[a], cups[b] = cups[b], cups[a]
     assert str(cups.index(True) + 1) == answer.strip()
+    prompt, answer = example("cup-cycles", seed)
+    ball = re.search(r"under cup (\d)\.", prompt)[1]
+    for sentence in prompt.split(".")[1:-1]:
+        ball = dict(re.findall(r"(\d) (?:goes )?to (\d)", sentence)).get(ball, ball)
+    assert ball == answer.strip()
     prompt, answer = example("addition", seed)
     first, second = (
         int(part.replace(" ", "")) for part in re.search(r"add: (.*) \+ (.*) =", prompt).groups()
@@ -86,6 +93,14 @@ def test_answers_follow_from_the_prompt(seed):
     for task, change in (("copy", list), ("reverse", lambda x: x[::-1]), ("sort", sorted)):
         prompt, answer = example(task, seed)
         assert change(prompt.split(": ")[1].removesuffix(" =").split()) == answer.split()
+
+
+def test_every_probe_has_a_task_that_trains_small_models_for_it():
+    for probe in PROBES.values():
+        task = build_task(probe.task)
+        assert task.model == "decoder"
+        assert max(task.protocol.train_lengths) == min(task.protocol.test_lengths)
+        assert max(task.protocol.test_lengths) >= 7 * max(task.protocol.train_lengths)
 
 
 def test_scores_have_errors_even_where_all_are_right():

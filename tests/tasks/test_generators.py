@@ -21,7 +21,10 @@ from dape.tasks import (
     generator_for,
     recall,
     regular,
+    retrieval,
     search,
+    sequences,
+    states,
 )
 from dape.tasks.base import TerminatedTask
 
@@ -41,6 +44,19 @@ VARIANTS = [
     ("block_search", {"letters": 6, "block": 3, "question": 3, "answer": "last"}),
     ("block_search", {"answer": "all", "block": 8}),
     ("counting", {"variables": 5, "limit": 2, "passes": 0.0}),
+    ("associative_recall", {"keys": 64, "values": 4, "pairs": 6, "power": 0.1}),
+    ("associative_recall", {"keys": 40, "queries": 9, "pairs": 3, "gap": 2, "power": 2.0}),
+    ("needles", {"keys": 2, "values": 3}),
+    ("needles", {"keys": 5, "values": 2, "asked": 3, "names": 5, "filler": 1}),
+    ("phonebook", {"names": 12, "digits": 1}),
+    ("variables", {"chains": 1, "steps": 1, "names": 1}),
+    ("variables", {"chains": 3, "steps": 4}),
+    ("facts", {"people": 1, "events": 2}),
+    ("common_symbol", {"shown": 2, "symbols": 2}),
+    ("frequent_symbol", {"shown": 9}),
+    ("flip_flop", {"ignores": 0.0}),
+    ("sort", {"symbols": 2}),
+    ("reverse", {"symbols": 40}),
 ]
 
 # Input vocabulary, output vocabulary, output length of an input of 7 tokens.
@@ -65,7 +81,7 @@ SIZES = {
 
 def lengths_of(task, lengths):
     """Those of the lengths that the task has inputs of."""
-    longest = 3 * task.keys if task.name == "associative_recall" and task.pairs is None else 10**6
+    longest = 3 * task.keys if isinstance(task, recall.AssociativeRecall) and task.pairs is None else 10**6
     return [length for length in lengths if task.minimum_length <= length <= longest]
 
 
@@ -85,7 +101,9 @@ def test_length_500(name):
     assert outputs.tolist() == [task.solve(row) for row in inputs.tolist()]
 
 
-@pytest.mark.parametrize("module", [binary, context_free, context_sensitive, recall, regular, search])
+@pytest.mark.parametrize(
+    "module", [binary, context_free, context_sensitive, recall, regular, retrieval, search, sequences, states]
+)
 def test_documented_examples(module):
     result = doctest.testmod(module)
     assert result.attempted >= 2
@@ -188,7 +206,8 @@ def digest() -> str:
     """A fingerprint of what every task draws."""
     parts = []
     for name in TASKS:
-        for part in build_task(name).sample(5, 21, generator_for(7, 3)):
+        task = build_task(name)
+        for part in task.sample(5, max(21, task.minimum_length), generator_for(7, 3)):
             parts.append(np.ascontiguousarray(part, dtype="<i8").tobytes())
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
@@ -225,6 +244,13 @@ def test_another_seed_another_draw(name):
         ("counting", {"passes": "many"}, "option passes .* is a number, got 'many'"),
         ("copy", {"symbols": 0}, "symbols=0"),
         ("induction", {"symbols": 1}, "symbols=1"),
+        ("associative_recall", {"power": 0.0}, "power=0.0 must be above 0"),
+        ("needles", {"asked": 5}, "asked=5 of keys=4 out of names=16"),
+        ("phonebook", {"digits": 0}, "digits=0"),
+        ("variables", {"steps": 7}, "chains=2 of steps=7 need 14 names, not names=12"),
+        ("facts", {"events": 0}, "events=0"),
+        ("common_symbol", {"shown": 1}, "shown=1"),
+        ("flip_flop", {"ignores": 1}, "ignores=1"),
     ],
 )
 def test_wrong_names_and_options_get_a_sentence(name, options, sentence):
@@ -238,7 +264,23 @@ def test_wrong_lengths_get_a_sentence(name):
     with pytest.raises(ValueError, match=f"the shortest has {task.minimum_length} tokens"):
         task.sample(2, task.minimum_length - 1, generator_for(0))
     with pytest.raises(ValueError, match="batch=0"):
-        task.sample(0, 20, generator_for(0))
+        task.sample(0, 24, generator_for(0))
+
+
+def test_with_a_power_most_queries_come_soon_after_the_pairs():
+    task = build_task("recall_power_law", power=0.1)
+    places = [[], []]
+    for seed in range(20):
+        _, outputs = task.sample(64, 192, generator_for(seed))
+        asked = np.nonzero(outputs != IGNORED)[1] - 2 * task.pairs
+        places[0].append((asked < 22).mean())
+    even = build_task("recall_power_law", power=1.0)
+    for seed in range(20):
+        _, outputs = even.sample(64, 192, generator_for(seed))
+        places[1].append((np.nonzero(outputs != IGNORED)[1] - 2 * task.pairs < 22).mean())
+    # An eighth of the 176 places has an eighth of the queries, drawn evenly; most of them by the power.
+    assert np.mean(places[1]) == pytest.approx(1 / 8, abs=0.02)
+    assert np.mean(places[0]) > 0.6
 
 
 def test_too_many_pairs_get_a_sentence():

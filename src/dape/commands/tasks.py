@@ -22,12 +22,14 @@ from dape.lab.kinds.tasks import TaskRun, paper_table, write_folder
 from dape.lab.records import Results, find_results
 from dape.lab.runner import LauncherName, make_launcher
 from dape.settings import check, setting
+from dape.suite.probes import TRAINED
 from dape.tasks import TASKS, ChomskyTask, build_task
 
 # Names that stand for several.
 TASK_GROUPS = {
     "che": [name for name in TASKS if issubclass(TASKS[name], ChomskyTask)],
     "paper": list(paper_table()["accuracy"]),
+    "suite": list(TRAINED),
     "recall": [name for name in TASKS if not issubclass(TASKS[name], ChomskyTask)],
 }
 METHOD_GROUPS = {"paper": paper_table()["methods"]}
@@ -38,7 +40,8 @@ class RunOptions:
     """Train and test methods on generated tasks; what the folder has already is not run again."""
 
     names: tyro.conf.Positional[tuple[str, ...]]
-    """Tasks, or che (all fifteen), paper (the fourteen of the paper's table), recall (those for decoders)."""
+    """Tasks, or che (all fifteen), paper (the fourteen of the paper's table), suite (the length suite's), recall
+    (all for decoders)."""
     method: tuple[str, ...] = ("kerple", "dape-kerple", "dape1x3-kerple")
     """Methods (`dape methods` lists them), or paper (the eleven of the paper's table)."""
     out: Path = setting(
@@ -49,24 +52,27 @@ class RunOptions:
     seed: tuple[int, ...] = setting((0,), help="Seeds; each is a run.", low=0, high=2**63 - 1)
     layers: tuple[int, ...] = setting(
         (),
-        help="Numbers of layers; each is a run. Default: 5 for che, 1 or 2 for recall.",
+        help="Numbers of layers; each is a run. Default: 5 for che, 1 or 2 for others.",
         low=1,
         high=10_000,
     )
     steps: int | None = setting(
-        None, help="Training steps. Default: 200000 for che, 1000 for recall.", low=1, high=1000000000
+        None,
+        help="Training steps. Default: 200000 for che, 400 for suite, else 1000.",
+        low=1,
+        high=1000000000,
     )
     batch_size: int | None = setting(
-        None, help="Samples a step. Default: 128 for che, 64 for recall.", low=1, high=16777216
+        None, help="Samples a step. Default: 128 for che, 32 for suite, else 64.", low=1, high=16777216
     )
-    learning_rate: float | None = setting(
-        None, help="Default: 1e-3 for che, 3e-3 for recall.", above=0, high=1000
-    )
+    learning_rate: float | None = setting(None, help="Default: 1e-3 for che, else 3e-3.", above=0, high=1000)
     train_lengths: str | None = None
     """Such as 1:40 or 8,16,24; each step draws one. Default: 1:40 for che."""
     test_lengths: str | None = None
     """Such as 41:500, 41:500:51 (every 51st) or 12,24,48. Default: 41:500 for che."""
-    samples: int | None = setting(None, help="Inputs a tested length. Default: 512.", low=1, high=1000000000)
+    samples: int | None = setting(
+        None, help="Inputs a tested length. Default: 512, 128 for suite.", low=1, high=1000000000
+    )
     randomized_positions: int | None = setting(
         None,
         help="Draw positions at random from this range, in training and tests (2048 in the original). Default: 0, 1, 2, …",
@@ -137,7 +143,7 @@ def main(arguments: list[str]) -> int:
             raise ValueError(f'unknown action "{arguments[0]}"; the actions are {", ".join(actions)}')
         print(
             "usage: dape tasks list | run NAME… [--method M…] [options] | table [FOLDER]\n\n"
-            "Generated tasks: the Chomsky-hierarchy benchmark, recall, retrieval.\n"
+            "Generated tasks: the Chomsky-hierarchy benchmark, recall, the length suite.\n"
             "`dape tasks run --help` explains the options."
         )
         return 0

@@ -29,20 +29,20 @@ RETROFITTED_FLAT = "dape_retrofitting_auto"
 RETROFITTED_IMPORTS = '"""The loader, from the installed package."""\n\nfrom dape.retrofitting.auto import RetrofittedCausalLM\n'
 
 
-def write_entries(folder: Path) -> None:
-    """Give a folder that `save_pretrained` wrote its `auto_map`, and the code that it leads to."""
+def write_entries(folder: Path, *, retrofitted: bool = False) -> None:
+    """Give a folder that `save_pretrained` wrote its `auto_map`, and the code that it leads to.
+
+    retrofitted: the folder holds somebody else's model that `dape.retrofit` changed.
+    """
+    entries, imports, module = (
+        (RETROFITTED, RETROFITTED_IMPORTS, RETROFITTED_FLAT) if retrofitted else (ENTRIES, IMPORTS, FLAT)
+    )
     if __name__.startswith("dape."):
-        name_entries(folder, IMPORTING)
-        (folder / f"{IMPORTING}.py").write_text(IMPORTS)
+        name_entries(folder, IMPORTING, entries)
+        (folder / f"{IMPORTING}.py").write_text(imports)
         return
     code = {path.name: path.read_text() for path in Path(__file__).parent.glob("dape_*.py")}
-    write_code(folder, code)
-
-
-def write_retrofitted_entries(folder: Path) -> None:
-    """`write_entries` for the folder of a retrofitted model."""
-    name_entries(folder, IMPORTING, RETROFITTED)
-    (folder / f"{IMPORTING}.py").write_text(RETROFITTED_IMPORTS)
+    write_code(folder, code, module=module, entries=entries)
 
 
 def write_code(

@@ -16,14 +16,7 @@ from transformers import PreTrainedModel
 
 from dape.checksums import CHECKSUMS, names_with_checksums, write_checksums
 from dape.files import replacing_folder
-from dape.models.beside import (
-    ENTRIES,
-    FLAT,
-    RETROFITTED,
-    RETROFITTED_FLAT,
-    write_code,
-    write_retrofitted_entries,
-)
+from dape.models.beside import ENTRIES, FLAT, RETROFITTED, RETROFITTED_FLAT, write_code
 
 MODULE, RETROFITTED_MODULE = "dape.models.decoder", "dape.retrofitting.auto"
 
@@ -50,8 +43,6 @@ def export(
         if with_code:
             code = {f"{_flat(name)}.py": source for name, source in sources(entry).items()}
             write_code(temporary, code, name=folder.resolve(), module=module, entries=entries)
-        elif retrofitted:
-            write_retrofitted_entries(temporary)
         write_checksums(temporary)
         written = {path.name for path in temporary.iterdir()}
     for name in before - written:

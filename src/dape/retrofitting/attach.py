@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dape.methods import Method, parse_method
+from dape.models.beside import write_entries
 from dape.positions import POSITIONS, PositionEncoding, RoPE
 from dape.positions.kerple import FLOOR, Kerple
 from dape.rebuilding import constructor_parameters
@@ -126,12 +129,27 @@ def retrofit(
         _detach(inner, replaced)
         raise
     setattr(inner.config, RECORD, asdict(plan))
+    for saving in (save_pretrained, _upload_modified_files):
+        inner.__dict__[saving.__name__] = MethodType(saving, inner)
     # A hook, because setting another implementation later would silently ignore what was added.
     _hooks(inner).append(inner.register_forward_pre_hook(_check_call, with_kwargs=True))
     if _reads_earlier_queries(inner):
         _use_cache(inner, False)
     set_trainable(inner, trains)
     return model
+
+
+def save_pretrained(self: PreTrainedModel, save_directory: Any, *arguments: Any, **options: Any) -> None:
+    """A retrofitted model's own save_pretrained: what `trust_remote_code=True` reads goes beside the weights."""
+    type(self).save_pretrained(self, save_directory, *arguments, **options)
+    if arguments[0] if arguments else options.get("is_main_process", True):
+        write_entries(Path(save_directory), retrofitted=True)
+
+
+def _upload_modified_files(self: Any, working_dir: Any, *arguments: Any, **options: Any) -> Any:
+    """With `save_pretrained(push_to_hub=True)`, too."""
+    write_entries(Path(working_dir), retrofitted=True)
+    return type(self)._upload_modified_files(self, working_dir, *arguments, **options)
 
 
 def remove_retrofit(model: Model) -> Model:
@@ -298,6 +316,8 @@ def _detach(model: PreTrainedModel, implementation: str) -> None:
     for hook in _hooks(model):
         hook.remove()
     del model._dape_hooks
+    for saving in (save_pretrained, _upload_modified_files):
+        model.__dict__.pop(saving.__name__, None)
     _switch(model, implementation)
 
 

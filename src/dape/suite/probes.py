@@ -82,10 +82,14 @@ class Example(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A task. write(draw, size, haystack): an example of `size` pieces; haystack: sentences to hide something in."""
+    """A task. write(draw, size, haystack): an example of `size` pieces; haystack: sentences to hide something in.
+
+    task: the generated task of `dape tasks` that trains small models for the same.
+    """
 
     write: Callable[[random.Random, int, tuple[str, ...]], Example]
     asks: str
+    task: str
 
 
 def _number(draw: random.Random, digits: int = 5) -> str:
@@ -171,6 +175,17 @@ def _associative(draw: random.Random, size: int, haystack: tuple[str, ...]) -> E
     return Example(" ".join(said) + f" {chosen}", f" {values[chosen]}")
 
 
+def _power_law(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    """Pairs, then keys again whose distance from their pair falls as a power: most are asked for soon (zoology)."""
+    keys = draw.sample(WORDS, max(2, min(len(WORDS) - 1, size)))
+    values = {key: str(draw.randrange(10)) for key in keys}
+    near = [1 / (back + 1) ** 0.9 for back in range(len(keys))]
+    said = [f"{key} {values[key]}" for key in keys]
+    said += [f"{key} {values[key]}" for key in draw.choices(keys[::-1], near, k=size)]
+    (chosen,) = draw.choices(keys[::-1], near)
+    return Example(" ".join(said) + f" {chosen}", f" {values[chosen]}")
+
+
 def _facts(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
     """People go from room to room between the sentences of a book: where is one of them?"""
     place: dict[str, str] = {}
@@ -207,6 +222,17 @@ def _cups(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
     return Example(" ".join(said) + " The ball is under cup", f" {ball}")
 
 
+def _cup_cycles(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+    """Three of five cups move around at a time (words in A5): where is the ball?"""
+    ball = draw.randrange(1, 6)
+    said = [f"The ball is under cup {ball}."]
+    for _ in range(size):
+        first, second, third = draw.sample(range(1, 6), 3)
+        ball = {first: second, second: third, third: first}.get(ball, ball)
+        said.append(f"Cup {first} goes to {second}, {second} to {third}, {third} to {first}.")
+    return Example(" ".join(said) + " The ball is under cup", f" {ball}")
+
+
 def _sequence(change: Callable[[list[str]], list[str]], name: str) -> Callable[..., Example]:
     def write(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
         items = [str(draw.randrange(10)) for _ in range(size)]
@@ -223,20 +249,28 @@ def _addition(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Exam
 
 
 PROBES: dict[str, Probe] = {
-    "needle": Probe(_needles(1, 1, 1), "a number hidden in the text under a word"),
-    "needle-keys": Probe(_needles(8, 1, 1), "the same among seven others"),
-    "needle-values": Probe(_needles(2, 3, 1), "three numbers hidden under one word, in their order"),
-    "needle-queries": Probe(_needles(8, 1, 3), "three of eight hidden numbers"),
-    "variables": Probe(_variables, "a value through a chain of four assignments"),
-    "common-word": Probe(_common, "the word that occurs three times as often as the others"),
-    "frequent-word": Probe(_frequent, "the most frequent of words whose counts fall as 1 / rank"),
-    "phonebook": Probe(_phonebook, "the number of a name in a list"),
-    "associative-recall": Probe(_associative, "the value that went with a key before"),
-    "facts": Probe(_facts, "where a person went last, told between the sentences of a book"),
-    "flip-flop": Probe(_flip_flop, "the bit that was written last"),
-    "cups": Probe(_cups, "a ball through swaps of five cups"),
-    "copy": Probe(_sequence(list, "copy"), "a sequence once more"),
-    "reverse": Probe(_sequence(lambda items: items[::-1], "reverse"), "a sequence backwards"),
-    "sort": Probe(_sequence(sorted, "sort"), "a sequence in order"),
-    "addition": Probe(_addition, "the sum of two numbers, digit by digit"),
+    "needle": Probe(_needles(1, 1, 1), "a number hidden in the text under a word", "needles"),
+    "needle-keys": Probe(_needles(8, 1, 1), "the same among seven others", "needles"),
+    "needle-values": Probe(
+        _needles(2, 3, 1), "three numbers hidden under one word, in their order", "needles"
+    ),
+    "needle-queries": Probe(_needles(8, 1, 3), "three of eight hidden numbers", "needles"),
+    "variables": Probe(_variables, "a value through a chain of four assignments", "variables"),
+    "common-word": Probe(_common, "the word that occurs three times as often as the others", "common_symbol"),
+    "frequent-word": Probe(
+        _frequent, "the most frequent of words whose counts fall as 1 / rank", "frequent_symbol"
+    ),
+    "phonebook": Probe(_phonebook, "the number of a name in a list", "phonebook"),
+    "associative-recall": Probe(_associative, "the value that went with a key before", "recall_many_keys"),
+    "recall-power-law": Probe(_power_law, "the same, of keys that mostly came lately", "recall_power_law"),
+    "facts": Probe(_facts, "where a person went last, told between the sentences of a book", "facts"),
+    "flip-flop": Probe(_flip_flop, "the bit that was written last", "flip_flop"),
+    "cups": Probe(_cups, "a ball through swaps of five cups", "s5_words"),
+    "cup-cycles": Probe(_cup_cycles, "a ball through moves of three of five cups", "a5_words"),
+    "copy": Probe(_sequence(list, "copy"), "a sequence once more", "copy"),
+    "reverse": Probe(_sequence(lambda items: items[::-1], "reverse"), "a sequence backwards", "reverse"),
+    "sort": Probe(_sequence(sorted, "sort"), "a sequence in order", "sort"),
+    "addition": Probe(_addition, "the sum of two numbers, digit by digit", "addition"),
 }
+# The generated tasks that train small models for the suite.
+TRAINED = tuple(dict.fromkeys(probe.task for probe in PROBES.values()))

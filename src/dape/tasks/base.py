@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -50,7 +50,7 @@ class Task:
     """Base of all tasks; the dataclass fields of a subclass are its options.
 
     model: "encoder" answers at empty tokens after the input, "decoder" at tokens of the input.
-    level: of the Chomsky hierarchy, or "recall".
+    level: of the Chomsky hierarchy, or what is asked of a decoder.
     """
 
     model: ClassVar[Literal["encoder", "decoder"]]
@@ -215,6 +215,10 @@ class RecallTask(Task):
     def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
         inputs, outputs = self.sample(batch, length, generator)
         return Examples(inputs, outputs, outputs != IGNORED)
+
+
+# The length suite's: two layers, and minutes for a task with six methods and two seeds.
+SUITE = replace(RecallTask.protocol, steps=400, batch_size=32, samples=128, num_layers=2, num_heads=4)
 
 
 def generator_for(*key: int) -> np.random.Generator:

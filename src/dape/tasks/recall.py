@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, RecallTask
+from dape.tasks.base import IGNORED, SUITE, RecallTask
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -24,6 +24,8 @@ class AssociativeRecall(RecallTask):
     queries: None for as many as pairs. A query asks for a key that was shown; none twice while there are others.
     gap:     filler tokens after every pair, at least.
     Where an input is longer than pairs and queries need, filler stands between them, at random.
+    power:   with it the pairs come first, and the chance of a place after them to be a query falls as its distance to
+             the power of `power` − 1 (zoology has 0.01, so most keys are asked for soon); None for evenly.
 
     >>> AssociativeRecall(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
     [-100, -100, -100, -100, 4, 5]
@@ -34,10 +36,12 @@ class AssociativeRecall(RecallTask):
     pairs: int | None = None
     queries: int | None = None
     gap: int = 0
+    power: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in self.options().items():
-            least = 0 if name == "gap" else 1
+        require(self.power is None or self.power > 0, f"power={self.power} must be above 0")
+        for name in ("keys", "values", "pairs", "queries", "gap"):
+            value, least = getattr(self, name), 0 if name == "gap" else 1
             require(value is None or value >= least, f"{name}={value} must be at least {least}")
 
     @property
@@ -73,7 +77,7 @@ class AssociativeRecall(RecallTask):
         # Pairs and queries in order, filler in random slots between them.
         units, rows = pairs + queries, np.arange(batch)[:, None]
         slots = units + length - self.span * pairs - queries
-        taken = np.sort(generator.random((batch, slots)).argsort(axis=1)[:, :units], axis=1)
+        taken = np.sort(self._slots(generator.random((batch, slots)), pairs)[:, :units], axis=1)
         start = taken + (self.span - 1) * np.minimum(np.arange(units), pairs)
         inputs = np.full((batch, length), self.keys + self.values)
         outputs = np.full((batch, length), IGNORED)
@@ -82,6 +86,16 @@ class AssociativeRecall(RecallTask):
         inputs[rows, start[:, pairs:]] = np.take_along_axis(keys, asked, axis=1)
         outputs[rows, start[:, pairs:]] = np.take_along_axis(values, asked, axis=1)
         return inputs, outputs
+
+    def _slots(self, drawn: np.ndarray, pairs: int) -> np.ndarray:
+        """Slots in the order in which units take them, from uniform draws [B, slots]."""
+        if self.power is None:
+            return drawn.argsort(axis=1)
+        # Without replacement, by weights: the smallest of −log(uniform) / weight (Efraimidis and Spirakis 2006).
+        weights = np.arange(1, drawn.shape[1] - pairs + 1) ** (self.power - 1.0)
+        order = np.argsort(-np.log1p(-drawn[:, pairs:]) / weights, axis=1)
+        first = np.tile(np.arange(pairs), (len(drawn), 1))
+        return np.concatenate([first, pairs + order], axis=1)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         value_of: dict[int, int] = {}
@@ -96,46 +110,40 @@ class AssociativeRecall(RecallTask):
         return outputs
 
 
-@dataclass(frozen=True)
-class Copy(RecallTask):
-    """Symbols, a separator, and the symbols again: each from the one before. An odd length is cut by one.
+# Pairs of the longest training length fit into the shortest, so that more tokens are more to look through.
+FIXED = replace(SUITE, train_lengths=tuple(range(24, 49, 6)), test_lengths=(48, 96, 192, 384))
 
-    >>> Copy(symbols=4).solve([3, 0, 2, 4, 3, 0])
-    [-100, -100, -100, 3, 0, 2]
+
+@dataclass(frozen=True)
+class RecallManyKeys(AssociativeRecall):
+    """Associative recall with many more keys than values, so that a value alone says little of its key (zoology).
+
+    >>> RecallManyKeys(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
+    [-100, -100, -100, -100, 4, 5]
     """
 
-    symbols: int = 16
-    protocol = replace(
-        RecallTask.protocol, train_lengths=tuple(range(2, 49, 2)), test_lengths=(24, 48, 96, 192)
-    )
+    keys: int = 128
+    values: int = 8
+    pairs: int | None = 8
+    queries: int | None = 8
+    protocol = FIXED
 
-    def __post_init__(self) -> None:
-        require(self.symbols >= 1, f"symbols={self.symbols} must be at least 1")
 
-    @property
-    def vocab_size(self) -> int:
-        return self.symbols + 1
+@dataclass(frozen=True)
+class RecallPowerLaw(AssociativeRecall):
+    """Associative recall whose queries mostly come soon after the pairs, as words in text do (zoology).
 
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.symbols
+    >>> RecallPowerLaw(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
+    [-100, -100, -100, -100, 4, 5]
+    """
 
-    @property
-    def minimum_length(self) -> int:
-        return 2
-
-    def output_length(self, length: int) -> int:
-        return length // 2 * 2
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        text = generator.integers(0, self.symbols, (batch, length // 2))
-        separator = np.full((batch, 1), self.symbols)
-        inputs = np.concatenate([text, separator, text[:, :-1]], axis=1)
-        return inputs, np.concatenate([np.full_like(text, IGNORED), text], axis=1)
-
-    def solve(self, inputs: Sequence[int]) -> list[int]:
-        text = list(inputs[: list(inputs).index(self.symbols)])
-        return [IGNORED] * len(text) + text
+    keys: int = 32
+    values: int = 64
+    pairs: int | None = 8
+    queries: int | None = 8
+    gap: int = 0
+    power: float | None = 0.1
+    protocol = FIXED
 
 
 @dataclass(frozen=True)

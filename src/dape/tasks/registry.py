@@ -17,9 +17,12 @@ from dape.tasks.context_free import (
     StackManipulation,
 )
 from dape.tasks.context_sensitive import BucketSort, DuplicateString, MissingDuplicateString, OddsFirst
-from dape.tasks.recall import AssociativeRecall, Copy, Induction, Passkey
+from dape.tasks.recall import AssociativeRecall, Induction, Passkey, RecallManyKeys, RecallPowerLaw
 from dape.tasks.regular import CycleNavigation, EvenPairs, ModularArithmetic, ParityCheck
+from dape.tasks.retrieval import CommonSymbol, Facts, FrequentSymbol, Needles, Phonebook, Variables
 from dape.tasks.search import BlockSearch, Counting
+from dape.tasks.sequences import Addition, Copy, Reverse, Sort
+from dape.tasks.states import A5Words, FlipFlop, S5Words
 
 TASKS: dict[str, type[Task]] = {
     "even_pairs": EvenPairs,
@@ -38,11 +41,25 @@ TASKS: dict[str, type[Task]] = {
     "compute_sqrt": ComputeSqrt,
     "bucket_sort": BucketSort,
     "associative_recall": AssociativeRecall,
+    "recall_many_keys": RecallManyKeys,
+    "recall_power_law": RecallPowerLaw,
     "copy": Copy,
     "induction": Induction,
     "passkey": Passkey,
     "block_search": BlockSearch,
     "counting": Counting,
+    "needles": Needles,
+    "phonebook": Phonebook,
+    "variables": Variables,
+    "facts": Facts,
+    "common_symbol": CommonSymbol,
+    "frequent_symbol": FrequentSymbol,
+    "flip_flop": FlipFlop,
+    "s5_words": S5Words,
+    "a5_words": A5Words,
+    "reverse": Reverse,
+    "sort": Sort,
+    "addition": Addition,
 }
 
 # What an option of a type may be, and in words; those of other types are checked by their task.

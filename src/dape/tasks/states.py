@@ -1,0 +1,143 @@
+"""State tracking for decoders: what all steps so far amount to, at every step or where it is asked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from dape.tasks.base import IGNORED, SUITE, RecallTask
+from dape.tasks.recall import require
+
+
+@dataclass(frozen=True)
+class FlipFlop(RecallTask):
+    """Instructions with a bit each: write (2), ignore (3), read (4); at a read, the bit written last (Liu et al. 2023).
+
+    ignores: the share of instructions to ignore; the others write or read equally often.
+    The first instruction writes, the last reads. An even length is cut by one.
+
+    >>> FlipFlop().solve([2, 1, 3, 0, 4, 1, 2, 0, 3, 1, 4])
+    [-100, -100, -100, -100, 1, -100, -100, -100, -100, -100, 0]
+    """
+
+    ignores: float = 0.8
+    level = "state tracking"
+    protocol = replace(SUITE, train_lengths=tuple(range(5, 34, 4)), test_lengths=(33, 65, 129, 257))
+
+    WRITE, IGNORE, READ = 2, 3, 4
+
+    def __post_init__(self) -> None:
+        require(0 <= self.ignores < 1, f"ignores={self.ignores} must be at least 0 and below 1")
+
+    @property
+    def vocab_size(self) -> int:
+        return 5
+
+    @property
+    def random_accuracy(self) -> float:
+        return 0.5
+
+    @property
+    def minimum_length(self) -> int:
+        return 3
+
+    def output_length(self, length: int) -> int:
+        return length - 1 + length % 2
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        steps = (length + 1) // 2
+        kinds = np.array([self.WRITE, self.IGNORE, self.READ])
+        other = (1 - self.ignores) / 2
+        said = generator.choice(kinds, (batch, steps), p=(other, self.ignores, other))
+        said[:, 0], said[:, -1] = self.WRITE, self.READ
+        bits = generator.integers(0, 2, (batch, steps))
+        # The place of the last write at or before each instruction.
+        written = np.maximum.accumulate(np.where(said == self.WRITE, np.arange(steps), 0), axis=1)
+        state = np.take_along_axis(bits, written, axis=1)
+        reads = said == self.READ
+        inputs = np.stack([said, np.where(reads, state, bits)], axis=2).reshape(batch, -1)[:, :-1]
+        outputs = np.full((batch, 2 * steps - 1), IGNORED)
+        outputs[:, ::2] = np.where(reads, state, IGNORED)
+        return inputs, outputs
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        bit, outputs = 0, []
+        for place, token in enumerate(inputs):
+            if token == self.WRITE:
+                bit = inputs[place + 1]
+            outputs.append(bit if token == self.READ else IGNORED)
+        return outputs
+
+
+@cache
+def permutations(even: bool) -> tuple[tuple[int, ...], ...]:
+    """The permutations of five things in the order of their digits; the even ones alone for A5."""
+    return tuple(
+        p
+        for p in itertools.permutations(range(5))
+        if not even or sum(a > b for a, b in itertools.combinations(p, 2)) % 2 == 0
+    )
+
+
+@cache
+def _products(even: bool) -> np.ndarray:
+    """[n, n]: the number of "first a, then b"."""
+    found = permutations(even)
+    number = {p: index for index, p in enumerate(found)}
+    return np.array([[number[tuple(b[a[i]] for i in range(5))] for b in found] for a in found])
+
+
+@dataclass(frozen=True)
+class S5Words(RecallTask):
+    """Permutations of five things, one after the other: at each, where all so far lead (Merrill et al. 2024).
+
+    Tokens and labels are the 120 permutations by number. No circuit of constant depth answers every length.
+
+    >>> S5Words().solve([1, 1, 2])
+    [1, 0, 2]
+    """
+
+    even: ClassVar[bool] = False
+    level = "state tracking"
+    protocol = replace(SUITE, train_lengths=tuple(range(1, 17)), test_lengths=(16, 32, 64, 128))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(permutations(self.even))
+
+    @property
+    def random_accuracy(self) -> float:
+        return 1 / self.vocab_size
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        inputs = generator.integers(0, self.vocab_size, (batch, length))
+        outputs, products = inputs.copy(), _products(self.even)
+        for place in range(1, length):
+            outputs[:, place] = products[outputs[:, place - 1], inputs[:, place]]
+        return inputs, outputs
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        known = permutations(self.even)
+        where, outputs = list(range(5)), []
+        for token in inputs:
+            where = [known[token][place] for place in where]
+            outputs.append(known.index(tuple(where)))
+        return outputs
+
+
+@dataclass(frozen=True)
+class A5Words(S5Words):
+    """Even permutations of five things, one after the other: at each, where all so far lead.
+
+    Tokens and labels are the 60 even permutations by number: the smallest group whose words are as hard as S5's.
+
+    >>> A5Words().solve([1, 1, 1])
+    [1, 2, 0]
+    """
+
+    even = True
