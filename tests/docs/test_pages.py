@@ -19,7 +19,7 @@ from dape.cli import main
 from dape.commands import compare, train
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/suite").glob("*.md"))]
 
 # What makes a command small, added at its end, where the last of an option's values is the one that counts.
 MODEL = "--num-layers 1 --hidden-size 32 --num-heads 4 --score-width 8 --steps 3 --batch-size 4 --device cpu"
@@ -56,7 +56,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_runs(page, tmp_path, monkeypatch):
+def test_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_texts(tmp_path)
@@ -72,12 +72,17 @@ def test_a_page_runs(page, tmp_path, monkeypatch):
             elif block.note:
                 (tmp_path / block.note).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / block.note).write_text(block.text)
+            elif block.language == "text":
+                assert capsys.readouterr().out.strip() == block.text.strip(), (
+                    "not what the command before prints"
+                )
             elif block.language == "python":
                 exec(compile(block.text, page.name, "exec"), names)
             else:
                 assert block.language == "bash", (
                     f"{page.name} has a block of {block.language or 'no language'}"
                 )
+                capsys.readouterr()
                 for words in commands(block.text):
                     run(words)
 

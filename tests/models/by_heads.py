@@ -2,12 +2,15 @@
 
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import dape
 from dape.methods import parse_method
+from dape.models import DapeConfig, DapeForCausalLM
 from dape.models.heads import bias_of_heads, program_of_heads
+from dape.models.tensor_parallel import share_heads, sum_shared_gradients
 from dape.positions import Positions
 
 dist.init_process_group("gloo")
@@ -62,5 +65,53 @@ for name in sys.argv[1:]:
             mine = torch.zeros_like(complete) if part is None else part.clone()
             dist.all_reduce(mine)
             torch.testing.assert_close(mine, complete)
+# A whole model: logits, loss and gradients are those of one process.
+ids = torch.randint(0, 50, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+
+
+def built(name, **options):
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 50, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    config = DapeConfig(method=name, num_key_value_heads=2, score_width=8, **sizes, **options)
+    return DapeForCausalLM(config).double()
+
+
+for name in [*sys.argv[1:], "dape1x3-cope[groups=2]", "relative"]:
+    whole, shared = (built(name, head_norm=True, head_gate=True) for _ in range(2))
+    share_heads(shared)
+    assert sum(p.numel() for p in shared.model.layers.parameters()) < 0.7 * sum(
+        p.numel() for p in whole.model.layers.parameters()
+    )
+    for model in (whole, shared):
+        model.output = model(ids, labels=ids)
+        model.output.loss.backward()
+    sum_shared_gradients(shared)
+    torch.testing.assert_close(shared.output.logits, whole.output.logits)
+    torch.testing.assert_close(shared.output.loss, whole.output.loss)
+    expected = dict(whole.named_parameters())
+    for key, value in shared.named_parameters():
+        complete = expected[key.replace(".rows.", ".")].grad
+        if complete is None:
+            assert value.grad is None or not value.grad.any(), (name, key)
+            continue
+        for dim, size in enumerate(complete.shape):
+            if size != value.shape[dim]:
+                complete = complete.chunk(world, dim)[rank]
+        torch.testing.assert_close(value.grad, complete, msg=lambda s, k=key, n=name: f"{n}, {k}: {s}")
+    given = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(shared.eval().generate(ids, **given), whole.eval().generate(ids, **given))
+for name, options, sentence in (
+    ("dape1x3-kerple", {}, "mixes heads of different processes"),
+    ("kerple", {"num_key_value_heads": 1}, "num_key_value_heads=1 cannot be shared out between 2 processes"),
+    ("kerple", {"intermediate_size": 63}, "intermediate_size=63 cannot"),
+):
+    config = DapeConfig(
+        method=name, vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, **options
+    )
+    model = DapeForCausalLM(config)
+    with pytest.raises(ValueError, match=sentence):
+        share_heads(model)
+    assert model.model.layers[0].attention.heads is None
+    model(ids)
 print("shared heads and all heads are the same", flush=True)
 dist.destroy_process_group()

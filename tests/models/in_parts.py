@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import dape
 from dape.methods import parse_method
+from dape.models import DapeConfig, DapeForCausalLM
 from dape.models.context import Shares, context_attention
 from dape.positions import Positions
 
@@ -53,6 +54,39 @@ for name in sys.argv[1:]:
         else:
             dist.all_reduce(part)
         torch.testing.assert_close(part, complete, msg=lambda text, n=number, m=name: f"{m}, {n}: {text}")
+
+# A whole model: the processes' losses and gradients add up to those of one.
+ids = torch.randint(0, 50, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+labels = ids.clone()
+labels[0, :5] = -100
+for name in sys.argv[1:]:
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    config = DapeConfig(method=name, num_key_value_heads=GROUPS, score_width=8, **sizes)
+    model = DapeForCausalLM(config).double().train()
+    shares = Shares(TOKENS)
+    whole = model(ids, labels=labels)
+    whole.loss.backward()
+    expected = {key: value.grad for key, value in model.named_parameters()}
+    model.zero_grad()
+    own = model(ids, labels=labels, shares=shares)
+    torch.testing.assert_close(own.logits, shares.part(whole.logits, 1))
+    own.loss.backward()
+    total = own.loss.detach().clone()
+    dist.all_reduce(total)
+    torch.testing.assert_close(total, whole.loss.detach())
+    for key, value in model.named_parameters():
+        assert (value.grad is None) == (expected[key] is None), (name, key)
+        if value.grad is not None:
+            dist.all_reduce(value.grad)
+            torch.testing.assert_close(
+                value.grad, expected[key], msg=lambda s, k=key, n=name: f"{n}, {k}: {s}"
+            )
+for argument in ({"attention_mask": torch.ones_like(ids)}, {"use_cache": True}, {"output_attentions": True}):
+    with pytest.raises(ValueError, match=f"{next(iter(argument))} cannot be used with shares"):
+        model(ids, shares=shares, **argument)
+with pytest.raises(ValueError, match="shares are of 24 tokens, the input has 12"):
+    model(ids[:, :12], shares=shares)
 
 with pytest.raises(ValueError, match="multiple of 4"):
     Shares(TOKENS + 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shlex
 import shutil
 import textwrap
@@ -22,8 +23,11 @@ from dape.lab.kinds.tasks import TaskRun, paper_table, write_folder
 from dape.lab.records import Results, find_results
 from dape.lab.runner import LauncherName, make_launcher
 from dape.settings import check, setting
-from dape.suite.probes import TRAINED
-from dape.tasks import TASKS, ChomskyTask, build_task
+from dape.suite.probes import NOISE, PROBES, TRAINED
+from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
+
+# Characters of a line that `show` prints.
+WIDTH = 100
 
 # Names that stand for several.
 TASK_GROUPS = {
@@ -134,6 +138,7 @@ class TableOptions:
 def main(arguments: list[str]) -> int:
     actions: dict[str, Callable[[list[str]], int]] = {
         "list": list_tasks,
+        "show": show_example,
         "run": run_tasks,
         "table": show_table,
     }
@@ -142,7 +147,7 @@ def main(arguments: list[str]) -> int:
         if arguments and not asked_for_help:
             raise ValueError(f'unknown action "{arguments[0]}"; the actions are {", ".join(actions)}')
         print(
-            "usage: dape tasks list | run NAME… [--method M…] [options] | table [FOLDER]\n\n"
+            "usage: dape tasks list | show NAME | run NAME… [--method M…] [options] | table [FOLDER]\n\n"
             "Generated tasks: the Chomsky-hierarchy benchmark, recall, the length suite.\n"
             "`dape tasks run --help` explains the options."
         )
@@ -173,6 +178,56 @@ def list_tasks(arguments: list[str]) -> int:
 @dataclass(frozen=True)
 class ListOptions:
     """List every task with its sizes, what always giving one answer scores, and its options."""
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Print an example of a task: its tokens with what is asked below them, and the same as text for any model."""
+
+    name: tyro.conf.Positional[str]
+    """A task, as `dape tasks list` names them."""
+    length: int | None = setting(
+        None, help="Of the input. Default: a short one of those trained at.", low=1, high=2**20
+    )
+    seed: int = setting(0, help="Another seed is another example.", low=0, high=2**62)
+    option: Named = ()
+    """Options of the task, such as keys=2 values=3."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def show_example(arguments: list[str]) -> int:
+    options: ShowOptions = parse(ShowOptions, arguments, prog="dape tasks show")
+    task = build_task(options.name, **named(options.option))
+    lengths = task.protocol.train_lengths
+    length = options.length or max(task.minimum_length, lengths[len(lengths) // 3])
+    examples = task.examples(1, length, generator_for(options.seed))
+    words = [task.spell(token) for token in examples.ids[0].tolist()]
+    asked = ["" if label == IGNORED else task.spell(label) for label in examples.labels[0].tolist()]
+    columns = [max(len(word), len(answer)) for word, answer in zip(words, asked, strict=True)]
+    for first, last in folded(columns, WIDTH - len("answer  ")):
+        for title, row in (("input", words), ("answer", asked)):
+            cells = (f"{row[place]:>{columns[place]}}" for place in range(first, last))
+            print(f"{title:<8}{' '.join(cells)}".rstrip())
+    for name, probe in PROBES.items():
+        if probe.task == options.name:
+            example = probe.write(random.Random(options.seed), 3, NOISE)
+            text = " / ".join(f"{example.prompt} →{example.answer}".splitlines())
+            print()
+            print(textwrap.fill(f"{name}: {text}", WIDTH))
+    return 0
+
+
+def folded(columns: list[int], width: int) -> list[tuple[int, int]]:
+    """First and last + 1 of the columns that stand in each line of so many characters, a space between."""
+    lines, first, used = [], 0, 0
+    for place, size in enumerate(columns):
+        if used + size > width and place > first:
+            lines.append((first, place))
+            first, used = place, 0
+        used += size + 1
+    return [*lines, (first, len(columns))]
 
 
 def run_tasks(arguments: list[str]) -> int:

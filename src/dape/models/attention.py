@@ -8,7 +8,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dape.ops.score_attention import Bias, attention, attention_weights
+from dape.models.context import Shares, context_attention
+from dape.models.heads import HeadShare, bias_of_heads, program_of_heads
+from dape.ops.score_attention import Bias, ScoreProgram, attention, attention_weights
 from dape.positions import PositionEncoding, Positions
 from dape.scores import ScoreProcessor
 
@@ -40,7 +42,11 @@ class Attention(nn.Module):
                2025, after Ye et al. 2024).
     head_gate: each head's output times σ(w · x), one number a head.
     layer:     this layer's number in a cache.
+
+    heads: this process's share of the heads, where `dape.models.tensor_parallel.share_heads` split them.
     """
+
+    heads: HeadShare | None = None
 
     def __init__(
         self,
@@ -85,13 +91,19 @@ class Attention(nn.Module):
         cache: KeyValueCache | None = None,
         last_rows: int | None = None,
         shown: list[Tensor] | None = None,
+        shares: Shares | None = None,
     ) -> Tensor:
         """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
 
         last_rows: only so many queries, those at the end.
         shown: takes the attention weights [B, H, Tq, Tk], computed beside the output by the reference path.
+        shares: x are this process's tokens, of a sequence that several have together.
         """
-        program = self.scores.program()
+        if self.heads is not None:
+            x = self.heads.enter(x)
+        program = self.program()
+        if shares is not None:
+            return self._project(self._across(x, encoding, program, shares), x)
         q, k, v, bias, queried = self.inputs(
             x, encoding, positions, cache, last_rows, earlier_rows=program.earlier_rows
         )
@@ -110,11 +122,41 @@ class Attention(nn.Module):
             backend=self.backend,
             **options,  # type: ignore[arg-type]  # as above
         )[:, :, -asked:]
+        return self._project(attended, x[:, -asked:])
+
+    def program(self) -> ScoreProgram:
+        """The score program of this process's heads."""
+        program = self.scores.program()
+        return program if self.heads is None else program_of_heads(program, self.heads.part, self.heads.parts)
+
+    def _project(self, attended: Tensor, x: Tensor) -> Tensor:
+        """Output [B, T, hidden] from what the heads of queries x gave [B, H, T, D]."""
         if self.norm is not None:
             attended = self.norm(attended) * (0.2 + 0.6 * math.exp(-0.3 * self.layer))
         if self.gate is not None:
-            attended = attended * torch.sigmoid(self.gate(x[:, -asked:])).transpose(1, 2)[..., None]
+            attended = attended * torch.sigmoid(self.gate(x)).transpose(1, 2)[..., None]
         return self.out(attended.transpose(1, 2).flatten(2))
+
+    def _across(self, x: Tensor, encoding: PositionEncoding, program: ScoreProgram, shares: Shares) -> Tensor:
+        """What the heads give for this process's tokens x, over the tokens of all processes."""
+        if self.dropout and self.training:
+            raise ValueError(
+                f"attention_dropout={self.dropout} has no meaning across processes, whose draws differ: set it to 0"
+            )
+        if self.heads is not None:
+            raise ValueError("heads and tokens cannot both be shared out between processes: choose one")
+        q, k, v = (self._heads(projection(x)) for projection in (self.query, self.key, self.value))
+        return context_attention(
+            q,
+            k,
+            v,
+            program,
+            shares=shares,
+            encoding=encoding,
+            state=encoding.token_state(x),
+            scale=self.scale,
+            backend=self.backend,
+        )
 
     def inputs(
         self,
@@ -135,10 +177,12 @@ class Attention(nn.Module):
         state = encoding.token_state(x)
         num_tokens = x.shape[1] if cache is not None or last_rows is None else last_rows + earlier_rows
         q = self._heads(self.query(x[:, -num_tokens:]))
-        if q.shape[1] != self.num_heads:
+        expected = self.num_heads // (1 if self.heads is None else self.heads.parts)
+        if q.shape[1] != expected:
             raise ValueError(
-                f"the projection gives {q.shape[1]} of {self.num_heads} heads: split between processes by tensor "
-                f"parallelism, heads would be processed apart. Leave query, key, value and out whole, and split the MLPs"
+                f"the projection gives {q.shape[1]} of {expected} heads: split between processes by tensor "
+                f"parallelism, heads would be processed apart. Use dape.models.tensor_parallel.share_heads, or leave "
+                f"query, key, value and out whole, and split the MLPs"
             )
         q = encoding.rotate(q, positions.queries[:, -num_tokens:])
         asked = x.shape[1] if last_rows is None else last_rows
@@ -152,7 +196,16 @@ class Attention(nn.Module):
             q = q[:, :, -rows:]
         # An encoding without a state may leave the argument out.
         further = {} if state is None else {"state": state}
-        return Inputs(q, k, v, encoding.bias(q, k, queried, scale=self.scale, **further), queried)
+        if self.heads is None:
+            bias = encoding.bias(q, k, queried, scale=self.scale, **further)
+        else:
+            # Encodings know all heads. Repeated, this process's stand where they are among all; the others are dropped.
+            parts = self.heads.parts
+            all_heads = (y.repeat(1, parts, 1, 1) for y in (q, k))
+            bias = bias_of_heads(
+                encoding.bias(*all_heads, queried, scale=self.scale, **further), self.heads.part, parts
+            )
+        return Inputs(q, k, v, bias, queried)
 
     def _cached(
         self,

@@ -26,6 +26,7 @@ from transformers.utils import can_return_tuple
 from dape.models.attention import Attention, KeyValueCache
 from dape.models.beside import write_entries
 from dape.models.config import DapeConfig
+from dape.models.context import Shares
 from dape.models.positions import (
     check_not_sharded,
     check_packing_arguments,
@@ -79,6 +80,7 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         cache: KeyValueCache | None = None,
         last_rows: int | None = None,
         shown: list[Tensor] | None = None,
+        shares: Shares | None = None,
     ) -> Tensor:
         # By name, for tools that move arguments between devices: see _skip_keys_device_placement.
         attended = self.attention(
@@ -88,6 +90,7 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
             cache=cache,
             last_rows=last_rows,
             shown=shown,
+            shares=shares,
         )
         x = (x if last_rows is None else x[:, -last_rows:]) + self.dropout(attended)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -102,7 +105,7 @@ class DapePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DapeDecoderLayer"]  # noqa: RUF012 (transformers declares it so)
     # Arguments of layers that tools which spread layers over devices leave where they are: encodings are modules of
     # their own, with hooks of their own.
-    _skip_keys_device_placement = ["past_key_values", "encoding", "cache", "shown"]  # noqa: RUF012 (as above)
+    _skip_keys_device_placement = ["past_key_values", "encoding", "cache", "shown", "shares"]  # noqa: RUF012 (as above)
     _can_compile_fullgraph = True
 
     @classmethod
@@ -209,15 +212,27 @@ class DapeModel(DapePreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         last_rows: int | None = None,
+        shares: Shares | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, T, hidden], with the cache if asked for.
 
         last_rows: only so many at the end; the last layer then spares the other queries.
+        shares: context parallelism; the input is the whole sequence, what comes back are this process's tokens.
         output_attentions: the weights of every layer, T×T, by the reference path beside the one that computes.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
+        if shares is not None:
+            given = {
+                "attention_mask": attention_mask,
+                "position_ids": position_ids,
+                "past_key_values": past_key_values,
+                "use_cache": use_cache or None,
+                "output_attentions": output_attentions or self.config.output_attentions or None,
+                "last_rows": last_rows,
+            }
+            return self._run_share(input_ids, inputs_embeds, shares, given, bool(output_hidden_states))
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         check_packing_arguments(position_ids, kwargs)
         check_not_sharded()
@@ -268,6 +283,42 @@ class DapeModel(DapePreTrainedModel):
             output.attentions = cast(Any, tuple(shown))
         return output
 
+    def _run_share(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        shares: Shares,
+        given: dict[str, Any],
+        keep_states: bool,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states of this process's tokens, of a sequence that is given whole."""
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} cannot be used with shares: each process reads its part of whole, unpadded windows"
+                )
+        if self.training and self.config.randomized_positions:
+            raise ValueError(
+                "randomized_positions cannot be used with shares: the processes would draw others"
+            )
+        whole = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
+        if whole.shape[1] != shares.num_tokens:
+            raise ValueError(
+                f"shares are of {shares.num_tokens} tokens, the input has {whole.shape[1]}: every process is given the "
+                f"whole sequence, and takes its part itself"
+            )
+        own = shares.part(whole, 1)
+        positions = shares.positions(own.device)
+        return self._run(
+            own if input_ids is None else self.embed(own),
+            Positions(positions, positions),
+            None,
+            keep_states,
+            False,
+            None,
+            shares,
+        )
+
     def _check_cached_keys(self, cache: Cache | None, num_tokens: int) -> None:
         """Raise where an encoding would rotate the cached keys otherwise in the longer input."""
         if cache is None or torch.compiler.is_compiling() or not (seen := int(cache.get_seq_length())):
@@ -295,6 +346,7 @@ class DapeModel(DapePreTrainedModel):
         keep_states: bool,
         keep_weights: bool,
         last_rows: int | None,
+        shares: Shares | None = None,
     ) -> BaseModelOutputWithPast:
         states: list[Tensor] = []
         weights: list[Tensor] = []
@@ -306,7 +358,15 @@ class DapeModel(DapePreTrainedModel):
             states.append(x)
             rows = last_rows if index + 1 == len(layers) else None
             shown = weights if keep_weights else None
-            x = layer(x, positions=positions, encoding=encoding, cache=cache, last_rows=rows, shown=shown)
+            x = layer(
+                x,
+                positions=positions,
+                encoding=encoding,
+                cache=cache,
+                last_rows=rows,
+                shown=shown,
+                shares=shares,
+            )
         x = self.norm(x)
         states.append(x)
         return BaseModelOutputWithPast(
@@ -362,9 +422,15 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        shares: Shares | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits [B, T or logits_to_keep, vocabulary], and the loss where labels are given."""
+        """Logits [B, T or logits_to_keep, vocabulary], and the loss where labels are given.
+
+        shares: context parallelism (`dape.models.context.Shares`). Every process passes the same ids and labels;
+                logits are of its own tokens, the loss is its share: the processes' add up to the whole, and so do
+                their gradients.
+        """
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -374,6 +440,7 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            shares=shares,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
@@ -381,6 +448,10 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden[:, kept])
         loss = None
         if labels is not None:
+            if shares is not None:
+                following = F.pad(labels[:, 1:], (0, 1), value=-100)
+                kwargs.setdefault("num_items_in_batch", (following != -100).sum())
+                kwargs["shift_labels"] = shares.part(following, 1)
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )

@@ -10,11 +10,56 @@ their part of the weights. One that mixes all heads cannot be split, and says so
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Function
 
 from dape.ops.score_attention import Bias, DistanceBias, ScoreProgram, SeparableBias, Stage, TileBias
+
+
+@dataclass(frozen=True)
+class HeadShare:
+    """This process's share of the heads: `part` of `parts` equal ones, of the processes in `group`."""
+
+    part: int
+    parts: int
+    group: dist.ProcessGroup | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """x, which every process has whole; its gradient is the sum of what the processes' heads give."""
+        return _Enter.apply(x, self.group)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of the processes' x, whose gradient every process has whole."""
+        return _Leave.apply(x, self.group)
+
+
+class _Enter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Leave(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        total = x.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 def program_of_heads(program: ScoreProgram, part: int, parts: int) -> ScoreProgram:

@@ -110,6 +110,10 @@ class Task:
         """A batch in the form in which models see it."""
         raise NotImplementedError
 
+    def spell(self, token: int) -> str:
+        """A token as a reader may know it: its number, or a short word."""
+        return str(token)
+
     @property
     def name(self) -> str:
         """The name in the registry: the class name in snake case."""

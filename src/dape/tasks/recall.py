@@ -87,6 +87,11 @@ class AssociativeRecall(RecallTask):
         outputs[rows, start[:, pairs:]] = np.take_along_axis(values, asked, axis=1)
         return inputs, outputs
 
+    def spell(self, token: int) -> str:
+        if token < self.keys:
+            return f"k{token}"
+        return str(token - self.keys) if token < self.keys + self.values else "."
+
     def _slots(self, drawn: np.ndarray, pairs: int) -> np.ndarray:
         """Slots in the order in which units take them, from uniform draws [B, slots]."""
         if self.power is None:

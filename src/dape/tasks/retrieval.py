@@ -29,6 +29,15 @@ def scattered(
     return text
 
 
+def spelled(token: int, *kinds: tuple[str, int]) -> str:
+    """A token as the letter of its kind and its number in it; kinds follow each other, with their sizes."""
+    for letter, size in kinds:
+        if token < size:
+            return f"{letter}{token}" if letter in ("", "k", "n", "p", "x") else letter
+        token -= size
+    return "?"
+
+
 @dataclass(frozen=True)
 class Needles(RecallTask):
     """Keys with values in random filler; then a mark and some of the keys: all values of each, in their order (RULER).
@@ -92,6 +101,9 @@ class Needles(RecallTask):
         outputs = np.full_like(inputs, IGNORED)
         outputs[:, length - said.shape[1] :] = answers.reshape(batch, -1)
         return inputs, outputs
+
+    def spell(self, token: int) -> str:
+        return spelled(token, ("", 10), ("k", self.names), (".", self.filler))
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         end = list(inputs).index(self.mark)
@@ -160,6 +172,9 @@ class Phonebook(RecallTask):
         outputs[:, -self.digits :] = answer
         return inputs, outputs
 
+    def spell(self, token: int) -> str:
+        return spelled(token, ("", 10), ("n", self.names))
+
     def solve(self, inputs: Sequence[int]) -> list[int]:
         end, width = list(inputs).index(self.mark), 2 + self.digits
         lines = [list(inputs[start : start + width]) for start in range(0, end, width)]
@@ -227,6 +242,9 @@ class Variables(RecallTask):
         outputs[:, -1] = values[rows, asked, 0]
         return inputs, outputs
 
+    def spell(self, token: int) -> str:
+        return spelled(token, ("", 10), ("x", self.names), (".", self.filler))
+
     def solve(self, inputs: Sequence[int]) -> list[int]:
         known: dict[int, int] = {}
         place = 0
@@ -289,6 +307,9 @@ class Facts(RecallTask):
         outputs[:, -1] = where[rows, last]
         return inputs, outputs
 
+    def spell(self, token: int) -> str:
+        return spelled(token, ("", self.rooms), ("p", self.people), (".", self.filler))
+
     def solve(self, inputs: Sequence[int]) -> list[int]:
         gone = {
             inputs[place]: inputs[place + 1]
@@ -343,6 +364,9 @@ class CommonSymbol(RecallTask):
         outputs = np.full_like(inputs, IGNORED)
         outputs[:, -1] = symbols[:, 0]
         return inputs, outputs
+
+    def spell(self, token: int) -> str:
+        return spelled(token, ("", self.symbols))
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         (first, count), (_, next_count) = Counter(inputs[:-1]).most_common(2)

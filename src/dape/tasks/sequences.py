@@ -51,6 +51,9 @@ class Copy(RecallTask):
         inputs = np.concatenate([text, separator, answer[:, :-1]], axis=1)
         return inputs, np.concatenate([np.full_like(text, IGNORED), answer], axis=1)
 
+    def spell(self, token: int) -> str:
+        return str(token) if token < self.symbols else "="
+
     def solve(self, inputs: Sequence[int]) -> list[int]:
         text = list(inputs[: list(inputs).index(self.symbols)])
         return [IGNORED] * len(text) + self.answer(text)
@@ -133,6 +136,9 @@ class Addition(RecallTask):
         outputs = np.full_like(inputs, IGNORED)
         outputs[:, -digits - 1 :] = answer
         return inputs, outputs
+
+    def spell(self, token: int) -> str:
+        return "0123456789+="[token]
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         plus, equals = list(inputs).index(self.PLUS), list(inputs).index(self.EQUALS)

@@ -65,6 +65,9 @@ class FlipFlop(RecallTask):
         outputs[:, ::2] = np.where(reads, state, IGNORED)
         return inputs, outputs
 
+    def spell(self, token: int) -> str:
+        return ("0", "1", "w", "i", "r")[token]
+
     def solve(self, inputs: Sequence[int]) -> list[int]:
         bit, outputs = 0, []
         for place, token in enumerate(inputs):
@@ -96,7 +99,7 @@ def _products(even: bool) -> np.ndarray:
 class S5Words(RecallTask):
     """Permutations of five things, one after the other: at each, where all so far lead (Merrill et al. 2024).
 
-    Tokens and labels are the 120 permutations by number. No circuit of constant depth answers every length.
+    Tokens and labels are the 120 permutations by number. Complete for NC¹, so not thought within reach of constant depth at every length.
 
     >>> S5Words().solve([1, 1, 2])
     [1, 0, 2]
@@ -120,6 +123,9 @@ class S5Words(RecallTask):
         for place in range(1, length):
             outputs[:, place] = products[outputs[:, place - 1], inputs[:, place]]
         return inputs, outputs
+
+    def spell(self, token: int) -> str:
+        return "".join(str(place + 1) for place in permutations(self.even)[token])
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         known = permutations(self.even)
