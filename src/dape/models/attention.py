@@ -200,11 +200,10 @@ class Attention(nn.Module):
             bias = encoding.bias(q, k, queried, scale=self.scale, **further)
         else:
             # Encodings know all heads. Repeated, this process's stand where they are among all; the others are dropped.
-            parts = self.heads.parts
-            all_heads = (y.repeat(1, parts, 1, 1) for y in (q, k))
-            bias = bias_of_heads(
-                encoding.bias(*all_heads, queried, scale=self.scale, **further), self.heads.part, parts
-            )
+            part, parts = self.heads.part, self.heads.parts
+            all_q, all_k = q.repeat(1, parts, 1, 1), k.repeat(1, parts, 1, 1)
+            whole = encoding.bias(all_q, all_k, queried, scale=self.scale, **further)
+            bias = bias_of_heads(whole, part, parts)
         return Inputs(q, k, v, bias, queried)
 
     def _cached(
