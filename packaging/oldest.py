@@ -56,10 +56,12 @@ def main() -> None:
         wanted[re.match(r"[\w.-]+", requirement)[0]] = requirement
     venv.create(options.environment, with_pip=True)
     python = str(options.environment / ("Scripts" if sys.platform == "win32" else "bin") / "python")
-    run = [python, "-m", "pip", "install", "--quiet", "pytest", *wanted.values()]
+    install = [python, "-m", "pip", "install", "--quiet"]
     print("installing", *sorted(wanted.values()), flush=True)
-    subprocess.run(run, check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(ROOT)], check=True)
+    # torch by itself: floors that exclude each other then show before gigabytes are fetched again.
+    subprocess.run([*install, wanted["torch"]], check=True)
+    subprocess.run([*install, "pytest", *wanted.values()], check=True)
+    subprocess.run([*install, "--no-deps", str(ROOT)], check=True)
     code = "import sys, torch, transformers; print(sys.version.split()[0], torch.__version__, transformers.__version__)"
     subprocess.run([python, "-c", code], check=True)
     tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", *options.tests]

@@ -1,6 +1,6 @@
 """transformers' own suites on our models; not collected by default, because the suites are fetched, not committed.
 
-git clone --depth 1 --branch vVERSION https://github.com/huggingface/transformers FOLDER   # that is installed
+git clone --depth 1 --branch vVERSION https://github.com/huggingface/transformers FOLDER   # the version that is installed
 SUITES=FOLDER METHOD=dape1x3-kerple python -m pytest -o addopts= -W default -p no:cacheprovider tests/hf/suites.py
 
 EXCEPTIONS says which of their tests do not apply, and why.
@@ -8,6 +8,7 @@ EXCEPTIONS says which of their tests do not apply, and why.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import unittest
@@ -24,7 +25,9 @@ sys.path.insert(0, FOLDER)
 from tests.generation.test_utils import GenerationTesterMixin  # noqa: E402
 from tests.test_modeling_common import ModelTesterMixin, ids_tensor, random_attention_mask  # noqa: E402
 
+from dape import parse_method  # noqa: E402
 from dape.models import DapeConfig, DapeForCausalLM, DapeModel  # noqa: E402
+from dape.models.decoder import DapeForSequenceClassification, DapeForTokenClassification  # noqa: E402
 
 METHOD = os.environ.get("METHOD", "dape1x3-kerple")
 # Name of a test, or how it begins → why it does not apply.
@@ -58,11 +61,23 @@ class Tester:
     def prepare_config_and_inputs_for_common(self):
         ids = ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
         mask = random_attention_mask([self.batch_size, self.seq_length])
+        if reads_earlier_queries():
+            # Padding between tokens is refused, as convolutions over queries would reach across it.
+            mask = mask.sort(-1).values
         return self.get_config(), {"input_ids": ids, "attention_mask": mask}
 
 
+def reads_earlier_queries() -> bool:
+    return bool(parse_method(METHOD).build_scores(4, width=8).program().earlier_rows)
+
+
 class DapeModelTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
-    all_model_classes = (DapeModel, DapeForCausalLM)
+    all_model_classes = (
+        DapeModel,
+        DapeForCausalLM,
+        DapeForSequenceClassification,
+        DapeForTokenClassification,
+    )
     all_generative_model_classes = (DapeForCausalLM,)
     pipeline_model_mapping: ClassVar[dict] = {}
     model_tester_class = Tester
@@ -73,6 +88,14 @@ class DapeModelTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
             if self._testMethodName.startswith(name):
                 self.skipTest(reason)
         self.model_tester = Tester(self)
+
+    def _check_past_key_values_for_generate(self, batch_size, past_key_values, seq_length, config):
+        """After a key's own features come those of earlier queries, or of the encoding's state, where there are any."""
+        keys_alone = copy.copy(past_key_values)
+        keys_alone.layers = [copy.copy(layer) for layer in past_key_values.layers]
+        for layer in keys_alone.layers:
+            layer.keys = layer.keys[..., : config.hidden_size // config.num_attention_heads]
+        super()._check_past_key_values_for_generate(batch_size, keys_alone, seq_length, config)
 
     def prepare_config_and_inputs_for_generate(self, batch_size: int = 2):
         """Prompts padded on the left: from one that ends in padding, generate() counts positions on from the padding's,

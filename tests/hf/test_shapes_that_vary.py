@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+import transformers
+from torch._dynamo.testing import CompileCounter
 
 from dape.models import DapeConfig, DapeForCausalLM
 
 
-def tiny(method="dape1x3-kerple") -> DapeForCausalLM:
+def tiny(method="dape1x3-kerple", num_layers=2) -> DapeForCausalLM:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": num_layers, "num_attention_heads": 4}
     return DapeForCausalLM(DapeConfig(method=method, score_width=8, pad_token_id=0, **sizes)).eval()
 
 
@@ -89,3 +91,37 @@ def test_weights_shown_with_a_static_cache_have_a_column_for_each_of_its_places(
         room = found[0].shape[-1]
         assert room >= 9
         torch.testing.assert_close(found[0], torch.nn.functional.pad(own[0], (0, room - own[0].shape[-1])))
+
+
+@pytest.mark.parametrize("method", ["mta-fox", "dape3x3-kerple"])
+def test_one_compiled_step_decodes_padded_rows_with_a_preallocated_cache(method):
+    """From the first token on, where there are fewer queries before it than the program reads."""
+    model, ids = tiny(method, num_layers=1).double(), torch.randint(1, 40, (2, 9))
+    mask = torch.tensor([[1] * 9, [0, 0] + [1] * 7])
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    told = model(ids, attention_mask=mask, use_cache=False).logits
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    step = torch.compile(model, backend=counter, dynamic=False, fullgraph=True)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad():
+        first = {"attention_mask": mask[:, :1], "position_ids": positions[:, :1]}
+        found = [model(ids[:, :1], past_key_values=cache, use_cache=True, **first).logits]
+        for index in range(1, 9):
+            seen = torch.nn.functional.pad(mask[:, : index + 1], (0, 15 - index))
+            given = {"attention_mask": seen, "position_ids": positions[:, index : index + 1]}
+            found.append(
+                step(ids[:, index : index + 1], past_key_values=cache, use_cache=True, **given).logits
+            )
+    assert counter.frame_count == 1
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(found, 1)[real], told[real], rtol=1e-9, atol=1e-9)
+
+
+def test_a_mask_by_query_is_refused_where_cached_queries_are_read_again():
+    model, ids = tiny("mta-kerple"), torch.randint(1, 40, (1, 6))
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    with pytest.raises(
+        ValueError, match="does not say what cached queries saw, which mta-kerple reads again"
+    ):
+        model(ids[:, 5:], attention_mask=torch.ones(1, 1, 1, 6, dtype=torch.bool), past_key_values=cache)

@@ -190,10 +190,15 @@ class Attention(nn.Module):
             queried = positions.last(q.shape[2])
         else:
             q, k, v, state = self._cached(cache, q, k, v, state, earlier_rows, positions.num_keys)
-            earlier = min(earlier_rows, positions.num_keys - x.shape[1])
-            rows = min(asked + earlier_rows, x.shape[1] + earlier)
-            queried = positions.before(earlier).last(rows)
-            q = q[:, :, -rows:]
+            if earlier_rows and torch.compiler.is_compiling():
+                queried, index = positions.before_in_room(earlier_rows)
+                index = index.clamp(min=0)[:, None, :, None].expand(q.shape[0], q.shape[1], -1, q.shape[3])
+                q, rows = q.gather(2, index), asked + earlier_rows
+            else:
+                earlier = min(earlier_rows, positions.num_keys - x.shape[1])
+                rows = min(asked + earlier_rows, x.shape[1] + earlier)
+                queried = positions.before(earlier)
+            q, queried = q[:, :, -rows:], queried.last(rows)
         # An encoding without a state may leave the argument out.
         further = {} if state is None else {"state": state}
         if self.heads is None:
@@ -228,11 +233,6 @@ class Attention(nn.Module):
         ]
         # [B, H, T, n] as [B, G, T, H/G · n]: a key has the features of all heads that read it.
         packed = [x.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3) for x in kept]
-        if earlier_rows and torch.compiler.is_compiling():
-            raise ValueError(
-                "a score program that reads earlier queries cannot run compiled with a preallocated cache: use "
-                "cache_implementation=None or do not compile"
-            )
         width = k.shape[-1]
         k, v = cache.update(torch.cat([k, *packed], -1), v, self.layer)
         # A preallocated cache returns room for more keys than there are.

@@ -270,6 +270,16 @@ class DapeModel(DapePreTrainedModel):
                 f"attention_mask has padding between tokens, across which {self.config.method} would convolve: "
                 f"pad at the ends of rows alone"
             )
+        if (
+            attention_mask is not None
+            and attention_mask.dim() == 4
+            and (begun or (past_key_values is not None and torch.compiler.is_compiling()))
+            and self._reads_earlier_queries()
+        ):
+            raise ValueError(
+                f"an attention_mask of each query by itself does not say what cached queries saw, which "
+                f"{self.config.method} reads again: pass [batch, tokens], or no cache (use_cache=False)"
+            )
         output = self._run(
             x, positions, arranged or past_key_values, bool(keep_states), bool(keep_weights), last_rows
         )

@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, TileBias, Visible
 from dape.rebuilding import Rebuildable
 
+UNKNOWN = (
+    "earlier queries of a cache are read again, but what each of them saw is not known: use padding, or "
+    "pass the whole input without a cache (use_cache=False)"
+)
+
 
 @dataclass(frozen=True)
 class Positions:
@@ -83,11 +88,24 @@ class Positions:
         earlier = self.keys[:, start - count : start].expand(self.queries.shape[0], -1)
         bounds = (self.visible.first, self.visible.last)
         if any(x is not None and x.shape[1] > 1 for x in bounds):
-            raise ValueError(
-                "earlier queries of a cache are read again, but what each of them saw is not known: use padding, or "
-                "pass the whole input without a cache (use_cache=False)"
-            )
+            raise ValueError(UNKNOWN)
         return replace(self, queries=torch.cat([earlier, self.queries], 1))
+
+    def before_in_room(self, count: int) -> tuple[Positions, Tensor]:
+        """These queries and the `count` before them, where keys have room after them; and each query's own key.
+
+        The index of that key, [1 or B, count + Tq], is negative for queries before the first token, which see nothing.
+        Nothing here depends on how many tokens there are, so that one compiled step serves all.
+        """
+        if self.visible.first is not None and self.visible.first.shape[1] > 1:
+            raise ValueError(UNKNOWN)
+        steps = torch.arange(-count, self.num_queries, device=self.queries.device)
+        index = self.query_index()[:, :1] + steps
+        batch = max(self.batch, index.shape[0])
+        earlier = self.keys.expand(batch, -1).gather(1, index[:, :count].clamp(min=0).expand(batch, -1))
+        queries = torch.cat([earlier, self.queries.expand(batch, -1)], 1)
+        visible = Visible(self.visible.first, index)
+        return replace(self, queries=queries, visible=visible, consecutive=False), index
 
     def query_index(self) -> Tensor:
         """The key that each query itself is, [1 or B, Tq]: the last one that a causal query sees."""
