@@ -119,7 +119,7 @@ def test_tiles_of_queries_equal_the_whole(name, monkeypatch):
     positions = replace(Positions.of(TOKENS), consecutive=False)
     whole = layer(x, positions)
     whole_grads = torch.autograd.grad(whole.square().sum(), [x, *layer.parameters()], allow_unused=True)
-    monkeypatch.setattr("dape.ops.score_attention.api.TILE_NUMBERS", 3 * 2 * HEADS * TOKENS)
+    monkeypatch.setattr("dape.ops.score_attention.by_tiles.TILE_NUMBERS", 3 * 2 * HEADS * TOKENS)
     monkeypatch.setattr("dape.ops.score_attention.tiled_program.MOST_ROWS", 3)
     monkeypatch.setattr("dape.ops.score_attention.tiled_program.FEWEST_COLUMNS", 2)
     tiled = layer(x, positions)

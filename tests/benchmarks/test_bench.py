@@ -22,7 +22,7 @@ SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
 KEYS = {
     "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
     "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_width", "width",
-    "kernel", "processor", "clock",
+    "kernel", "processor", "bias", "clock",
 }  # fmt: skip
 
 
@@ -249,6 +249,14 @@ def test_every_candidate_computes_the_same_thing():
         workload.check(backend, sizes)
     # The check compares with numbers that are not zero.
     assert all(result.abs().max() > 0 for result in Workload(sizes, torch.float64).results("reference")[:7])
+
+
+@pytest.mark.parametrize("bias", workload.BIASES)
+def test_every_form_of_bias(bias):
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, processor="mta", bias=bias)
+    workload.check("tiled", sizes)
+    reason = Workload(sizes).unsupported("listing")
+    assert (reason is None) == (bias == "distance")
 
 
 def test_timing_summary_and_growth():

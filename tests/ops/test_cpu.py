@@ -176,8 +176,7 @@ def test_strided_inputs():
 def problem(**changes) -> Problem:
     q = torch.zeros(1, 2, 3, 4)
     weights = [torch.zeros(5, 2, 1, 3), torch.zeros(5), torch.zeros(2, 5, 1, 3), torch.zeros(2)]
-    options = {"leak_future": changes.pop("leak_future", False), "negative_slope": changes.pop("slope", 0.01)}
-    conv = conv_program(*weights, 1, **options)
+    conv = conv_program(*weights, 1, leak_future=changes.pop("leak_future", False))
     fields = {"q": q, "k": q, "v": q, "program": conv, "bias": None, "visible": EVERYTHING, "causal": True,
               "scale": 1.0, "dropout": 0.0}  # fmt: skip
     return Problem(**{**fields, **changes})
@@ -205,7 +204,6 @@ def test_chosen_for_large_plain_calls(monkeypatch):
         ({"q": torch.zeros(1, 2, 3, 4, device="meta")}, "tensors are on meta"),
         ({"dropout": 0.1}, "no dropout"),
         ({"leak_future": True}, "leak_future"),
-        ({"slope": -0.5}, "slopes in [0, 1]"),
     ],
 )
 def test_says_why_it_cannot_run(changes, sentence):

@@ -11,7 +11,9 @@ from dape.ops.score_attention import (
     ScoreProgram,
     SeparableBias,
     Stage,
+    TileBias,
     attention,
+    by_tiles,
     cpu,
     native,
     op,
@@ -20,7 +22,7 @@ from dape.ops.score_attention import (
 pytestmark = needs_kernel
 
 RUNS = list(PROGRAMS)
-BIASES = ("none", "dense", "dense of the batch", "distance", "separable")
+BIASES = ("none", "dense", "dense of the batch", "distance", "separable", "tile")
 VISIBLE = ("all", "left padding", "window", "documents", "rows that see nothing")
 RAGGED = Case(heads=4, groups=2, queries=61, keys=75, head_width=9, width=9)
 
@@ -34,6 +36,9 @@ def tame(call: Call) -> Call:
     for name, leaf in call.leaves.items():
         if name.startswith("w"):
             leaf.data.mul_(leaf[0].numel() ** -0.5)
+    # Its square is the bias.
+    if isinstance(call.bias, TileBias):
+        call.leaves["bias"].data.mul_(0.5)
     return call
 
 
@@ -70,6 +75,15 @@ def test_every_program_with_every_visibility(program, visible, causal):
     check(replace(RAGGED, program=program, visible=visible, causal=causal))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("program", RUNS)
+def test_a_bias_by_tiles_in_several_tiles(program, causal, monkeypatch):
+    """Tiles bring the rows before their own along, and rows stand where they stood in the whole call."""
+    monkeypatch.setattr(by_tiles, "TILE_NUMBERS", 4 * RAGGED.keys * 17)
+    for visible in ("all", "documents"):
+        check(replace(RAGGED, program=program, bias="tile", visible=visible, causal=causal))
+
+
 def conv(c: Case, draw, kernel: tuple[int, int], left: int, depth: int = 2) -> ScoreProgram:
     channels = c.heads * (1 if c.bias == "none" else 2)
     stages = []
@@ -94,6 +108,9 @@ MORE = {
     "12 rows": lambda c, draw: ScoreProgram((Stage(draw("w1", c.heads, 1, 12, 2), left=1, groups=c.heads),)),
     "capped 3x3": lambda c, draw: replace(conv(c, draw, (3, 3), 1), softcap=0.7),
     "capped, loosely": lambda c, draw: ScoreProgram(softcap=50.0),
+    "steeper below zero": lambda c, draw: ScoreProgram(
+        (Stage(draw("w1", c.heads, c.heads, 1, 3), draw("b2", c.heads), 1, slope=2.5),), residual="scores"
+    ),
     "activated logits": lambda c, draw: ScoreProgram(
         (Stage(draw("w1", c.heads, c.heads, 1, 3), draw("b2", c.heads), 1, slope=0.3),), residual="scores"
     ),
@@ -232,7 +249,7 @@ def test_plain_attention_with_a_separable_bias_makes_no_tiles(monkeypatch):
     q = torch.randn(2, 4, 60, 8, requires_grad=True)
     bias = SeparableBias(torch.randn(2, 4, 60, requires_grad=True), torch.randn(1, 4, 60, requires_grad=True))
     expected = attention(q, q, q, bias=bias, backend="reference")
-    monkeypatch.setattr("dape.ops.score_attention.api._attend_by_tiles", None)
+    monkeypatch.setattr(by_tiles, "attend", None)
     out = attention(q, q, q, bias=bias)
     torch.testing.assert_close(out, expected)
     leaves = (q, bias.row, bias.column)
@@ -268,7 +285,6 @@ def deep(**options: object) -> ScoreProgram:
         (ScoreProgram(deep().pre, leak_future=True), "leak_future"),
         (ScoreProgram(deep().pre * 12), "the program reads 12"),
         (ScoreProgram((Stage(torch.zeros(3, 3, 1, 1)),) * 13), "up to 12 stages, got 13"),
-        (deep(slope=1.5), "slopes in [0, 1], got 1.5"),
     ],
 )
 def test_says_why_it_cannot_run(program, sentence):
@@ -283,6 +299,7 @@ def test_chosen_for_every_program():
     from dape.ops.score_attention.api import choose, make_problem
 
     for program in RUNS:
-        call = build(replace(RAGGED, program=program, bias="separable"), torch.float32)
-        problem = make_problem(call.q, call.k, call.v, call.program, bias=call.bias)
-        assert choose(problem) is cpu, program
+        for bias in ("separable", "tile"):
+            call = build(replace(RAGGED, program=program, bias=bias), torch.float32)
+            problem = make_problem(call.q, call.k, call.v, call.program, bias=call.bias)
+            assert choose(problem) is cpu, (program, bias)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_cases import BIASES, KERNELS, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
 
-from dape.ops.score_attention import api, op, reference, tiled, tiled_forward
+from dape.ops.score_attention import by_tiles, op, reference, tiled, tiled_forward
 from dape.ops.score_attention.types import Problem
 
 # Queries and keys, causal: ragged, and long enough for tiles of their own.
@@ -36,7 +36,7 @@ def _tiles(request, monkeypatch):
 def _small_tiles(monkeypatch):
     monkeypatch.setattr(tiled_forward, "PIXELS", 1)
     monkeypatch.setattr(tiled_forward, "FEWEST_ROWS", 3)
-    monkeypatch.setattr(api, "TILE_NUMBERS", 500)
+    monkeypatch.setattr(by_tiles, "TILE_NUMBERS", 500)
 
 
 def _name(case):

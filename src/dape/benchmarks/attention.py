@@ -15,7 +15,18 @@ import tyro
 from dape.benchmarks import memory, report, workload
 from dape.benchmarks.report import Record
 from dape.benchmarks.timing import CLOCKS, Timing, growth_exponent, interleave
-from dape.benchmarks.workload import BOTH, COMPILED, FLEX, FORWARD, LISTING, SDPA, SDPA_BIAS, Sizes, Workload
+from dape.benchmarks.workload import (
+    BIASES,
+    BOTH,
+    COMPILED,
+    FLEX,
+    FORWARD,
+    LISTING,
+    SDPA,
+    SDPA_BIAS,
+    Sizes,
+    Workload,
+)
 from dape.commands.parsing import parse
 from dape.ops.score_attention.api import BACKENDS
 from dape.settings import PICTURES, setting, split_numbers
@@ -66,6 +77,10 @@ class Options:
         "",
         help="Score processor in place of the two convolutions, as names write it: plain, talking, mta, dape3x3, "
         "dape1x3[groups=3,width=24]. With plain, SDPA with the same bias is timed as well.",
+    )
+    bias: str = setting(
+        "distance",
+        help="Form of the bias, all with gradients: by distance (Kerple), separable (numbers a token), by tiles (FIRE).",
     )
     device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
     dtype: str = setting("fp32", help="Of all tensors: fp32, fp16 or bf16.")
@@ -119,6 +134,8 @@ def run(options: Options) -> list[Record]:
     lengths, passes = split_numbers("lengths", options.lengths), options.passes.split(",")
     if wrong := [name for name in passes if name not in (FORWARD, BOTH)]:
         raise ValueError(f'unknown pass "{wrong[0]}": choose {FORWARD} or {BOTH}')
+    if options.bias not in BIASES:
+        raise ValueError(f'bias="{options.bias}": choose {", ".join(BIASES)}')
     if options.threads:
         torch.set_num_threads(options.threads)
     sizes = [
@@ -131,6 +148,7 @@ def run(options: Options) -> list[Record]:
             options.width,
             options.kernel,
             options.processor,
+            options.bias,
         )
         for n in lengths
     ]
@@ -228,7 +246,7 @@ def measure(
                     "threads": torch.get_num_threads(), "torch": torch.__version__,
                     "device": where.device, "hardware": hardware(where.device), "dtype": str(where.dtype),
                     "heads": size.heads, "head_width": size.head_width, "width": size.width, "kernel": size.kernel,
-                    "processor": size.processor, "clock": clock,
+                    "processor": size.processor, "bias": size.bias, "clock": clock,
                 })  # fmt: skip
     if memory_too:
         cells = itertools.product(passes, sizes, backends)

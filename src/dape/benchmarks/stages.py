@@ -15,7 +15,7 @@ from dape.benchmarks import report
 from dape.benchmarks.report import Record
 from dape.benchmarks.workload import Sizes, Workload
 from dape.commands.parsing import parse
-from dape.ops.score_attention import DistanceBias, cpu, native, op
+from dape.ops.score_attention import cpu, native, op
 from dape.ops.score_attention.api import make_problem
 from dape.settings import setting
 
@@ -127,8 +127,7 @@ def _backward_call(options: Options) -> tuple[native.Call, list[object]]:
     )
     work = Workload(sizes)
     with torch.no_grad():
-        distances = torch.arange(options.length, dtype=torch.float32)
-        problem = make_problem(work.q, work.k, work.v, work.program, bias=DistanceBias(work.bias(distances)))
+        problem = make_problem(work.q, work.k, work.v, work.program, bias=work.bias())
         tensors, plan, lowest = cpu.describe(problem)
         present = {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
         arguments = op.Arguments(present, plan, lowest)

@@ -13,20 +13,24 @@ from torch import Tensor
 
 from dape.benchmarks.listing import listing_attention
 from dape.methods import parse_method
-from dape.ops.score_attention import DistanceBias, attention, conv_program
+from dape.ops.score_attention import Bias, DistanceBias, SeparableBias, attention, conv_program
 from dape.ops.score_attention.api import BACKENDS, choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
+from dape.positions.base import Positions
+from dape.positions.fire import FIRE
 
 LISTING, COMPILED, SDPA, SDPA_BIAS, FLEX = "listing", "compiled listing", "sdpa", "sdpa with bias", "flex"
 # What builds T×T maps.
 QUADRATIC = (LISTING, COMPILED, SDPA_BIAS, "reference")
 FORWARD, BOTH = "forward", "forward+backward"
+BIASES = ("distance", "separable", "tiles")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Queries stand at the end of the keys; bias: Kerple with parameters that want gradients.
+    """Queries stand at the end of the keys.
 
+    bias:      its form, all with gradients: by "distance" (Kerple), "separable" (numbers a token) or by "tiles" (FIRE).
     processor: a score processor as names write it, "talking" or "dape1x3[groups=3,width=24]"; empty: two convolutions
                of 1×kernel with `width` channels between.
     """
@@ -39,6 +43,7 @@ class Sizes:
     width: int = 32
     kernel: int = 3
     processor: str = ""
+    bias: str = "distance"
 
     @property
     def method(self) -> str:
@@ -89,21 +94,41 @@ class Workload:
                 draw(s.width, 2 * s.heads, 1, s.kernel, bound=expand), draw(s.width, bound=expand),
                 draw(s.heads, s.width, 1, s.kernel, bound=project), draw(s.heads, bound=project), s.kernel // 2,
             )  # fmt: skip
-        self.slopes, self.rates = (draw(s.heads, 1, bound=1.0) for _ in range(2))
+        self.of_bias = {name: draw(s.heads, 1, bound=1.0) for name in ("slopes", "rates")}
+        if s.bias == "separable":
+            self.of_bias = {
+                "row": draw(s.batch, s.heads, s.queries), "column": draw(s.batch, s.heads, s.keys),
+            }  # fmt: skip
+        elif s.bias == "tiles":
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                self.fire = FIRE(s.heads, threshold=s.keys / 2).to(rounded or dtype).to(self.device, dtype)
+            self.of_bias = dict(self.fire.named_parameters())
         self.leaves = [
             self.q,
             self.k,
             self.v,
             *(tensor for _, tensor in self.program.tensors()),
-            self.slopes,
-            self.rates,
+            *self.of_bias.values(),
         ]
         self.grad_out = draw(*self.q.shape).detach()
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self) -> Bias:
+        """The bias in the form that the op takes."""
+        s = self.sizes
+        if s.bias == "separable":
+            return SeparableBias(self.of_bias["row"], self.of_bias["column"])
+        if s.bias == "tiles":
+            place = torch.arange(s.keys, device=self.device)[None]
+            positions = Positions(place[:, -s.queries :], place, True, EVERYTHING, consecutive=True)
+            return self.fire.bias(self.q, self.k, positions, scale=1.0)
+        return DistanceBias(self._by_distance())
+
+    def kerple(self, distance: Tensor) -> Tensor:
         """Kerple's −|p| · log(1 + |a| · distance), for every head: [H, ...]."""
         shape = (-1,) + (1,) * distance.dim()
-        return -self.slopes.abs().view(shape) * torch.log1p(self.rates.abs().view(shape) * distance)
+        slopes, rates = (self.of_bias[name].abs().view(shape) for name in ("slopes", "rates"))
+        return -slopes * torch.log1p(rates * distance)
 
     def attend(self, backend: str) -> Tensor:
         if backend == SDPA:
@@ -112,7 +137,7 @@ class Workload:
             )
         if backend in (LISTING, COMPILED):
             place = torch.arange(self.sizes.keys, device=self.device)
-            bias = self.bias(
+            bias = self.kerple(
                 (place[:, None] - place).clamp(min=0).to(torch.promote_types(self.q.dtype, torch.float32))
             ).to(self.q.dtype)[None]
             listing = _compiled() if backend == COMPILED else listing_attention
@@ -130,13 +155,11 @@ class Workload:
                 return torch.where(distance < 0, -torch.inf, score + values[head, distance.clamp(min=0)])
 
             return _flex(self.device.type == "cuda")(self.q, self.k, self.v, score_mod=biased)
-        return attention(
-            self.q, self.k, self.v, self.program, bias=DistanceBias(self._by_distance()), backend=backend
-        )
+        return attention(self.q, self.k, self.v, self.program, bias=self.bias(), backend=backend)
 
     def _by_distance(self) -> Tensor:
         dtype = torch.promote_types(self.q.dtype, torch.float32)
-        return self.bias(torch.arange(self.sizes.keys, device=self.device).to(dtype))
+        return self.kerple(torch.arange(self.sizes.keys, device=self.device).to(dtype))
 
     def run(self, backend: str, name: str) -> None:
         """The pass of that name, once."""
@@ -152,10 +175,11 @@ class Workload:
             return "FlexAttention's score function sees one score, the convolutions read those of other keys and heads"
         if backend == FLEX and self.device.type == "cpu":
             return "FlexAttention has no backward pass on the processor"
+        if backend not in BACKENDS and self.sizes.bias != "distance":
+            return f'"{backend}" is written here for a bias by distance, not bias="{self.sizes.bias}"'
         if backend not in BACKENDS or backend == SDPA:
             return None
-        bias = DistanceBias(self._by_distance())
-        problem = Problem(self.q, self.k, self.v, self.program, bias, EVERYTHING, True, 1.0, 0.0)
+        problem = Problem(self.q, self.k, self.v, self.program, self.bias(), EVERYTHING, True, 1.0, 0.0)
         try:
             choose(problem, backend)
         except ValueError as error:
@@ -207,7 +231,7 @@ def check(
     truth = _plain_attention(exact, rows) if backend == SDPA else exact.results("reference", rows)
     ours = Workload(short, dtype, device).results(backend, rows)
     half, greatest = dtype.itemsize < 4, 0.0
-    names = "output", "q", "k", "v", *(name for name, _ in exact.program.tensors()), "slopes", "rates"
+    names = "output", "q", "k", "v", *(name for name, _ in exact.program.tensors()), *exact.of_bias
     sizes_of = {name: float(true.abs().max()) for name, true in zip(names, truth, strict=True)}
     # The gradient of the last offset is zero, a sum of numbers that cancel; that of the first is over the same pairs.
     cancels = f"pre.{len(exact.program.pre) - 1}.offset"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from dape.ops.score_attention import cpu, reference, sdpa, tiled, triton
+from dape.ops.score_attention import by_tiles, cpu, reference, sdpa, tiled, triton
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,
@@ -37,9 +35,6 @@ BACKENDS: dict[str, ModuleType] = {
 # From so many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
 # leaves out what no query sees, is faster than PyTorch's own; before, what a call costs by itself decides.
 LARGE_PLAIN = 4 * 1024 * 1024
-
-# A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
-TILE_NUMBERS = 4 * 1024 * 1024
 
 
 @runtime_checkable
@@ -130,15 +125,18 @@ def _attend(problem: Problem, backend: str) -> Tensor:
     bias = problem.bias
     if isinstance(bias, SeparableBias | TileBias) and not _takes_bias(problem, backend):
         tiles = bias.tiles() if isinstance(bias, SeparableBias) else bias
-        return _attend_by_tiles(problem, tiles, backend)
+        return by_tiles.attend(problem, tiles, lambda tile, _: choose(tile, backend).attend(tile))
     return choose(problem, backend).attend(problem)
 
 
 def _takes_bias(problem: Problem, backend: str) -> bool:
     """Whether a backend takes the call's bias in the form that it has; else it is given dense tiles of it."""
-    # Rows that read others cannot be cut into tiles here.
+    # Rows that read others are cut into tiles by the backends themselves.
     if problem.program.earlier_rows:
         return True
+    # Dense tiles of plain attention go to PyTorch's own where that is faster.
+    if backend == "auto" and problem.program.is_plain and isinstance(problem.bias, TileBias):
+        return False
     # The reference would build all of it.
     names = [name for name in BACKENDS if name != "reference"] if backend == "auto" else [backend]
     return any(BACKENDS[name].unsupported(problem) is None for name in names)
@@ -163,48 +161,6 @@ def _by_speed(problem: Problem) -> list[str]:
     if problem.program.is_plain and known and math.prod(problem.sizes) < LARGE_PLAIN:
         return list(BACKENDS)
     return ["cpu", *(name for name in BACKENDS if name != "cpu")]
-
-
-def _attend_by_tiles(problem: Problem, bias: TileBias, backend: str) -> Tensor:
-    """The same attention, a tile of queries at a time, so that the bias never exists as a whole."""
-    q, causal = problem.q, problem.causal
-    _, num_heads, num_queries, num_keys, _ = problem.sizes
-    rows_per_tile = 1
-    if not torch.compiler.is_exporting():
-        rows_per_tile = max(1, TILE_NUMBERS // max(1, bias.batch * num_heads * num_keys))
-    first, last = problem.visible.bounds(num_queries, num_keys, causal=causal, device=q.device)
-    reads_ahead = not causal or problem.program.leak_future
-
-    def attend_rows(q_tile: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
-        rows = slice(start, start + q_tile.shape[2])
-        # Rows of a causal tile need the keys up to the tile's last row only.
-        stop = num_keys if reads_ahead else rows.stop + num_keys - num_queries
-        tile = replace(
-            problem,
-            q=q_tile,
-            k=k[:, :, :stop],
-            v=v[:, :, :stop],
-            bias=bias.checked(rows, stop, num_heads),
-            visible=Visible(first[:, rows], last[:, rows]),
-        )
-        return choose(tile, backend).attend(tile)
-
-    # A number of tiles that depends on the length cannot be exported.
-    if torch.compiler.is_exporting() or rows_per_tile >= num_queries:
-        return attend_rows(q, problem.k, problem.v, 0)
-    starts = range(0, num_queries, rows_per_tile)
-    tiles = [q[:, :, start : start + rows_per_tile] for start in starts]
-    if torch.is_grad_enabled():
-        # Recomputing a tile in the backward pass is what keeps the memory linear in T.
-        outputs = [
-            checkpoint(attend_rows, tile, problem.k, problem.v, start, use_reentrant=False)
-            for tile, start in zip(tiles, starts, strict=True)
-        ]
-    else:
-        outputs = [
-            attend_rows(tile, problem.k, problem.v, start) for tile, start in zip(tiles, starts, strict=True)
-        ]
-    return torch.cat(outputs, dim=2)
 
 
 def _check(problem: Problem) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dape.ops.score_attention import cpu_program, native, op
+from dape.ops.score_attention import by_tiles, cpu_program, native, op
 from dape.ops.score_attention.tables import hidden_tables
-from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, Visible
+from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias, Visible
 
 NO_BIAS, BY_DISTANCE, DENSE = range(3)
 
@@ -29,10 +29,17 @@ def unsupported(problem: Problem) -> str | None:
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
+    if isinstance(problem.bias, TileBias):
+        return by_tiles.attend(problem, problem.bias, _attend)
+    return _attend(problem)
+
+
+def _attend(problem: Problem, earlier: Tensor | None = None) -> Tensor:
+    """The same for a bias that is not by tiles; earlier [1 or B, Tq]: see by_tiles."""
     if isinstance(problem.bias, SeparableBias) and problem.q.shape[2] <= DECODE_QUERIES:
         problem = replace(problem, bias=problem.dense_bias())
     if isinstance(problem.bias, SeparableBias) or not (problem.program.is_plain or problem.pair):
-        return cpu_program.attend(problem)
+        return cpu_program.attend(problem, earlier)
     tensors, plan, lowest = describe(problem)
     return op.run("cpu", tensors, plan, lowest=lowest)
 

@@ -13,7 +13,7 @@ from dape.ops.score_attention import native, op
 from dape.ops.score_attention.op import Arguments
 from dape.ops.score_attention.program import ScoreProgram
 from dape.ops.score_attention.tables import stage_tables
-from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, SeparableBias, TileBias
+from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, SeparableBias
 
 NO_BIAS, BY_DISTANCE, DENSE, SEPARABLE = range(4)
 
@@ -27,8 +27,6 @@ MAX_STAGES, MAX_EARLIER_ROWS = 12, 11
 def unsupported(problem: Problem) -> str | None:
     """Why the kernel cannot run the program or its bias, or None."""
     program = problem.program
-    if isinstance(problem.bias, TileBias):
-        return "it takes a bias by distance, separable or dense, not by tiles"
     if program.leak_future:
         return "it never reads keys that a query may not see, which leak_future=True asks for"
     stages = (*program.pre, *program.post)
@@ -36,14 +34,14 @@ def unsupported(problem: Problem) -> str | None:
         return f"it runs up to {MAX_STAGES} stages, got {len(stages)}"
     if program.earlier_rows > MAX_EARLIER_ROWS:
         return f"its tiles bring {MAX_EARLIER_ROWS} earlier queries along, the program reads {program.earlier_rows}"
-    for stage in stages:
-        if not 0 <= stage.slope <= 1:
-            return f"it needs slopes in [0, 1], got {stage.slope}"
     return None
 
 
-def attend(problem: Problem) -> Tensor:
-    """Attention output [B, H, Tq, D]."""
+def attend(problem: Problem, earlier: Tensor | None = None) -> Tensor:
+    """Attention output [B, H, Tq, D].
+
+    earlier: [1 or B, Tq], how many rows before its own each may read; None: as visibility says.
+    """
     batch, num_heads, num_queries, num_keys, _ = problem.sizes
     bias, device = problem.bias, problem.q.device
     program, tables = _with_tables(problem)
@@ -64,6 +62,10 @@ def attend(problem: Problem) -> Tensor:
             # Bounds far outside the keys mean the same as just outside.
             near = bound.clamp(-1, num_keys).expand(batch, num_queries)
             tensors[name] = near.to(torch.int32).contiguous()
+    if earlier is None and visible.first is not None and program.earlier_rows:
+        earlier = visible.readable_rows(num_queries, num_keys, device=device)
+    if earlier is not None:
+        tensors["earlier"] = earlier.expand(batch, -1).to(torch.int32).contiguous()
     if isinstance(bias, DistanceBias):
         tensors["values"], lowest = bias.values.float(), bias.lowest
     elif isinstance(bias, SeparableBias):
@@ -153,7 +155,9 @@ class PlannedCall:
         program.residual_bias = residual in ("scores+bias", "bias")
         program.softcap = plan["softcap"]
         program.stages = ctypes.addressof(self.stage_calls)
-        program.point(**{name: named[name] for name in ("sink", "factor", "row", "column") if name in named})
+        program.point(
+            **{name: named[name] for name in ("sink", "factor", "row", "column", "earlier") if name in named}
+        )
         call.program = ctypes.addressof(program)
 
     def point_gradients(self, grads: dict[str, Tensor]) -> None:

@@ -82,7 +82,7 @@ class Structure(ctypes.Structure):
         for name, tensor in tensors.items():
             if tensor is None:
                 continue
-            dtype = torch.int32 if name in ("first", "last") else torch.float32
+            dtype = torch.int32 if name in ("first", "last", "earlier") else torch.float32
             assert tensor.dtype == dtype and tensor.device.type == "cpu", (name, tensor.dtype, tensor.device)
             setattr(self, name, tensor.data_ptr())
 
@@ -100,7 +100,7 @@ class Program(Structure):
         *((name, ctypes.c_int64) for name in ("num_pre", "num_post", "residual_scores", "residual_bias")),
         ("softcap", ctypes.c_double),
         ("stages", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in ("sink", "factor", "row", "column")),
+        *((name, ctypes.c_void_p) for name in ("sink", "factor", "row", "column", "earlier")),
         *((name, ctypes.c_void_p) for name in ("dsink", "dfactor", "drow", "dcolumn")),
     ]
 

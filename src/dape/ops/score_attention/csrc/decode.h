@@ -140,7 +140,7 @@ struct Decoder {
                 const float *in, int64_t in_stride, const float *init, int64_t init_stride, int64_t step,
                 int64_t count, bool activated) const {
     const vec slope = broadcast(static_cast<float>(c.slope));
-    const auto activate = [slope](vec z, int, int) { return larger(z, z * slope); };
+    const auto activate = [slope](vec z, int, int) { return leaky(z, slope); };
     for (int64_t j = 0; j < count; j += ROWS)
       for (int64_t t = 0; t < c.taps; ++t) {
         const float *start = t ? out + j : init + j / ROWS * step;

@@ -205,9 +205,8 @@ struct Chain {
     for (int64_t r = 0; r < ROWS; ++r) {
       const int64_t i = t.i0 + r;
       mask.earlier[r] = MAX_ROWS;
-      if (!c.first || r < t.begin || r >= t.rows) continue;
-      const int64_t start = most(c.first[t.entry * c.queries + i], 0);
-      mask.earlier[r] = most(0, least(i, i + t.g.offset - start));
+      if (!p.earlier || r < t.begin || r >= t.rows) continue;
+      mask.earlier[r] = least(i, p.earlier[t.entry * c.queries + i]);
       for (int64_t d = mask.earlier[r] + 1; d < MAX_ROWS && d <= i; ++d) mask.cuts[d] = true;
     }
     for (int64_t h = 0; h < c.heads; ++h)
@@ -279,8 +278,7 @@ struct Chain {
     const Columns cols(start, t.lo, t.hi + ahead[n]);
     cols.clear_rest(out, start);
     const vec slope = broadcast(static_cast<float>(p.stages[n].slope));
-    // The slope is at most 1.
-    const auto activate = [slope](vec z, int, int) { return larger(z, z * slope); };
+    const auto activate = [slope](vec z, int, int) { return leaky(z, slope); };
     const float *offset = shared.stages[n].offset;
     const bool from_table = n == 0 && c.tables;
     if (from_table && cols.count()) t.fill_slice(cols);

@@ -55,7 +55,7 @@ struct ProgramDecoder : Decoder {
       const int64_t limit = c.causal ? r + g.offset : c.keys - 1;
       first[r] = c.first ? most(c.first[entry * rows + r], 0) : 0;
       last[r] = c.last ? least(c.last[entry * rows + r], limit) : limit;
-      earlier[r] = c.first ? most(0, least(r, r + g.offset - first[r])) : r;
+      earlier[r] = p.earlier ? least(r, p.earlier[entry * rows + r]) : r;
       if (first[r] > last[r]) first[r] = int64_t{1} << 40, last[r] = -1;
       lo_all = least(lo_all, first[r]), hi_all = most(hi_all, last[r]);
       for (int64_t h = 0; h < c.heads; ++h) {
@@ -191,7 +191,7 @@ struct ProgramDecoder : Decoder {
     for (int64_t i = 0; i < f.groups * f.outputs; ++i)
       for (int v = 0; v < VECTORS; ++v) {
         float *place = out + i * map_stride + j + v * LANES;
-        store(place, larger(load(place), load(place) * slope));
+        store(place, leaky(load(place), broadcast(slope)));
       }
   }
 

@@ -380,8 +380,7 @@ struct RowTile {
     const Columns cols(base, lo, hi + g.ahead);
     cols.clear_rest(a, base);
     const vec slope = broadcast(static_cast<float>(c.slope));
-    // The slope is at most 1.
-    const auto activate = [slope](vec z, int, int) { return larger(z, z * slope); };
+    const auto activate = [slope](vec z, int, int) { return leaky(z, slope); };
     if (c.tables && cols.count()) fill_slice(cols);
     convolve(shared.expand, x, c.left, cols, c.width, [&](int64_t j) {
       return c.tables ? from_table(a, j, cols, activate) : target(a.at(j), shared.b1, ROWS, activate);

@@ -34,6 +34,8 @@ INLINE vec broadcast(float x) { return x - vec{}; }
 INLINE ivec broadcast(int32_t x) { return x - ivec{}; }
 // The larger one; b where either is NaN.
 INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
+// LeakyReLU of any slope.
+INLINE vec leaky(vec x, vec slope) { return x > vec{} ? x : x * slope; }
 INLINE bool any(ivec mask) {
   int32_t bits = 0;
   for (int i = 0; i < LANES; ++i) bits |= mask[i];

@@ -1,0 +1,72 @@
+"""Attention with a bias that exists for a tile of query rows at a time, given to a backend as a dense tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dape.ops.score_attention.types import Problem, TileBias, Visible
+
+# A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
+TILE_NUMBERS = 4 * 1024 * 1024
+
+
+def attend(
+    problem: Problem, bias: TileBias, attend_tile: Callable[[Problem, Tensor | None], Tensor]
+) -> Tensor:
+    """Attention output [B, H, Tq, D]; `bias` stands in place of the problem's own.
+
+    attend_tile(tile, earlier): the output of some rows as a call of their own. earlier [1 or B, rows]: how many rows
+    right before its own each row may read, where the program reads any and visibility limits it; the tile's own
+    visibility does not say, because the last query of a bidirectional tile need not stand at the last key.
+    """
+    causal, program = problem.causal, problem.program
+    _, num_heads, num_queries, num_keys, _ = problem.sizes
+    first, last = problem.visible.bounds(num_queries, num_keys, causal=causal, device=problem.q.device)
+    reads_ahead = not causal or program.leak_future
+    earlier = None
+    if program.earlier_rows and problem.visible.first is not None:
+        earlier = problem.visible.readable_rows(num_queries, num_keys, device=problem.q.device)
+
+    def attend_rows(q: Tensor, k: Tensor, v: Tensor, start: int, drop: int) -> Tensor:
+        rows = slice(start, start + q.shape[2])
+        # Rows of a causal tile need the keys up to the tile's last row only.
+        stop = num_keys if reads_ahead else rows.stop + num_keys - num_queries
+        tile = replace(
+            problem,
+            q=q,
+            k=k[:, :, :stop],
+            v=v[:, :, :stop],
+            bias=bias.checked(rows, stop, num_heads),
+            visible=Visible(first[:, rows], last[:, rows]),
+        )
+        return attend_tile(tile, None if earlier is None else earlier[:, rows])[:, :, drop:]
+
+    # A number of tiles that depends on the length cannot be exported.
+    if torch.compiler.is_exporting():
+        return attend_rows(problem.q, problem.k, problem.v, 0, 0)
+    rows_per_tile = TILE_NUMBERS // max(1, bias.batch * num_heads * num_keys)
+    # The rows that a tile reads before its own are computed again: they should not be most of it.
+    rows_per_tile = max(1, 4 * program.earlier_rows, rows_per_tile)
+    if rows_per_tile >= num_queries:
+        return attend_rows(problem.q, problem.k, problem.v, 0, 0)
+    outputs = []
+    for start in range(0, num_queries, rows_per_tile):
+        reading = max(0, start - program.earlier_rows)
+        arguments = (
+            problem.q[:, :, reading : start + rows_per_tile],
+            problem.k,
+            problem.v,
+            reading,
+            start - reading,
+        )
+        if torch.is_grad_enabled():
+            # Recomputing a tile in the backward pass is what keeps the memory linear in T.
+            outputs.append(checkpoint(attend_rows, *arguments, use_reentrant=False))
+        else:
+            outputs.append(attend_rows(*arguments))
+    return torch.cat(outputs, dim=2)
