@@ -22,7 +22,7 @@ SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
 KEYS = {
     "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
     "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_width", "width",
-    "kernel", "processor", "bias", "clock",
+    "kernel", "processor", "bias", "clock", "busy", "busy_milliseconds", "busy_ratio",
 }  # fmt: skip
 
 
@@ -65,7 +65,8 @@ def test_attention_writes_one_record_a_cell(tmp_path, capsys):
         assert math.isclose(record["speedup_over_listing"], beside["listing"] / record["milliseconds"])
     printed = capsys.readouterr().out
     assert "tiled, forward: time grows as T^" in printed
-    assert re.search(r"ms +\(IQR\) +SDPA", printed)
+    # Where headings break depends on how wide the numbers are.
+    assert re.search(r" ms .*\(IQR\) .*SDPA ", printed)
 
 
 @needs_kernel
@@ -263,6 +264,31 @@ def test_timing_summary_and_growth():
     assert timing.summary([4.0]) == timing.Timing(4.0, 0.0)
     assert timing.summary([1.0, 2.0, 3.0, 4.0, 100.0]) == timing.Timing(3.0, 2.0)
     assert math.isclose(timing.growth_exponent([4, 8, 16], [3 * 4**2, 3 * 8**2, 3 * 16**2]), 2.0)
+
+
+def test_busy_processes_end_with_the_block():
+    with timing.spinning(2) as running:
+        assert [process.poll() for process in running] == [None, None]
+    assert all(process.poll() is not None for process in running)
+
+
+def test_a_busy_machine_is_timed_beside_a_quiet_one(tmp_path, capsys):
+    file = tmp_path / "busy.json"
+    arguments = [
+        "--lengths",
+        "9",
+        "--backends",
+        "tiled,sdpa",
+        "--no-memory",
+        "--busy",
+        "1",
+        "--json",
+        str(file),
+    ]
+    assert main(["bench", "attention", *SMALL, *arguments]) == 0
+    for record in json.loads(file.read_text()):
+        assert math.isclose(record["busy_ratio"], record["busy_milliseconds"] / record["milliseconds"])
+    assert "quiet" in capsys.readouterr().out
 
 
 def test_candidates_take_turns():

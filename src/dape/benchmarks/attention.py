@@ -14,7 +14,7 @@ import tyro
 
 from dape.benchmarks import memory, report, workload
 from dape.benchmarks.report import Record
-from dape.benchmarks.timing import CLOCKS, Timing, growth_exponent, interleave
+from dape.benchmarks.timing import CLOCKS, Timing, growth_exponent, interleave, spinning
 from dape.benchmarks.workload import (
     BIASES,
     BOTH,
@@ -43,6 +43,7 @@ COLUMNS = (
     ("faster than listing", "speedup_over_listing", ".1f"),
     ("extra MB", "peak_extra_mb", ".0f"),
 )
+BUSY = (("busy ms", "busy_milliseconds", ".2f"), ("busy ÷ quiet", "busy_ratio", ".2f"))
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,9 @@ class Options:
     clock: str = setting(
         "wall", help="wall, or process: processor time, for a busy machine; with --threads 1, on a CPU."
     )
+    busy: int = setting(
+        0, help="Also time beside so many processes that keep a core busy each.", low=0, high=4096
+    )
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
         None, help="Write one record a cell.", writes="file"
     )
@@ -109,7 +113,8 @@ def main(arguments: list[str]) -> int:
     records = run(options)
     processor = options.processor or f"kernel {options.kernel}"
     title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, {processor}, "
-    report.print_table(title + f"{options.dtype}, {hardware(options.device)}", COLUMNS, records)
+    columns = (*COLUMNS[:6], *BUSY) if options.busy else COLUMNS
+    report.print_table(title + f"{options.dtype}, {hardware(options.device)}", columns, records)
     finish(records, options.json, options.plot)
     return 0
 
@@ -162,9 +167,9 @@ def run(options: Options) -> list[Record]:
     rounds = options.rounds if options.times else 0
     if options.clock not in CLOCKS:
         raise ValueError(f'clock="{options.clock}": choose {", ".join(CLOCKS)}')
-    memory = options.memory
+    memory, clock, busy = options.memory, options.clock, options.busy
     return measure(
-        sizes, backends, passes, rounds=rounds, memory_too=memory, where=where, clock=options.clock
+        sizes, backends, passes, rounds=rounds, memory_too=memory, where=where, clock=clock, busy=busy
     )
 
 
@@ -224,25 +229,34 @@ def measure(
     label: str = "",
     where: Where,
     clock: str = "wall",
+    busy: int = 0,
 ) -> list[Record]:
-    """One record a cell; `label` is the pass's name in the records, if not its own. No rounds: nothing is timed."""
+    """One record a cell; `label` is the pass's name in the records, if not its own. No rounds: nothing is timed.
+
+    busy: how many busy processes a second timing has beside it.
+    """
     records: list[Record] = []
     for name in passes:
         for size in sizes:
             reasons = {backend: _too_large(size, backend, where.device) for backend in backends}
             call = Workload(size, where.dtype, where.device)
             able = [backend for backend in backends if reasons[backend] is None and rounds]
-            timings = interleave(
-                {b: functools.partial(call.run, b, name) for b in able}, max(rounds, 1), where.device, clock
-            )
+            calls = {b: functools.partial(call.run, b, name) for b in able}
+            timings = interleave(calls, max(rounds, 1), where.device, clock)
+            loaded: dict[str, Timing] = {}
+            if busy and rounds:
+                with spinning(busy):
+                    loaded = interleave(calls, rounds, where.device, clock)
             for backend in backends:
-                timing = timings.get(backend)
+                timing, beside = timings.get(backend), loaded.get(backend)
                 records.append({
                     "backend": backend, "pass": label or name, "length": size.keys, "batch": size.batch,
                     "milliseconds": timing and timing.milliseconds, "spread": timing and timing.spread,
                     "ratio_to_sdpa": _ratio(timing, timings.get(SDPA)),
                     "speedup_over_listing": _ratio(timings.get(LISTING), timing),
                     "peak_extra_mb": None, "skipped": reasons[backend],
+                    "busy": busy, "busy_milliseconds": beside and beside.milliseconds,
+                    "busy_ratio": _ratio(beside, timing),
                     "threads": torch.get_num_threads(), "torch": torch.__version__,
                     "device": where.device, "hardware": hardware(where.device), "dtype": str(where.dtype),
                     "heads": size.heads, "head_width": size.head_width, "width": size.width, "kernel": size.kernel,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +48,23 @@ def take_turns(
         for name, run in candidates.items():
             taken[name].append(milliseconds(run, device, clock))
     return taken
+
+
+# Ends with the process that started it, however that ends.
+SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
+
+
+@contextmanager
+def spinning(processes: int) -> Iterator[list[subprocess.Popen]]:
+    """So many busy processes beside this one, inside the block."""
+    command = [sys.executable, "-S", "-c", SPIN, str(os.getpid())]
+    running = [subprocess.Popen(command) for _ in range(processes)]
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def milliseconds(run: Callable[[], object], device: str = "cpu", clock: str = "wall") -> float:

@@ -19,7 +19,7 @@ int64_t backward_delay(const Call &c) {
   return c.width ? 2 * g.right + c.left + most(c.left, g.ahead) : 0;
 }
 
-// What one thread sums up over its tiles; `lanes` sums are added up over the lanes at the end.
+// Sums over some of the tiles; `lanes` sums are added up over the lanes at the end.
 struct Partials {
   float *dw1, *dw2, *db1, *db2, *values, *hidden, *edges;
   size_t floats;
@@ -67,8 +67,7 @@ struct BackwardTile : RowTile {
       : RowTile(call, w.shared, arena),
         worker(w),
         padded_width(ceil_div(c.head_width, LANES) * LANES),
-        sums(call, shared, nullptr) {
-    sums = Partials(call, shared, arena.take(sums.floats));
+        sums(call, shared, w.sums) {
     weights = make_map(arena, g, c.heads);
     dlogits = make_map(arena, g, c.heads);
     dhidden = make_map(arena, g, c.width);
@@ -323,7 +322,7 @@ struct BackwardTile : RowTile {
       }
   }
 
-  // Adds what this thread has summed up to the gradients of the tables.
+  // Adds a set of sums to the gradients of the tables.
   void finish_tables() const {
     for (int64_t w = 0; w < table.width; ++w)
       for (int64_t n = 0; n < c.table_length; ++n)
@@ -343,7 +342,7 @@ struct BackwardTile : RowTile {
 
 int64_t backward_tickets(const Call &c) { return (c.keys - 1 + backward_delay(c)) / CHUNK + 1; }
 
-// A bias gradient shared by the batch has one writer for each row.
+// A bias gradient shared by the batch has one writer for each row: the entries of a tile are one unit of work.
 bool by_tile(const Call &c) { return c.bias == DENSE && c.dense_grad && c.dense_batch == 1; }
 
 int64_t backward_units(const Call &c, int) { return (by_tile(c) ? 1 : c.batch) * Geometry(c).tiles; }
@@ -355,23 +354,47 @@ size_t backward_scratch(const Call &c, int) {
   return arena.used;
 }
 
-void backward_run(const Call &c, const Worker &worker) {
-  Arena arena{worker.scratch};
-  BackwardTile tile(c, worker, arena);
-  memset(tile.sums.dw1, 0, tile.sums.floats * sizeof(float));
-  const int64_t units = c.batch * tile.g.tiles;
-  for (int64_t unit = 0; unit < units; ++unit) {
-    const int64_t dealt = by_tile(c) ? unit / c.batch : unit;
-    if (dealt % worker.count == worker.index) tile.run(unit);
-    else tile.pass(unit);
+size_t backward_sums_floats(const Call &c) { return Partials(c, Shared(c, nullptr), nullptr).floats; }
+
+// How many sets of sums units of work share: unit n adds to set n % sets, after unit n - sets has done so. That fixes
+// the order of every sum whichever thread takes a unit; with more sets than threads none waits for one that lost its core.
+int64_t num_sets(int64_t units, int workers) { return workers == 1 ? 1 : most(workers, least(units / 8, 4 * workers)); }
+
+int64_t backward_sums(const Call &c, int workers) { return num_sets(backward_units(c, workers), workers); }
+
+// Deals out the units of work; every thread sees all of them in order, those of others to count their turns.
+// `size`: tiles a unit; use(set): turns to a set of sums; clear(): sets it to zero.
+template <class Tile, class Use, class Clear>
+void run_units(Tile &tile, const Worker &worker, int64_t units, int64_t size, const Use &use, const Clear &clear) {
+  const int64_t sets = num_sets(units, worker.count);
+  for (int64_t unit, seen = 0; (unit = next_unit(worker)) < units; ++seen) {
+    for (; seen < unit; ++seen)
+      for (int64_t n = 0; n < size; ++n) tile.pass(seen * size + n);
+    const int64_t set = unit % sets;
+    const int32_t before = static_cast<int32_t>(unit / sets);
+    for (int spins = 0; __atomic_load_n(worker.finished + set, __ATOMIC_ACQUIRE) != before; ++spins) dape_wait(spins);
+    use(worker.sums + set * worker.sums_floats);
+    if (!before) clear();
+    for (int64_t n = 0; n < size; ++n) tile.run(unit * size + n);
+    __atomic_store_n(worker.finished + set, before + 1, __ATOMIC_RELEASE);
   }
 }
 
-// The sums of all threads, in order.
+void backward_run(const Call &c, const Worker &worker) {
+  Arena arena{worker.scratch};
+  BackwardTile tile(c, worker, arena);
+  run_units(tile, worker, backward_units(c, 0), by_tile(c) ? c.batch : 1,
+            [&](float *sums) { tile.sums = Partials(c, tile.shared, sums); },
+            [&] { memset(tile.sums.dw1, 0, tile.sums.floats * sizeof(float)); });
+}
+
+// All sets of sums, in order; those that a unit has added to.
 void backward_finish(const Call &c, const Worker *workers, int count) {
-  for (int i = 0; i < count; ++i) {
-    Arena arena{workers[i].scratch};
-    const BackwardTile tile(c, workers[i], arena);
+  Arena arena{workers[0].scratch};
+  BackwardTile tile(c, workers[0], arena);
+  const int64_t units = backward_units(c, count), sets = least(units, num_sets(units, count));
+  for (int64_t set = 0; set < sets; ++set) {
+    tile.sums = Partials(c, tile.shared, workers[0].sums + set * workers[0].sums_floats);
     const Partials &s = tile.sums;
     for (int64_t w = 0; w < c.width; ++w) {
       for (int64_t m = 0; m < c.channels * c.taps; ++m)

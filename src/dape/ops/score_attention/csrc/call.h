@@ -63,12 +63,23 @@ struct Worker {
   // turns: the thread's own count of the tiles that come before it there.
   int32_t *tickets, *turns;
   int64_t num_tickets;
+  // The next unit of work to be dealt out, for all threads.
+  int32_t *dealt;
+  // num_sums sets of sums over tiles, of sums_floats numbers each, for all threads; finished[n]: how many units have
+  // added to set n.
+  float *sums;
+  size_t sums_floats;
+  int32_t *finished;
+  int64_t num_sums;
 };
 
 struct Pass {
   size_t (*shared_floats)(const Call &);
   size_t (*scratch_floats)(const Call &, int workers);
   int64_t (*num_tickets)(const Call &);
+  // Sums over tiles that go by unit of work, not by thread: their number of sets and their size.
+  int64_t (*num_sums)(const Call &, int workers);
+  size_t (*sums_floats)(const Call &);
   // How many threads can have work.
   int64_t (*max_workers)(const Call &, int workers);
   void (*prepare)(const Call &, float *shared);

@@ -9,6 +9,7 @@
 #endif
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -24,8 +25,10 @@ extern "C" const Build dape_build_avx2, dape_build_avx512;
 #endif
 
 // Ends one step of waiting for another thread; called from code that must not pull in library templates.
+// A thread that waits long gives up its core: the one it waits for may need it.
 extern "C" void dape_wait(int spins) {
-  if (spins > 64) std::this_thread::yield();
+  if (spins > 256) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  else if (spins > 64) std::this_thread::yield();
 }
 
 namespace {
@@ -150,7 +153,7 @@ void on_own_threads(std::vector<Worker> &workers, const Work &work) {
   try {
     for (size_t i = 1; i < workers.size(); ++i)
       threads.emplace_back([&, i] {
-        while (!ready.load(std::memory_order_acquire)) std::this_thread::yield();
+        for (int spins = 0; !ready.load(std::memory_order_acquire); ++spins) dape_wait(spins);
         work(workers[i]);
       });
   } catch (const std::system_error &) {
@@ -167,16 +170,22 @@ void run(const Pass &pass, const Call &call, int num_threads) {
   const size_t count = static_cast<size_t>(num_threads < most ? num_threads : most);
   const size_t shared = pass.shared_floats(call), scratch = pass.scratch_floats(call, count);
   const size_t tickets = static_cast<size_t>(pass.num_tickets(call) * call.batch);
-  Block block(padded(shared * 4) + padded(tickets * 4) + count * (padded(scratch * 4) + padded(tickets * 4)));
+  const int64_t num_sums = pass.num_sums(call, static_cast<int>(count));
+  const size_t sums = pass.sums_floats(call), counts = static_cast<size_t>(num_sums) + 1;
+  Block block(padded(shared * 4) + padded(tickets * 4) + padded(counts * 4) + padded(sums * num_sums * 4) +
+              count * (padded(scratch * 4) + padded(tickets * 4)));
   float *shared_memory = block.take<float>(shared);
-  int32_t *ticket_memory = block.take<int32_t>(tickets);
+  int32_t *ticket_memory = block.take<int32_t>(tickets), *count_memory = block.take<int32_t>(counts);
+  float *sums_memory = block.take<float>(sums * num_sums);
   memset(ticket_memory, 0, tickets * 4);
+  memset(count_memory, 0, counts * 4);
   pass.prepare(call, shared_memory);
   std::vector<Worker> workers(count);
   for (size_t i = 0; i < count; ++i) {
     int32_t *turns = block.take<int32_t>(tickets);
     memset(turns, 0, tickets * 4);
-    workers[i] = {static_cast<int>(i), 0, block.take<float>(scratch), shared_memory, ticket_memory, turns, pass.num_tickets(call)};
+    workers[i] = {static_cast<int>(i), 0, block.take<float>(scratch), shared_memory, ticket_memory, turns,
+                  pass.num_tickets(call), count_memory, sums_memory, sums, count_memory + 1, num_sums};
   }
   const auto work = [&](const Worker &worker) { pass.run(call, worker); };
   if (count > 1 && OpenMP::team.usable())
@@ -232,11 +241,12 @@ extern "C" double dape_stage(const char *build, const Call *call, int stage, int
   try {
     const Pass &pass = found->backward;
     const size_t shared = pass.shared_floats(*call), scratch = pass.scratch_floats(*call, 1);
-    const size_t most = scratch + found->forward.scratch_floats(*call, 1);
-    Block block(padded(shared * 4) + padded(most * 4));
-    float *shared_memory = block.take<float>(shared);
+    const size_t most = scratch + found->forward.scratch_floats(*call, 1), sums = pass.sums_floats(*call);
+    Block block(padded(shared * 4) + padded(sums * 4) + padded(most * 4));
+    float *shared_memory = block.take<float>(shared), *sums_memory = block.take<float>(sums);
     pass.prepare(*call, shared_memory);
-    return found->stage(*call, {0, 1, block.take<float>(most), shared_memory, nullptr, nullptr, 0}, stage, repeats);
+    const Worker worker{0, 1, block.take<float>(most), shared_memory, nullptr, nullptr, 0, nullptr, sums_memory, sums, nullptr, 1};
+    return found->stage(*call, worker, stage, repeats);
   } catch (const std::bad_alloc &) {
     return -2;
   }

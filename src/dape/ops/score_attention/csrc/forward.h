@@ -124,15 +124,18 @@ size_t forward_scratch(const Call &c, int) {
 
 int64_t forward_units(const Call &c, int) { return c.batch * Geometry(c).tiles; }
 
-int64_t one_ticket(const Call &) { return 1; }
 int64_t no_tickets(const Call &) { return 0; }
+int64_t no_sums(const Call &, int) { return 0; }
+size_t no_floats(const Call &) { return 0; }
+
+// Takes the next unit of work: threads that lost their core for a while take fewer of them.
+INLINE int64_t next_unit(const Worker &worker) { return __atomic_fetch_add(worker.dealt, 1, __ATOMIC_RELAXED); }
 
 void forward_run(const Call &c, const Worker &worker) {
   Arena arena{worker.scratch};
   ForwardTile tile(c, worker.shared, arena);
   const int64_t units = forward_units(c, 0);
-  // Whoever is free takes the next tile: tiles do not depend on each other.
-  for (int64_t unit; (unit = __atomic_fetch_add(worker.tickets, 1, __ATOMIC_RELAXED)) < units;) tile.run(unit);
+  for (int64_t unit; (unit = next_unit(worker)) < units;) tile.run(unit);
 }
 
 void nothing(const Call &, const Worker *, int) {}

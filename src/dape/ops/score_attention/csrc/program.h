@@ -424,7 +424,7 @@ struct ProgramForward : ForwardTile {
   }
 };
 
-// What one thread sums up over its tiles, beside the values of a bias by distance.
+// Sums over some of the tiles, beside those of Partials.
 struct ProgramPartials {
   float *weight[MAX_STAGES], *offset[MAX_STAGES];  // by lanes
   float *sink, *factor, *row;                      // [H][LANES], [B, H, Tq], [B, H, Tq]
@@ -454,9 +454,14 @@ struct ProgramBackward : BackwardTile {
 
   ProgramBackward(const Call &call, const Worker &w, Arena &arena)
       : BackwardTile(call, w, arena), chain(*this, w.shared, arena, true), partials(call, nullptr) {
-    partials = ProgramPartials(call, arena.take(partials.floats));
     dfactor = arena.take(call.program->factor ? c.heads * ROWS : 0);
     drow = arena.take(c.bias == SEPARABLE ? c.heads * ROWS : 0);
+  }
+
+  // Turns to a set of sums.
+  void use(float *memory) {
+    sums = Partials(c, shared, memory);
+    partials = ProgramPartials(c, memory + sums.floats);
   }
 
   void run(int64_t place) {
@@ -716,7 +721,7 @@ void program_forward_run(const Call &c, const Worker &worker) {
   Arena arena{worker.scratch};
   ProgramForward tile(c, worker.shared, arena);
   const int64_t units = forward_units(c, 0);
-  for (int64_t unit; (unit = __atomic_fetch_add(worker.tickets, 1, __ATOMIC_RELAXED)) < units;) tile.run(unit);
+  for (int64_t unit; (unit = next_unit(worker)) < units;) tile.run(unit);
 }
 
 size_t program_backward_scratch(const Call &c, int) {
@@ -736,28 +741,31 @@ int64_t program_backward_tickets(const Call &c) {
 // Turns are taken inside an entry of a batch: a dense bias that all entries share has one thread, where tiles
 // share rows.
 int64_t program_backward_units(const Call &c, int workers) {
-  if (by_tile(c) && c.batch > 1) return Geometry(c).halo ? 1 : Geometry(c).tiles;
+  if (by_tile(c) && c.batch > 1 && Geometry(c).halo) return 1;
   return backward_units(c, workers);
 }
+
+size_t program_backward_sums_floats(const Call &c) {
+  return backward_sums_floats(c) + ProgramPartials(c, nullptr).floats;
+}
+
+int64_t program_backward_sums(const Call &c, int workers) { return num_sets(program_backward_units(c, workers), workers); }
 
 void program_backward_run(const Call &c, const Worker &worker) {
   Arena arena{worker.scratch};
   ProgramBackward tile(c, worker, arena);
-  memset(tile.sums.dw1, 0, tile.sums.floats * sizeof(float));
-  memset(tile.partials.memory, 0, tile.partials.floats * sizeof(float));
-  const int64_t units = c.batch * tile.g.tiles;
-  for (int64_t unit = 0; unit < units; ++unit) {
-    const int64_t dealt = by_tile(c) ? unit / c.batch : unit;
-    if (dealt % worker.count == worker.index) tile.run(unit);
-    else tile.pass(unit);
-  }
+  const int64_t units = program_backward_units(c, 0), tiles = c.batch * tile.g.tiles;
+  run_units(tile, worker, units, tiles / units, [&](float *sums) { tile.use(sums); },
+            [&] { memset(tile.sums.dw1, 0, worker.sums_floats * sizeof(float)); });
 }
 
 void program_backward_finish(const Call &c, const Worker *workers, int count) {
   const Program &p = *c.program;
-  for (int i = 0; i < count; ++i) {
-    Arena arena{workers[i].scratch};
-    ProgramBackward tile(c, workers[i], arena);
+  Arena arena{workers[0].scratch};
+  ProgramBackward tile(c, workers[0], arena);
+  const int64_t units = program_backward_units(c, count), sets = least(units, num_sets(units, count));
+  for (int64_t set = 0; set < sets; ++set) {
+    tile.use(workers[0].sums + set * workers[0].sums_floats);
     const ProgramPartials &s = tile.partials;
     for (int64_t n = 0; n < p.num_pre + p.num_post; ++n) {
       const StageCall &stage = p.stages[n];
@@ -781,7 +789,7 @@ void program_backward_finish(const Call &c, const Worker *workers, int count) {
       if (p.factor) p.dfactor[n] += s.factor[n];
       if (c.bias == SEPARABLE) p.drow[n] += s.row[n];
     }
-    if (i || !tile.g.halo) continue;
+    if (set || !tile.g.halo) continue;
     for (int64_t unit = 0; unit < c.batch * tile.g.tiles; ++unit) {
       tile.move(unit);
       const float *rows = tile.chain.shared.halo_dq + unit * c.heads * tile.g.halo * c.head_width;

@@ -11,7 +11,10 @@ extern "C" void dape_wait(int spins);
 // linker must never replace one build's function by another's.
 namespace {
 
-#if defined(__AVX512F__)
+// DAPE_LANES: the code for another processor's vectors, which the compiler makes of what there is.
+#if defined(DAPE_LANES)
+constexpr int LANES = DAPE_LANES, OUTPUTS = LANES == 16 ? 8 : 4;
+#elif defined(__AVX512F__)
 constexpr int LANES = 16, OUTPUTS = 8;
 #elif defined(__AVX__)
 constexpr int LANES = 8, OUTPUTS = 4;
