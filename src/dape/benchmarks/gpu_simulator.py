@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dape.ops.score_attention.triton.compile import tools
 
@@ -29,12 +30,12 @@ class Instruction:
     sets_read: int
     waits: int
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The operation without its modifiers."""
         return self.operation.split(".")[0]
 
-    @property
+    @cached_property
     def is_tensor(self) -> bool:
         return self.name in ("HMMA", "HGMMA", "QGMMA", "IMMA", "UTCHMMA")
 
@@ -179,6 +180,8 @@ class _Warp:
     place: int = 0
     trips: int = 0
     ready: float = 0.0
+    # When everything that its next instruction waits for is there.
+    wakes: float = 0.0
     at_barrier: bool = False
     copies: float = 0.0
     products: float = 0.0
@@ -192,6 +195,7 @@ def clocks_per_trip(
 ) -> float:
     """Clocks between two trips of a loop, all warps of all blocks running it."""
     machine = MACHINES[capability]
+    costs = [_pipe(instruction, machine) for instruction in loop]
     team = [_Warp(block=number // warps) for number in range(warps * blocks)]
     pipes: list[Counter[str]] = [Counter() for _ in range(4)]
     waiting: dict[int, list[_Warp]] = {}
@@ -205,9 +209,8 @@ def clocks_per_trip(
             for warp in team[scheduler::4]:
                 if warp.trips >= trips or warp.at_barrier:
                     continue
-                instruction = loop[warp.place]
-                pipe, cost = _pipe(instruction, machine)
-                ready = max([warp.ready, *_awaited(instruction, warp)])
+                pipe, cost = costs[warp.place]
+                ready = warp.wakes
                 if pipe:
                     ready = max(ready, pipes[scheduler][pipe])
                 if pipe == "memory" and unit - clock > 32:
@@ -254,11 +257,13 @@ def clocks_per_trip(
                     for other in waiting.pop(warp.block):
                         other.at_barrier = False
                         other.ready = max(other.ready, clock + machine.barrier_latency)
+                        other.wakes = max(other.wakes, other.ready)
             warp.place += 1
             if warp.place == len(loop):
                 warp.place, warp.trips = 0, warp.trips + 1
                 warp.ends.append(clock)
                 running -= warp.trips >= trips
+            warp.wakes = max([warp.ready, *_awaited(loop[warp.place], warp)])
         clock = clock + 1 if issued or soonest == float("inf") else max(clock + 1, int(-(-soonest // 1)))
     # The first trips fill the pipes.
     return sum(warp.ends[-1] - warp.ends[1] for warp in team) / len(team) / (trips - 2)
