@@ -414,7 +414,7 @@ def test_a_gpu_that_is_not_there_is_named():
         Where.of("cuda:1", "bf16")
 
 
-def test_the_estimate_without_a_gpu(tmp_path):
+def test_the_estimate_without_a_gpu(tmp_path, capsys):
     """The forward kernels of the standard shape: what the issue of speed rests on, and the page that says so."""
     pytest.importorskip("triton")
     page = tmp_path / "page.md"
@@ -425,6 +425,7 @@ def test_the_estimate_without_a_gpu(tmp_path):
     total = records[-1]
     assert [x["kernel"] for x in records] == ["scores", "convolve", "attend", "all"]
     assert total["spills"] == 0
+    assert total["launches"] == {"2048": 12, "8192": 57}
     # Six times FlashAttention-2's forward pass, 2.39 clocks by the same simulation.
     assert 2.39 < total["clocks"] <= 6 * 2.39
     assert all(x["programs"] >= 2 * 108 for x in records[:-1])
@@ -434,7 +435,11 @@ def test_the_estimate_without_a_gpu(tmp_path):
     report.write_json(file, records)
     text = page.read_text()
     page.write_text(f"before {gpu_estimate.MARKER} old {gpu_estimate.MARKER} after")
+    capsys.readouterr()
     assert main(["bench", "gpu-estimate", "--read", str(file), "--markdown", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "125m, sm_80, forward: 12 at 2,048 and 57 at 8,192 keys, started kernels" in shown
+    assert max(map(len, shown.splitlines())) <= 80
     assert page.read_text() == text
     assert text.startswith("before")
     assert text.endswith("after")
@@ -442,7 +447,9 @@ def test_the_estimate_without_a_gpu(tmp_path):
     assert "old" not in text
 
 
-@pytest.mark.parametrize("name", ["attention", "data", "decode", "eval", "model", "tasks", "train"])
+@pytest.mark.parametrize(
+    "name", ["attention", "data", "decode", "eval", "gpu_estimate", "model", "tasks", "train"]
+)
 def test_tables_are_whole_at_80_columns(name, capsys):
     """Of long names and large numbers."""
     columns = importlib.import_module(f"dape.benchmarks.{name}").COLUMNS

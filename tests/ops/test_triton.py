@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,9 +80,9 @@ def test_the_shapes_of_models_compile_without_spills(capability, shape):
 
 @pytest.fixture
 def only_the_first_chunks(monkeypatch):
-    """Two chunks of a pass, those of the last rows: all others are alike, with fewer keys."""
-    every = calls.Call.chunks
-    monkeypatch.setattr(calls.Call, "chunks", lambda self, size: itertools.islice(every(self, size), 2))
+    """Two chunks of a pass or of a segment of the keys, those of the last rows: all others are alike, with fewer keys."""
+    every = calls.Call._chunks
+    monkeypatch.setattr(calls.Call, "_chunks", lambda self, *sizes: itertools.islice(every(self, *sizes), 2))
 
 
 @pytest.mark.usefixtures("only_the_first_chunks")
@@ -133,7 +134,7 @@ class Live(TorchDispatchMode):
 @pytest.mark.usefixtures("only_the_first_chunks")
 @pytest.mark.parametrize(("length", "megabytes"), [(2048, 64), (65536, 256)])
 def test_scratch_is_bounded(length, megabytes, monkeypatch):
-    """What a forward and a backward pass of 12 heads of 64 hold beside their results and the gradients' sums."""
+    """What a forward and a backward pass of 12 heads of 64 hold beside their results, sums of gradients among it."""
     pytest.importorskip("triton")
     live, marks = Live(), []
 
@@ -153,9 +154,43 @@ def test_scratch_is_bounded(length, megabytes, monkeypatch):
     monkeypatch.setattr(backend, "_backward", measured(backend._backward))
     backend.record_launches(length=length)
     forward, backward = marks
-    assert forward > 2**20
-    # Keys' and values' gradients of all heads are summed in float32: here they are the results.
-    assert max(forward, backward) <= megabytes * 2**20
+    assert forward > 10**6
+    assert backward > 10**6
+    assert max(forward, backward) <= megabytes * 10**6
+
+
+class Counted(TorchDispatchMode):
+    """How many operations of PyTorch there are that start something on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        idle = function.is_view or function.namespace == "prim" or "empty" in str(function)
+        self.number += not idle
+        return function(*args, **(kwargs or {}))
+
+
+def test_chunks_of_a_long_sequence_start_few_kernels(monkeypatch):
+    """Chunks are as large as the scratch allows, and PyTorch starts nothing between their kernels."""
+    pytest.importorskip("triton")
+    counted, backward = Counted(), backend._backward
+
+    def measured(*args):
+        with counted:
+            return backward(*args)
+
+    monkeypatch.setattr(backend, "_backward", measured)
+    kernels, others = [], []
+    for length in (2048, 8192):
+        counted.number = 0
+        forward = len(backend.record_launches(length=length, backward=False))
+        kernels.append(len(backend.record_launches(length=length)) - forward)
+        others.append(counted.number)
+    assert kernels[0] <= 100
+    assert kernels[1] <= 520
+    assert 0 < others[0] <= others[1] <= 100
 
 
 TALKING = (
@@ -188,6 +223,59 @@ def test_nothing_waits_for_the_device(bias):
         assert backend.record_launches(**shape, signature=signature, width=None)
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         torch.empty(1).item()
+
+
+@pytest.mark.parametrize("own", [{"bias": "dense"}, {"bias": "separable"}, {"width": None}])
+def test_all_memory_is_on_the_device_of_the_tensors(own):
+    """Nothing comes from the host or from another GPU: here from any device but that of tensors without memory."""
+    pytest.importorskip("triton")
+    shape = {"bounded": (True, False), "length": 100, "batch": 2, "num_heads": 4, "num_groups": 2, **own}
+    found = {
+        x.device
+        for variants in backend.record_launches(**shape, device="meta")
+        for x in variants[0].arguments.values()
+        if torch.is_tensor(x)
+    }
+    assert found == {torch.device("meta")}
+
+
+def test_kernels_start_on_the_device_of_their_tensors(monkeypatch):
+    """The current device may be another one."""
+    pytest.importorskip("triton")
+    with FakeTensorMode():
+        x = torch.empty(3, device="meta")
+    said = []
+
+    @contextmanager
+    def guard(device):
+        said.append(device)
+        yield
+        said.append("left")
+
+    kernel = SimpleNamespace(arg_names=["x"])
+    monkeypatch.setattr(torch.cuda, "device", guard)
+    monkeypatch.setattr(compiling, "limits", lambda device: said.append(device) or (80, 1))
+    monkeypatch.setattr(compiling, "shared_memory", lambda launch, capability: 1)
+    monkeypatch.setattr(compiling, "_start", lambda launch: said.append("started"))
+    compiling.run(kernel, (1,), {"x": x}, [{"num_warps": 4}])
+    assert said == [x.device, x.device, "started", "left"]
+
+
+def test_numbers_that_change_from_call_to_call_are_not_compiled_in():
+    """Where rows and keys begin and end, in every kernel: nothing that follows a length is specialised."""
+    pytest.importorskip("triton")
+    lengths = {
+        "row_start", "row_stop", "num_queries", "num_keys", "left", "right", "own_start", "own_stop", "walk",
+        "per_split", "out_start", "out_rows", "grad_keys", "offset", "bottom", "lowest", "num_distances",
+        "values_length",
+    }  # fmt: skip
+    seen = set()
+    for variants in backend.record_launches():
+        for parameter in variants[0].kernel.params:
+            if parameter.name in lengths:
+                seen.add(parameter.name)
+                assert parameter.do_not_specialize, (variants[0].kernel.__name__, parameter.name)
+    assert seen == lengths
 
 
 def test_a_signature_says_all_that_launches_depend_on():

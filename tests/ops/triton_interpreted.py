@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import interpreter
 
+from dape.benchmarks import train
 from dape.cli import main
 from dape.commands import doctor
 from dape.ops.score_attention import (
@@ -368,8 +369,57 @@ def test_chunks_of_rows_batches_and_splits_of_keys_change_nothing(monkeypatch, c
     monkeypatch.setattr(calls, "SCRATCH", 1)
     monkeypatch.setattr(calls, "MOST_SCRATCH", 1)
     monkeypatch.setattr(calls, "PROGRAMS", 10**6)
-    compare(replace(case, queries=18, keys=70, heads=1, head_width=16), gradients=False)
-    compare(replace(case, queries=17, keys=20, heads=1, head_width=16, batch=2, kernel=2), gradients=True)
+    case = replace(case, heads=1, head_width=16, width=4)
+    compare(replace(case, queries=18, keys=70, kernel=2), gradients=False)
+    compare(replace(case, queries=17, batch=2, kernel=1), gradients=True)
+
+
+SEGMENTS = {
+    "float16": Case(heads=1, dtype=torch.float16, queries=7, keys=33),
+    "plain, bfloat16": Case(conv=False, dtype=torch.bfloat16, queries=20, keys=34, groups=1, heads=2),
+}
+SLOW_SEGMENTS = {
+    "longer": Case(heads=2, dtype=torch.float16, queries=67, keys=69),
+    "a window": Case(heads=1, queries=40, kernel=2, visible=Visible(first=torch.arange(40)[None] - 9)),
+    "many to the right": Case(heads=1, queries=40, kernel=5, left=0),
+    "bidirectional": Case(heads=2, causal=False, queries=9, keys=34, bias="dense"),
+    "padding": Case(heads=1, batch=2, visible=PADDED, queries=20, bias="none"),
+}
+
+
+def several_segments(monkeypatch, case: Case) -> None:
+    """One tile of keys a segment, one block of rows a chunk."""
+    monkeypatch.setattr(calls, "SCRATCH", 1)
+    segments, seen = calls.Call.segments, []
+
+    def counted(call, size):
+        found = list(segments(call, size))
+        seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(calls.Call, "segments", counted)
+    compare(replace(case, head_width=16, width=4), gradients=True)
+    assert set(seen) == {-(-case.num_keys // 16)}
+
+
+@pytest.mark.parametrize("case", SEGMENTS.values(), ids=SEGMENTS.keys())
+def test_segments_of_keys_change_nothing(monkeypatch, case):
+    several_segments(monkeypatch, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW_SEGMENTS.values(), ids=SLOW_SEGMENTS.keys())
+def test_segments_of_keys_change_nothing_in_larger_calls(monkeypatch, case):
+    several_segments(monkeypatch, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ssmax", "groups with a bias", "three stages", "talking heads"])
+@pytest.mark.parametrize("bias", ["distance", "separable"])
+def test_segments_of_keys_with_other_programs(monkeypatch, name, bias):
+    monkeypatch.setattr(calls, "SCRATCH", 1)
+    monkeypatch.setattr(calls, "BLOCK_K", 4)
+    compare_program(PROGRAMS[name](), bias, causal=True)
 
 
 def draw(*shape: int) -> Tensor:
@@ -499,6 +549,19 @@ def test_strided_inputs():
     assert torch.equal(plain, other)
 
 
+def test_batch_entries_far_apart():
+    """More than 2³¹ numbers from the first batch entry to the last: of that memory only the entries are touched."""
+    shape, distance = (3, 1, 5, 16), 2**30
+    memory = torch.empty(2 * distance + 5 * 16, dtype=torch.float16)
+    far = memory.as_strided(shape, (distance, 80, 16, 1))
+    near = torch.randn(shape, generator=torch.Generator().manual_seed(0)).half()
+    far.copy_(near)
+    results = [
+        backend.attend(Problem(x, x, x, PLAIN, None, EVERYTHING, True, 0.25, 0.0)) for x in (near, far)
+    ]
+    assert torch.equal(*results)
+
+
 def test_the_public_function_chooses_it():
     case = Case(queries=5, kernel=1)
     problem = case.problem({name: x.float() for name, x in case.tensors().items()})
@@ -572,6 +635,16 @@ def test_the_benchmark_checks_and_times_the_kernels(tmp_path):
     }
     assert main(["bench", "decode", *sizes, *arguments]) == 0
     assert [x["backend"] for x in json.loads(file.read_text())] == ["triton", "sdpa"]
+
+
+@pytest.mark.slow
+def test_benchmarks_of_models_run_the_kernels(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "STEPS_A_ROUND", 1)
+    file = tmp_path / "records.json"
+    for name in ("model", "train"):
+        arguments = ["--methods", "dape1x3-kerple", "--length", "4", "--batch", "1", "--rounds", "1"]
+        assert main(["bench", name, *arguments, "--backend", "triton", "--json", str(file)]) == 0
+        assert {x["method"] for x in json.loads(file.read_text())} == {"kerple", "dape1x3-kerple"}
 
 
 def test_second_derivatives_are_refused():

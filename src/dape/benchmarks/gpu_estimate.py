@@ -32,16 +32,13 @@ SHAPES: dict[str, dict[str, int]] = {
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 COLUMNS = (
-    ("shape", "shape", ""),
-    ("sm", "capability", "d"),
-    ("pass", "pass", ""),
     ("kernel", "kernel", ""),
     ("regs", "registers", "d"),
     ("spills", "spills", "d"),
     ("shared", "shared", "d"),
     ("blocks", "blocks", "d"),
     ("tensor", "tensor_instructions", ".2f"),
-    ("instructions", "instructions", ".2f"),
+    ("instr.", "instructions", ".2f"),
     ("clocks", "clocks", ".2f"),
     ("× plain", "ratio", ".1f"),
 )
@@ -53,8 +50,8 @@ class Options:
     instructions of a warp and simulated clocks, each for a visible pair of query and key (all heads).
 
     Estimated, not measured. A total is the sum of the kernels of a pass, beside plain attention by the same simulation:
-    forward, a kernel in the manner of FlashAttention-2; backward, ours without a convolution. What PyTorch does between
-    kernels (copies for sums by distance, partial sums) is left out.
+    forward, a kernel in the manner of FlashAttention-2; backward, ours without a convolution. Launches are those of our
+    kernels for one sequence, forward or backward; what PyTorch does before and after them is left out.
     """
 
     shapes: str = setting(
@@ -83,12 +80,33 @@ class Options:
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape bench gpu-estimate")
     records = run(options)
-    report.print_table("estimated, not measured; numbers per visible pair of query and key", COLUMNS, records)
+    print_tables(records)
     if options.json is not None:
         report.write_json(options.json, records)
     if options.markdown is not None:
         fill_page(options.markdown, records)
     return 0
+
+
+# Keys of the calls whose launches are counted.
+LENGTHS = (2048, 8192)
+
+
+def print_tables(records: list[Record]) -> None:
+    """A table a pass, each within 80 columns."""
+    print("estimated, not measured; numbers per visible pair of query and key")
+    groups = dict.fromkeys((x["shape"], x["capability"], x["pass"]) for x in records)
+    for group in groups:
+        some = [x for x in records if (x["shape"], x["capability"], x["pass"]) == group]
+        shape, capability, which = group
+        report.print_table(f"\n{shape}, sm_{capability}, {which}{launch_words(some[-1])}", COLUMNS, some)
+
+
+def launch_words(total: Record) -> str:
+    """How often kernels are started, as the record of a whole pass says it."""
+    counts = total.get("launches", {})
+    words = " and ".join(f"{count:,} at {int(length):,}" for length, count in counts.items())
+    return f": {words} keys, started kernels" if words else ""
 
 
 def run(options: Options) -> list[Record]:
@@ -113,25 +131,36 @@ def estimate(name: str, shape: dict[str, Any], capability: int, options: Options
     convolved = shape | {"width": options.width, "kernel_size": options.kernel, "length": 2048}
     plain = shape | {"width": None, "bias": "none", "length": 2048}
     flash = best([_record([launch], capability) for launch in gpu_baseline.launches(**shape)])
+    launches_of = count_launches(convolved, options.backward)
     passes = {"forward": first_chunk(backend.record_launches(**convolved, backward=False))}
     baseline = {"forward": [flash["clocks"]]}
     if options.backward:
         passes["backward"] = backward_kernels(convolved)
-        baseline["backward"] = [
-            _record(variants, capability)["clocks"] for variants in backward_kernels(plain)
-        ]
+        baseline["backward"] = [x["clocks"] for x in _records(backward_kernels(plain), capability)]
     records = []
     for which, launches in passes.items():
-        found = [_record(variants, capability) for variants in launches]
+        found = _records(launches, capability)
         total, known = sum_or_none([x["clocks"] for x in found]), sum_or_none(baseline[which])
         found.append({
-            "kernel": "all", "clocks": total, "plain_clocks": known, "spills": sum(x["spills"] for x in found),
+            "kernel": "all", "launches": launches_of[which], "clocks": total, "plain_clocks": known, "spills": sum(x["spills"] for x in found),
             "shared": max(x["shared"] for x in found), "ratio": total / known if total and known else None,
             "tensor_instructions": sum(x["tensor_instructions"] for x in found),
             "instructions": sum(x["instructions"] for x in found),
         })  # fmt: skip
         records += [{"shape": name, "capability": capability, "pass": which, **x} for x in found]
     return records
+
+
+def count_launches(shape: dict[str, Any], backward: bool) -> dict[str, dict[str, int]]:
+    """How many kernels a forward and a backward pass start, by the number of keys."""
+    found: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
+    for length in LENGTHS:
+        forward = len(backend.record_launches(**shape | {"length": length}, backward=False))
+        found["forward"][str(length)] = forward
+        if backward:
+            both = len(backend.record_launches(**shape | {"length": length}))
+            found["backward"][str(length)] = both - forward
+    return found
 
 
 def backward_kernels(shape: dict[str, Any]) -> list[list[Launch]]:
@@ -160,18 +189,33 @@ def first_chunk(launches: list[list[Launch]]) -> list[list[Launch]]:
     return launches[: next(again, len(launches))]
 
 
-def _record(variants: list[Launch], capability: int) -> Record:
+_known: dict[tuple, Record] = {}
+
+
+def _records(launches: list[list[Launch]], capability: int) -> list[Record]:
+    return [_record(variants, capability, launches[place - 1][0]) for place, variants in enumerate(launches)]
+
+
+def _record(variants: list[Launch], capability: int, before: Launch | None = None) -> Record:
+    """What there is to say of a launch, once for all that are compiled alike and walk alike."""
     launch = first_that_fits(variants, capability, SHARED_MEMORY[capability]) or variants[-1]
+    trips = trips_per_pair(launch, before)
+    key = (capability, trips, launch.grid, *launch.key())
+    if key not in _known:
+        _known[key] = _examine(launch, capability, trips)
+    return dict(_known[key])
+
+
+def _examine(launch: Launch, capability: int, trips: float) -> Record:
+    """trips: of a block's loop, for a pair of query and key, all heads."""
     compiled = inspect(launch, capability)
     loop = main_loop(*disassemble(compiled.cubin))
     warps = launch.options["num_warps"]
     blocks = resident_blocks(compiled.registers, compiled.shared, warps, capability)
-    # Trips of a block's loop for a pair of query and key, all heads.
-    trips = trips_per_pair(launch)
     clocks = None
     if capability in MACHINES:
         clocks = clocks_per_trip(loop, warps, blocks, capability) / blocks * trips
-    finish = launch.arguments.get("FINISH", "none")
+    finish = "kept" if launch.arguments.get("KEEP") else launch.arguments.get("FINISH", "none")
     return {
         "kernel": launch.kernel.__name__.removesuffix("_kernel")
         + ("" if finish == "none" else f" ({finish})"),
@@ -186,18 +230,27 @@ def _record(variants: list[Launch], capability: int) -> Record:
     }
 
 
-def trips_per_pair(launch: Launch) -> float:
-    """How many trips of the main loop one pair of query and key costs, over all heads and parts of channels."""
+def trips_per_pair(launch: Launch, before: Launch | None = None) -> float:
+    """How many trips of the main loop one pair of query and key costs, over all heads and parts of channels.
+
+    before: the launch whose parts a launch adds up.
+    """
     given, name = launch.arguments, launch.kernel.__name__
     if "BLOCK_K" in given:
         return given["H"] / (given.get("ROWS", given["BLOCK_R"]) * given["BLOCK_K"])
     if name == "diagonals_kernel":
-        return 1 / given["BLOCK_D"]
+        rows = given["row_stop"] - given["row_start"]
+        # Lanes run into a diagonal and out of it.
+        return launch.grid[1] * (rows + given["BLOCK_D"] - 1) / rows / given["BLOCK_D"] / given["UNROLL"]
+    if name == "fold_kernel":
+        assert before is not None
+        rows, keys = ((x := before.arguments)[f"{y}_stop"] - x[f"{y}_start"] for y in ("row", "own"))
+        return launch.grid[0] * given["splits"] / (rows * keys)
     if name == "taps_kernel":
         return launch.grid[1] * launch.grid[2] / given["BLOCK_R"]
     if name == "stage_kernel":
         return given["OUT_PARTS"] / given["BLOCK_R"]
-    halo = (given["segment"] + given["K1"] + given["K2"] - 2) / given["segment"]
+    halo = (given["walk"] + given["K1"] + given["K2"] - 2) / given["walk"]
     return halo / given["BLOCK_R"]
 
 
@@ -241,13 +294,17 @@ def tables(records: list[Record]) -> str:
     lines += [f"| {name} | {demand} | {estimate} |" for name, demand, estimate in limits(records)]
     lines += [
         "",
-        "| shape | GPU | pass | clocks | plain | × plain | spilled bytes | most shared memory |",
-        "|---|---|---|---|---|---|---|---|",
+        "| shape | GPU | pass | clocks | plain | × plain | spilled bytes | most shared memory | launches, "
+        + ", ".join(f"{length:,} keys" for length in LENGTHS)
+        + " |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for x in totals:
         lines.append(
             f"| {x['shape']} | sm_{x['capability']} | {x['pass']} | {_number(x['clocks'])} | "
-            f"{_number(x['plain_clocks'])} | {_number(x['ratio'])} | {x['spills']} | {x['shared']:,} |"
+            f"{_number(x['plain_clocks'])} | {_number(x['ratio'])} | {x['spills']} | {x['shared']:,} | "
+            + ", ".join(f"{count:,}" for count in x["launches"].values())
+            + " |"
         )
     first = records[0]
     lines += ["", f"The kernels of {first['shape']} on sm_{first['capability']}:", ""]

@@ -151,17 +151,26 @@ def disassemble(cubin: bytes) -> tuple[list[Instruction], dict[str, int]]:
 
 
 def main_loop(instructions: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
-    """The loop with the most tensor instructions, the shortest of several (the one without masks), or the longest."""
-    loops = []
+    """The loop with the most tensor instructions, the shortest of several: the one without masks.
+
+    Without tensor instructions, of the loops that hold no other, the one with the most loads, the shortest of several.
+    """
+    spans = []
     for place, instruction in enumerate(instructions):
         target = re.search(r"`\((\.L\w+)\)", instruction.text) if instruction.name == "BRA" else None
         if target and labels.get(target[1], len(instructions)) <= place:
-            loops.append(instructions[labels[target[1]] : place + 1])
-    if not loops:
+            spans.append((labels[target[1]], place + 1))
+    if not spans:
         return instructions
+    loops = [instructions[start:stop] for start, stop in spans]
     most = max(sum(x.is_tensor for x in loop) for loop in loops)
     if most == 0:
-        return max(loops, key=len)
+        inner = [
+            instructions[a:b]
+            for a, b in spans
+            if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in spans)
+        ]
+        return min(inner, key=lambda loop: (-sum(x.name == "LDG" for x in loop), len(loop)))
     return min((loop for loop in loops if sum(x.is_tensor for x in loop) == most), key=len)
 
 

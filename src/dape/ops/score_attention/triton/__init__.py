@@ -171,6 +171,7 @@ def record_launches(
     batch: int = 1,
     length: int = 256,
     queries: int | None = None,
+    device: str = "cpu",
 ) -> list[list[Launch]]:
     """What a call of that shape would launch, each with its variants: recorded on tensors without numbers.
 
@@ -180,7 +181,7 @@ def record_launches(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     groups, queries = num_groups or num_heads, queries or length
-    with FakeTensorMode(), torch.device("cpu"):
+    with FakeTensorMode(), torch.device(device):
         q = torch.empty(batch, num_heads, queries, head_width, dtype=dtype)
         k, v = (torch.empty(batch, groups, length, head_width, dtype=dtype) for _ in range(2))
         channels = num_heads * (1 if bias == "none" else 2)
@@ -342,7 +343,7 @@ def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
 def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
     grads = passes.Gradients(_call(arguments))
     delta = grads.add(grad_out, out, lse)
-    found: dict[str, Tensor | None] = {"q": grads.q, "k": grads.grouped(grads.k), "v": grads.grouped(grads.v)}
+    found: dict[str, Tensor | None] = {"q": grads.q, "k": grads.k, "v": grads.v}
     found |= {"values": grads.values, "dense": grads.dense, "table": grads.table, "row": grads.row}
     found |= {"column": grads.column, "factor": grads.factor}
     for name in ("row", "column"):

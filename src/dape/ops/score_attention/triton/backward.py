@@ -3,6 +3,9 @@
 The backward pass of a chunk of rows repeats its forward pass, keeping the image before every stage, then walks the
 stages back: the gradient of an image is a stage with turned weights (stage_kernel), the gradient of the weights a
 product of two images over all their pixels (taps_kernel). Sums over programs are partial buffers, added in order.
+
+Where a chunk takes a segment of the keys, its images also have the columns around it that these depend on. Gradients
+that are sums over keys count the segment's own alone, own_start … own_stop − 1.
 """
 
 # Kernels are compiled from a language of their own.
@@ -29,8 +32,8 @@ from dape.ops.score_attention.triton.forward import (
 
 @triton.jit
 def weight_tiles(
-    keys, values, sums, unit, extra, key, seen, q, grad_out, image, given, bias, first, last, lse, delta, factor, result,
-    grad_factor, begin, end, row_start, row_stop, num_rows, num_columns, scale, q_token, grad_token, bias_row, bias_key,
+    keys, values, sums, unit, extra, key, own, q, grad_out, image, given, bias, first, last, lse, delta, factor, result,
+    grad_factor, begin, end, row_start, row_stop, num_rows, right, scale, q_token, grad_token, bias_row, bias_key,
     image_channel,
     D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr, SCORES: tl.constexpr,
     IMAGES: tl.constexpr, BIAS: tl.constexpr, FACTOR: tl.constexpr, MODE: tl.constexpr, EDGE: tl.constexpr,
@@ -46,7 +49,7 @@ def weight_tiles(
             low, high = load_bounds(first, last, row, row_stop)
             shown = (key[:, None] >= low[None, :]) & (key[:, None] <= high[None, :])
             # Images have the columns that some row of the block sees.
-            there = ((key >= tl.min(low)) & (key <= tl.max(high)))[:, None]
+            there = ((key >= tl.min(low)) & (key <= tl.max(high)) & (key < right))[:, None]
         logits = tl.zeros([key.shape[0], BLOCK_R], tl.float32)
         grad_weights = tl.zeros([key.shape[0], BLOCK_R], tl.float32)
         directions = ()
@@ -77,7 +80,7 @@ def weight_tiles(
         weights = tl.exp2(scaled * LOG2E - row_lse[None, :])
         if EDGE:
             weights = tl.where(shown, weights, 0.0)
-        inside = (key < num_columns)[:, None] if EDGE else None
+        inside = (key < right)[:, None] if EDGE else None
         if MODE == "weights":
             tl.store(result + pixel, weights.to(result.dtype.element_ty), mask=inside)
         else:
@@ -86,7 +89,7 @@ def weight_tiles(
                 grad_weights = load_pixels(given, pixel, there, EDGE).to(tl.float32)
             grad = weights * (grad_weights - row_delta[None, :])
             if FACTOR:
-                share = tl.where(shown, logits * grad, 0.0)
+                share = tl.where(shown & own[:, None], logits * grad, 0.0)
                 tl.store(grad_factor + local, tl.sum(share, 0), mask=exists)
                 grad *= row_factor[None, :]
             tl.store(result + pixel, grad.to(result.dtype.element_ty), mask=inside)
@@ -105,7 +108,11 @@ def weight_tiles(
         "row_stop",
         "num_queries",
         "num_keys",
-        "num_columns",
+        "left",
+        "right",
+        "own_start",
+        "own_stop",
+        "grad_keys",
         "offset",
         "out_rows",
     ]
@@ -115,7 +122,7 @@ def weights_kernel(
     q_batch, q_head, q_token, k_batch, k_head, k_token, grad_batch, grad_head, grad_token,
     bias_batch, bias_head, bias_row, bias_key, bounds_batch, factor_batch, image_batch, image_head, image_channel,
     given_batch, given_channel, result_batch, result_channel, num_rows, row_start, row_stop, num_queries, num_keys,
-    num_columns, offset, out_rows, scale,
+    left, right, own_start, own_stop, grad_keys, offset, out_rows, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGES: tl.constexpr,
     BIAS: tl.constexpr, FACTOR: tl.constexpr, CAUSAL: tl.constexpr, WHOLE: tl.constexpr, MODE: tl.constexpr,
@@ -123,24 +130,26 @@ def weights_kernel(
 ):  # fmt: skip
     """The weights of a chunk, or the gradients of its logits, as an image `result`, 0 where not visible.
 
-    MODE: "weights"; "gradients", with what the rows add to grad_v [B, H, Tk, D]; "given": the gradients of the weights
+    MODE: "weights"; "gradients", with what the rows add to grad_v [B, H, grad_keys, D] from key own_start on; "given": the gradients of the weights
     are an image `given`. FACTOR: logits are multiplied by factor [1 or B, H, Tq], whose gradients go to grad_factor
     [key tiles, B, H, out_rows]. WHOLE: nothing but causality hides keys.
     The grid is (key tiles, H, B); a program takes a tile of keys and walks along the rows, ROWS at a time. BLOCK_R is
     that of the images: where a row of a block sees a key, all rows of the block are written.
     """
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    key = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    first_key = left + tile * BLOCK_K
+    key = first_key + tl.arange(0, BLOCK_K)
     seen = key < num_keys
+    own = (key >= own_start) & (key < tl.minimum(own_stop, num_keys))
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     v += batch * k_batch + head * G // H * k_head
     grad_out += batch * grad_batch + head * grad_head
-    image += batch * image_batch + head * image_head
-    given += batch * given_batch + head * given_channel
+    image += batch * image_batch + head * image_head - left * num_rows
+    given += batch * given_batch + head * given_channel - left * num_rows
     bias += batch * bias_batch + head * bias_head
     column_bias += (batch * H + head) * num_keys
-    result += batch * result_batch + head * result_channel
+    result += batch * result_batch + head * result_channel - left * num_rows
     first += batch * bounds_batch
     last += batch * bounds_batch
     lse += (batch * H + head) * num_queries
@@ -161,44 +170,45 @@ def weights_kernel(
     begin, end = 0, row_stop - row_start
     if CAUSAL:
         # Rows before see none of these keys.
-        begin = tl.maximum(tile * BLOCK_K - offset - row_start, 0) // BLOCK_R * BLOCK_R
+        begin = tl.maximum(first_key - offset - row_start, 0) // BLOCK_R * BLOCK_R
     if WHOLE:
         # From `full` to `stop`, every row sees every key.
         full, stop = 0, tl.maximum(end // ROWS * ROWS, begin)
         if CAUSAL:
-            full = tl.cdiv(tl.maximum((tile + 1) * BLOCK_K - 1 - offset - row_start, 0), ROWS) * ROWS
-        full = tl.where((tile + 1) * BLOCK_K <= num_keys, tl.minimum(tl.maximum(full, begin), stop), stop)
+            full = tl.cdiv(tl.maximum(first_key + BLOCK_K - 1 - offset - row_start, 0), ROWS) * ROWS
+        inside = first_key + BLOCK_K <= tl.minimum(num_keys, right)
+        full = tl.where(inside, tl.minimum(tl.maximum(full, begin), stop), stop)
         sums = weight_tiles(
-            keys, values, sums, unit, extra, key, seen, q, grad_out, image, given, bias, first, last, lse, delta, factor,
-            result, grad_factor, begin, full, row_start, row_stop, num_rows, num_columns, scale, q_token, grad_token,
+            keys, values, sums, unit, extra, key, own, q, grad_out, image, given, bias, first, last, lse, delta, factor,
+            result, grad_factor, begin, full, row_start, row_stop, num_rows, right, scale, q_token, grad_token,
             bias_row, bias_key, image_channel,
             D, PART, PARTS, ROWS, SCORES, IMAGES, BIAS, FACTOR, MODE, True, PRECISION, STAGES)  # fmt: skip
         sums = weight_tiles(
-            keys, values, sums, unit, extra, key, seen, q, grad_out, image, given, bias, first, last, lse, delta, factor,
-            result, grad_factor, full, stop, row_start, row_stop, num_rows, num_columns, scale, q_token, grad_token,
+            keys, values, sums, unit, extra, key, own, q, grad_out, image, given, bias, first, last, lse, delta, factor,
+            result, grad_factor, full, stop, row_start, row_stop, num_rows, right, scale, q_token, grad_token,
             bias_row, bias_key, image_channel,
             D, PART, PARTS, ROWS, SCORES, IMAGES, BIAS, FACTOR, MODE, False, PRECISION, STAGES)  # fmt: skip
         begin = stop
     # To the end of the last block: what sums over rows reads zeros there.
     end = tl.cdiv(end, BLOCK_R) * BLOCK_R
     sums = weight_tiles(
-        keys, values, sums, unit, extra, key, seen, q, grad_out, image, given, bias, first, last, lse, delta, factor,
-        result, grad_factor, begin, end, row_start, row_stop, num_rows, num_columns, scale, q_token, grad_token,
+        keys, values, sums, unit, extra, key, own, q, grad_out, image, given, bias, first, last, lse, delta, factor,
+        result, grad_factor, begin, end, row_start, row_stop, num_rows, right, scale, q_token, grad_token,
         bias_row, bias_key, image_channel,
         D, PART, PARTS, ROWS, SCORES, IMAGES, BIAS, FACTOR, MODE, True, PRECISION, STAGES)  # fmt: skip
     if MODE == "gradients":
-        place = ((batch * H + head) * num_keys + key) * D
+        place = ((batch * H + head) * grad_keys + key - own_start) * D
         for part in tl.static_range(PARTS):
             dim = part * PART + tl.arange(0, PART)
-            mask = seen[:, None] & (dim < D)[None, :]
+            mask = own[:, None] & (dim < D)[None, :]
             target = grad_v + place[:, None] + dim[None, :]
             tl.store(target, tl.load(target, mask=mask, other=0.0) + sums[part], mask=mask)
 
 
-@triton.jit(do_not_specialize=["row_start", "row_stop", "out_rows", "num_columns", "per_split"])
+@triton.jit(do_not_specialize=["row_start", "row_stop", "out_rows", "per_split"])
 def inner_kernel(
     x, y, first, last, sums, bounds_batch, x_batch, x_channel, y_batch, y_channel, num_rows, row_start, row_stop,
-    out_rows, num_columns, per_split, H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    out_rows, per_split, H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sums over the visible columns of x · y, two images: sums [splits, B, H, out_rows].
 
@@ -228,8 +238,9 @@ def inner_kernel(
     do_not_specialize=[
         "row_start",
         "num_queries",
-        "num_columns",
-        "segment",
+        "left",
+        "right",
+        "walk",
         "held",
         "wanted",
         "offset",
@@ -240,7 +251,7 @@ def inner_kernel(
 def stage_kernel(
     image, out, first, last, weights, offsets, table, values, gate, residual,
     bounds_batch, image_batch, image_channel, out_batch, out_channel, residual_batch, residual_channel, table_plane,
-    values_length, lowest, num_rows, row_start, num_queries, num_columns, segment, held, wanted, offset, slope,
+    values_length, lowest, num_rows, row_start, num_queries, left, right, walk, held, wanted, offset, slope,
     IN: tl.constexpr, OUTS: tl.constexpr, IN_PARTS: tl.constexpr, IN_PART: tl.constexpr, OUT_PARTS: tl.constexpr,
     OUT_PART: tl.constexpr, K: tl.constexpr, LEFT: tl.constexpr, BLOCK_R: tl.constexpr, CAUSAL: tl.constexpr,
     START: tl.constexpr, VALUES: tl.constexpr, FINISH: tl.constexpr, REPEAT: tl.constexpr, RESIDUALS: tl.constexpr,
@@ -252,7 +263,7 @@ def stage_kernel(
     has and that the result shall have. START: "offsets", "table" or "zero"; VALUES: with a bias by distance. FINISH: "none", "leaky" (then zero
     outside of the row's hidden map), "gate" (the derivative of the LeakyReLU that made `gate`, likewise), or
     "residual": RESIDUALS channels of `residual`, channel c modulo REPEAT, are added where visible, 0 elsewhere.
-    The grid is (row blocks, segments · OUT_PARTS, B).
+    The grid is (row blocks, walks · OUT_PARTS, B).
     """
     RIGHT: tl.constexpr = K - 1 - LEFT
     block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -260,14 +271,15 @@ def stage_kernel(
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
     low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
-    begin, end = tl.min(low), tl.max(high) + 1
-    start = begin + tl.program_id(1) // OUT_PARTS * segment
-    stop = tl.minimum(start + segment, tl.minimum(end + wanted, num_columns))
+    begin, end = tl.maximum(tl.min(low), left), tl.max(high) + 1
+    start = begin + tl.program_id(1) // OUT_PARTS * walk
+    stop = tl.minimum(start + walk, tl.minimum(end + wanted, right))
+    image_stop = tl.minimum(end + held, right)
     channel = out_part * OUT_PART + tl.arange(0, OUT_PART)
-    image += batch * image_batch
-    gate += batch * out_batch
-    out += batch * out_batch
-    residual += batch * residual_batch
+    image += batch * image_batch - left * num_rows
+    gate += batch * out_batch - left * num_rows
+    out += batch * out_batch - left * num_rows
+    residual += batch * residual_batch - left * num_rows
     shift = tl.zeros([OUT_PART], tl.float32)
     if START == "offsets":
         shift = tl.load(offsets + channel)
@@ -294,7 +306,7 @@ def stage_kernel(
                         image,
                         column + tap - LEFT,
                         begin,
-                        end + held,
+                        image_stop,
                         local,
                         num_rows,
                         inputs,
@@ -310,7 +322,7 @@ def stage_kernel(
                 tap = number // IN_PARTS
                 inputs = number % IN_PARTS * IN_PART + tl.arange(0, IN_PART)
                 x = load_column(
-                    image, column + tap - LEFT, begin, end + held, local, num_rows, inputs, image_channel, IN
+                    image, column + tap - LEFT, begin, image_stop, local, num_rows, inputs, image_channel, IN
                 )
                 place = (tap * IN_PARTS * IN_PART + inputs[:, None]) * (OUT_PARTS * OUT_PART) + channel[
                     None, :
@@ -334,37 +346,50 @@ def stage_kernel(
         tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["row_start", "num_queries", "num_columns", "segment", "held", "wanted"])
+@triton.jit(
+    do_not_specialize=[
+        "row_start",
+        "num_queries",
+        "left",
+        "right",
+        "own_start",
+        "own_stop",
+        "walk",
+        "held",
+        "wanted",
+    ]
+)
 def taps_kernel(
     image, grad, first, last, sums,
     bounds_batch, image_batch, image_channel, grad_batch, grad_channel,
-    num_rows, row_start, num_queries, num_columns, segment, held, wanted,
+    num_rows, row_start, num_queries, left, right, own_start, own_stop, walk, held, wanted,
     IN: tl.constexpr, OUTS: tl.constexpr, IN_PARTS: tl.constexpr, IN_PART: tl.constexpr, OUT_PARTS: tl.constexpr,
     OUT_PART: tl.constexpr, K: tl.constexpr, LEFT: tl.constexpr, TAPS: tl.constexpr, BLOCK_R: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Partial gradients of a stage's weights and, as tap K, of its offsets (in every channel).
+    """Add to partial gradients of a stage's weights and, as tap K, of its offsets (in every channel).
 
-    sums: [programs, K + 1, IN_PARTS · IN_PART, OUT_PARTS · OUT_PART]. A program takes TAPS taps of a part of the
-    channels. The grid is (row blocks · segments · B, IN_PARTS · OUT_PARTS, groups of taps).
+    sums: [programs, K + 1, IN_PARTS · IN_PART, OUT_PARTS · OUT_PART], each program's own. A program takes TAPS taps of
+    a part of the channels. The grid is (row blocks · walks · B, IN_PARTS · OUT_PARTS, groups of taps).
     """
     blocks = num_rows // BLOCK_R
     program = tl.program_id(0)
     block, rest = program % blocks, program // blocks
-    segments = tl.cdiv(num_columns, segment)
-    number, batch = rest % segments, (rest // segments).to(tl.int64)
+    walks = tl.cdiv(right - left, walk)
+    number, batch = rest % walks, (rest // walks).to(tl.int64)
     in_part, out_part = tl.program_id(1) % IN_PARTS, tl.program_id(1) // IN_PARTS
     first_tap = tl.program_id(2) * TAPS
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
     low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
-    begin, end = tl.min(low), tl.max(high) + 1
-    start = begin + number * segment
-    stop = tl.minimum(start + segment, tl.minimum(end + wanted, num_columns))
+    begin, end = tl.maximum(tl.min(low), left), tl.max(high) + 1
+    start = tl.maximum(begin, own_start) + number * walk
+    stop = tl.minimum(start + walk, tl.minimum(end + wanted, own_stop))
+    image_stop = tl.minimum(end + held, right)
     inputs = in_part * IN_PART + tl.arange(0, IN_PART)
     channel = out_part * OUT_PART + tl.arange(0, OUT_PART)
-    image += batch * image_batch
-    grad += batch * grad_batch
+    image += batch * image_batch - left * num_rows
+    grad += batch * grad_batch - left * num_rows
     dtype: tl.constexpr = grad.dtype.element_ty
     totals = ()
     for _ in tl.static_range(TAPS):
@@ -375,7 +400,7 @@ def taps_kernel(
         for i in tl.static_range(TAPS):
             tap = first_tap + i
             source = column + tap - LEFT
-            inside = (source >= begin) & (source < end + held) & (tap < K)
+            inside = (source >= begin) & (source < image_stop) & (tap < K)
             place = source * num_rows + local[None, :] + inputs[:, None] * image_channel
             x = tl.load(image + place, mask=inside & (inputs < IN)[:, None], other=0.0)
             # The offset is the weight of a channel of ones.
@@ -388,7 +413,8 @@ def taps_kernel(
             place = ((program * (K + 1) + tap) * IN_PARTS * IN_PART + inputs[:, None]) * (
                 OUT_PARTS * OUT_PART
             )
-            tl.store(sums + place + channel[None, :], totals[i])
+            target = sums + place + channel[None, :]
+            tl.store(target, tl.load(target) + totals[i])
 
 
 @triton.jit(
@@ -398,13 +424,15 @@ def taps_kernel(
         "out_start",
         "out_rows",
         "num_keys",
-        "num_columns",
+        "left",
+        "own_start",
+        "own_stop",
         "per_split",
     ]
 )
 def queries_kernel(
     k, image, first, last, grad_q, k_batch, k_head, k_token, bounds_batch, image_batch, image_channel,
-    num_rows, row_start, row_stop, out_start, out_rows, num_keys, num_columns, per_split, scale,
+    num_rows, row_start, row_stop, out_start, out_rows, num_keys, left, own_start, own_stop, per_split, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -418,16 +446,16 @@ def queries_kernel(
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
     low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
-    begin, end = tl.min(low), tl.minimum(tl.max(high) + 1, num_columns)
+    begin, end = tl.maximum(tl.min(low), own_start), tl.minimum(tl.max(high) + 1, own_stop)
     k += batch * k_batch + head * G // H * k_head
-    image += batch * image_batch + head * image_channel
+    image += batch * image_batch + head * image_channel - left * num_rows
     sums = ()
     for _ in tl.static_range(PARTS):
         sums = sums + (tl.zeros([BLOCK_R, PART], tl.float32),)
-    stop = tl.minimum(end, (split + 1) * per_split)
-    for start in tl.range(
-        tl.maximum(begin // BLOCK_K * BLOCK_K, split * per_split), stop, BLOCK_K, num_stages=STAGES
-    ):
+    # Segments begin at a multiple of BLOCK_K.
+    own = own_start + split * per_split
+    stop = tl.minimum(end, own + per_split)
+    for start in tl.range(tl.maximum(begin // BLOCK_K * BLOCK_K, own), stop, BLOCK_K, num_stages=STAGES):
         key = start + tl.arange(0, BLOCK_K)
         seen = (key >= begin) & (key < end)
         grad = tl.load(image + key[None, :] * num_rows + local[:, None], mask=seen[None, :], other=0.0)
@@ -444,92 +472,182 @@ def queries_kernel(
         tl.store(grad_q + place[:, None] + dim[None, :], result, mask=mask)
 
 
-@triton.jit(do_not_specialize=["row_start", "row_stop", "num_queries", "num_keys", "num_columns", "offset"])
+@triton.jit(
+    do_not_specialize=[
+        "row_start",
+        "row_stop",
+        "num_keys",
+        "left",
+        "own_start",
+        "own_stop",
+        "grad_keys",
+        "offset",
+    ]
+)
 def keys_kernel(
     q, image, first, last, grad_k, q_batch, q_head, q_token, bounds_batch, image_batch, image_channel,
-    num_rows, row_start, row_stop, num_queries, num_keys, num_columns, offset, scale,
+    num_rows, row_start, row_stop, num_keys, left, own_start, own_stop, grad_keys, offset, scale,
     H: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk adds to grad_k [B, H, Tk, D]: the gradients of the scores (an image), turned, times the queries.
+    """What a chunk adds to grad_k [B, H, grad_keys, D]: the gradients of the scores (an image), turned, times queries.
 
-    The grid is (key tiles, H, B); BLOCK_R is that of the image.
+    grad_k is that of the segment's keys. The grid is (key tiles, H, B); BLOCK_R is that of the image.
     """
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    key = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    key = own_start + tile * BLOCK_K + tl.arange(0, BLOCK_K)
     q += batch * q_batch + head * q_head
-    image += batch * image_batch + head * image_channel
+    image += batch * image_batch + head * image_channel - left * num_rows
     sums = ()
     for _ in tl.static_range(PARTS):
         sums = sums + (tl.zeros([BLOCK_K, PART], tl.float32),)
     start = 0
     if CAUSAL:
-        start = tl.maximum(tile * BLOCK_K - offset - row_start, 0) // BLOCK_R * BLOCK_R
+        start = tl.maximum(own_start + tile * BLOCK_K - offset - row_start, 0) // BLOCK_R * BLOCK_R
     for top in tl.range(start, row_stop - row_start, BLOCK_R, num_stages=STAGES):
         local = top + tl.arange(0, BLOCK_R)
         row = row_start + local
         low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
-        seen = (key >= tl.min(low)) & (key <= tl.max(high)) & (key < num_columns)
+        seen = (key >= tl.min(low)) & (key <= tl.max(high)) & (key < own_stop)
         grad = tl.load(image + key[:, None] * num_rows + local[None, :], mask=seen[:, None], other=0.0)
         updated = ()
         for part in tl.static_range(PARTS):
             queries = load_rows(q, row, row < row_stop, part, q_token, D, PART)
             updated = updated + (dot(grad.to(queries.dtype), queries, sums[part], PRECISION),)
         sums = updated
-    place = ((batch * H + head) * num_keys + key) * D
+    place = ((batch * H + head) * grad_keys + key - own_start) * D
     for part in tl.static_range(PARTS):
         dim = part * PART + tl.arange(0, PART)
-        mask = (key < num_keys)[:, None] & (dim < D)[None, :]
+        mask = (key < tl.minimum(num_keys, own_stop))[:, None] & (dim < D)[None, :]
         target = grad_k + place[:, None] + dim[None, :]
         tl.store(target, tl.load(target, mask=mask, other=0.0) + sums[part] * scale, mask=mask)
 
 
+@triton.jit(do_not_specialize=["splits", "row_size", "row_place", "row_stride"])
+def fold_kernel(
+    parts, target, rest, splits, size, row_size, row_place, row_stride, ADD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of parts [splits, size], in order, into target: the numbers row_place … row_place + row_size − 1 of
+    each of its stretches of row_stride numbers.
+
+    ADD: it is added to what target and rest hold. What a dtype below float32 cuts off is kept in rest, for the next
+    time. The grid is (blocks of numbers,).
+    """
+    CUTS: tl.constexpr = target.dtype.element_ty != tl.float32
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = number < size
+    place = (number // row_size).to(tl.int64) * row_stride + row_place + number % row_size
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.range(0, splits):
+        total += tl.load(parts + split * size + number, mask=mask, other=0.0)
+    if ADD:
+        if CUTS:
+            total += tl.load(rest + place, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(target + place, mask=mask, other=0.0).to(tl.float32)
+    result = total.to(target.dtype.element_ty)
+    tl.store(target + place, result, mask=mask)
+    if ADD and CUTS:
+        cut = total - result.to(tl.float32)
+        tl.store(rest + place, cut.to(rest.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def diagonal_steps(
+    totals, image, first, last, lane, channel, shift, begin, end, row_start, row_stop, least, num_rows, offset, extra,
+    image_channel, C: tl.constexpr, PLANES: tl.constexpr, EVERY: tl.constexpr, WHOLE: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """totals with the pixels of the steps begin … end − 1; without EVERY only those of the last plane."""
+    for step in tl.range(begin, end, UNROLL):
+        for i in tl.static_range(UNROLL):
+            local = step + i + lane
+            # The same for all lanes.
+            column = shift + step + i
+            counts = (local >= least) & (local < row_stop - row_start) & (step + i < end)
+            low = local * 0
+            if not WHOLE:
+                row = row_start + local
+                low = tl.load(first + row, mask=counts, other=0)
+                high = tl.load(last + row, mask=counts, other=-1)
+                counts = counts & (low <= high) & (column >= low) & (column <= high + extra)
+            place = column * num_rows + local
+            x = tl.load(
+                image + place[:, None] + channel[None, :] * image_channel,
+                mask=counts[:, None] & (channel < C)[None, :],
+                other=0.0,
+            ).to(tl.float32)
+            updated = ()
+            for plane in tl.static_range(PLANES):
+                added = totals[plane]
+                if EVERY:
+                    chosen = tl.minimum(column - low, PLANES - 1) == plane
+                    added = added + tl.where(chosen[:, None], x, 0.0)
+                elif plane == PLANES - 1:
+                    added = added + x
+                updated = updated + (added,)
+            totals = updated
+    return totals
+
+
 @triton.jit(
-    do_not_specialize=["row_start", "row_stop", "num_columns", "offset", "bottom", "num_distances", "extra"]
+    do_not_specialize=[
+        "left",
+        "row_start",
+        "row_stop",
+        "own_start",
+        "own_stop",
+        "offset",
+        "bottom",
+        "lowest",
+        "num_distances",
+        "extra",
+        "num_batch",
+    ]
 )
 def diagonals_kernel(
-    records, first, last, sums, bounds_batch, records_batch, num_rows, row_start, row_stop, num_columns, offset,
-    bottom, num_distances, extra,
-    C: tl.constexpr, CHANNELS: tl.constexpr, PLANES: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    image, first, last, sums, bounds_batch, image_batch, image_channel, sums_plane, sums_distance, sums_channel,
+    num_rows, left, row_start, row_stop, own_start, own_stop, offset, bottom, lowest, num_distances, extra, num_batch,
+    C: tl.constexpr, CHANNELS: tl.constexpr, PLANES: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
+    WHOLE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Sums of records [B, columns, rows, C] by distance: sums [row groups, PLANES, num_distances, CHANNELS].
+    """Add to sums by distance of an image: sums [PLANES, num_distances, C] with any strides, from `lowest` on.
 
-    Row n of sums is distance bottom + n. Plane p < PLANES − 1 is for pixels p columns after the first visible key,
-    the last plane for all others. extra: columns past the last visible key that count.
-    The grid is (distance tiles, groups of ROWS rows, B).
+    Plane p < PLANES − 1 is for pixels p columns after the first visible key, the last plane for all others. extra:
+    columns past the last visible key that count. The grid is (tiles of BLOCK_D distances from `bottom` on, groups of
+    CHANNELS channels). Lanes are distances, and walk along the diagonals: a step takes one column and consecutive rows.
     """
-    tile, group, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    distance = bottom + tile * BLOCK_D + tl.arange(0, BLOCK_D)
-    channel = tl.arange(0, CHANNELS)
-    first += batch * bounds_batch
-    last += batch * bounds_batch
-    records += batch * records_batch
+    base = bottom + tl.program_id(0) * BLOCK_D
+    lane = tl.arange(0, BLOCK_D)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    # Lane i of step t is row t + i, in column shift + t.
+    shift = row_start + offset - base
+    begin = tl.maximum(1 - BLOCK_D, own_start - shift)
+    end = tl.minimum(row_stop - row_start, own_stop - shift)
+    # Rows before see nothing.
+    least = tl.maximum(0, -offset - row_start) if CAUSAL else 0
     totals = ()
     for _ in tl.static_range(PLANES):
         totals = totals + (tl.zeros([BLOCK_D, CHANNELS], tl.float32),)
-    for i in tl.range(0, ROWS):
-        local = group * ROWS + i
-        row = row_start + local
-        exists = row < row_stop
-        low, high = tl.load(first + row, mask=exists, other=0), tl.load(last + row, mask=exists, other=-1)
-        column = row + offset - distance
-        counts = exists & (low <= high) & (column >= low) & (column <= high + extra) & (column < num_columns)
-        place = (column * num_rows + local) * C
-        x = tl.load(
-            records + place[:, None] + channel[None, :],
-            mask=counts[:, None] & (channel < C)[None, :],
-            other=0.0,
-        ).to(tl.float32)
-        updated = ()
-        for plane in tl.static_range(PLANES):
-            if PLANES == 1:
-                updated = updated + (totals[0] + x,)
-            else:
-                chosen = tl.minimum(column - low, PLANES - 1) == plane
-                updated = updated + (totals[plane] + tl.where(chosen[:, None], x, 0.0),)
-        totals = updated
-    program = batch * tl.num_programs(1) + group
+    image -= left * num_rows
+    middle = end
+    if WHOLE:
+        # Every row begins with column 0.
+        middle = tl.minimum(tl.maximum(PLANES - 1 - shift, begin), end)
+    # The images of all batch entries have fewer than 2³¹ numbers.
+    for number in tl.range(0, num_batch):
+        own_image = image + number * image_batch
+        own_first, own_last = first + number * bounds_batch, last + number * bounds_batch
+        if PLANES > 1 or not WHOLE:
+            totals = diagonal_steps(
+                totals, own_image, own_first, own_last, lane, channel, shift, begin, middle, row_start, row_stop, least,
+                num_rows, offset, extra, image_channel, C, PLANES, True, WHOLE, UNROLL)  # fmt: skip
+        if WHOLE:
+            totals = diagonal_steps(
+                totals, own_image, own_first, own_last, lane, channel, shift, middle, end, row_start, row_stop, least,
+                num_rows, offset, extra, image_channel, C, PLANES, False, WHOLE, UNROLL)  # fmt: skip
+    n = base + lane - lowest
+    mask = ((n >= 0) & (n < num_distances))[:, None] & (channel < C)[None, :]
+    place = n[:, None] * sums_distance + channel[None, :] * sums_channel
     for plane in tl.static_range(PLANES):
-        n = tile * BLOCK_D + tl.arange(0, BLOCK_D)
-        place = ((program * PLANES + plane) * num_distances + n) * CHANNELS
-        tl.store(sums + place[:, None] + channel[None, :], totals[plane], mask=(n < num_distances)[:, None])
+        target = sums + plane * sums_plane + place
+        tl.store(target, tl.load(target, mask=mask, other=0.0) + totals[plane], mask=mask)

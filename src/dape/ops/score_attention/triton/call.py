@@ -13,9 +13,13 @@ from torch import Tensor
 
 from dape.ops.score_attention.types import Visible
 
-# Scratch of a pass, in bytes: images of a chunk of rows that stay in the L2 cache of a large GPU. Longer inputs take
-# the smallest chunks, up to the second limit.
-SCRATCH, MOST_SCRATCH = 48 * 2**20, 192 * 2**20
+# Bytes of a chunk's images: for small calls what stays in the L2 cache of a large GPU; for calls with more keys (of
+# all batch entries) more, because starting kernels would take longer than running them. Forward, rows over so many
+# keys that a block of them is larger take a smaller block, or the third number.
+SCRATCH, LARGE_SCRATCH, MOST_SCRATCH = 40 * 2**20, 96 * 2**20, 192 * 2**20
+SMALL_KEYS = 4096
+# Rows that a chunk of the backward pass should have at least: with fewer it takes the keys by segments.
+CHUNK_ROWS = 128
 # Rows of a block in an image, and keys of a tile.
 BLOCK_R, BLOCK_K = 64, 64
 # Rows at a time where weights and their gradients are in registers together.
@@ -131,7 +135,7 @@ class Call:
     separable bias, [1 or B, H, Tq] and [1 or B, H, Tk]; table: what the first stage makes of a bias by distance,
     [planes, distances, W] (tables.py). Without a table, a bias is further channels of the first image.
     residual: which of "scores" and "bias" are added to what the stages make. factor: of the logits, [1 or B, H, Tq];
-    sink: [H]. whole: nothing but causality hides keys.
+    sink: [H]. whole: nothing but causality hides keys. scratch: bytes for images, decided by the whole call.
     """
 
     q: Tensor
@@ -153,6 +157,7 @@ class Call:
     factor: Tensor | None = None
     sink: Tensor | None = None
     whole: bool = False
+    scratch: int = 0
     # What was made of the tensors for the kernels, once for all chunks and batch entries.
     made: dict[str, Any] = field(default_factory=dict)
     grad_dtype: torch.dtype = field(init=False)
@@ -181,6 +186,9 @@ class Call:
                 for x in (self.row, self.column)
             )
         self.part = head_part(self.head_width)
+        self.scratch = self.scratch or (
+            SCRATCH if self.batch * self.num_keys <= SMALL_KEYS else LARGE_SCRATCH
+        )
         self._arguments: dict[str, Any] | None = None
 
     @property
@@ -194,7 +202,7 @@ class Call:
 
     def batches(self, bytes_per_pair: int) -> Iterator[tuple[slice, Call]]:
         """The call by as few batch entries at a time as make full chunks."""
-        pairs = SCRATCH // bytes_per_pair
+        pairs = self.scratch // bytes_per_pair
         size = max(1, pairs // (256 * self.num_keys))
         for start in range(0, self.batch, size):
             part = slice(start, min(start + size, self.batch))
@@ -211,25 +219,55 @@ class Call:
         )  # fmt: skip
 
     def chunks(self, bytes_per_pair: int) -> Iterator[Chunk]:
-        """Consecutive query rows whose images fit into the scratch, from the last on."""
+        """Consecutive query rows whose images, over all keys, fit into the scratch, from the last on."""
+        return self._chunks(Segment(0, NO_LIMIT, 0), bytes_per_pair)
+
+    def segments(self, bytes_per_pair: int) -> Iterator[tuple[Segment, list[Chunk]]]:
+        """Segments of the keys, and for each the chunks of rows that see some of them.
+
+        A pass that knows the log-sum-exp needs no row as a whole. Stages after the softmax want sums over a row.
+        """
+        pairs = max(1, self.scratch // (bytes_per_pair * self.batch))
+        if self.post or self.num_keys * CHUNK_ROWS <= pairs:
+            yield (whole := Segment(0, NO_LIMIT, 0)), list(self._chunks(whole, bytes_per_pair))
+            return
+        # What a key's gradient depends on: as far as the stages reach, there and back.
+        halo = sum(stage.kernel_size - 1 for stage in self.pre.stages)
+        most = max(1, (pairs // (2 * CHUNK_ROWS) - 2 * halo) // BLOCK_K)
+        count = -(-self.num_keys // (most * BLOCK_K))
+        size = -(-self.num_keys // (count * BLOCK_K)) * BLOCK_K
+        for start in range(0, self.num_keys, size):
+            stop = start + size if start + size < self.num_keys else NO_LIMIT
+            segment = Segment(start, stop, halo)
+            yield segment, list(self._chunks(segment, bytes_per_pair))
+
+    def _chunks(self, segment: Segment, bytes_per_pair: int) -> Iterator[Chunk]:
         block = min(BLOCK_R, padded(self.num_queries))
+        # Hidden maps go on past a row's last visible key.
+        least = max(0, segment.start - self.offset - max(self.pre.held)) if self.causal else 0
+        least = least // BLOCK_R * BLOCK_R
         stop = self.num_queries
-        while stop > 0:
+        while stop > least:
             columns = stop + self.offset if self.causal else self.num_keys
+            columns = min(columns, segment.stop + segment.halo) - max(0, segment.start - segment.halo)
             size = self._rows(columns * self.batch * bytes_per_pair)
-            size = min(size, -(-stop // block) * block)
+            size = min(size, -(-(stop - least) // block) * block)
             # All but the first chunk start at a multiple of their blocks.
-            start = max(0, -(-(stop - size) // BLOCK_R) * BLOCK_R if size >= BLOCK_R else stop - size)
-            yield Chunk(self, start, stop, size)
+            start = -(-(stop - size) // BLOCK_R) * BLOCK_R if size >= BLOCK_R else stop - size
+            start = max(least, start)
+            yield Chunk(
+                self, start, stop, -(-(stop - start) // block) * block if size >= block else size, segment
+            )
             stop = start
 
     def _rows(self, bytes_per_row: int) -> int:
         """Rows of a chunk: whole blocks, or half and quarter blocks where one is too large."""
-        if bytes_per_row == 0:
+        if bytes_per_row <= 0:
             return -(-self.num_queries // BLOCK_R) * BLOCK_R
-        if (rows := SCRATCH // bytes_per_row) >= BLOCK_R:
+        if (rows := self.scratch // bytes_per_row) >= BLOCK_R:
             return rows // BLOCK_R * BLOCK_R
-        return min(BLOCK_R, 32) if MOST_SCRATCH // bytes_per_row >= 32 else 16
+        most = MOST_SCRATCH // bytes_per_row
+        return next(rows for rows in (BLOCK_R, 32, 16) if rows <= max(16, min(most, BLOCK_R)))
 
     def arguments(self) -> dict[str, Any]:
         """What kernels take that see q, k, v and the bias: a dict of its own for each call of this."""
@@ -277,19 +315,42 @@ class Call:
         return arguments
 
 
+NO_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The keys start … stop − 1, to the last if there is no limit; halo: columns on each side that they depend on."""
+
+    start: int
+    stop: int
+    halo: int
+
+
 @dataclass
 class Chunk:
-    """The query rows start … stop − 1 of a call, and the images of them: [B, channels, columns, size]."""
+    """The query rows start … stop − 1 of a call over a segment of the keys, and their images.
+
+    An image is [B, channels, columns, size] and begins with column `left`, the segment's first less its halo; `right`
+    is the column behind its last.
+    """
 
     call: Call
     start: int
     stop: int
     size: int
+    segment: Segment
 
     def __post_init__(self) -> None:
-        call = self.call
+        call, segment = self.call, self.segment
         held = max(*call.pre.held, *call.post.held)
-        self.columns = self.stop + call.offset + held if call.causal else call.num_keys
+        self.left = max(0, segment.start - segment.halo)
+        columns = self.stop + call.offset + held if call.causal else call.num_keys
+        self.right = max(self.left, min(columns, segment.stop + segment.halo))
+        self.columns = self.right - self.left
+        # Keys of its own that some row may see.
+        self.own_stop = min(segment.stop, self.right)
+        self.own_keys = max(0, min(self.own_stop, call.num_keys) - segment.start)
         self.block = min(BLOCK_R, self.size)
         self.blocks = self.size // self.block
 
@@ -297,15 +358,20 @@ class Chunk:
         call = self.call
         return blank_memory(call.batch, channels, self.columns, self.size, dtype=dtype, device=call.device)
 
-    def segment(self) -> int:
+    def walk(self) -> int:
         """Columns that a program walks along: as many programs as fill the GPU, but few halos."""
         share = self.call.batch * self.blocks * self.columns // PROGRAMS
         return max(8, min(128, share))
 
+    @property
+    def walks(self) -> int:
+        return -(-self.columns // self.walk())
+
     def arguments(self) -> dict[str, Any]:
         return {
-            "row_start": self.start, "row_stop": self.stop, "num_rows": self.size, "num_columns": self.columns,
-            "segment": self.segment(), "BLOCK_R": self.block,
+            "row_start": self.start, "row_stop": self.stop, "num_rows": self.size, "left": self.left,
+            "right": self.right, "own_start": self.segment.start, "own_stop": self.own_stop, "walk": self.walk(),
+            "BLOCK_R": self.block,
         }  # fmt: skip
 
 

@@ -95,6 +95,8 @@ def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], variants:
 
     variants: compiler options and constants of the kernel, the fastest first. The device is the tensors'.
     """
+    if 0 in grid:
+        return
     # One after the other: building a launch takes time, and the first nearly always fits.
     launches = (_launch(kernel, grid, arguments, variant) for variant in variants)
     if (recorded := _recorded.get()) is not None:

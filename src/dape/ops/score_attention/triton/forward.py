@@ -1,7 +1,7 @@
 """The forward kernels: scores, convolutions over the score image, softmax · V.
 
 Maps in scratch are images [B, channels, columns, rows]: a column is a key, rows are the queries of a chunk, and
-contiguous. A convolution along the keys walks from column to column with BLOCK_R rows at a time as the rows of a
+contiguous; it begins with column `left` and ends before column `right`. A convolution along the keys walks from column to column with BLOCK_R rows at a time as the rows of a
 matrix product and channels as its reduction axis: the shift of a tap is the walk itself. For a block of rows, an
 image is written in the columns that some row sees, and as far beyond as later stages reach.
 
@@ -69,7 +69,7 @@ def to_image(x, dtype: tl.constexpr):
 
 @triton.jit
 def score_tiles(
-    queries, k, bias, column_bias, image, row, low, high, local, num_rows, begin, end, num_keys, num_columns, scale,
+    queries, k, bias, column_bias, image, row, low, high, local, num_rows, begin, end, num_keys, left, right, scale,
     image_channel, k_token, bias_row, bias_key,
     H: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
     BIAS: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -90,7 +90,7 @@ def score_tiles(
         if EDGE:
             scores = tl.where(shown, scores, 0.0)
         target = image + column[:, None] * num_rows + local[None, :]
-        inside = (column < num_columns)[:, None] & (local < num_rows)[None, :]
+        inside = ((column >= left) & (column < right))[:, None] & (local < num_rows)[None, :]
         tl.store(target, to_image(scores, dtype), mask=inside if EDGE else None)
         if BIAS != "none":
             values = load_bias(bias, row[None, :], column[:, None], shown, bias_row, bias_key)
@@ -101,11 +101,11 @@ def score_tiles(
             tl.store(target + H * image_channel, to_image(values, dtype), mask=inside if EDGE else None)
 
 
-@triton.jit(do_not_specialize=["row_start", "num_queries", "num_keys", "num_columns", "per_split"])
+@triton.jit(do_not_specialize=["row_start", "num_queries", "num_keys", "left", "right", "per_split"])
 def scores_kernel(
     q, k, bias, column_bias, first, last, image,
     q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, bias_key,
-    bounds_batch, image_batch, image_channel, num_rows, row_start, num_queries, num_keys, num_columns, per_split, scale,
+    bounds_batch, image_batch, image_channel, num_rows, row_start, num_queries, num_keys, left, right, per_split, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
@@ -126,26 +126,27 @@ def scores_kernel(
     k += batch * k_batch + head * G // H * k_head
     bias += batch * bias_batch + head * bias_head
     column_bias += (batch * H + head) * num_keys
-    image += batch * image_batch + head * image_channel
+    image += batch * image_batch + head * image_channel - left * num_rows
     queries = ()
     for part in tl.static_range(PARTS):
         queries = queries + (tl.trans(load_rows(q, row, exists, part, q_token, D, PART)),)
-    begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
-    end = tl.minimum(tl.minimum(tl.max(high) + 1, num_columns), (split + 1) * per_split)
+    own = left // BLOCK_K * BLOCK_K + split * per_split
+    begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, own)
+    end = tl.minimum(tl.minimum(tl.max(high) + 1, right), own + per_split)
     # Tiles in which every row sees every key need no mask.
-    inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.max(low), end), BLOCK_K) * BLOCK_K)
+    inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.maximum(tl.max(low), left), end), BLOCK_K) * BLOCK_K)
     outer = tl.maximum(inner, tl.minimum(tl.min(high) + 1, end) // BLOCK_K * BLOCK_K)
     score_tiles(
         queries, k, bias, column_bias, image, row, low, high, local, num_rows, begin, tl.minimum(inner, end), num_keys,
-        num_columns, scale, image_channel, k_token, bias_row, bias_key,
+        left, right, scale, image_channel, k_token, bias_row, bias_key,
         H, D, PART, PARTS, BLOCK_K, BIAS, True, PRECISION, STAGES)  # fmt: skip
     score_tiles(
         queries, k, bias, column_bias, image, row, low, high, local, num_rows, inner, outer, num_keys,
-        num_columns, scale, image_channel, k_token, bias_row, bias_key,
+        left, right, scale, image_channel, k_token, bias_row, bias_key,
         H, D, PART, PARTS, BLOCK_K, BIAS, False, PRECISION, STAGES)  # fmt: skip
     score_tiles(
         queries, k, bias, column_bias, image, row, low, high, local, num_rows, outer, end, num_keys,
-        num_columns, scale, image_channel, k_token, bias_row, bias_key,
+        left, right, scale, image_channel, k_token, bias_row, bias_key,
         H, D, PART, PARTS, BLOCK_K, BIAS, True, PRECISION, STAGES)  # fmt: skip
 
 
@@ -230,11 +231,12 @@ def output_start(offset2, values, values_length, place, channel, OUT: tl.constex
 
 @triton.jit
 def convolve_columns(
-    image, out, offset1, offset2, table, values, w1, w2, low, high, local, num_rows, reach, distance, start, stop,
-    steps, begin, end, image_channel, out_channel, table_plane, values_length, slope1, slope2,
+    image, out, kept, offset1, offset2, table, values, w1, w2, low, high, local, num_rows, reach, distance, start, stop,
+    kept_stop, steps, begin, end, image_channel, out_channel, kept_channel, table_plane, values_length, slope1, slope2,
     IN: tl.constexpr, OUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     LEFT1: tl.constexpr, LEFT2: tl.constexpr, CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr,
-    EDGE: tl.constexpr, FINAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    EDGE: tl.constexpr, FINAL: tl.constexpr, KEEP: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Two convolutions of the columns that the outputs start … stop − 1 depend on.
 
@@ -270,6 +272,9 @@ def convolve_columns(
         active = leaky(updated[0].to(dtype), slope1)
         if EDGE:
             active = tl.where(inside_row(c, low, high, CAUSAL)[:, None], active, 0.0).to(dtype)
+        if KEEP:
+            place = c * num_rows + local[:, None] + wide[None, :] * kept_channel
+            tl.store(kept + place, active, mask=((c >= start) & (c < kept_stop)) & (wide < HIDDEN)[None, :])
         fresh = output_start(offset2, values, values_length, distance - c - LEFT2, outs, OUT, VALUES, EDGE)
         summed = ()
         for i in tl.static_range(len(w2)):
@@ -289,8 +294,9 @@ def convolve_columns(
     do_not_specialize=[
         "row_start",
         "num_queries",
-        "num_columns",
-        "segment",
+        "left",
+        "right",
+        "walk",
         "held",
         "wanted",
         "offset",
@@ -299,54 +305,57 @@ def convolve_columns(
     ]
 )
 def convolve_kernel(
-    image, out, first, last, w1, w2, b1, b2, table, values,
-    bounds_batch, image_batch, image_channel, out_batch, out_channel, table_plane, values_length, lowest, num_rows,
-    row_start, num_queries, num_columns, segment, held, wanted, offset, slope1, slope2,
+    image, out, kept, first, last, w1, w2, b1, b2, table, values,
+    bounds_batch, image_batch, image_channel, out_batch, out_channel, kept_batch, kept_channel, table_plane,
+    values_length, lowest, num_rows, row_start, num_queries, left, right, walk, held, wanted, offset, slope1, slope2,
     IN: tl.constexpr, OUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     K1: tl.constexpr, LEFT1: tl.constexpr, K2: tl.constexpr, LEFT2: tl.constexpr, BLOCK_R: tl.constexpr,
     CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr, FINAL: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    KEEP: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Two stages over an image: out = stage₂(LeakyReLU(stage₁(image))), the hidden map on the chip.
 
     w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; values [distances, OUT], in place of b2, have the offset in them.
-    held, wanted: columns past the visible ones that the image has, and that the result shall have. FINAL: no activation
-    follows.
-    The grid is (row blocks, segments, B).
+    held, wanted: columns past the visible ones that the hidden map has, and that the result shall have. FINAL: no
+    activation follows. KEEP: the hidden map, of HIDDEN channels, is also written, as an image `kept`.
+    The grid is (row blocks, walks, B).
     """
     RIGHT1: tl.constexpr = K1 - 1 - LEFT1
     block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
     low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
-    begin, end = tl.min(low), tl.max(high) + 1
-    start = begin + tl.program_id(1) * segment
-    stop = tl.minimum(start + segment, tl.minimum(end + wanted, num_columns))
+    begin, end = tl.maximum(tl.min(low), left), tl.max(high) + 1
+    start, finish = begin + tl.program_id(1) * walk, tl.minimum(end + wanted, right)
+    stop = tl.minimum(start + walk, finish)
+    # The last of the walks has the columns of the hidden map behind those of the result.
+    kept_stop = tl.where(stop == finish, tl.minimum(end + held, right), stop)
     if start < stop:
         channel, wide, outs = tl.arange(0, CHANNELS), tl.arange(0, WIDTH), tl.arange(0, OUT)
         taps1 = load_taps(w1, channel, wide, K1, CHANNELS, WIDTH)
         taps2 = load_taps(w2, wide, outs, K2, WIDTH, OUT)
         offset1, offset2 = tl.load(b1 + wide), tl.load(b2 + outs)
-        image += batch * image_batch
-        out += batch * out_batch
+        image += batch * image_batch - left * num_rows
+        out += batch * out_batch - left * num_rows
+        kept += batch * kept_batch - left * num_rows
         # Column m of the table is distance m − RIGHT1.
         distance = row + offset
         steps = stop - start + K1 + K2 - 2
-        interior = (tl.max(low) + LEFT1 + LEFT2 + K1 + K2 <= start) & (
-            start + steps <= tl.minimum(tl.min(high), row_start + block * BLOCK_R + offset)
+        interior = (tl.maximum(tl.max(low), left) + LEFT1 + LEFT2 + K1 + K2 <= start) & (
+            start + steps <= tl.minimum(right, tl.minimum(tl.min(high), row_start + block * BLOCK_R + offset))
         )
         if interior:
             convolve_columns(
-                image, out, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
-                distance + RIGHT1, distance - lowest, start, stop, steps, begin, end + held, image_channel,
-                out_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT, LEFT1, LEFT2,
-                CAUSAL, TABLE, VALUES, False, FINAL, PRECISION, STAGES)  # fmt: skip
+                image, out, kept, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
+                distance + RIGHT1, distance - lowest, start, stop, kept_stop, steps, begin, tl.minimum(end, right),
+                image_channel, out_channel, kept_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT, LEFT1, LEFT2,
+                CAUSAL, TABLE, VALUES, False, FINAL, KEEP, HIDDEN, PRECISION, STAGES)  # fmt: skip
         else:
             convolve_columns(
-                image, out, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
-                distance + RIGHT1, distance - lowest, start, stop, steps, begin, end + held, image_channel,
-                out_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT, LEFT1, LEFT2,
-                CAUSAL, TABLE, VALUES, True, FINAL, PRECISION, STAGES)  # fmt: skip
+                image, out, kept, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
+                distance + RIGHT1, distance - lowest, start, stop, kept_stop, steps, begin, tl.minimum(end, right),
+                image_channel, out_channel, kept_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT, LEFT1, LEFT2,
+                CAUSAL, TABLE, VALUES, True, FINAL, KEEP, HIDDEN, PRECISION, STAGES)  # fmt: skip
 
 
 @triton.jit

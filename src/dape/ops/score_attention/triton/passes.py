@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dape.ops.score_attention.triton import call as calls
-from dape.ops.score_attention.triton.call import Call, Chain, Chunk, StageTensors, padded
+from dape.ops.score_attention.triton.call import Call, Chain, Chunk, Segment, StageTensors, padded
 from dape.ops.score_attention.triton.compile import run
 
 # Two stages run as one kernel where their weights fit into registers beside the running sums.
@@ -94,8 +94,8 @@ def write_scores(chunk: Chunk, arguments: dict[str, Any], image: Tensor) -> None
 def convolved(chunk: Chunk, chain: Chain, image: Tensor, keep: list[Tensor] | None = None) -> Tensor:
     """What the stages make of an image, [B, H, columns, rows]; `keep` gets the image after every stage."""
     call = chunk.call
-    if keep is None and is_fused(call, chain):
-        return convolved_at_once(chunk, image)
+    if is_fused(call, chain):
+        return convolved_at_once(chunk, image, keep)
     before = chain is call.pre
     for number, stage in enumerate(chain.stages):
         out = chunk.image(stage.num_out, call.dtype)
@@ -132,33 +132,45 @@ def write_weights(
     unused = call.q
     for name in ("grad_out", "delta", "given", "grad_v", "grad_factor"):
         arguments[name] = unused
-    for name in ("grad_batch", "grad_head", "grad_token", "given_batch", "given_channel", "out_rows"):
+    for name in (
+        "grad_batch",
+        "grad_head",
+        "grad_token",
+        "given_batch",
+        "given_channel",
+        "out_rows",
+        "grad_keys",
+    ):
         arguments[name] = 0
     grid = (-(-chunk.columns // calls.BLOCK_K), call.num_heads, call.batch)
     rows = min(calls.ROWS, chunk.block)
     run(weights_kernel, grid, arguments | own, [{"ROWS": rows, "STAGES": n, "num_warps": 4} for n in (2, 1)])
 
 
-def convolved_at_once(chunk: Chunk, image: Tensor) -> Tensor:
-    """What two stages make of an image, by one kernel."""
+def convolved_at_once(chunk: Chunk, image: Tensor, keep: list[Tensor] | None) -> Tensor:
+    """What two stages make of an image, by one kernel; `keep` gets the hidden map and the result."""
     from dape.ops.score_attention.triton.forward import convolve_kernel
 
     call = chunk.call
     one, two = call.pre.stages
     out = chunk.image(two.num_out, call.dtype)
+    hidden = out if keep is None else chunk.image(one.num_out, call.dtype)
     table, plane = table_argument(call, one)
     arguments = chunk.arguments() | call.arguments() | strides("image", image) | strides("out", out)
+    arguments |= strides("kept", hidden) | {"kept": hidden, "KEEP": keep is not None, "HIDDEN": one.num_out}
     arguments |= {
         "image": image, "out": out, "w1": one.taps(call.dtype), "w2": two.taps(call.dtype), "b1": one.offsets(),
-        "b2": two.offsets(), "table": table, "table_plane": plane, **values_arguments(call), "held": 0, "wanted": 0, "slope1": one.slope, "slope2": two.slope, "IN": one.num_in, "OUTS": two.num_out,
+        "b2": two.offsets(), "table": table, "table_plane": plane, **values_arguments(call), "held": call.pre.held[1], "wanted": 0, "slope1": one.slope, "slope2": two.slope, "IN": one.num_in, "OUTS": two.num_out,
         "CHANNELS": padded(one.num_in), "WIDTH": padded(one.num_out), "OUT": padded(two.num_out),
         "K1": one.kernel_size, "LEFT1": one.left, "K2": two.kernel_size, "LEFT2": two.left,
         "TABLE": call.table is not None, "FINAL": True,
     }  # fmt: skip
-    grid = (chunk.blocks, -(-chunk.columns // chunk.segment()), call.batch)
+    grid = (chunk.blocks, chunk.walks, call.batch)
     # With more channels, 16 rows of a warp fill its registers.
     warps = max(1, chunk.block // (32 if padded(one.num_in) == 16 else 16))
     run(convolve_kernel, grid, arguments, [{"STAGES": n, "num_warps": warps} for n in (3, 2, 1)])
+    if keep is not None:
+        keep += [hidden, out]
     return out
 
 
@@ -210,7 +222,7 @@ def one_stage(
         "IN_PART": in_part, "OUT_PARTS": out_parts, "OUT_PART": out_part, "K": taps.shape[0],
         "UNROLLED": taps.shape[0] * in_parts <= 8,
     } | own  # fmt: skip
-    grid = (chunk.blocks, -(-chunk.columns // chunk.segment()) * out_parts, call.batch)
+    grid = (chunk.blocks, chunk.walks * out_parts, call.batch)
     run(
         stage_kernel,
         grid,
@@ -273,30 +285,53 @@ def attend(chunk: Chunk, image: Tensor | None, out: Tensor, lse: Tensor) -> None
             out[:, :, own] = (parts * shares[..., None]).sum(0).to(out.dtype)
 
 
-def times_keys(chunk: Chunk, image: Tensor, k: Tensor, scale: float, out: Tensor) -> None:
-    """Write scale · image · k, for the rows of a chunk: out [B, H, Tq, D]; k has the keys' strides."""
-    from dape.ops.score_attention.triton.backward import queries_kernel
+def times_keys(
+    chunk: Chunk, image: Tensor, k: Tensor, scale: float, out: Tensor, rest: Tensor | None = None
+) -> None:
+    """Write scale · image · k, for the rows of a chunk: out [B, H, Tq, D]; k has the keys' strides.
+
+    With `rest` it is added to out, and what out's dtype cuts off is kept there.
+    """
+    from dape.ops.score_attention.triton.backward import fold_kernel, queries_kernel
 
     call = chunk.call
     arguments = call.arguments() | chunk.arguments() | strides("image", image)
     splits, per_split = split_keys(chunk, chunk.blocks)
-    shape = (splits, call.batch, call.num_heads, chunk.stop - chunk.start, call.head_width)
-    parts = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
-    arguments |= {"image": image, "k": k, "scale": scale, "grad_q": parts}
-    arguments |= {"per_split": per_split, "out_start": chunk.start, "out_rows": shape[3]}
+    arguments |= {"image": image, "k": k, "scale": scale, "per_split": per_split}
+    direct = splits == 1 and rest is None
+    rows = chunk.stop - chunk.start
+    if direct:
+        parts = out
+        arguments |= {"grad_q": out, "out_start": 0, "out_rows": call.num_queries}
+    else:
+        shape = (splits, call.batch, call.num_heads, rows, call.head_width)
+        parts = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
+        arguments |= {"grad_q": parts, "out_start": chunk.start, "out_rows": rows}
     run(queries_kernel, (chunk.blocks * splits, call.num_heads, call.batch), arguments, product_variants())
-    out[:, :, chunk.start : chunk.stop] = parts.sum(0).to(out.dtype)
+    if direct:
+        return
+    size = parts[0].numel()
+    run(
+        fold_kernel,
+        (-(-size // 256),),
+        {
+            "parts": parts, "target": out, "rest": parts if rest is None else rest, "splits": splits, "size": size,
+            "row_size": rows * call.head_width, "row_place": chunk.start * call.head_width,
+            "row_stride": call.num_queries * call.head_width, "ADD": rest is not None, "BLOCK": 256,
+        },
+        [{"num_warps": 2}],
+    )  # fmt: skip
 
 
 def add_times_rows(chunk: Chunk, image: Tensor, q: Tensor, scale: float, out: Tensor) -> None:
-    """Add scale · imageᵀ · q, over the rows of a chunk, to out [B, H, Tk, D] in float32."""
+    """Add scale · imageᵀ · q, over the rows of a chunk, to out [B, H, keys of the segment, D] in float32."""
     from dape.ops.score_attention.triton.backward import keys_kernel
 
     call = chunk.call
     arguments = call.arguments() | chunk.arguments() | strides("image", image)
-    arguments |= {"image": image, "q": q, "scale": scale, "grad_k": out}
+    arguments |= {"image": image, "q": q, "scale": scale, "grad_k": out, "grad_keys": out.shape[2]}
     arguments |= dict(zip(("q_batch", "q_head", "q_token"), q.stride()[:3], strict=True))
-    tiles = -(-min(chunk.columns, call.num_keys) // calls.BLOCK_K)
+    tiles = -(-chunk.own_keys // calls.BLOCK_K)
     run(keys_kernel, (tiles, call.num_heads, call.batch), arguments, product_variants())
 
 
@@ -308,32 +343,37 @@ def split_keys(chunk: Chunk, blocks: int) -> tuple[int, int]:
     """Into how many parts the keys are split so that blocks × heads × batch fill the GPU, and the keys of a part."""
     call = chunk.call
     wanted = -(-calls.PROGRAMS // (blocks * call.num_heads * call.batch))
-    wanted = max(1, min(wanted, -(-chunk.columns // (4 * calls.BLOCK_K))))
-    per_split = max(1, chunk.columns // wanted // calls.BLOCK_K) * calls.BLOCK_K
-    return -(-chunk.columns // per_split), per_split
+    # Splits begin at a multiple of BLOCK_K.
+    columns = max(1, chunk.right - chunk.left // calls.BLOCK_K * calls.BLOCK_K)
+    wanted = max(1, min(wanted, -(-columns // (4 * calls.BLOCK_K))))
+    per_split = max(1, columns // wanted // calls.BLOCK_K) * calls.BLOCK_K
+    return -(-columns // per_split), per_split
 
 
 class Gradients:
-    """Gradients of all inputs of a call, gathered over chunks of query rows."""
+    """Gradients of all inputs of a call, gathered over segments of the keys and chunks of query rows.
+
+    A segment's sums for keys and values are float32 for all heads; their gradients have the dtypes of k and v. Those
+    of queries are sums over segments: what their dtype cuts off is kept in `rest`, in bfloat16, from one to the next.
+    """
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.q = calls.blank_memory(*call.q.shape, dtype=call.q.dtype, device=call.device)
-        shape = (call.batch, call.num_heads, call.num_keys, call.head_width)
-        self.k, self.v = (torch.zeros(shape, dtype=torch.float32, device=call.device) for _ in range(2))
-        # Of weights and offsets, stage by stage.
+        self.k, self.v = (
+            calls.blank_memory(*x.shape, dtype=x.dtype, device=call.device) for x in (call.k, call.v)
+        )
+        self.rest: Tensor | None = None
+        self.key_sums = self.value_sums = self.q
+        # Of weights and offsets, stage by stage; and the sums of the programs that they are made of in the end.
         self.pre, self.post = (
             [(zeros(stage.weight), zeros_like(stage.offset)) for stage in chain.stages]
             for chain in (call.pre, call.post)
         )
+        self.tap_sums: dict[tuple[bool, int], Tensor] = {}
         self.factor = zeros_like(call.factor)
         self.values, self.dense, self.table = (zeros_like(x) for x in (call.values, call.dense, call.table))
         self.row, self.column = (zeros_like(x) for x in (call.row, call.column))
-
-    def grouped(self, x: Tensor) -> Tensor:
-        """Sums over the query heads that share a key head, [B, G, Tk, D]."""
-        call = self.call
-        return x if call.num_groups == call.num_heads else x.unflatten(1, (call.num_groups, -1)).sum(2)
 
     def add(self, grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor:
         """Add what all rows contribute; returns for every row the inner product of its weights and their gradients."""
@@ -341,16 +381,59 @@ class Gradients:
         # Behind stages after the softmax, chunk by chunk.
         delta = torch.zeros_like(lse) if self.call.post else inner_products(grad_out, out)
         bytes_per_pair = backward_bytes(self.call)
-        for part, some in self.call.batches(bytes_per_pair):
-            for chunk in some.chunks(bytes_per_pair):
-                ChunkGradients(self, chunk, part).add(grad_out[part], lse[part], delta[part])
+        parts = [
+            (part, list(some.segments(bytes_per_pair))) for part, some in self.call.batches(bytes_per_pair)
+        ]
+        self._prepare([chunk for _, segments in parts for _, chunks in segments for chunk in chunks])
+        for part, segments in parts:
+            for segment, chunks in segments:
+                self._segment(part, segment, chunks, grad_out, lse, delta)
+        self._finish()
         return delta
+
+    def _prepare(self, chunks: list[Chunk]) -> None:
+        """The memory that all chunks share."""
+        call = self.call
+        if any(chunk.segment.halo or chunk.segment.start for chunk in chunks):
+            self.q.zero_()
+            self.rest = self.q
+            if self.q.dtype != torch.float32:
+                self.rest = torch.zeros(self.q.shape, dtype=torch.bfloat16, device=call.device)
+        programs = max(chunk.blocks * chunk.walks * chunk.call.batch for chunk in chunks)
+        for before, chain in ((True, call.pre), (False, call.post)):
+            for number, stage in enumerate(chain.stages):
+                shape = (programs, stage.kernel_size + 1, padded(stage.num_in), padded(stage.num_out))
+                self.tap_sums[before, number] = torch.zeros(shape, dtype=torch.float32, device=call.device)
+
+    def _segment(
+        self, part: slice, segment: Segment, chunks: list[Chunk], grad_out: Tensor, lse: Tensor, delta: Tensor
+    ) -> None:
+        """Add what the keys of a segment contribute; their own gradients are then complete."""
+        call = self.call
+        stop = min(segment.stop, call.num_keys)
+        shape = (len(self.q[part]), call.num_heads, stop - segment.start, call.head_width)
+        self.key_sums, self.value_sums = (
+            torch.zeros(shape, dtype=torch.float32, device=call.device) for _ in range(2)
+        )
+        for chunk in chunks:
+            ChunkGradients(self, chunk, part).add(grad_out[part], lse[part], delta[part])
+        for result, sums in ((self.k, self.key_sums), (self.v, self.value_sums)):
+            result[part, :, segment.start : stop] = sums.unflatten(1, (call.num_groups, -1)).sum(2)
+
+    def _finish(self) -> None:
+        """The gradients of weights and offsets from the sums of the programs."""
+        for before, chain, grads in ((True, self.call.pre, self.pre), (False, self.call.post, self.post)):
+            for number, (stage, (weights, offsets)) in enumerate(zip(chain.stages, grads, strict=True)):
+                total = self.tap_sums.pop((before, number)).sum(0)
+                weights += total[:-1, : stage.num_in, : stage.num_out].permute(2, 1, 0)
+                if offsets is not None:
+                    offsets += total[-1, 0, : stage.num_out]
 
 
 def inner_products(x: Tensor, y: Tensor) -> Tensor:
     """x · y over the last dimension, [B, H, T] in float32, by parts of rows that need little memory."""
     batch, num_heads, num_rows, width = x.shape
-    size = max(1, 2**22 // (batch * num_heads * width))
+    size = max(1, 2**20 // (batch * num_heads * width))
     parts = [slice(start, start + size) for start in range(0, num_rows, size)]
     return torch.cat([(x[:, :, rows].float() * y[:, :, rows].float()).sum(-1) for rows in parts], 2)
 
@@ -366,8 +449,6 @@ def zeros_like(x: Tensor | None) -> Tensor | None:
 def backward_bytes(call: Call) -> int:
     """Bytes of scratch for a pair of query and key."""
     images = call.pre.widths or [call.num_heads]
-    if call.table is not None:
-        images.append(call.pre.stages[0].num_out)
     if call.post:
         # The gradients of the weights, before and after the stages, have images of their own.
         images += [*call.post.widths, call.num_heads, call.num_heads]
@@ -395,11 +476,13 @@ class ChunkGradients:
             heads = call.num_heads
             residuals = heads * ("scores" in call.residual)
             residuals += heads * ("bias" in call.residual and call.bias_in_image)
-            grad = self._stages(call.pre, self.whole.pre, images, grad, residuals)
+            grad = self._stages(call.pre, images, grad, residuals)
             if call.bias_in_image:
                 self._bias(grad[:, heads:])
-        times_keys(chunk, grad, call.k, call.scale, self.whole.q[self.part])
-        add_times_rows(chunk, grad, call.q, call.scale, self.whole.k[self.part])
+        rest = self.whole.rest
+        rest = None if rest is None else rest[self.part]
+        times_keys(chunk, grad, call.k, call.scale, self.whole.q[self.part], rest)
+        add_times_rows(chunk, grad, call.q, call.scale, self.whole.key_sums)
 
     def _weights(self, image: Tensor | None, grad_out: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
         """Gradients of the weights, as an image, where stages follow them; fills in `delta`, adds to those of v."""
@@ -408,14 +491,14 @@ class ChunkGradients:
         call, chunk = self.call, self.chunk
         images = [weights_image(chunk, image, lse)]
         convolved(chunk, call.post, images[0], keep=images)
-        add_times_rows(chunk, images[-1], grad_out, 1.0, self.whole.v[self.part])
+        add_times_rows(chunk, images[-1], grad_out, 1.0, self.whole.value_sums)
         grad = chunk.image(call.num_heads, call.grad_dtype)
         arguments = call.arguments() | {"q": grad_out, "k": call.v, "scale": 1.0, "BIAS": "none"}
         arguments |= dict(zip(("q_batch", "q_head", "q_token"), grad_out.stride()[:3], strict=True))
         write_scores(chunk, arguments, grad)
         # The weights themselves are needed once more.
         into = chunk.image(call.num_heads, call.grad_dtype)
-        grad = self._stages(call.post, self.whole.post, images, grad, 0, into)
+        grad = self._stages(call.post, images, grad, 0, into)
         splits, per_split = split_keys(chunk, chunk.blocks)
         shape = (splits, call.batch, call.num_heads, chunk.stop - chunk.start)
         sums = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
@@ -432,7 +515,8 @@ class ChunkGradients:
         """Gradients of the logits, an image in place of `image`; adds to those of v unless `given` those of the weights."""
         call, chunk = self.call, self.chunk
         grad = chunk.image(call.num_heads, call.grad_dtype) if image is None else image.view(call.grad_dtype)
-        own: dict[str, Any] = {"MODE": "gradients", "grad_out": grad_out, "grad_v": self.whole.v[self.part]}
+        own: dict[str, Any] = {"MODE": "gradients", "grad_out": grad_out, "grad_v": self.whole.value_sums}
+        own["grad_keys"] = self.whole.value_sums.shape[2]
         own |= dict(zip(("grad_batch", "grad_head", "grad_token"), grad_out.stride()[:3], strict=True))
         if given is not None:
             own = {"MODE": "given", "given": given, **strides("given", given)}
@@ -452,13 +536,7 @@ class ChunkGradients:
         return grad
 
     def _stages(
-        self,
-        chain: Chain,
-        grads: list[tuple[Tensor, Tensor | None]],
-        images: list[Tensor],
-        grad: Tensor,
-        residuals: int,
-        first: Tensor | None = None,
+        self, chain: Chain, images: list[Tensor], grad: Tensor, residuals: int, first: Tensor | None = None
     ) -> Tensor:
         """Gradients of the first image, in its place or in `first`; adds to those of weights, offsets and the table.
 
@@ -468,7 +546,7 @@ class ChunkGradients:
         result = grad
         for number in reversed(range(len(chain.stages))):
             stage, image = chain.stages[number], images[number]
-            self._taps(chain, number, grads[number], image, grad)
+            self._taps(chain, number, image, grad)
             into = first if number == 0 and first is not None else image.view(call.grad_dtype)
             own: dict[str, Any] = {"START": "zero", "LEFT": stage.right, "held": chain.held[number + 1]}
             own |= {"wanted": chain.held[number]}
@@ -488,10 +566,8 @@ class ChunkGradients:
                 self._table(grad)
         return grad
 
-    def _taps(
-        self, chain: Chain, number: int, grads: tuple[Tensor, Tensor | None], image: Tensor, grad: Tensor
-    ) -> None:
-        """Add the gradients of a stage's weights and offset."""
+    def _taps(self, chain: Chain, number: int, image: Tensor, grad: Tensor) -> None:
+        """Add to the sums of which the gradients of a stage's weights and offset are made."""
         from dape.ops.score_attention.triton.backward import taps_kernel
 
         call, chunk, stage = self.call, self.chunk, chain.stages[number]
@@ -499,83 +575,65 @@ class ChunkGradients:
         in_parts, out_parts = padded(stage.num_in) // in_part, padded(stage.num_out) // out_part
         taps = stage.kernel_size + 1
         group = min(taps, 4)
-        segment = chunk.segment()
-        programs = chunk.blocks * -(-chunk.columns // segment) * call.batch
-        shape = (programs, taps, in_parts * in_part, out_parts * out_part)
-        sums = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
+        sums = self.whole.tap_sums[chain is call.pre, number]
         arguments = call.arguments() | chunk.arguments() | strides("image", image) | strides("grad", grad)
         arguments |= {
-            "image": image, "grad": grad, "sums": sums, "segment": segment, "held": chain.held[number],
+            "image": image, "grad": grad, "sums": sums, "held": chain.held[number],
             "wanted": chain.held[number + 1], "IN": stage.num_in, "OUTS": stage.num_out, "IN_PARTS": in_parts,
             "IN_PART": in_part, "OUT_PARTS": out_parts, "OUT_PART": out_part, "K": stage.kernel_size,
             "LEFT": stage.left, "TAPS": group,
         }  # fmt: skip
-        grid = (programs, in_parts * out_parts, -(-taps // group))
-        run(
-            taps_kernel,
-            grid,
-            arguments,
-            [{"STAGES": n, "num_warps": max(1, chunk.block // 32)} for n in (3, 2, 1)],
-        )
-        total = sums.sum(0)
-        weights, offsets = grads
-        weights += total[:-1, : stage.num_in, : stage.num_out].permute(2, 1, 0)
-        if offsets is not None:
-            offsets += total[-1, 0, : stage.num_out]
+        grid = (chunk.blocks * chunk.walks * call.batch, in_parts * out_parts, -(-taps // group))
+        warps = max(1, chunk.block // 32)
+        run(taps_kernel, grid, arguments, [{"STAGES": n, "num_warps": warps} for n in (3, 2, 1)])
 
     def _table(self, grad: Tensor) -> None:
         """Add the gradients of the table: sums by distance of those of the first hidden map."""
         call = self.call
         table, stage = self.whole.table, call.pre.stages[0]
         assert table is not None
-        bottom = -stage.right
-        sums = self._by_distance(grad, bottom, call.pre.held[1], stage.left + 1)
-        table[:, : sums.shape[1]] += sums[..., : stage.num_out]
+        self._by_distance(grad, table, -stage.right, call.pre.held[1])
 
     def _bias(self, grad: Tensor) -> None:
         """Add the gradients of the bias from those of its image."""
         call, chunk = self.call, self.chunk
         if (values := self.whole.values) is not None:
-            bottom = 0 if call.causal else chunk.start + call.offset - (call.num_keys - 1)
-            sums = self._by_distance(grad, bottom, 0, 1)[0, :, : call.num_heads].T
-            skip = max(0, call.lowest - bottom)
-            place = bottom + skip - call.lowest
-            values[:, place : place + sums.shape[1] - skip] += sums[:, skip:]
+            self._by_distance(grad, values.T[None], call.lowest, 0)
         elif self.whole.dense is not None or self.whole.row is not None:
-            rows = slice(chunk.start, chunk.stop)
-            visible = grad[..., : chunk.stop - chunk.start].transpose(-1, -2)[..., : call.num_keys]
-            key = torch.arange(visible.shape[-1], device=call.device)
+            rows, start = slice(chunk.start, chunk.stop), chunk.segment.start
+            own = slice(start - chunk.left, start - chunk.left + chunk.own_keys)
+            visible = grad[..., own, : chunk.stop - chunk.start].transpose(-1, -2)
+            key = start + torch.arange(chunk.own_keys, device=call.device)
+            keys = slice(start, start + chunk.own_keys)
             low, high = (x[:, rows, None] for x in (call.first, call.last))
             through = torch.where(((key >= low) & (key <= high))[:, None], visible.float(), 0.0)
             if (dense := self.whole.dense) is not None:
                 shared = dense.shape[0] == 1
                 target = dense if shared else dense[self.part]
-                target[:, :, rows, : len(key)] += through.sum(0, keepdim=True) if shared else through
+                target[:, :, rows, keys] += through.sum(0, keepdim=True) if shared else through
             else:
                 assert self.whole.row is not None and self.whole.column is not None
                 self.whole.row[self.part][:, :, rows] += through.sum(3)
-                self.whole.column[self.part][:, :, : len(key)] += through.sum(2)
+                self.whole.column[self.part][:, :, keys] += through.sum(2)
 
-    def _by_distance(self, grad: Tensor, bottom: int, extra: int, planes: int) -> Tensor:
-        """Sums of an image by distance, from `bottom` to the chunk's greatest: [planes, distances, channels]."""
+    def _by_distance(self, grad: Tensor, sums: Tensor, lowest: int, extra: int) -> None:
+        """Add to sums by distance of an image: [planes, distances, channels], from `lowest` on."""
         from dape.ops.score_attention.triton.backward import diagonals_kernel
 
         call, chunk = self.call, self.chunk
-        records = grad.permute(0, 2, 3, 1).contiguous()
-        distances = chunk.stop - 1 + call.offset - bottom + 1
-        tiles, rows, group = -(-distances // 64), chunk.stop - chunk.start, 16
-        # Fewer rows a program where the GPU would not be full.
-        while group > 4 and tiles * -(-rows // group) * call.batch < calls.PROGRAMS:
-            group //= 2
-        groups = -(-rows // group)
-        channels = padded(records.shape[-1])
-        shape = (groups * call.batch, planes, distances, channels)
-        sums = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
-        arguments = call.arguments() | chunk.arguments()
+        least = max(lowest, chunk.start + call.offset - (chunk.own_stop - 1))
+        if call.causal:
+            least = max(least, -extra)
+        distances = chunk.stop - 1 + call.offset - chunk.segment.start - least + 1
+        planes, channels = sums.shape[0], sums.shape[2]
+        tile, group = 32, 4 if channels > 16 else 2
+        arguments = call.arguments() | chunk.arguments() | strides("image", grad)
+        arguments |= dict(zip(("sums_plane", "sums_distance", "sums_channel"), sums.stride(), strict=True))
         arguments |= {
-            "records": records, "records_batch": records.stride(0), "sums": sums, "bottom": bottom,
-            "num_distances": distances, "extra": extra, "C": records.shape[-1], "CHANNELS": channels,
-            "PLANES": planes, "BLOCK_D": 64, "ROWS": group,
+            "image": grad, "sums": sums, "bottom": least, "lowest": lowest, "num_distances": sums.shape[1],
+            "extra": extra, "num_batch": call.batch, "C": channels, "CHANNELS": group, "PLANES": planes,
+            "BLOCK_D": tile, "UNROLL": 4,
         }  # fmt: skip
-        run(diagonals_kernel, (tiles, groups, call.batch), arguments, [{"num_warps": 4}])
-        return sums.sum(0)
+        grid = (-(-distances // tile), -(-channels // group))
+        if distances > 0:
+            run(diagonals_kernel, grid, arguments, [{"num_warps": 1}])
