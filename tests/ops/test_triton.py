@@ -243,7 +243,7 @@ def test_kernels_start_on_the_device_of_their_tensors(monkeypatch):
     """The current device may be another one."""
     pytest.importorskip("triton")
     with FakeTensorMode():
-        x = torch.empty(3, device="meta")
+        x = torch.empty(3, device="cuda:1")
     said = []
 
     @contextmanager

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from dape.ops.score_attention.types import Visible
 
-# Bytes of a chunk's images: for small calls what stays in the L2 cache of a large GPU; for calls with more keys (of
-# all batch entries) more, because starting kernels would take longer than running them. Forward, rows over so many
-# keys that a block of them is larger take a smaller block, or the third number.
+# Bytes of a chunk's images: for small calls what stays in the L2 cache of a large GPU; for calls with more numbers in k
+# (for all heads) more, because starting kernels would take longer than running them. Forward, rows over so many keys
+# that a block of them is larger take a smaller block, or the third number.
 SCRATCH, LARGE_SCRATCH, MOST_SCRATCH = 40 * 2**20, 96 * 2**20, 192 * 2**20
-SMALL_KEYS = 4096
+SMALL_CALL = 3 * 2**20
 # Rows that a chunk of the backward pass should have at least: with fewer it takes the keys by segments.
 CHUNK_ROWS = 128
 # Rows of a block in an image, and keys of a tile.
@@ -186,9 +186,8 @@ class Call:
                 for x in (self.row, self.column)
             )
         self.part = head_part(self.head_width)
-        self.scratch = self.scratch or (
-            SCRATCH if self.batch * self.num_keys <= SMALL_KEYS else LARGE_SCRATCH
-        )
+        small = self.batch * self.num_keys * self.num_heads * self.head_width <= SMALL_CALL
+        self.scratch = self.scratch or (SCRATCH if small else LARGE_SCRATCH)
         self._arguments: dict[str, Any] | None = None
 
     @property
