@@ -15,7 +15,15 @@ from dape.cli import main
 from dape.commands.options import named, parse_option
 from dape.commands.tasks import parse_lengths
 from dape.lab import solving
-from dape.lab.kinds.tasks import TaskRun, paper_accuracy, paper_table, spans, train_and_test
+from dape.lab.kinds.tasks import (
+    Accuracies,
+    TaskRun,
+    by_multiple,
+    paper_accuracy,
+    paper_table,
+    spans,
+    train_and_test,
+)
 from dape.lab.records import load_results
 from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
 from dape.tasks import IGNORED, TASKS, build_task
@@ -283,3 +291,20 @@ def test_demo_shows_both_models_at_every_length(capsys):
 def test_demo_shows_what_it_says(capsys):
     assert main(["demo", "--quick"]) == 0
     assert "convolution moves the score there: 100 %" in capsys.readouterr().out
+
+
+def test_many_tasks_get_a_heat_map_of_lengths(tmp_path):
+    tasks, lengths = (
+        ["flip_flop", "copy", "reverse", "sort"],
+        ["--train-lengths", "4,6", "--test-lengths", "6,12"],
+    )
+    assert main(["tasks", "run", *tasks, "--method", "kerple", *TINY, *lengths, "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "README.md").read_text()
+    assert "](lengths.png)" in text
+    assert "paper" not in text
+    data = Accuracies(load_results(tmp_path / "results.json"))
+    found = by_multiple(data, "kerple")
+    assert list(found) == [(task, multiple) for task in tasks for multiple in ("1×", "2×")]
+    (solver,) = [s for s in data.rows if s.task == "sort"]
+    assert found["sort", "2×"] == data.accuracy(solver, [12]).value

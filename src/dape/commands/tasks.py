@@ -269,7 +269,8 @@ def show(results: Results, folder: Path, console: Console) -> int:
         console.print()
     for failure in results["failures"]:
         console.print(f"failed: {failure['label']}: {failure['error']}", style="red", markup=False)
-    console.print(f"{folder}: results.json, README.md, accuracy.png")
+    written = [name for name in ("accuracy.png", "lengths.png") if (folder / name).exists()]
+    console.print(f"{folder}: results.json, README.md, {', '.join(written)}")
     return int(bool(results["failures"]))
 
 

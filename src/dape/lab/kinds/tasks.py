@@ -548,6 +548,26 @@ def by_length_figure(data: Accuracies) -> Figure:
     return drawn
 
 
+def by_multiple(data: Accuracies, label: str) -> dict[tuple[str, str], float]:
+    """Accuracies of a method by task and by multiple of the longest length that the task was trained at."""
+    found = {}
+    for solver in data.rows:
+        settings = next(iter(data.rows[solver].values()))[0].get("settings") or {}
+        if solver.label != label or "protocol" not in settings:
+            continue
+        trained = max(settings["protocol"]["train_lengths"])
+        for length in data.lengths(solver):
+            if length >= trained:
+                found[solver.task, f"{round(length / trained)}×"] = data.accuracy(solver, [length]).value
+    return found
+
+
+def lengths_figure(data: Accuracies) -> Figure:
+    """A heat map of tasks × lengths for each method, lengths in multiples of those trained at."""
+    labels = list(dict.fromkeys(solver.label for solver in data.rows))
+    return fields_figure([(label, by_multiple(data, label)) for label in labels])
+
+
 def fields_figure(fields: Sequence[tuple[str, dict[tuple[str, str], float]]]) -> Figure:
     names = list(dict.fromkeys(task for _, found in fields for task, _ in found))
     methods = list(dict.fromkeys(method for _, found in fields for _, method in found))
@@ -618,7 +638,10 @@ def titles(data: Accuracies) -> dict[tuple[str, int], str]:
 
 
 def write_folder(results: Results, folder: Path) -> list[Table]:
-    """README.md and accuracy.png, all read from the results; notes.md is included. Returns the tables."""
+    """README.md, accuracy.png and lengths.png, all read from the results; notes.md is included. Returns the tables.
+
+    lengths.png: lengths × tasks for each method, where there are many tasks.
+    """
     data, runs = Accuracies(results), results["runs"]
     about = results["environment"]
     tasks_of: dict[str, dict[str, None]] = {}
@@ -626,7 +649,7 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
         tasks_of.setdefault(describe(run["settings"]["protocol"]), {})[run["corpus"]] = None
     notes = folder / "notes.md"
     tables = [_by_length(data, *place, title) for place, title in titles(data).items()]
-    score = score_table(data)
+    score, many = score_table(data), len(data.tasks()) > FEW_TASKS
     text = render(
         "tasks.md.j2",
         runs=runs,
@@ -639,10 +662,14 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
         notes=notes.read_text("utf-8").strip() if notes.exists() else "",
         score=score,
         tables=tables,
+        many=many,
+        printed=any(paper_accuracy(s.task, s.method) is not None for s in data.rows),
     )
     write_atomically(folder / "README.md", text)
     with context(["default", LOOK]):
         save(by_length_figure(data), folder / "accuracy.png")
+        if many:
+            save(lengths_figure(data), folder / "lengths.png")
     return [*tables, score]
 
 
