@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import dape
 from dape.retrofitting import adapter_parameters
@@ -36,6 +36,30 @@ def test_lora_then_retrofit():
     merged = model.merge_and_unload()
     torch.testing.assert_close(merged(ids).logits, before, rtol=1e-4, atol=1e-4)
     dape.remove_retrofit(merged)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["dape1x3", "dape1x3-kerple"])
+def test_lora_then_retrofit_is_saved_as_one_and_merged(method, tmp_path):
+    ids = torch.randint(3, 50, (1, 9))
+    base().save_pretrained(tmp_path / "base")
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    model = dape.retrofit(peft.get_peft_model(loaded, lora()), method)
+    for value in model.parameters():
+        if value.requires_grad:
+            torch.nn.init.normal_(value, std=0.2)
+    expected = model.eval()(ids).logits
+    model.save_pretrained(tmp_path / "one")
+    for load in (dape.load_retrofitted, load_causal_lm):
+        again = load(tmp_path / "one").eval()
+        torch.testing.assert_close(again(ids).logits, expected)
+    # The folder is PEFT's as well: what it saves again is whole.
+    again.save_pretrained(tmp_path / "two")
+    torch.testing.assert_close(load_causal_lm(tmp_path / "two").eval()(ids).logits, expected)
+    merged = model.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", trust_remote_code=True)
+    torch.testing.assert_close(plain.eval()(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")

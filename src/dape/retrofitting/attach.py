@@ -131,6 +131,8 @@ def retrofit(
     setattr(inner.config, RECORD, asdict(plan))
     for saving in (save_pretrained, _upload_modified_files):
         inner.__dict__[saving.__name__] = MethodType(saving, inner)
+    if model is not inner:
+        save_inside_peft(model)
     # A hook, because setting another implementation later would silently ignore what was added.
     _hooks(inner).append(inner.register_forward_pre_hook(_check_call, with_kwargs=True))
     if _reads_earlier_queries(inner):
@@ -144,6 +146,20 @@ def save_pretrained(self: PreTrainedModel, save_directory: Any, *arguments: Any,
     type(self).save_pretrained(self, save_directory, *arguments, **options)
     if arguments[0] if arguments else options.get("is_main_process", True):
         write_entries(Path(save_directory), retrofitted=True)
+
+
+def save_inside_peft(model: nn.Module) -> None:
+    """Let a PEFT model around a retrofitted one save what was added beside its own weights."""
+    model.__dict__["save_pretrained"] = MethodType(_save_with_adapter, model)
+
+
+def _save_with_adapter(self: Any, save_directory: Any, *arguments: Any, **options: Any) -> None:
+    """A PEFT model's save_pretrained, where the model inside was retrofitted: what was added goes beside PEFT's weights."""
+    from dape.retrofitting.files import save_adapter
+
+    type(self).save_pretrained(self, save_directory, *arguments, **options)
+    if options.get("is_main_process", True):
+        save_adapter(self, save_directory)
 
 
 def _upload_modified_files(self: Any, working_dir: Any, *arguments: Any, **options: Any) -> Any:
@@ -161,6 +177,7 @@ def remove_retrofit(model: Model) -> Model:
     plan = record(inner)
     _detach(inner, plan.replaced)
     delattr(inner.config, RECORD)
+    model.__dict__.pop("save_pretrained", None)
     _use_cache(inner, plan.caches)
     return model
 

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,6 +34,7 @@ from dape.retrofitting.attach import (
     record,
     remove_retrofit,
     retrofit,
+    save_inside_peft,
 )
 
 FORMAT = 2
@@ -104,6 +105,8 @@ def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") ->
 def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
     """A retrofitted causal language model, from an adapter's folder or from one that `save_pretrained` wrote.
 
+    A folder that also holds an adapter of PEFT (LoRA first, then `retrofit`) gives the PEFT model around it.
+
     options: of AutoModelForCausalLM.from_pretrained, such as dtype and device_map.
     """
     folder = Path(folder)
@@ -120,7 +123,7 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
             raise ValueError(
                 f"the adapter in {folder} needs its base: {not_loaded('model', base, error)}"
             ) from error
-        return load_adapter(model, folder)
+        return _with_peft(load_adapter(model, folder), folder)
     if not folder.is_dir():
         raise FileNotFoundError(
             f"there is no folder {folder}; a model on the Hugging Face hub has to be downloaded into one first"
@@ -140,6 +143,17 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
     _again(model, Retrofit(**added), str(folder))
     _fill(model, _own_tensors(folder), str(folder))
     return model
+
+
+def _with_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model, inside PEFT's if the folder holds an adapter of PEFT beside ours."""
+    if not (folder / "adapter_config.json").exists():
+        return model
+    from peft import PeftModel
+
+    wrapped = PeftModel.from_pretrained(model, folder)
+    save_inside_peft(wrapped)
+    return cast(PreTrainedModel, wrapped)
 
 
 def describes_retrofit(folder: Path) -> bool:
