@@ -334,11 +334,11 @@ def test_equal_time_follows_the_interleaved_pace_not_the_runs_own_clocks(tmp_pat
 
     monkeypatch.setattr(pace, "measure_apart", measured)
     config = by_recipe(methods="alibi,dape1x3-kerple", steps=20, seeds="0,1", out=str(tmp_path / "out"))
-    plan = make_plan(config.experiment(), config.place())
+    plan = make_plan(config.experiment(), config.workspace())
     settle(plan)
     # One measurement serves both seeds: the pace does not depend on them.
     assert orders == [["alibi", "dape1x3-kerple"]]
-    steps = [(cell.method, cell.seed, cell.steps) for cell in plan.items if cell.view == "equal-time"]
+    steps = [(item.method, item.seed, item.steps) for item in plan.items if item.view == "equal-time"]
     assert steps == [
         (method, seed, n) for seed in (0, 1) for method, n in (("alibi", 20), ("dape1x3-kerple", 16))
     ]

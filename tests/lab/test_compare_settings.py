@@ -110,17 +110,17 @@ def test_a_sweep_over_a_value_that_cannot_be_is_refused_before_anything_is_packe
 
 def test_every_run_gets_the_training_that_was_asked_for() -> None:
     config = parse(["--batch-size", "3", "--steps", "100", "--warmup-steps", "10", "--data", "there"])
-    plan = make_plan(config.experiment(), config.place())
-    cell = plan.items[0]
-    train = TrainConfig(**plan.kind.job(plan, cell).spec["train"])
+    plan = make_plan(config.experiment(), config.workspace())
+    item = plan.items[0]
+    train = TrainConfig(**plan.kind.job(plan, item).spec["train"])
     assert (train.batch_size, train.steps, train.warmup_steps, train.data) == (3, 100, 10, "there")
-    assert cell.for_steps(50).train["warmup_steps"] == 5
+    assert item.for_steps(50).train["warmup_steps"] == 5
 
 
 def test_names_with_options_hold_commas() -> None:
     config = parse(["--methods", "rope[factor=8,scaling=yarn],kerple, rope/nope"])
     assert config.method_list == ["rope[factor=8,scaling=yarn]", "kerple", "rope/nope"]
-    names = [cell.method for cell in make_plan(config.experiment(), config.place()).items]
+    names = [item.method for item in make_plan(config.experiment(), config.workspace()).items]
     assert names == config.method_list
 
 

@@ -9,7 +9,15 @@ from small_papers import without_results, write_papers
 
 from dape.cli import main
 from dape.lab.execute import make_plan
-from dape.lab.experiments import SCALES, Corpus, Place, cut_files, find_papers, load_corpora, load_experiments
+from dape.lab.experiments import (
+    SCALES,
+    Corpus,
+    Workspace,
+    cut_files,
+    find_papers,
+    load_corpora,
+    load_experiments,
+)
 from dape.lab.records import TIME, load_results
 
 PAPERS = find_papers(Path(__file__).parents[2] / "papers")
@@ -22,7 +30,7 @@ NAMES = (
 
 
 def plan_of(experiment, scale: str, corpora=CORPORA):
-    return make_plan(experiment, Place(Path("work"), scale, PAPERS, corpora))
+    return make_plan(experiment, Workspace(Path("work"), scale, PAPERS, corpora))
 
 
 def grid(name: str, scale: str):
@@ -40,19 +48,19 @@ def test_every_scale_can_be_planned(experiment, scale: str) -> None:
         pytest.skip("goes beyond the paper, which has no such setting")
     assert scale in experiment.scales
     if experiment.kind in ("language", "maps"):
-        cells = plan_of(experiment, scale).items
-        assert cells
-        assert all(cell.train_length in cell.lengths for cell in cells if experiment.kind == "language")
+        items = plan_of(experiment, scale).items
+        assert items
+        assert all(item.train_length in item.lengths for item in items if experiment.kind == "language")
 
 
 def test_main_comparisons_have_two_seeds_and_sixteen_times_the_length() -> None:
     for name in ("baselines", "kernel_size", "effect"):
-        cells = grid(name, "laptop")
-        assert {cell.seed for cell in cells} >= {0, 1}
-        assert {cell.train_length for cell in cells} == {64, 128}
-        for cell in cells:
-            assert max(cell.lengths) >= 16 * cell.train_length
-            assert cell.evaluation["windows"] >= 128
+        items = grid(name, "laptop")
+        assert {item.seed for item in items} >= {0, 1}
+        assert {item.train_length for item in items} == {64, 128}
+        for item in items:
+            assert max(item.lengths) >= 16 * item.train_length
+            assert item.evaluation["windows"] >= 128
     for name in ("baselines", "effect"):
         experiment = next(e for e in EXPERIMENTS if e.name == name)
         assert plan_of(experiment, "laptop").timed
@@ -60,7 +68,7 @@ def test_main_comparisons_have_two_seeds_and_sixteen_times_the_length() -> None:
 
 def test_experiments_share_what_they_have_in_common() -> None:
     def named(name: str, method: str) -> set[str]:
-        return {cell.id for cell in grid(name, "laptop") if cell.method == method}
+        return {item.id for item in grid(name, "laptop") if item.method == method}
 
     assert named("effect", "kerple") <= named("baselines", "kerple")
     assert named("kernel_size", "dape1x3-kerple") == named("baselines", "dape1x3-kerple")
@@ -71,34 +79,34 @@ def test_experiments_share_what_they_have_in_common() -> None:
 
 def test_windows_are_the_same_for_all_cells_of_a_corpus_at_a_scale() -> None:
     for scale in SCALES:
-        cells = [
-            cell
+        items = [
+            item
             for e in EXPERIMENTS
             if e.kind == "language" and scale in e.scales
-            for cell in plan_of(e, scale).items
+            for item in plan_of(e, scale).items
         ]
-        asked = {(cell.corpus.name, str(cell.evaluation)) for cell in cells}
+        asked = {(item.corpus.name, str(item.evaluation)) for item in items}
         assert len(asked) == len({corpus for corpus, _ in asked})
 
 
 def test_the_headline_scores_at_most_a_quarter_of_the_training_length_on_three_seeds() -> None:
-    cells = grid("headline", "laptop")
-    latex = [cell for cell in cells if cell.corpus.name == "latex13"]
-    assert {cell.seed for cell in latex} == {0, 1, 2}
-    assert len({cell.method for cell in latex}) == 6
+    items = grid("headline", "laptop")
+    latex = [item for item in items if item.corpus.name == "latex13"]
+    assert {item.seed for item in latex} == {0, 1, 2}
+    assert len({item.method for item in latex}) == 6
     assert len(latex) == 18
-    books = [cell for cell in cells if cell.corpus.name == "books13"]
-    assert sorted({(cell.method, cell.seed) for cell in books}) == [
+    books = [item for item in items if item.corpus.name == "books13"]
+    assert sorted({(item.method, item.seed) for item in books}) == [
         (method, seed) for method in ("dape-kerple", "dape1x3-kerple", "kerple", "rope") for seed in (0, 1)
     ]
     for scale in SCALES:
-        for cell in grid("headline", scale):
-            assert 4 * cell.evaluation["last"] <= cell.train_length
+        for item in grid("headline", scale):
+            assert 4 * item.evaluation["last"] <= item.train_length
     # The pilot comes first.
-    assert [(cell.method, cell.seed) for cell in cells[:2]] == [("kerple", 0), ("dape1x3-kerple", 0)]
-    for cell in cells:
-        assert cell.evaluation["windows"] == 256
-    assert all(len(cell.corpus.hold_out) >= 12 for cell in latex)
+    assert [(item.method, item.seed) for item in items[:2]] == [("kerple", 0), ("dape1x3-kerple", 0)]
+    for item in items:
+        assert item.evaluation["windows"] == 256
+    assert all(len(item.corpus.hold_out) >= 12 for item in latex)
 
 
 def test_same_tokens_means_the_same_number_a_step() -> None:
@@ -108,11 +116,11 @@ def test_same_tokens_means_the_same_number_a_step() -> None:
 
 
 def test_the_most_telling_comes_first() -> None:
-    cells = grid("baselines", "laptop")
-    first = cells[0]
+    items = grid("baselines", "laptop")
+    first = items[0]
     assert (first.corpus.name, first.train_length, first.seed) == ("latex", 128, 0)
-    assert [cell.wave for cell in cells] == sorted(cell.wave for cell in cells)
-    assert cells[-1].seed == max(cell.seed for cell in cells) > 0
+    assert [item.wave for item in items] == sorted(item.wave for item in items)
+    assert items[-1].seed == max(item.seed for item in items) > 0
 
 
 def test_a_block_may_have_corpora_lengths_and_seeds_of_its_own(tmp_path) -> None:
@@ -122,27 +130,27 @@ def test_a_block_may_have_corpora_lengths_and_seeds_of_its_own(tmp_path) -> None
     )
     papers = write_papers(tmp_path, blocks=blocks + "[scale.laptop]\n")
     (experiment,) = load_experiments(papers)
-    cells = plan_of(experiment, "laptop", load_corpora(papers)).items
-    found = [(c.method, c.corpus.name, c.train_length, c.seed) for c in cells]
+    items = plan_of(experiment, "laptop", load_corpora(papers)).items
+    found = [(c.method, c.corpus.name, c.train_length, c.seed) for c in items]
     assert found == [("kerple", "library", 8, 0), ("rope", "novels", 16, 7)]
 
 
 def test_equal_time_keeps_the_share_of_the_warm_up() -> None:
-    cell = grid("baselines", "laptop")[0]
-    shorter = cell.for_steps(cell.steps // 2)
+    item = grid("baselines", "laptop")[0]
+    shorter = item.for_steps(item.steps // 2)
     assert shorter.view == TIME
-    assert shorter.train["warmup_steps"] == cell.train["warmup_steps"] // 2
-    assert shorter.id != cell.id
+    assert shorter.train["warmup_steps"] == item.train["warmup_steps"] // 2
+    assert shorter.id != item.id
     # The fastest stands for itself.
-    assert cell.for_steps(cell.steps).id == cell.id
+    assert item.for_steps(item.steps).id == item.id
 
 
 def test_a_cell_is_known_by_what_it_computes() -> None:
-    cells = {
+    items = {
         (c.method, c.variant, c.seed, c.train_length, c.corpus.name): c for c in grid("same_cost", "laptop")
     }
-    assert len({cell.id for cell in cells.values()}) == len(cells)
-    one = next(iter(cells.values()))
+    assert len({item.id for item in items.values()}) == len(items)
+    one = next(iter(items.values()))
     from dataclasses import replace
 
     assert replace(one, variant="called otherwise", lengths=(64,)).id == one.id
@@ -223,7 +231,7 @@ def test_what_was_trained_is_known_by_the_names_it_has() -> None:
         and (file := e.folder / "results.json").exists()
         and load_results(file).complete
     ]
-    wanted = {cell.id for e in finished for cell in plan_of(e, "laptop").items}
+    wanted = {item.id for e in finished for item in plan_of(e, "laptop").items}
     assert len(wanted) > 100
     there = {path.stem for path in (PAPERS / "scores" / "laptop").glob("*.json")}
     assert wanted <= there

@@ -15,19 +15,19 @@ import torch
 
 from dape.cli import main
 from dape.lab.execute import make_plan
-from dape.lab.experiments import Place, find_papers, load_corpora, load_experiments
+from dape.lab.experiments import Workspace, find_papers, load_corpora, load_experiments
 from dape.lab.runner import GPUS, torchrun_command
 from dape.lab.worker import work
 from dape.models import DapeForCausalLM
 from dape.training import TrainConfig
 
 PAPERS = find_papers(Path(__file__).parents[2] / "papers")
-PLACE = Place(Path("work"), "paper", PAPERS, load_corpora(PAPERS))
-CELLS = {
-    cell.id: cell
+WORKSPACE = Workspace(Path("work"), "paper", PAPERS, load_corpora(PAPERS))
+RUNS = {
+    item.id: item
     for experiment in load_experiments(PAPERS)
     if experiment.kind in ("language", "maps") and experiment.paper == "dape_v2"
-    for cell in make_plan(experiment, PLACE).items
+    for item in make_plan(experiment, WORKSPACE).items
 }
 # Appendix F, and GPT-3's table for the larger ones: layers, width, heads, learning rate.
 SIZES = {"125m": (12, 768, 12, 6e-4), "350m": (24, 1024, 16, 3e-4), "2.7b": (32, 2560, 32, 1.6e-4)}
@@ -36,11 +36,11 @@ GPT2_VOCABULARY = 50257
 
 @pytest.mark.parametrize("size", SIZES)
 def test_settings_are_the_published_ones(size: str) -> None:
-    cells = [cell for cell in CELLS.values() if cell.train["preset"] == size]
-    assert cells
+    items = [item for item in RUNS.values() if item.train["preset"] == size]
+    assert items
     layers, width, heads, rate = SIZES[size]
-    for cell in cells:
-        config = TrainConfig(**cell.train)
+    for item in items:
+        config = TrainConfig(**item.train)
         assert (config.steps, config.betas, config.precision) == (50_000, (0.9, 0.95), "fp16")
         assert (config.learning_rate, config.final_learning_rate) == (rate, pytest.approx(rate / 10))
         assert config.warmup_steps == config.steps // 100
@@ -60,22 +60,22 @@ def test_settings_are_the_published_ones(size: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_models_of_the_published_sizes_build_on_the_meta_device(size: str) -> None:
     layers, width, _, _ = SIZES[size]
-    methods = {cell.method: cell for cell in CELLS.values() if cell.train["preset"] == size}
-    for cell in methods.values():
+    methods = {item.method: item for item in RUNS.values() if item.train["preset"] == size}
+    for item in methods.values():
         with torch.device("meta"):
-            model = DapeForCausalLM(TrainConfig(**cell.train).model_config(GPT2_VOCABULARY))
+            model = DapeForCausalLM(TrainConfig(**item.train).model_config(GPT2_VOCABULARY))
         counted = sum(parameter.numel() for parameter in model.parameters())
         body = counted - 2 * GPT2_VOCABULARY * width
         # Attention 4 width², MLP 8 width², Transformer-XL's projection of places 1 width² in each layer; biases,
         # norms, other encodings and convolutions are the rest.
-        squares = 13 if cell.method == "transformer-xl" else 12
-        assert body == pytest.approx(squares * layers * width**2, rel=0.02), cell.method
+        squares = 13 if item.method == "transformer-xl" else 12
+        assert body == pytest.approx(squares * layers * width**2, rel=0.02), item.method
 
 
-@pytest.mark.parametrize("method", sorted({cell.method for cell in CELLS.values()}))
+@pytest.mark.parametrize("method", sorted({item.method for item in RUNS.values()}))
 def test_two_steps_at_reduced_width(method: str, tmp_path) -> None:
-    cell = next(cell for cell in CELLS.values() if cell.method == method)
-    text = tmp_path / "texts" / cell.corpus.name
+    item = next(item for item in RUNS.values() if item.method == method)
+    text = tmp_path / "texts" / item.corpus.name
     text.mkdir(parents=True)
     for number in range(12):
         (text / f"{number}.txt").write_text(
@@ -83,15 +83,15 @@ def test_two_steps_at_reduced_width(method: str, tmp_path) -> None:
         )
     reduced = {"hidden_size": 48, "num_layers": 1, "num_heads": 12, "preset": "tiny", "tokenizer": "bytes"}
     reduced |= {"steps": 2, "warmup_steps": 1, "batch_size": 2, "precision": "fp32", "distributed": "none"}
-    cell = replace(cell, train={**cell.train, **reduced})
-    where = cell.corpus.locate(tmp_path / "texts", tmp_path / "corpora") | {"validation": "0,1"}
-    train = {**cell.train, **where, "data": str(tmp_path / "data"), "out": str(tmp_path / "run")}
-    evaluation = {"last": 128, "windows": 2, "room": cell.train_length, "lengths": [cell.train_length]}
+    item = replace(item, train={**item.train, **reduced})
+    where = item.corpus.locate(tmp_path / "texts", tmp_path / "corpora") | {"validation": "0,1"}
+    train = {**item.train, **where, "data": str(tmp_path / "data"), "out": str(tmp_path / "run")}
+    evaluation = {"last": 128, "windows": 2, "room": item.train_length, "lengths": [item.train_length]}
     spec = {"kind": "language", "train": train, "evaluation": evaluation, "jobs": 1}
     work({**spec, "result": str(tmp_path / "scores.json")})
     content = json.loads((tmp_path / "scores.json").read_text())
     assert content["training"]["steps"] == 2
-    assert len(content["windows"][str(cell.train_length)]) == 2
+    assert len(content["windows"][str(item.train_length)]) == 2
 
 
 def test_commands_for_torchrun(tmp_path, capsys) -> None:
@@ -104,7 +104,7 @@ def test_commands_for_torchrun(tmp_path, capsys) -> None:
     assert 'the corpus "books3"' in shown
     assert "withdrawn" in shown
     specs = [Path(shlex.split(line)[-1]) for line in commands]
-    assert {spec.stem for spec in specs} <= set(CELLS)
+    assert {spec.stem for spec in specs} <= set(RUNS)
     for spec in specs:
         TrainConfig(**json.loads(spec.read_text())["train"])
 
@@ -130,8 +130,8 @@ def test_an_order_runs_on_several_processes(tmp_path) -> None:
         (text / f"{number}.txt").write_text(
             " ".join(f"{number * word % 31} and {word}" for word in range(90))
         )
-    cell = next(cell for cell in CELLS.values() if cell.train["distributed"] == "fsdp")
-    train = {**cell.train, "preset": "tiny", "num_layers": 1, "hidden_size": 48, "num_heads": 12, "steps": 2}
+    item = next(item for item in RUNS.values() if item.train["distributed"] == "fsdp")
+    train = {**item.train, "preset": "tiny", "num_layers": 1, "hidden_size": 48, "num_heads": 12, "steps": 2}
     train |= {
         "warmup_steps": 1,
         "batch_size": 4,

@@ -14,7 +14,7 @@ from small_papers import without_results, write_papers
 from dape.cli import main
 from dape.evaluate import evaluate_by_length, losses_by_length, recall_slices
 from dape.lab.execute import make_plan
-from dape.lab.experiments import Place, find_papers, load_corpora, load_experiments
+from dape.lab.experiments import Workspace, find_papers, load_corpora, load_experiments
 from dape.lab.records import TIME, Results, load_results
 from dape.training import load_run
 
@@ -231,7 +231,7 @@ def test_the_list_says_how_far_everything_is(tmp_path, capsys) -> None:
     shown = capsys.readouterr().out
     assert all(f"dape_v2/{e.name}" in shown for e in EXPERIMENTS if e.paper == "dape_v2")
     baselines = next(e for e in EXPERIMENTS if e.name == "baselines")
-    plan = make_plan(baselines, Place(tmp_path, "laptop", PAPERS, load_corpora(PAPERS)))
+    plan = make_plan(baselines, Workspace(tmp_path, "laptop", PAPERS, load_corpora(PAPERS)))
     assert f"0/{len(plan.items)} " in shown
 
 

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, variance_prior
 from dape.lab.claims import HOLDS, UNDECIDED, ledger
-from dape.lab.figures import PLACES, canvas, styles
+from dape.lab.figures import COLOUR_ORDER, canvas, styles
 from dape.lab.folders import load_folders
 from dape.lab.kinds.panels import Line, Panel, bars_of, draw_panel, our_panels
 from dape.lab.records import Results
@@ -247,7 +247,7 @@ def test_an_axis_within_part_of_a_decade_is_labelled() -> None:
 
 
 def test_curves_of_one_colour_differ_by_their_dashes() -> None:
-    names = [*PLACES, "dape-rope", "dape1x3-alibi", "transformer-xl"]
+    names = [*COLOUR_ORDER, "dape-rope", "dape1x3-alibi", "transformer-xl"]
     looks = styles(names, names)
     assert len({(look.colour, look.dashed) for look in looks.values()}) == len(names)
 

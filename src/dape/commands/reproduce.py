@@ -19,7 +19,7 @@ from dape.lab.display import display
 from dape.lab.execute import counted, execute, left_of, make_plan, summary_of
 from dape.lab.experiments import (
     Experiment,
-    Place,
+    Workspace,
     corpora_folder,
     find_papers,
     load_corpora,
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
     if not (options.names or options.all or options.list):
         raise ValueError("name an experiment, or give --all; `dape reproduce --list` shows what there is")
     experiments = load_experiments(papers, options.names or None)
-    place = Place(
+    workspace = Workspace(
         options.work.absolute() / options.scale,
         options.scale,
         papers,
@@ -111,48 +111,48 @@ def main(arguments: list[str]) -> int:
         in_process=options.scale == "smoke",
     )
     if options.list:
-        print_list(experiments, place, console)
+        print_list(experiments, workspace, console)
         return 0
     if options.dry_run:
-        return dry_run(experiments, place, console)
-    launcher = make_launcher(options.launcher, place.work, named(options.slurm))
+        return dry_run(experiments, workspace, console)
+    launcher = make_launcher(options.launcher, workspace.work, named(options.slurm))
     with display(console, at_once=options.jobs, summary=summary_of) as announce:
-        results = execute(experiments, place, announce, launcher=launcher)
-    return finish(experiments, results, place, console)
+        results = execute(experiments, workspace, announce, launcher=launcher)
+    return finish(experiments, results, workspace, console)
 
 
-def dry_run(experiments: Sequence[Experiment], place: Place, console: Console) -> int:
+def dry_run(experiments: Sequence[Experiment], workspace: Workspace, console: Console) -> int:
     """Print what is left to train; at the paper's scale the specs are left in files, and nothing is trained."""
-    plans = [make_plan(experiment, place) for experiment in experiments]
+    plans = [make_plan(experiment, workspace) for experiment in experiments]
     left = [(plan, item) for plan, item in left_of(plans) if plan.experiment.kind in ("language", "maps")]
     for plan, item in left:
         job = plan.kind.job(plan, item, must_exist=False)
         console.print(f"# {job.label}, {job.steps} steps", soft_wrap=True, markup=False)
-        if place.scale == "paper":
+        if workspace.scale == "paper":
             console.print(torchrun_command(job.write_spec()), soft_wrap=True, markup=False)
     for experiment in experiments:
         if experiment.kind in ("tasks", "timing"):
-            again = f"dape reproduce {experiment.name} --scale {place.scale}"
+            again = f"dape reproduce {experiment.name} --scale {workspace.scale}"
             console.print(f"# {experiment.name}, by itself\n{again}", soft_wrap=True, markup=False)
     for corpus in {item.corpus.name: item.corpus for _, item in left}.values():
-        if not corpus.found(place.texts):
-            console.print(f"# {corpus.missing(place.texts)}.", soft_wrap=True, markup=False)
+        if not corpus.found(workspace.texts):
+            console.print(f"# {corpus.missing(workspace.texts)}.", soft_wrap=True, markup=False)
     return 0
 
 
-def print_list(experiments: Sequence[Experiment], place: Place, console: Console) -> None:
+def print_list(experiments: Sequence[Experiment], workspace: Workspace, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("experiment", "what it is", "runs", place.scale):
+    for name in ("experiment", "what it is", "runs", workspace.scale):
         table.add_column(name, overflow="fold", no_wrap=name != "what it is")
     for experiment in experiments:
         name, about = f"{experiment.paper}/{experiment.name}", experiment.title
         if len(experiments) == 1:
             about = f"{about}. {experiment.summary}"
-        if place.scale not in experiment.scales:
+        if workspace.scale not in experiment.scales:
             table.add_row(name, about, "–", "no such scale")
             continue
-        done, count = counted(experiment, place)
-        results = find_results(place.results(experiment))
+        done, count = counted(experiment, workspace)
+        results = find_results(workspace.results(experiment))
         # The models behind maps are not kept with their results.
         whole = results is not None and results.complete and (done == count or experiment.kind == "maps")
         state = "none" if results is None else "complete" if whole else "incomplete"
@@ -161,13 +161,13 @@ def print_list(experiments: Sequence[Experiment], place: Place, console: Console
 
 
 def finish(
-    experiments: Sequence[Experiment], results: Sequence[Results], place: Place, console: Console
+    experiments: Sequence[Experiment], results: Sequence[Results], workspace: Workspace, console: Console
 ) -> int:
     """Where everything is; 1 if something failed."""
     for experiment, found in zip(experiments, results, strict=True):
         state = "incomplete, " + f"{len(found['missing'])} missing" if found["missing"] else "complete"
         failed = f", {len(found['failures'])} failed" if found["failures"] else ""
-        text = f"{experiment.name}: {state}{failed}, {found['seconds']:.0f} s of training: {place.results(experiment)}"
+        text = f"{experiment.name}: {state}{failed}, {found['seconds']:.0f} s of training: {workspace.results(experiment)}"
         console.print(text, soft_wrap=True, markup=False)
         for failure in found["failures"]:
             text = f"  {failure['label']}: {failure['error']}"

@@ -10,7 +10,7 @@ from rich.console import Console
 from dape.commands.parsing import parse
 from dape.files import write_atomically
 from dape.lab.execute import execute
-from dape.lab.experiments import Experiment, Place
+from dape.lab.experiments import Experiment, Workspace
 from dape.lab.records import Results
 from dape.lab.report import render
 from dape.settings import check, setting
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     check_method(options.method)
     settings = {name: value for name, value in asdict(options).items() if name != "out"}
     experiment = Experiment("retrofit", "retrofit", [], {"own": settings})
-    (results,) = execute([experiment], Place(options.out), about={"command": "dape retrofit-demo"})
+    (results,) = execute([experiment], Workspace(options.out), about={"command": "dape retrofit-demo"})
     write_atomically(options.out / "README.md", readme(results))
     from dape.lab.kinds.retrofit import table
 

@@ -18,7 +18,7 @@ from dape.commands.parsing import parse
 from dape.lab.display import display
 from dape.lab.environment import environment
 from dape.lab.execute import execute, summary_of
-from dape.lab.experiments import Experiment, Place
+from dape.lab.experiments import Experiment, Workspace
 from dape.lab.kinds.tasks import TaskRun, paper_table, write_folder
 from dape.lab.records import Results, find_results
 from dape.lab.runner import LauncherName, make_launcher
@@ -208,7 +208,7 @@ def show_example(arguments: list[str]) -> int:
     columns = [max(len(word), len(answer)) for word, answer in zip(words, asked, strict=True)]
     for first, last in folded(columns, WIDTH - len("answer  ")):
         for title, row in (("input", words), ("answer", asked)):
-            cells = (f"{row[place]:>{columns[place]}}" for place in range(first, last))
+            cells = (f"{row[index]:>{columns[index]}}" for index in range(first, last))
             print(f"{title:<8}{' '.join(cells)}".rstrip())
     for name, probe in PROBES.items():
         if probe.task == options.name:
@@ -222,10 +222,10 @@ def show_example(arguments: list[str]) -> int:
 def folded(columns: list[int], width: int) -> list[tuple[int, int]]:
     """First and last + 1 of the columns that stand in each line of so many characters, a space between."""
     lines, first, used = [], 0, 0
-    for place, size in enumerate(columns):
-        if used + size > width and place > first:
-            lines.append((first, place))
-            first, used = place, 0
+    for index, size in enumerate(columns):
+        if used + size > width and index > first:
+            lines.append((first, index))
+            first, used = index, 0
         used += size + 1
     return [*lines, (first, len(columns))]
 
@@ -242,12 +242,12 @@ def run_tasks(arguments: list[str]) -> int:
     where = before["environment"] if before else environment(options.jobs)
     about = {"commands": list(dict.fromkeys(commands)), "command": commands[-1], "settings": {}}
     local = options.launcher == "local"
-    place = Place(out, jobs=options.jobs, in_process=local and options.jobs == 1)
+    workspace = Workspace(out, jobs=options.jobs, in_process=local and options.jobs == 1)
     experiment = Experiment("tasks", "tasks", [], {"own": {"runs": runs}})
     launcher = None if local else make_launcher(options.launcher, out)
     with display(console, at_once=options.jobs, summary=summary_of) as announce:
         (results,) = execute(
-            [experiment], place, announce, launcher=launcher, about={**about, "environment": where}
+            [experiment], workspace, announce, launcher=launcher, about={**about, "environment": where}
         )
     if not results["failures"]:
         shutil.rmtree(out / "unfinished", ignore_errors=True)

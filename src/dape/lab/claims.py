@@ -182,7 +182,7 @@ def counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {WORDS[name][number > 1]}" for name, number in counts.items() if number)
 
 
-def place(section: str) -> str:
+def section_label(section: str) -> str:
     """A section as it is cited: § 4.1, Appendix D."""
     return f"§ {section}" if section[:1].isdigit() else section
 
@@ -209,7 +209,7 @@ def _print(verdict: Verdict, console: Console) -> None:
     symbol, style = STYLES[verdict.verdict]
     line = Text(f"{symbol} {verdict.verdict}", style=style)
     if verdict.claim.section:
-        line.append(f"  {place(verdict.claim.section)}", style="dim")
+        line.append(f"  {section_label(verdict.claim.section)}", style="dim")
     line.append(f"  {verdict.claim.id}", style="dim")
     console.print(Padding(line, (0, 0, 0, 2)))
     console.print(Padding(Text(verdict.claim.text), (0, 0, 0, 4)))

@@ -18,8 +18,8 @@ from dape.evaluate.windows import same_targets
 from dape.lab.curves import derive, score_table, verdict, views
 from dape.lab.display import Announce, silent
 from dape.lab.execute import execute, make_plan
-from dape.lab.experiments import Corpus, Experiment, Place
-from dape.lab.kinds.language import PLACES, data_folder
+from dape.lab.experiments import Corpus, Experiment, Workspace
+from dape.lab.kinds.language import LOCATION_FIELDS, data_folder
 from dape.lab.records import STEP, Results, load_results
 from dape.lab.runner import Launcher, LauncherName, make_launcher
 from dape.methods import parse_layers, split_outside_brackets
@@ -166,7 +166,11 @@ class CompareConfig(TrainConfig, Asked):
 
     def experiment(self, blocks: Sequence[dict[str, Any]] | None = None) -> Experiment:
         """The grid; blocks: those of a sweep, by default one of all methods."""
-        known = {field.name for field in fields(TrainConfig)} - PLACES - {"method", "seed", "train_length"}
+        known = (
+            {field.name for field in fields(TrainConfig)}
+            - LOCATION_FIELDS
+            - {"method", "seed", "train_length"}
+        )
         train = {name: value for name, value in asdict(self).items() if name in known}
         settings: dict[str, Any] = {
             "corpora": [self.corpus_given().name],
@@ -183,9 +187,9 @@ class CompareConfig(TrainConfig, Asked):
         grid = list(blocks or [{"methods": self.method_list}])
         return Experiment("comparison", "language", grid, {"own": settings})
 
-    def place(self) -> Place:
+    def workspace(self) -> Workspace:
         corpus = self.corpus_given()
-        return Place(self.folder, corpora={corpus.name: corpus}, jobs=self.jobs)
+        return Workspace(self.folder, corpora={corpus.name: corpus}, jobs=self.jobs)
 
     def shown(self) -> dict[str, Any]:
         """For results.json and the report: lists as lists, nothing that has no effect here."""
@@ -344,9 +348,9 @@ def run_comparison(
 
     blocks: those of a sweep. in_process: one run after the other in this process, without starting workers.
     """
-    experiment, place = config.experiment(blocks), replace(config.place(), in_process=in_process)
+    experiment, workspace = config.experiment(blocks), replace(config.workspace(), in_process=in_process)
     # Builds the settings of every training, so that one of a sweep that cannot be shows before the packing.
-    cell = make_plan(experiment, place).items[0]
+    item = make_plan(experiment, workspace).items[0]
     if not packed_recipe(config.data):
         check_room(
             find_corpus(config.corpus, field=config.field),
@@ -358,7 +362,7 @@ def run_comparison(
     if config.launcher == "local":
         check_memory(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    check_documents(config, Path(config.data or data_folder(cell, place)), progress=progress)
+    check_documents(config, Path(config.data or data_folder(item, workspace)), progress=progress)
     shown = {**config.shown(), "baseline": blocks_baseline(config, blocks)}
     if blocks:
         shown["methods"] = [
@@ -368,8 +372,8 @@ def run_comparison(
     launcher: Launcher | None = None
     if config.launcher != "local":
         launcher = make_launcher(config.launcher, config.folder)
-    (results,) = execute([experiment], place, announce, launcher=launcher, about=about)
-    results.content |= shown_of_runs(experiment, place)
+    (results,) = execute([experiment], workspace, announce, launcher=launcher, about=about)
+    results.content |= shown_of_runs(experiment, workspace)
     derive(results, blocks_baseline(config, blocks))
     found = Comparison(results, config.folder)
     found.save(config.folder)
@@ -382,18 +386,18 @@ def blocks_baseline(config: CompareConfig, blocks: Sequence[dict[str, Any]] | No
     return f"{method} ({blocks[0]['variant']})" if blocks and blocks[0].get("variant") else method
 
 
-def shown_of_runs(experiment: Experiment, place: Place) -> dict[str, Any]:
+def shown_of_runs(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
     """Loss curves of the first seed's trainings at equal steps, and what they write."""
     from dape.lab.kinds.language import scores_of
 
     training: list[dict[str, Any]] = []
     samples: dict[str, dict[str, str]] = {}
-    cells = make_plan(experiment, place).items
-    for cell in (cell for cell in cells if cell.seed == cells[0].seed):
-        content = scores_of(cell, place)
+    items = make_plan(experiment, workspace).items
+    for item in (item for item in items if item.seed == items[0].seed):
+        content = scores_of(item, workspace)
         if content is None:
             continue
-        label = _label(cell.method, cell.variant)
+        label = _label(item.method, item.variant)
         training.append({"label": label, "curve": content["training"].get("curve", [])})
         if sample := content.get("sample"):
             samples.setdefault(sample["prompt"], {})[label] = sample["text"]
@@ -479,7 +483,7 @@ def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Co
     seen = [{(run["method"], run.get("variant") or "") for run in part.results["runs"]} for part in parts]
     methods: list[str] = []
     for index, part in enumerate(parts):
-        others = set().union(*(known for place, known in enumerate(seen) if place != index))
+        others = set().union(*(known for other, known in enumerate(seen) if other != index))
         offset = len(content["runs"])
         for run in part.results["runs"]:
             name, variant = run["method"], run.get("variant") or ""

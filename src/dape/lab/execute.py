@@ -10,7 +10,7 @@ import torch
 
 from dape.lab.display import Announce, silent
 from dape.lab.environment import environment
-from dape.lab.experiments import Experiment, Place
+from dape.lab.experiments import Experiment, Workspace
 from dape.lab.kinds import Plan, kind_named, ordered
 from dape.lab.records import STEP, TIME, Results, find_results
 from dape.lab.runner import Job, Launcher, run_here, run_jobs
@@ -18,7 +18,7 @@ from dape.lab.runner import Job, Launcher, run_here, run_jobs
 
 def execute(
     experiments: Sequence[Experiment],
-    place: Place,
+    workspace: Workspace,
     announce: Announce = silent,
     *,
     launcher: Launcher | None = None,
@@ -28,32 +28,32 @@ def execute(
 
     about: further entries of the results, such as the command.
     """
-    with few_threads(place):
-        plans = [make_plan(experiment, place) for experiment in experiments]
+    with few_threads(workspace):
+        plans = [make_plan(experiment, workspace) for experiment in experiments]
         for plan in plans:
             settle(plan, only_kept=True)
             write(plan, about)
-        check_place(plans, place)
-        run_view(plans, place, announce, STEP, launcher, about)
+        check_place(plans, workspace)
+        run_view(plans, workspace, announce, STEP, launcher, about)
         for plan in plans:
             settle(plan)
-        run_view(plans, place, announce, TIME, launcher, about)
+        run_view(plans, workspace, announce, TIME, launcher, about)
         return [save(plan, plan.kind.finish(plan), about) for plan in plans]
 
 
 @contextlib.contextmanager
-def few_threads(place: Place) -> Iterator[None]:
+def few_threads(workspace: Workspace) -> Iterator[None]:
     """One thread for what takes a moment: more would only get in each other's way."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1 if place.scale == "smoke" else threads)
+    torch.set_num_threads(1 if workspace.scale == "smoke" else threads)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
 
 
-def make_plan(experiment: Experiment, place: Place) -> Plan:
-    plan = Plan(experiment, place)
+def make_plan(experiment: Experiment, workspace: Workspace) -> Plan:
+    plan = Plan(experiment, workspace)
     plan.items = plan.kind.items(plan)
     plan.timed = plan.kind.timed(plan)
     return plan
@@ -67,37 +67,37 @@ def settle(plan: Plan, *, only_kept: bool = False) -> None:
 
     for group in list(plan.timed):
         if only_kept:
-            if not pace_file(group, plan.place).exists():
+            if not pace_file(group, plan.workspace).exists():
                 continue
             members = group
         else:
             # What cannot be trained has no pace, and takes nothing from the others.
-            members = [cell for cell in group if cell.label not in plan.failures]
+            members = [item for item in group if item.label not in plan.failures]
         plan.timed.remove(group)
         if len(members) > 1:
             exact = plan.settings["equal_time"].get("exact", False)
-            steps = equal_time_steps(members, plan.place, exact=exact)
-            plan.items += [cell.for_steps(steps[cell.method]) for cell in members]
+            steps = equal_time_steps(members, plan.workspace, exact=exact)
+            plan.items += [item.for_steps(steps[item.method]) for item in members]
 
 
-def check_place(plans: Iterable[Plan], place: Place) -> None:
+def check_place(plans: Iterable[Plan], workspace: Workspace) -> None:
     """Raise before anything is run if a text or the hardware is not there."""
     plans = list(plans)
     left = [item for plan in plans for item in plan.items if not plan.kind.is_done(plan, item)]
-    cells = [item for item in left if hasattr(item, "corpus")]
+    items = [item for item in left if hasattr(item, "corpus")]
     timed = [plan.experiment.name for plan in plans if plan.experiment.kind == "timing"]
-    if place.scale == "paper" and not torch.cuda.is_available():
+    if workspace.scale == "paper" and not torch.cuda.is_available():
         if timed:
             raise ValueError(
                 f"{timed[0]} times steps of the paper's models, for which it needs a GPU: there is none here"
             )
-        if cells:
+        if items:
             raise ValueError(
-                f"{len(cells)} trainings of the paper's scale need GPUs, and there is none here: --dry-run prints "
+                f"{len(items)} trainings of the paper's scale need GPUs, and there is none here: --dry-run prints "
                 f"the commands for torchrun, --launcher slurm submits them to a cluster"
             )
-    for name in dict.fromkeys(cell.corpus.name for cell in cells):
-        place.corpora[name].locate(place.texts, place.work / "corpora")
+    for name in dict.fromkeys(item.corpus.name for item in items):
+        workspace.corpora[name].locate(workspace.texts, workspace.work / "corpora")
 
 
 def wanted(plans: Sequence[Plan], view: str) -> list[tuple[Plan, Any]]:
@@ -126,7 +126,7 @@ def left_of(plans: Sequence[Plan], view: str = STEP) -> list[tuple[Plan, Any]]:
 
 def run_view(
     plans: Sequence[Plan],
-    place: Place,
+    workspace: Workspace,
     announce: Announce,
     view: str,
     launcher: Launcher | None,
@@ -142,10 +142,10 @@ def run_view(
             for plan in plans:
                 note(plan, job, outcome, about)
 
-    if place.in_process:
+    if workspace.in_process:
         run_here(left, heed)
     else:
-        run_jobs(left, at_once=place.jobs, watch=heed, launcher=launcher)
+        run_jobs(left, at_once=workspace.jobs, watch=heed, launcher=launcher)
 
 
 def note(plan: Plan, job: Job, outcome: str, about: dict[str, Any] | None = None) -> None:
@@ -167,36 +167,36 @@ def write(plan: Plan, about: dict[str, Any] | None = None) -> None:
     body = plan.kind.collect(plan)
     if body is None:
         return
-    before = find_results(plan.place.results(plan.experiment))
+    before = find_results(plan.workspace.results(plan.experiment))
     if len(body["rows"]) >= (len(before["rows"]) if before else 1):
         save(plan, body, about)
 
 
 def save(plan: Plan, body: dict[str, Any], about: dict[str, Any] | None = None) -> Results:
     """Write what was found, with all that is needed to judge it."""
-    experiment, place = plan.experiment, plan.place
+    experiment, workspace = plan.experiment, plan.workspace
     known = {"experiment": experiment.name, "paper": experiment.paper, "title": experiment.title}
-    known |= {"source": experiment.source, "scale": place.scale}
-    named = {"command": f"dape reproduce {experiment.name} --scale {place.scale}"}
+    known |= {"source": experiment.source, "scale": workspace.scale}
+    named = {"command": f"dape reproduce {experiment.name} --scale {workspace.scale}"}
     results = Results(
         {
             "schema": 2,
             **{name: value for name, value in known.items() if value},
             "kind": experiment.kind,
             **named,
-            "settings": experiment.shown(place.scale),
-            "environment": environment(place.jobs),
+            "settings": experiment.shown(workspace.scale),
+            "environment": environment(workspace.jobs),
             **(about or {}),
             **body,
         }
     )
-    results.save(place.results(experiment))
+    results.save(workspace.results(experiment))
     return results
 
 
-def counted(experiment: Experiment, place: Place) -> tuple[int, int]:
+def counted(experiment: Experiment, workspace: Workspace) -> tuple[int, int]:
     """Runs done and runs in all, at equal steps."""
-    plan = make_plan(experiment, place)
+    plan = make_plan(experiment, workspace)
     return len(wanted([plan], STEP)) - len(left_of([plan])), len(wanted([plan], STEP))
 
 

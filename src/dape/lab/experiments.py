@@ -208,20 +208,20 @@ class Corpus:
         if self.library:
             corpus = str(Path(sysconfig.get_path("stdlib")) / self.library / "*.py")
             return {"corpus": corpus, "validation": self.validation(work)}
-        place = work / self.name
+        target = work / self.name
         if folder is not None and self.found(folder):
             work.mkdir(parents=True, exist_ok=True)
             if self.part:
-                cut_files(folder / self.name, place, self.part)
+                cut_files(folder / self.name, target, self.part)
             else:
-                link(folder / self.name, place)
+                link(folder / self.name, target)
         elif must_exist:
             raise FileNotFoundError(self.missing(folder))
-        return {"corpus": str(place), "validation": self.validation(place)}
+        return {"corpus": str(target), "validation": self.validation(target)}
 
-    def validation(self, place: Path) -> str:
+    def validation(self, target: Path) -> str:
         if self.part:
-            parts = sorted(path.stem for path in place.glob("*.txt"))
+            parts = sorted(path.stem for path in target.glob("*.txt"))
             return ",".join(parts[self.every // 2 :: self.every])
         return ",".join(self.hold_out) if self.hold_out else str(self.fraction)
 
@@ -255,35 +255,35 @@ def corpora_folder(given: Path | None) -> Path | None:
     return given.absolute() if given is not None else None
 
 
-def link(source: Path, place: Path) -> None:
-    """`place` leads to `source`: runs name the text by a path that stays when the text moves."""
-    if place.is_symlink() and place.readlink() == source:
+def link(source: Path, target: Path) -> None:
+    """`target` leads to `source`: runs name the text by a path that stays when the text moves."""
+    if target.is_symlink() and target.readlink() == source:
         return
-    place.unlink(missing_ok=True)
-    place.symlink_to(source)
+    target.unlink(missing_ok=True)
+    target.symlink_to(source)
 
 
-def cut_files(source: Path, place: Path, size: int) -> None:
-    """Every text file of `source` as files of about `size` characters in `place`, cut at line ends; made once."""
+def cut_files(source: Path, target: Path, size: int) -> None:
+    """Every text file of `source` as files of about `size` characters in `target`, cut at line ends; made once."""
     files = sorted(source.glob("*.txt"))
     if not files:
         raise FileNotFoundError(f"{source} has no file that ends in .txt")
     stamp = "\n".join(f"{size} {file.name} {file.stat().st_size}" for file in files)
-    note = place / ".cut"
+    note = target / ".cut"
     if note.exists() and note.read_text("utf-8") == stamp:
         return
-    place.mkdir(exist_ok=True)
-    for old in place.glob("*.txt"):
+    target.mkdir(exist_ok=True)
+    for old in target.glob("*.txt"):
         old.unlink()
     for file in files:
         whole = [Piece(file.stem, file.read_text("utf-8"), last=True)]
         for number, piece in enumerate(cut_documents(whole, size), start=1):
-            write_atomically(place / f"{file.stem}-{number:03}.txt", piece.text)
+            write_atomically(target / f"{file.stem}-{number:03}.txt", piece.text)
     write_atomically(note, stamp)
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """Where experiments are run: the folder of runs, the texts, how many jobs at a time, and what files are called.
 
     papers: the folder of experiments, beside which results are kept; None: everything goes into `work`.

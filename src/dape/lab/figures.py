@@ -38,7 +38,7 @@ MARKERS = (
     ("*", "star", "*"),
 )
 # Positions in the order of colours that main methods keep in the figures of papers; others take what is left.
-PLACES = {
+COLOUR_ORDER = {
     "dape1x3-kerple": 0,
     "kerple": 1,
     "dape-kerple": 2,
@@ -48,7 +48,7 @@ PLACES = {
     "fire": 6,
     "nope": 7,
 }
-PLACES |= {"cope": 10}
+COLOUR_ORDER |= {"cope": 10}
 # Of those, the colours of main methods that process the scores: their curves are full, the others dashed.
 FULL = (0, 2)
 INK, FAINT, GRID = "#1a1d21", "#8f99a3", "#e3e7eb"
@@ -98,7 +98,7 @@ class Style(NamedTuple):
 
 
 def style_of(index: int, method: str) -> Style:
-    """The look of the method that stands at that place in the comparison; plain scores are dashed."""
+    """The look of the method that stands at that index in the comparison; plain scores are dashed."""
     plain = is_plain(method)
     colour, marks = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     return Style(colour, *marks, dashed=plain, width=1.4 if plain else 2.2)
@@ -113,22 +113,22 @@ def is_plain(method: str) -> bool:
 
 def styles(labels: Sequence[str], methods: Sequence[str]) -> dict[str, Style]:
     """A style for every label; a main method keeps its own, and the same label looks the same in every panel."""
-    fixed = {label: PLACES[label] for label in labels if label in PLACES}
-    left = [place for place in range(8) if place not in fixed.values()]
-    again = [place for place in range(8, 64) if place not in fixed.values()]
+    fixed = {label: COLOUR_ORDER[label] for label in labels if label in COLOUR_ORDER}
+    left = [index for index in range(8) if index not in fixed.values()]
+    again = [index for index in range(8, 64) if index not in fixed.values()]
     found: dict[str, Style] = {}
     for label, method in zip(labels, methods, strict=True):
         if label in found:
             continue
         # When colours are used up, one that a dashed curve has is taken by a full one, and the other way round.
         full = not style_of(0, method).dashed
-        apart = (place for place in again if (place % 8 in FULL) != full)
-        place = fixed[label] if label in fixed else left.pop(0) if left else next(apart, again[0])
-        if place in again:
-            again.remove(place)
-        style = style_of(place, method)
+        apart = (index for index in again if (index % 8 in FULL) != full)
+        index = fixed[label] if label in fixed else left.pop(0) if left else next(apart, again[0])
+        if index in again:
+            again.remove(index)
+        style = style_of(index, method)
         # A colour that is used a second time comes with another marker.
-        found[label] = style._replace(marker=MARKERS[(place + 3) % 8][0]) if place >= 8 else style
+        found[label] = style._replace(marker=MARKERS[(index + 3) % 8][0]) if index >= 8 else style
     return found
 
 

@@ -18,8 +18,8 @@ from dape.benchmarks.timing import interleave
 from dape.benchmarks.train import STEPS_A_ROUND, bare_steps
 from dape.data import open_data
 from dape.files import read_json, write_atomically
-from dape.lab.experiments import Place
-from dape.lab.kinds.language import Cell, data_folder
+from dape.lab.experiments import Workspace
+from dape.lab.kinds.language import LanguageRun, data_folder
 from dape.plugins import load_plugins
 from dape.training import TrainConfig
 from dape.training.run import LanguageModelling, build_model
@@ -29,21 +29,23 @@ ROUNDS = 12
 CLOSE = 0.05
 
 
-def equal_time_steps(group: Sequence[Cell], place: Place, *, exact: bool = False) -> dict[str, int]:
+def equal_time_steps(
+    group: Sequence[LanguageRun], workspace: Workspace, *, exact: bool = False
+) -> dict[str, int]:
     """Steps of each method in the time that the fastest of them needs for all its steps.
 
     The pace does not depend on text and seed: it is measured once and kept, so that the same question has the
     same answer when an interrupted comparison goes on.
     """
-    path = pace_file(group, place)
+    path = pace_file(group, workspace)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        trains, size = trains_of(group), vocabulary(group[0], place)
-        if place.scale == "smoke":
+        trains, size = trains_of(group), vocabulary(group[0], workspace)
+        if workspace.scale == "smoke":
             write_atomically(path, json.dumps(measure(trains, size, rounds=1)))
         else:
             rounds = min(ROUNDS, max(3, group[0].steps // 40))
-            measure_apart({"trains": trains, "vocabulary": size, "rounds": rounds}, path, place.threads)
+            measure_apart({"trains": trains, "vocabulary": size, "rounds": rounds}, path, workspace.threads)
     return share_time(read_json(path), group[0].steps, close=0.0 if exact else CLOSE)
 
 
@@ -56,23 +58,23 @@ def share_time(pace: dict[str, float], steps: int, *, close: float = CLOSE) -> d
     }
 
 
-def pace_file(group: Sequence[Cell], place: Place) -> Path:
+def pace_file(group: Sequence[LanguageRun], workspace: Workspace) -> Path:
     """The file of the group's pace; there once it was measured."""
     text = json.dumps(trains_of(group), sort_keys=True, default=list)
     name = f"{group[0].train_length}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
-    return place.scores / "pace" / name
+    return workspace.scores / "pace" / name
 
 
-def trains_of(group: Sequence[Cell]) -> list[dict[str, Any]]:
-    return [{**cell.train, "seed": 0} for cell in group]
+def trains_of(group: Sequence[LanguageRun]) -> list[dict[str, Any]]:
+    return [{**item.train, "seed": 0} for item in group]
 
 
-def vocabulary(cell: Cell, place: Place) -> int:
+def vocabulary(item: LanguageRun, workspace: Workspace) -> int:
     """The size of the output layer: that of the packed data, or as far as the tokenizer's name tells."""
-    folder = Path(dict(cell.corpus.given).get("data") or data_folder(cell, place))
+    folder = Path(dict(item.corpus.given).get("data") or data_folder(item, workspace))
     if folder.exists():
         return open_data(folder).tokenizer.vocab_size
-    _, _, size = str(cell.train.get("tokenizer", "bytes")).partition(":")
+    _, _, size = str(item.train.get("tokenizer", "bytes")).partition(":")
     return int(size) if size.isdecimal() else 256
 
 

@@ -392,11 +392,11 @@ def lower(
 
     A factor below 1 allows a to be that much worse: 0.95 says that a is at most 5 % worse.
     """
-    place = Where(**where)
+    scope = Where(**where)
     if not pairs and (a is None or b is None):
         raise ValueError("lower compares a with b: give both, or several such pairs")
     compared: list[tuple[Any, Any]] = list(pairs) or [(a, b)]
-    gaps = (gap for first, second in compared for gap in data.gaps(first, second, place))
+    gaps = (gap for first, second in compared for gap in data.gaps(first, second, scope))
     return data.evidence([found(*gap, sign=-1, beyond=math.log(factor)) for gap in gaps], need)
 
 
@@ -409,7 +409,7 @@ def near(data: Data, a: Choice, b: Any, *, within: float, **where: Any) -> Evide
     """The perplexities of a and b differ by no more than the factor `within`, either way."""
     gaps = data.gaps(a, b, Where(**where))
     closer = (
-        (replace(gap, value=math.log(within) - abs(gap.value)), text, place) for gap, text, place in gaps
+        (replace(gap, value=math.log(within) - abs(gap.value)), text, scope) for gap, text, scope in gaps
     )
     return data.evidence([found(*gap) for gap in closer])
 
@@ -427,10 +427,10 @@ def rises(data: Data, a: Any, **chosen: Any) -> Evidence:
 def _changes(
     data: Data, a: Any, sign: int, *, factor: float = 1.0, need: str | int = "every", **where: Any
 ) -> Evidence:
-    place = Where(**{"at": "longest", **where})
+    scope = Where(**{"at": "longest", **where})
     losses, findings, short = data.losses, [], []
-    for one in data.chosen(a, place):
-        start, lengths = losses.start(one), data.lengths(one, at=place.at)
+    for one in data.chosen(a, scope):
+        start, lengths = losses.start(one), data.lengths(one, at=scope.at)
         if one.train_length not in losses.rows[one]:
             data.lack(f"{one.label} at its training length {one.train_length}")
             continue
@@ -451,9 +451,9 @@ def _changes(
 
 def at_most(data: Data, a: Any, perplexity: float, **where: Any) -> Evidence:
     """The perplexity of a is at most that."""
-    place, findings = Where(**where), []
-    for one in data.chosen(a, place):
-        for length in data.lengths(one, at=place.at):
+    scope, findings = Where(**where), []
+    for one in data.chosen(a, scope):
+        for length in data.lengths(one, at=scope.at):
             text = f"{one.label} has perplexity {data.ppl(one, length)} at {length} tokens ({_where(one)})"
             loss = data.losses.loss(one, length)
             findings.append(found(loss, text, setting_of(one), sign=-1, beyond=-math.log(perplexity)))
@@ -560,10 +560,10 @@ def gain_grows(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
 
 def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where: Any) -> Evidence:
     """More than that share of what a gains over b, summed over tokens, lies on recall hits."""
-    place, hits, others = Where(**where), data.on("hit"), data.on("other")
+    scope, hits, others = Where(**where), data.on("hit"), data.on("other")
     findings = []
-    for one, other in hits.pairs(a, b, place):
-        for length in hits.lengths(one, other, at=place.at):
+    for one, other in hits.pairs(a, b, scope):
+        for length in hits.lengths(one, other, at=scope.at):
             parts, seeds = [], sorted({*hits.losses.seeds(one)} & {*hits.losses.seeds(other)})
             for seed in seeds:
                 (gain, hit), (rest, more) = (

@@ -281,8 +281,8 @@ class Losses:
         self.rows: dict[Trained, dict[int, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
         for row in self.results.lines(metric, slice):
             if row.get("value") is not None:
-                place = (row.get("view", STEP), row["corpus"], row["train_length"])
-                trained = Trained(*place, row["method"], row["variant"])
+                group = (row.get("view", STEP), row["corpus"], row["train_length"])
+                trained = Trained(*group, row["method"], row["variant"])
                 self.rows[trained][row["eval_length"]][row["seed"]] = row
         self.last: int = self.results.settings.get("last") or 0
         self.documents = {name: np.asarray(ids) for name, ids in self.results["documents"].items()}

@@ -96,11 +96,11 @@ def _labels(canvas: Canvas, shown: Sequence[tuple[int, Curve]]) -> dict[int, tup
     """A row for each name, near its curve's last point, none on another, the best lowest."""
     ends = sorted(shown, key=lambda entry: -entry[1].points[-1].loss.value)[-canvas.rows :]
     rows = [canvas.row(curve.points[-1].ppl) for _, curve in ends]
-    for place in range(1, len(rows)):
-        rows[place] = max(rows[place], rows[place - 1] + 1)
+    for index in range(1, len(rows)):
+        rows[index] = max(rows[index], rows[index - 1] + 1)
     limit = canvas.rows
-    for place in reversed(range(len(rows))):
-        rows[place] = limit = min(rows[place], limit - 1)
+    for index in reversed(range(len(rows))):
+        rows[index] = limit = min(rows[index], limit - 1)
     labels = {}
     for row, (index, curve) in zip(rows, ends, strict=True):
         style = style_of(index, curve.method)

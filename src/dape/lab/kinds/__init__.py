@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dape.lab.experiments import Experiment, Place
+    from dape.lab.experiments import Experiment, Workspace
     from dape.lab.folders import Folder
     from dape.lab.paper import Paper
     from dape.lab.runner import Job
@@ -40,7 +40,7 @@ class Plan:
     """An experiment and the runs it wants; those of the equal-time view come when their steps are known."""
 
     experiment: Experiment
-    place: Place
+    workspace: Workspace
     items: list[Any] = field(default_factory=list)
     timed: list[list[Any]] = field(default_factory=list)
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.experiment.at(self.place.scale)
+        return self.experiment.at(self.workspace.scale)
 
     @property
     def kind(self) -> Kind:

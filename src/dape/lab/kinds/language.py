@@ -27,7 +27,7 @@ from dape.evaluate.statistics import LengthScore, perplexity
 from dape.evaluate.windows import Windows, same_targets
 from dape.files import read_json, write_atomically
 from dape.lab.environment import environment
-from dape.lab.experiments import Corpus, Place
+from dape.lab.experiments import Corpus, Workspace
 from dape.lab.kinds import Kind, Plan
 from dape.lab.records import STEP, TIME, digits
 from dape.lab.runner import Job
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from dape.lab.tables import Table
 
 # Where the text is and which of it is held out: said by the corpus, not by the training.
-PLACES = {"corpus", "validation", "field", "data", "out"}
-# Options that a cell's name tells in words.
+LOCATION_FIELDS = {"corpus", "validation", "field", "data", "out"}
+# Options that a item's name tells in words.
 TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
 USUAL = asdict(TrainConfig())
 # Slices by recall: hits, hits that inputs of training's length lack, all other tokens.
@@ -57,7 +57,7 @@ SAMPLE_TOKENS = 120
 
 
 @dataclass(frozen=True)
-class Reading:
+class EvalOverrides:
     """How a trained model is evaluated, where otherwise than it was trained. A block of the grid says so:
 
     at_evaluation = { rope_scaling = "linear" | "ntk" | "yarn" }   RoPE, stretched by the input's length over training's
@@ -69,7 +69,7 @@ class Reading:
 
     def key(self, length: int) -> str:
         """What scores at a length are kept under, such as "256" and "256 rope_scaling=ntk"."""
-        usual = asdict(Reading())
+        usual = asdict(EvalOverrides())
         changed = {name: value for name, value in asdict(self).items() if value != usual[name]}
         return f"{length} {','.join(f'{name}={value}' for name, value in changed.items())}".strip()
 
@@ -88,37 +88,39 @@ class Reading:
         return lambda num_tokens: randomized_positions(num_tokens, places, generator=generator)
 
 
-def parse_key(key: str) -> tuple[int, Reading]:
-    """The length and the reading that scores are kept under."""
+def parse_key(key: str) -> tuple[int, EvalOverrides]:
+    """The length and the overrides that scores are kept under."""
     length, _, name = key.partition(" ")
     options: dict[str, Any] = dict(entry.split("=") for entry in name.split(",") if entry)
     if "randomized_positions" in options:
         options["randomized_positions"] = int(options["randomized_positions"])
-    return int(length), Reading(**options)
+    return int(length), EvalOverrides(**options)
 
 
-def checked_reading(options: dict[str, Any], method: str, lengths: tuple[int, ...]) -> Reading:
-    """The reading of a block of the grid; a sentence for one that cannot be."""
+def checked_overrides(options: dict[str, Any], method: str, lengths: tuple[int, ...]) -> EvalOverrides:
+    """The overrides of a block of the grid; a sentence for one that cannot be."""
     for name in options:
-        if name not in asdict(Reading()):
-            raise ValueError(f'at_evaluation has no key "{name}": it takes {", ".join(asdict(Reading()))}')
-    reading = Reading(**options)
-    if reading.rope_scaling not in SCALINGS:
-        raise ValueError(f'rope_scaling="{reading.rope_scaling}": choose one of {", ".join(SCALINGS)}')
+        if name not in asdict(EvalOverrides()):
+            raise ValueError(
+                f'at_evaluation has no key "{name}": it takes {", ".join(asdict(EvalOverrides()))}'
+            )
+    overrides = EvalOverrides(**options)
+    if overrides.rope_scaling not in SCALINGS:
+        raise ValueError(f'rope_scaling="{overrides.rope_scaling}": choose one of {", ".join(SCALINGS)}')
     if "rope_scaling" in options and not all(
         issubclass(POSITIONS[layer.position], RoPE) for layer in parse_layers(method)
     ):
         raise ValueError(f"{method} has no RoPE that could be scaled at the evaluation")
-    places = reading.randomized_positions
+    places = overrides.randomized_positions
     if places is not None and places < max(lengths, default=1):
         raise ValueError(
             f"randomized_positions={places} at the evaluation, but inputs have {max(lengths)} tokens"
         )
-    return reading
+    return overrides
 
 
 @dataclass(frozen=True)
-class Cell:
+class LanguageRun:
     """One training of a grid, and the lengths at which it is evaluated.
 
     variant:    "" or what sets the block of the grid apart.
@@ -137,14 +139,14 @@ class Cell:
     lengths: tuple[int, ...]
     evaluation: dict[str, Any]
     wave: tuple[int, ...] = ()
-    reading: Reading = field(default_factory=Reading)
+    overrides: EvalOverrides = field(default_factory=EvalOverrides)
     others: tuple[str, ...] = ()
     recall: bool = False
 
     @property
     def keys(self) -> list[str]:
         """What its scores are kept under, one a length, and those of the others."""
-        return [*(self.reading.key(length) for length in self.lengths), *self.others]
+        return [*(self.overrides.key(length) for length in self.lengths), *self.others]
 
     @property
     def method(self) -> str:
@@ -171,7 +173,7 @@ class Cell:
         own = {
             name: value
             for name, value in asdict(TrainConfig(**self.train)).items()
-            if name not in free_names(TrainConfig) | PLACES and value != USUAL[name]
+            if name not in free_names(TrainConfig) | LOCATION_FIELDS and value != USUAL[name]
         }
         text = json.dumps([self.corpus.identity, own], sort_keys=True, default=list)
         words = [self.corpus.name, self.method, *(f"{name}-{own[name]}" for name in TOLD if name in own)]
@@ -188,7 +190,7 @@ class Cell:
         length = f", length {self.train_length}" if not self.corpus.given else ""
         return f"{text}{self.method}{variant}{length}, seed {self.seed}{view}"
 
-    def for_steps(self, steps: int) -> Cell:
+    def for_steps(self, steps: int) -> LanguageRun:
         """The same of the equal-time view: with that many steps, the warm-up the same share of them."""
         if steps == self.steps:
             return replace(self, view=TIME)
@@ -196,7 +198,7 @@ class Cell:
         return replace(self, view=TIME, train={**self.train, "steps": steps, "warmup_steps": warmup})
 
 
-def make_cell(
+def make_run(
     plan: Plan,
     block: dict[str, Any],
     method: str,
@@ -204,7 +206,7 @@ def make_cell(
     length: int,
     seed: int,
     wave: tuple[int, ...],
-) -> Cell:
+) -> LanguageRun:
     settings, name = plan.settings, plan.experiment.name
     train = {**settings["train"], **block.get("train", {})}
     if "tokens_per_step" in block:
@@ -215,7 +217,7 @@ def make_cell(
         "seed": seed,
     }
     train = checked(train)
-    if unknown := PLACES & set(train):
+    if unknown := LOCATION_FIELDS & set(train):
         raise ValueError(f"{name}: {', '.join(unknown)} is said by the corpus, not by the experiment")
     TrainConfig(**train)
     lengths = lengths_of({**settings, **block}, length)
@@ -228,19 +230,19 @@ def make_cell(
             f"{evaluation['last']} and room={evaluation['room']}"
         )
     try:
-        reading = checked_reading(block.get("at_evaluation", {}), method, lengths)
+        overrides = checked_overrides(block.get("at_evaluation", {}), method, lengths)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    cell = Cell(corpus, block.get("variant", ""), STEP, train, lengths, evaluation, wave, reading)
-    return replace(cell, recall=is_among(cell, settings.get("recall")))
+    item = LanguageRun(corpus, block.get("variant", ""), STEP, train, lengths, evaluation, wave, overrides)
+    return replace(item, recall=is_among(item, settings.get("recall")))
 
 
-def is_among(cell: Cell, asked: dict[str, list[Any]] | None) -> bool:
-    """Whether a setting such as equal_time, which lists methods, corpora, train_lengths and seeds, or not, names the cell."""
-    if asked is None or cell.variant:
+def is_among(item: LanguageRun, asked: dict[str, list[Any]] | None) -> bool:
+    """Whether a setting such as equal_time, which lists methods, corpora, train_lengths and seeds, or not, names the item."""
+    if asked is None or item.variant:
         return False
-    own = {"methods": cell.method, "train_lengths": cell.train_length, "corpora": cell.corpus.name}
-    own |= {"seeds": cell.seed}
+    own = {"methods": item.method, "train_lengths": item.train_length, "corpora": item.corpus.name}
+    own |= {"seeds": item.seed}
     return all(value in asked.get(name, [value]) for name, value in own.items())
 
 
@@ -251,11 +253,11 @@ def lengths_of(settings: dict[str, Any], train_length: int) -> tuple[int, ...]:
     return tuple(multiple * train_length for multiple in sorted(settings.get("multiples", [])))
 
 
-def corpus_of(place: Place, name: str) -> Corpus:
-    if name not in place.corpora:
-        known = ", ".join(place.corpora)
+def corpus_of(workspace: Workspace, name: str) -> Corpus:
+    if name not in workspace.corpora:
+        known = ", ".join(workspace.corpora)
         raise ValueError(f'there is no corpus "{name}" in papers/corpora.toml: it has {known}')
-    return place.corpora[name]
+    return workspace.corpora[name]
 
 
 class Language(Kind):
@@ -281,14 +283,14 @@ class Language(Kind):
         ]
     )
 
-    def items(self, plan: Plan) -> list[Cell]:
+    def items(self, plan: Plan) -> list[LanguageRun]:
         """The trainings, the most telling first: by seed, length, corpus, method."""
-        settings, scale = plan.settings, plan.place.scale
+        settings, scale = plan.settings, plan.workspace.scale
         seeds, lengths, corpora = (
             plan.experiment.values(name, scale) for name in ("seeds", "train_lengths", "corpora")
         )
-        cells = [
-            make_cell(plan, block, method, corpus_of(plan.place, corpus), length, seed, (i, j, k))
+        items = [
+            make_run(plan, block, method, corpus_of(plan.workspace, corpus), length, seed, (i, j, k))
             for i, seed in enumerate(seeds)
             for j, length in enumerate(lengths)
             for k, corpus in enumerate(corpora)
@@ -298,21 +300,21 @@ class Language(Kind):
             and seed in block.get("seeds", settings["seeds"])
             for method in block["methods"]
         ]
-        if len({(cell.id, cell.variant) for cell in cells}) < len(cells):
+        if len({(item.id, item.variant) for item in items}) < len(items):
             raise ValueError(f"{plan.experiment.name} names a training twice at scale {scale}")
-        return cells
+        return items
 
-    def timed(self, plan: Plan) -> list[list[Cell]]:
-        groups: dict[tuple[Any, ...], list[Cell]] = {}
-        for cell in plan.items:
-            if is_among(cell, plan.settings.get("equal_time")):
-                groups.setdefault((cell.corpus.name, cell.train_length, cell.seed), []).append(cell)
+    def timed(self, plan: Plan) -> list[list[LanguageRun]]:
+        groups: dict[tuple[Any, ...], list[LanguageRun]] = {}
+        for item in plan.items:
+            if is_among(item, plan.settings.get("equal_time")):
+                groups.setdefault((item.corpus.name, item.train_length, item.seed), []).append(item)
         return [group for group in groups.values() if len(group) > 1]
 
-    def unite(self, one: Cell, other: Cell) -> Cell:
+    def unite(self, one: LanguageRun, other: LanguageRun) -> LanguageRun:
         if one.evaluation and other.evaluation and one.evaluation != other.evaluation:
             raise ValueError(f"{other.label} is evaluated on other windows in another experiment")
-        if other.reading == one.reading:
+        if other.overrides == one.overrides:
             lengths, others = tuple(sorted({*one.lengths, *other.lengths})), one.others
         else:
             lengths, others = one.lengths, tuple(sorted({*one.others, *other.keys}))
@@ -321,21 +323,21 @@ class Language(Kind):
         recall = one.recall or other.recall
         return replace(one, lengths=lengths, others=others, evaluation=evaluation, wave=wave, recall=recall)
 
-    def is_done(self, plan: Plan, item: Cell) -> bool:
-        content = scores_of(item, plan.place)
+    def is_done(self, plan: Plan, item: LanguageRun) -> bool:
+        content = scores_of(item, plan.workspace)
         if content is None:
             return False
         # Without lengths it is the model itself that is wanted.
-        model = plan.place.work / "runs" / item.id / "model"
+        model = plan.workspace.work / "runs" / item.id / "model"
         if not item.lengths:
             return model.is_dir()
         return has_lengths(content, item) and not (item.recall and lacks_recall(content, item.keys))
 
-    def job(self, plan: Plan, item: Cell, *, must_exist: bool = True) -> Job:
-        place = plan.place
-        where = item.corpus.locate(place.texts, place.work / "corpora", must_exist=must_exist)
-        where = {"data": str(data_folder(item, place)), **where}
-        config = {**item.train, **where, "out": str(place.work / "runs" / item.id)}
+    def job(self, plan: Plan, item: LanguageRun, *, must_exist: bool = True) -> Job:
+        workspace = plan.workspace
+        where = item.corpus.locate(workspace.texts, workspace.work / "corpora", must_exist=must_exist)
+        where = {"data": str(data_folder(item, workspace)), **where}
+        config = {**item.train, **where, "out": str(workspace.work / "runs" / item.id)}
         evaluation = {**item.evaluation, "lengths": item.keys, "recall": item.recall}
         # The user's own comparisons show text beside numbers.
         sample = {"sample": SAMPLE_TOKENS} if item.corpus.given and item.view == STEP else {}
@@ -344,8 +346,8 @@ class Language(Kind):
             item.label,
             "language",
             {"train": config, "evaluation": evaluation, **sample},
-            place.work,
-            place.scores / f"{item.id}.json",
+            workspace.work,
+            workspace.scores / f"{item.id}.json",
             item.steps,
             distributed=config.get("distributed", "none") != "none",
         )
@@ -372,29 +374,29 @@ class Language(Kind):
         return "; ".join(said)
 
     def collect(self, plan: Plan) -> dict[str, Any]:
-        """Rows of the cells that are trained and evaluated; the rest is named as missing."""
-        waiting = [replace(cell, view=TIME).label for group in plan.timed for cell in group]
+        """Rows of the items that are trained and evaluated; the rest is named as missing."""
+        waiting = [replace(item, view=TIME).label for group in plan.timed for item in group]
         missing, seconds, places = list(waiting), {}, []
         runs: list[dict[str, Any]] = []
         rows: list[dict[str, Any]] = []
         texts: dict[str, str] = {}
         documents: dict[str, list[int]] = {}
         targets: dict[str, str] = {}
-        for cell in plan.items:
-            content = scores_of(cell, plan.place)
-            if content is None or not has_lengths(content, cell):
-                missing.append(cell.label)
+        for item in plan.items:
+            content = scores_of(item, plan.workspace)
+            if content is None or not has_lengths(content, item):
+                missing.append(item.label)
                 continue
-            seconds[cell.id] = content["training"]["seconds"]
+            seconds[item.id] = content["training"]["seconds"]
             places.append(content["environment"])
-            texts[cell.corpus.name] = content["training"]["text"]
-            paired = documents.setdefault(cell.corpus.name, content["documents"]) == content["documents"]
-            found = rows_of(cell, content, paired=paired)
+            texts[item.corpus.name] = content["training"]["text"]
+            paired = documents.setdefault(item.corpus.name, content["documents"]) == content["documents"]
+            found = rows_of(item, content, paired=paired)
             if recall := content.get("recall"):
-                same = targets.setdefault(cell.corpus.name, recall["digest"]) == recall["digest"]
-                found += slice_rows(cell, recall, paired=same)
+                same = targets.setdefault(item.corpus.name, recall["digest"]) == recall["digest"]
+                found += slice_rows(item, recall, paired=same)
             rows += [{"run": len(runs), **row} for row in found]
-            runs.append(run_of(cell, content["training"]))
+            runs.append(run_of(item, content["training"]))
         return {
             **({"environment": united(places)} if places else {}),
             "seconds": round(sum(seconds.values()), 1),
@@ -417,25 +419,25 @@ class Language(Kind):
         return figure(folder, paper)
 
 
-def data_folder(cell: Cell, place: Place) -> Path:
+def data_folder(item: LanguageRun, workspace: Workspace) -> Path:
     """Of the packed tokens, which trainings on the same text share."""
-    tokenizer = str(cell.train.get("tokenizer", "bytes")).replace(":", "-").replace("/", "-")
-    name = f"{cell.corpus.name}-{tokenizer}"
-    if cell.corpus.given:
-        text = json.dumps([cell.corpus.identity, tokenizer])
+    tokenizer = str(item.train.get("tokenizer", "bytes")).replace(":", "-").replace("/", "-")
+    name = f"{item.corpus.name}-{tokenizer}"
+    if item.corpus.given:
+        text = json.dumps([item.corpus.identity, tokenizer])
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return place.work / "data" / name
+    return workspace.work / "data" / name
 
 
-def scores_of(cell: Cell, place: Place) -> dict[str, Any] | None:
-    """What the cell was evaluated to so far; None if it was not."""
-    path = place.scores / f"{cell.id}.json"
+def scores_of(item: LanguageRun, workspace: Workspace) -> dict[str, Any] | None:
+    """What the item was evaluated to so far; None if it was not."""
+    path = workspace.scores / f"{item.id}.json"
     return read_json(path) if path.exists() else None
 
 
-def has_lengths(content: dict[str, Any], cell: Cell) -> bool:
-    """Whether these scores are of the cell's windows, at all of its lengths."""
-    return content["evaluation"] == cell.evaluation and set(cell.keys) <= set(content["windows"])
+def has_lengths(content: dict[str, Any], item: LanguageRun) -> bool:
+    """Whether these scores are of the item's windows, at all of its lengths."""
+    return content["evaluation"] == item.evaluation and set(item.keys) <= set(content["windows"])
 
 
 def trained(config: TrainConfig) -> Run:
@@ -469,12 +471,12 @@ def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> N
     device = find_device(run.config.device)
     model, loaded = None, None
     for key in keys:
-        length, reading = parse_key(key)
-        changed = reading.position_options(length, run.config.train_length)
+        length, overrides = parse_key(key)
+        changed = overrides.position_options(length, run.config.train_length)
         if model is None or changed != loaded:
             model, loaded = run.model(**changed), changed
             torch.nn.Module.to(model, device)
-        with scoring(model, positions=reading.positions(length)) as scorer:
+        with scoring(model, positions=overrides.positions(length)) as scorer:
             losses = token_losses(scorer, tokens, windows, length, last, None)
         means = losses.astype(np.float64).mean(1).tolist()
         content["windows"].setdefault(key, [round(loss, 6) for loss in means])
@@ -543,16 +545,16 @@ def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> d
     return {"evaluation": asked, "training": training, "environment": environment(jobs), "windows": {}}
 
 
-def run_of(cell: Cell, training: dict[str, Any]) -> dict[str, Any]:
+def run_of(item: LanguageRun, training: dict[str, Any]) -> dict[str, Any]:
     return {
-        "method": cell.method,
-        "variant": cell.variant,
-        "seed": cell.seed,
-        "corpus": cell.corpus.name,
-        "train_length": cell.train_length,
-        "view": cell.view,
-        "steps": cell.steps,
-        "batch_size": cell.train["batch_size"],
+        "method": item.method,
+        "variant": item.variant,
+        "seed": item.seed,
+        "corpus": item.corpus.name,
+        "train_length": item.train_length,
+        "view": item.view,
+        "steps": item.steps,
+        "batch_size": item.train["batch_size"],
         "train_seconds": round(training["seconds"], 1),
         "seconds_per_step": float(f"{training['seconds_per_step']:.4g}"),
         "train_loss": round(training["loss"], 4),
@@ -560,13 +562,13 @@ def run_of(cell: Cell, training: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rows_of(cell: Cell, content: dict[str, Any], *, paired: bool = True) -> list[dict[str, Any]]:
+def rows_of(item: LanguageRun, content: dict[str, Any], *, paired: bool = True) -> list[dict[str, Any]]:
     """A row of metric loss for each length; without windows if its documents are not those of the others."""
     documents, ends = np.array(content["documents"]), np.array(content["ends"])
     rows = []
-    for length in cell.lengths:
-        windows = np.array(content["windows"][cell.reading.key(length)])
-        found = LengthScore.of(length, windows, documents, ends, cell.evaluation["last"])
+    for length in item.lengths:
+        windows = np.array(content["windows"][item.overrides.key(length)])
+        found = LengthScore.of(length, windows, documents, ends, item.evaluation["last"])
         row = {
             "metric": "loss",
             "eval_length": length,
@@ -578,11 +580,11 @@ def rows_of(cell: Cell, content: dict[str, Any], *, paired: bool = True) -> list
     return rows
 
 
-def slice_rows(cell: Cell, recall: dict[str, Any], *, paired: bool) -> list[dict[str, Any]]:
+def slice_rows(item: LanguageRun, recall: dict[str, Any], *, paired: bool) -> list[dict[str, Any]]:
     """Rows of metric loss, and of change from the training length, for the tokens of every slice, summed by document."""
-    keys = {length: cell.reading.key(length) for length in cell.lengths}
+    keys = {length: item.overrides.key(length) for length in item.lengths}
     sums = {length: np.array(recall["sums"][key]) for length, key in keys.items() if key in recall["sums"]}
-    base = cell.train_length if cell.train_length in sums else min(sums, default=0)
+    base = item.train_length if item.train_length in sums else min(sums, default=0)
     counts = np.array(recall["counts"])
     found = RecallSlices(tuple(recall["bounds"]), base, recall["ngram"], counts, sums, recall["digest"])
     rows = []

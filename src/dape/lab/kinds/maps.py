@@ -16,12 +16,11 @@ from dape.inspection.figure import draw
 from dape.lab.figures import LEGEND, PANEL, canvas, errorbar, finish, legend, styles
 from dape.lab.folders import Folder
 from dape.lab.kinds import Plan
-from dape.lab.kinds.language import Cell, Language, scores_of
+from dape.lab.kinds.language import Language, LanguageRun, scores_of
 from dape.lab.paper import Paper
 from dape.lab.records import Results
 from dape.lab.stats import Estimate, over_seeds
-from dape.lab.tables import OURS, Row, Table, plain
-from dape.lab.tables import Cell as Shown
+from dape.lab.tables import OURS, Cell, Row, Table, plain
 from dape.training import Run, load_run
 
 # Rows and columns of a picture's map.
@@ -45,7 +44,7 @@ class Maps(Language):
         }
     )
 
-    def timed(self, plan: Plan) -> list[list[Cell]]:
+    def timed(self, plan: Plan) -> list[list[LanguageRun]]:
         return []
 
     def collect(self, plan: Plan) -> None:  # type: ignore[override]  # maps are made of the models, at the end
@@ -53,27 +52,27 @@ class Maps(Language):
 
     def finish(self, plan: Plan) -> dict[str, Any]:
         """Rows by method, length, layer and head, over the same stretches of held-out text for every method."""
-        settings, place = plan.settings, plan.place
-        beside = "" if place.scale == "laptop" else f"pictures-{place.scale}"
-        folder = place.results(plan.experiment).parent / beside
+        settings, workspace = plan.settings, plan.workspace
+        beside = "" if workspace.scale == "laptop" else f"pictures-{workspace.scale}"
+        folder = workspace.results(plan.experiment).parent / beside
         found = Results({"kind": "maps"})
         pictures: list[str] = []
         missing, seconds = [], 0.0
-        for cell in plan.items:
-            run, content = place.work / "runs" / cell.id, scores_of(cell, place)
+        for item in plan.items:
+            run, content = workspace.work / "runs" / item.id, scores_of(item, workspace)
             if content is None or not (run / "model").is_dir():
-                missing.append(cell.label)
+                missing.append(item.label)
                 continue
             seconds += content["training"]["seconds"]
             rows = []
             for length in settings["map_lengths"]:
                 seen = look(load_run(run), length, settings)
                 rows += head_rows(length, seen)
-                if cell.method in settings.get("pictures", []) and cell.seed == settings["seeds"][0]:
+                if item.method in settings.get("pictures", []) and item.seed == settings["seeds"][0]:
                     folder.mkdir(parents=True, exist_ok=True)
-                    pictures += paint(cell, seen[0], folder)
-            known = {"method": cell.method, "variant": cell.variant, "seed": cell.seed}
-            found.add({**known, "corpus": cell.corpus.name, "train_length": cell.train_length}, rows)
+                    pictures += paint(item, seen[0], folder)
+            known = {"method": item.method, "variant": item.variant, "seed": item.seed}
+            found.add({**known, "corpus": item.corpus.name, "train_length": item.train_length}, rows)
         return {
             "seconds": round(seconds, 1),
             "missing": missing,
@@ -89,8 +88,8 @@ class Maps(Language):
         rows = []
         for (method, length), share in shares.items():
             entropy = entropies.get((method, length))
-            cells = [Shown(f"{length}", length), plain(100 * share.value, 3, 100 * share.error)]
-            cells.append(Shown("–") if entropy is None else plain(entropy.value, 2, entropy.error))
+            cells = [Cell(f"{length}", length), plain(100 * share.value, 3, 100 * share.error)]
+            cells.append(Cell("–") if entropy is None else plain(entropy.value, 2, entropy.error))
             rows.append(Row(method, OURS, tuple(cells)))
         heads = ("length", "weight on the first token, %", "entropy of a row, nats")
         return [Table("Attention weights, mean over layers and heads", heads, tuple(rows))] if rows else []
@@ -126,11 +125,11 @@ def head_rows(length: int, found: list[Inspection]) -> list[dict[str, Any]]:
     """Means over the stretches, and the shares of each, by which methods can be paired."""
     rows = []
     for number, layer in enumerate(found[0].layers):
-        for place, head in enumerate(layer.heads):
-            sinks = [float(one.layers[number].sink[place]) for one in found]
-            entropies = [float(one.layers[number].entropy[place]) for one in found]
+        for index, head in enumerate(layer.heads):
+            sinks = [float(one.layers[number].sink[index]) for one in found]
+            entropies = [float(one.layers[number].entropy[index]) for one in found]
             processed = [
-                float(np.nanmean(np.abs(one.layers[number].maps["processed"][place])))
+                float(np.nanmean(np.abs(one.layers[number].maps["processed"][index])))
                 for one in found
                 if "processed" in one.layers[number].maps
             ]
@@ -143,11 +142,11 @@ def head_rows(length: int, found: list[Inspection]) -> list[dict[str, Any]]:
     return rows
 
 
-def paint(cell: Cell, found: Inspection, folder: Path) -> list[str]:
+def paint(item: LanguageRun, found: Inspection, folder: Path) -> list[str]:
     """The pictures of one stretch, a file a layer."""
     length = int(found.edges[-1])
     return [
-        draw(found, layer.layer, folder / f"{cell.method}-{length}-layer{layer.layer}.png", max_heads=4).name
+        draw(found, layer.layer, folder / f"{item.method}-{length}-layer{layer.layer}.png", max_heads=4).name
         for layer in found.layers
     ]
 

@@ -259,7 +259,7 @@ def _paper_row(line: Line, panel: Panel, columns: Sequence[float], changes: bool
 def _best(panel: Panel, column: float) -> Line | None:
     length = round(column * panel.unit)
     scored = [
-        (line.losses[length].value, place) for place, line in enumerate(panel.lines) if length in line.losses
+        (line.losses[length].value, index) for index, line in enumerate(panel.lines) if length in line.losses
     ]
     return panel.lines[min(scored)[1]] if len(scored) > 1 else None
 
@@ -296,14 +296,14 @@ def figure(folder: Folder, paper: Paper) -> Figure | None:
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     drawn, axes = canvas(columns * PANEL[0] + LEGEND, rows * PANEL[1], rows, columns)
-    for place, axis in enumerate(axes.flat):
-        if place >= len(panels):
+    for index, axis in enumerate(axes.flat):
+        if index >= len(panels):
             axis.set_axis_off()
             continue
-        draw_panel(axis, panels[place], looks)
-        if place % columns:
+        draw_panel(axis, panels[index], looks)
+        if index % columns:
             axis.set_ylabel("")
-        if place < len(panels) - columns:
+        if index < len(panels) - columns:
             axis.set_xlabel("")
     legend(drawn, axes.flat, bars_of(panels))
     return drawn
@@ -355,10 +355,10 @@ def headline(folder: Folder) -> Figure | None:
             errorbar(axes[0], list(gaps), values, errors, f"{name}{outside}", looks[name])
             reach += values if name != "rope" else []
     panels = [(axes[0], f"{base.corpus}, trained at {base.train_length}")]
-    for place, (name, part) in enumerate(sliced.items()):
+    for index, (name, part) in enumerate(sliced.items()):
         one = models[BEST]
         gaps = {n: part.difference((1, one, n), (-1, base, n)) for n in part.lengths(one, base)}
-        look = style_of(5 + place, BEST)
+        look = style_of(5 + index, BEST)
         errorbar(
             axes[1],
             list(gaps),

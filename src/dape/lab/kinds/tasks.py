@@ -139,7 +139,7 @@ class Tasks(Kind):
     def found(self, plan: Plan) -> Results:
         """What is known so far: the results that are there, and runs taken over from another folder."""
         if "found" not in plan.state:
-            plan.state["found"] = find_results(plan.place.results(plan.experiment)) or Results(
+            plan.state["found"] = find_results(plan.workspace.results(plan.experiment)) or Results(
                 {"kind": "tasks"}
             )
             plan.state["adopted"] = adopt(plan, plan.state["found"])
@@ -153,7 +153,7 @@ class Tasks(Kind):
                 if changed and "runs" in plan.settings:
                     setting, (before, now) = changed[0]
                     raise ValueError(
-                        f'{plan.place.results(plan.experiment)} has "{item.id}" with {setting} {before}, not '
+                        f'{plan.workspace.results(plan.experiment)} has "{item.id}" with {setting} {before}, not '
                         f"{now}: use another --out"
                     )
                 return not changed
@@ -161,7 +161,7 @@ class Tasks(Kind):
 
     def job(self, plan: Plan, item: TaskRun, *, must_exist: bool = True) -> Job:
         own = "runs" in plan.settings
-        folder = plan.place.work / ("unfinished" if own else f"tasks/{plan.experiment.name}")
+        folder = plan.workspace.work / ("unfinished" if own else f"tasks/{plan.experiment.name}")
         result = folder / "scores" / f"{item.id}.json"
         spec = {"settings": item.settings()}
         return Job(item.id, item.label, "tasks", spec, folder, result, item.protocol.steps)
@@ -309,7 +309,7 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
 
 def adopt(plan: Plan, found: Results) -> dict[str, Any]:
     """Take over the runs of `dape tasks run` with just these settings, instead of training them again."""
-    folder, papers = plan.settings.get("results"), plan.place.papers
+    folder, papers = plan.settings.get("results"), plan.workspace.papers
     source = papers.parent / folder / "results.json" if folder and papers else None
     if source is None or not source.exists():
         return {}
@@ -321,7 +321,7 @@ def adopt(plan: Plan, found: Results) -> dict[str, Any]:
         if number is None or differences(other["runs"][number]["settings"], item.settings()):
             continue
         taken += 1
-        drop(found, [place for place, run in enumerate(found["runs"]) if run.get("name") == item.id])
+        drop(found, [index for index, run in enumerate(found["runs"]) if run.get("name") == item.id])
         rows = [{k: v for k, v in row.items() if k != "run"} for row in other["rows"] if row["run"] == number]
         found.add(other["runs"][number], rows)
     about = {"commands": other.get("commands", []), "environment": other["environment"]}
@@ -331,10 +331,10 @@ def adopt(plan: Plan, found: Results) -> dict[str, Any]:
 def drop(results: Results, numbers: Sequence[int]) -> None:
     """Leave out runs, with their rows."""
     kept = [number for number in range(len(results["runs"])) if number not in numbers]
-    place = {number: index for index, number in enumerate(kept)}
+    index = {number: index for index, number in enumerate(kept)}
     results.content["runs"] = [results["runs"][number] for number in kept]
     results.content["rows"] = [
-        {**row, "run": place[row["run"]]} for row in results["rows"] if row["run"] in place
+        {**row, "run": index[row["run"]]} for row in results["rows"] if row["run"] in index
     ]
 
 
@@ -573,7 +573,7 @@ def fields_figure(fields: Sequence[tuple[str, dict[tuple[str, str], float]]]) ->
     methods = list(dict.fromkeys(method for _, found in fields for _, method in found))
     width, height = 1.8 + len(fields) * (0.36 * len(methods) + 0.3), 1.2 + 0.26 * len(names)
     drawn, (axes,) = canvas(width, height, 1, len(fields))
-    for place, (axis, (title, found)) in enumerate(zip(axes, fields, strict=True)):
+    for index, (axis, (title, found)) in enumerate(zip(axes, fields, strict=True)):
         values = [[100 * found.get((task, method), math.nan) for method in methods] for task in names]
         axis.imshow(values, cmap="Blues", vmin=0, vmax=125, aspect="auto")
         for row, line in enumerate(values):
@@ -582,7 +582,7 @@ def fields_figure(fields: Sequence[tuple[str, dict[tuple[str, str], float]]]) ->
                     colour = "#ffffff" if value > 70 else "#1b2733"
                     axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=colour)
         axis.set_xticks(range(len(methods)), methods, rotation=90)
-        axis.set_yticks(range(len(names)), [task.replace("_", " ") for task in names] if not place else [])
+        axis.set_yticks(range(len(names)), [task.replace("_", " ") for task in names] if not index else [])
         axis.tick_params(length=0)
         axis.set_title(f"accuracy, %: {title}", loc="left")
         for spine in axis.spines.values():
@@ -632,7 +632,7 @@ def percents(data: Accuracies, solver: Solver) -> str:
 def titles(data: Accuracies) -> dict[tuple[str, int], str]:
     """Tasks and numbers of layers in the order of the registry, by the name of the task, with layers where it has several."""
     found = sorted(
-        {(s.task, s.layers) for s in data.rows}, key=lambda place: (list(TASKS).index(place[0]), place[1])
+        {(s.task, s.layers) for s in data.rows}, key=lambda entry: (list(TASKS).index(entry[0]), entry[1])
     )
     return {(task, n): task + (depth_of(n) if len(data.layers(task)) > 1 else "") for task, n in found}
 
@@ -648,7 +648,7 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
     for run in runs:
         tasks_of.setdefault(describe(run["settings"]["protocol"]), {})[run["corpus"]] = None
     notes = folder / "notes.md"
-    tables = [_by_length(data, *place, title) for place, title in titles(data).items()]
+    tables = [_by_length(data, *entry, title) for entry, title in titles(data).items()]
     score, many = score_table(data), len(data.tasks()) > FEW_TASKS
     text = render(
         "tasks.md.j2",

@@ -31,7 +31,7 @@ class Timing(Kind):
         """Two rows a method, size and length; sizes that the results have already are not timed again."""
         from dape.lab.execute import save
 
-        settings, path = plan.settings, plan.place.results(plan.experiment)
+        settings, path = plan.settings, plan.workspace.results(plan.experiment)
         before = find_results(path)
         rounds = {str(size): count for size, count in settings["rounds"].items()}
         timed = [t for t in timings(before) if t["count"] == rounds.get(t["size"])]
@@ -90,8 +90,8 @@ class Timing(Kind):
         data, fields = Times(folder.best), []
         if data.times:
             ours = {
-                (data.name_of(place), method): (ratio.value, ratio.error or math.nan)
-                for place, ratios in data.ratios.items()
+                (data.name_of(setup), method): (ratio.value, ratio.error or math.nan)
+                for setup, ratios in data.ratios.items()
                 for method, ratio in ratios.items()
             }
             fields.append((f"ours, relative to {data.base}", ours))
@@ -104,8 +104,8 @@ class Timing(Kind):
         methods = list(dict.fromkeys(method for _, found in fields for _, method in found))
         drawn, (axes,) = canvas(len(fields) * PANEL[0] + LEGEND, 1.0 + 0.28 * len(methods), 1, len(fields))
         sizes = list(dict.fromkeys(size for _, found in fields for size, _ in found))
-        looks = {size: style_of(place, "dape-kerple") for place, size in enumerate(sizes)}
-        for place, (axis, (title, found)) in enumerate(zip(axes, fields, strict=True)):
+        looks = {size: style_of(index, "dape-kerple") for index, size in enumerate(sizes)}
+        for index, (axis, (title, found)) in enumerate(zip(axes, fields, strict=True)):
             axis.axvline(1, color=FAINT, linewidth=0.8, linestyle=":")
             for size in dict.fromkeys(size for size, _ in found):
                 rows = [(methods.index(m), *found[size, m]) for m in methods if (size, m) in found]
@@ -115,7 +115,7 @@ class Timing(Kind):
                     [value for _, value, _ in rows], [row for row, _, _ in rows], xerr=errors, label=size,
                     color=look.colour, marker=look.marker, markersize=5, linestyle="none", elinewidth=0.8, capsize=2,
                 )  # fmt: skip
-            axis.set_yticks(range(len(methods)), methods if not place else [""] * len(methods))
+            axis.set_yticks(range(len(methods)), methods if not index else [""] * len(methods))
             axis.set_ylim(len(methods) - 0.5, -0.5)
             axis.grid(axis="both")
             axis.set_axisbelow(True)
@@ -221,26 +221,26 @@ class Times:
         self.ratios: dict[tuple[str, int], dict[str, Estimate]] = {}
         self.base = ""
         for entry in timings(results):
-            place = (entry["size"], entry.get("eval_length") or 0)
+            setup = (entry["size"], entry.get("eval_length") or 0)
             self.base = self.base or entry["against"]
-            self.times.setdefault(place, {})[entry["method"]] = entry["milliseconds"]
-            self.ratios.setdefault(place, {})[entry["method"]] = entry["ratio"]
+            self.times.setdefault(setup, {})[entry["method"]] = entry["milliseconds"]
+            self.ratios.setdefault(setup, {})[entry["method"]] = entry["ratio"]
 
-    def name_of(self, place: tuple[str, int]) -> str:
-        """A place by what sets it apart from the others: its size, its length, or both."""
-        sizes, lengths = ({place[part] for place in self.times} for part in (0, 1))
-        words = [place[0]] if len(sizes) > 1 or len(lengths) == 1 else []
-        return ", ".join([*words, f"length {place[1]}"] if len(lengths) > 1 else words)
+    def name_of(self, setup: tuple[str, int]) -> str:
+        """A setup by what sets it apart from the others: its size, its length, or both."""
+        sizes, lengths = ({setup[part] for setup in self.times} for part in (0, 1))
+        words = [setup[0]] if len(sizes) > 1 or len(lengths) == 1 else []
+        return ", ".join([*words, f"length {setup[1]}"] if len(lengths) > 1 else words)
 
-    def ratio(self, place: tuple[str, int], a: str, b: str) -> Estimate:
+    def ratio(self, setup: tuple[str, int], a: str, b: str) -> Estimate:
         """Time of a over time of b."""
-        return quotient(self.ratios[place][a], self.ratios[place][b])
+        return quotient(self.ratios[setup][a], self.ratios[setup][b])
 
 
 def _cells(data: Times, method: str) -> list[Cell]:
     cells = []
-    for place, times in data.times.items():
-        one, ratio = times.get(method), data.ratios[place].get(method)
+    for setup, times in data.times.items():
+        one, ratio = times.get(method), data.ratios[setup].get(method)
         cells.append(Cell("–") if one is None else plain(one.value, 1, one.error))
         cells.append(Cell("–") if ratio is None else plain(ratio.value, 3, ratio.error or math.nan))
     return cells

@@ -22,7 +22,7 @@ from dape.lab.claims import (
     Verdict,
     count,
     counted,
-    place,
+    section_label,
     verdicts_of,
 )
 from dape.lab.figures import LOOK, on_page, svg
@@ -235,7 +235,11 @@ def findings(papers: Path) -> list[str]:
 def experiment_readme(section: Section) -> str:
     figure = (section.folder.path / FIGURE).exists()
     return render(
-        "experiment.md.j2", section=section, figure=FIGURE if figure else "", styles=STYLES, place=place
+        "experiment.md.j2",
+        section=section,
+        figure=FIGURE if figure else "",
+        styles=STYLES,
+        section_label=section_label,
     )
 
 
@@ -249,7 +253,12 @@ def paper_readme(part: Part) -> str:
         "count": count,
     }
     return render(
-        "paper.md.j2", part=part, styles=STYLES, place=place, pooled=pooled_counts(part.verdicts), **shared
+        "paper.md.j2",
+        part=part,
+        styles=STYLES,
+        section_label=section_label,
+        pooled=pooled_counts(part.verdicts),
+        **shared,
     )
 
 
@@ -283,7 +292,7 @@ def build_report(papers: Path, out: Path) -> Path:
         methods=methods_of(parts),
         explained=explained([folder for part in parts for folder in part.folders]).split("*"),
         total=sum(len(part.verdicts) for part in parts),
-        place=place,
+        section_label=section_label,
         found=findings(papers),
         counted=counted,
         count=count,

@@ -1,4 +1,4 @@
-"""Reading a trained model otherwise than it was trained: RoPE stretched, positions drawn, trained but once."""
+"""EvalOverrides a trained model otherwise than it was trained: RoPE stretched, positions drawn, trained but once."""
 
 import json
 
@@ -7,8 +7,8 @@ import torch
 
 from dape.evaluate.scoring import scoring
 from dape.lab.execute import execute, make_plan
-from dape.lab.experiments import Place, find_papers, load_corpora, load_experiments
-from dape.lab.kinds.language import Reading, checked_reading, parse_key
+from dape.lab.experiments import Workspace, find_papers, load_corpora, load_experiments
+from dape.lab.kinds.language import EvalOverrides, checked_overrides, parse_key
 from dape.models import DapeForCausalLM, preset
 from dape.training import load_run
 
@@ -16,10 +16,10 @@ from dape.training import load_run
 @pytest.mark.parametrize(
     ("reading", "key"),
     [
-        (Reading(), "256"),
-        (Reading(rope_scaling="ntk"), "256 rope_scaling=ntk"),
-        (Reading(randomized_positions=2048), "256 randomized_positions=2048"),
-        (Reading("yarn", 512), "256 rope_scaling=yarn,randomized_positions=512"),
+        (EvalOverrides(), "256"),
+        (EvalOverrides(rope_scaling="ntk"), "256 rope_scaling=ntk"),
+        (EvalOverrides(randomized_positions=2048), "256 randomized_positions=2048"),
+        (EvalOverrides("yarn", 512), "256 rope_scaling=yarn,randomized_positions=512"),
     ],
 )
 def test_keys_tell_the_reading(reading, key):
@@ -42,17 +42,17 @@ def test_keys_tell_the_reading(reading, key):
 )
 def test_a_reading_that_cannot_be_is_refused(options, method, sentence):
     with pytest.raises(ValueError, match=sentence):
-        checked_reading(options, method, (16, 64))
+        checked_overrides(options, method, (16, 64))
 
 
 def test_scaling_goes_with_the_length():
-    assert Reading("linear").position_options(512, 128) == {"scaling": "linear", "factor": 4.0}
-    assert Reading("yarn").position_options(64, 128) == {
+    assert EvalOverrides("linear").position_options(512, 128) == {"scaling": "linear", "factor": 4.0}
+    assert EvalOverrides("yarn").position_options(64, 128) == {
         "scaling": "yarn",
         "factor": 1.0,
         "original_length": 128,
     }
-    assert Reading().position_options(512, 128) == {}
+    assert EvalOverrides().position_options(512, 128) == {}
 
 
 def test_drawn_positions_reach_the_model():
@@ -69,24 +69,24 @@ def test_drawn_positions_reach_the_model():
 
 def test_one_training_is_read_in_many_ways(tmp_path):
     papers = find_papers()
-    place = Place(tmp_path, "smoke", papers, load_corpora(papers), in_process=True)
+    workspace = Workspace(tmp_path, "smoke", papers, load_corpora(papers), in_process=True)
     (experiment,) = load_experiments(papers, ["rope_scaling"])
-    cells = make_plan(experiment, place).items
+    items = make_plan(experiment, workspace).items
     trainings = []
     (results,) = execute(
         [experiment],
-        place,
+        workspace,
         lambda view, count, left: lambda job, outcome: trainings.append((job.name, outcome)),
     )
     assert results.complete
-    assert {name for name, outcome in trainings if outcome == ""} == {cell.id for cell in cells}
-    assert len({cell.id for cell in cells}) == 3
+    assert {name for name, outcome in trainings if outcome == ""} == {item.id for item in items}
+    assert len({item.id for item in items}) == 3
     nll = {(r["method"], r["variant"], r["eval_length"]): r["value"] for r in results.lines("loss")}
     for method in ("rope", "dape1x3-rope"):
         assert len({nll[method, variant, 16] for variant in ("unscaled", "linear", "ntk", "yarn")}) == 1
         assert len({nll[method, variant, 64] for variant in ("unscaled", "linear", "ntk", "yarn")}) == 4
     # The scaled model is the trained one with other options, as anybody can load it.
-    rope = next(cell for cell in cells if cell.method == "rope" and cell.variant == "linear")
+    rope = next(item for item in items if item.method == "rope" and item.variant == "linear")
     scaled = load_run(tmp_path / "runs" / rope.id).model(scaling="linear", factor=4.0)
     assert scaled.config.position_options == {"scaling": "linear", "factor": 4.0}
     scores = json.loads((tmp_path / "scores" / f"{rope.id}.json").read_text())
