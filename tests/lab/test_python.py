@@ -36,6 +36,7 @@ def test_compare_train_evaluate_and_inspect(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert "Generated text" in page
     assert "Training loss" in page
+    assert "dots: validation" in page
 
     run = dape.train("kerple", corpus=corpus, out=str(tmp_path / "run"), data=str(tmp_path / "data"), **SMALL)
     assert run.trained

@@ -16,7 +16,7 @@ from dape.commands.compare import show
 from dape.lab.compare import Comparison
 from dape.lab.curves import curves, views
 from dape.lab.records import Results, load_results
-from dape.lab.report.comparison import page
+from dape.lab.report.comparison import _ticks, page
 from dape.lab.stats import Estimate, over_seeds
 from dape.lab.tables import chosen
 from dape.lab.terminal import plot
@@ -229,3 +229,8 @@ def test_every_text_of_the_page_is_escaped() -> None:
     results.content["command"] = evil
     results.content["settings"]["corpus"] = evil
     assert evil not in page(results)
+
+
+@pytest.mark.parametrize("values", [[6.40, 6.41], [6.4, 6.6], [6.6, 23.6], [3.0, 30_000.0]])
+def test_the_axis_of_perplexities_is_labelled_within_its_range(values):
+    assert sum(values[0] <= tick <= values[1] for tick in _ticks(values)) >= 2

@@ -398,7 +398,8 @@ def shown_of_runs(experiment: Experiment, workspace: Workspace) -> dict[str, Any
         if content is None:
             continue
         label = _label(item.method, item.variant)
-        training.append({"label": label, "curve": content["training"].get("curve", [])})
+        kept = content["training"]
+        training.append({"label": label, **{name: kept.get(name, []) for name in ("curve", "validation")}})
         if sample := content.get("sample"):
             samples.setdefault(sample["prompt"], {})[label] = sample["text"]
     return {"training": training, "samples": samples}

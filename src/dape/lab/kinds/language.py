@@ -539,6 +539,11 @@ def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> d
         "seconds_per_step": median(after - before for before, after in pairwise(times)),
         "loss": float(np.mean([record["loss"] for record in metrics[-50:]])),
         "curve": [[record["step"], round(record["loss"], 4)] for record in metrics[::every]],
+        "validation": [
+            [record["step"], round(record["validation_loss"], 4)]
+            for record in metrics
+            if "validation_loss" in record
+        ],
         "parameters": sum(parameter.numel() for parameter in run.model().parameters()),
         "text": run.data().manifest["sources"]["sha256"],
     }

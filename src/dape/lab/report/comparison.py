@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.style import context
+from matplotlib.ticker import MaxNLocator
 
 from dape.files import write_atomically
 from dape.lab.curves import (
@@ -111,7 +112,7 @@ def subtitle(results: Results) -> str:
 
 
 def loss_curves(results: Results, colours: dict[str, str]) -> str:
-    """Training loss by step, one line a run of the first view; nothing if it was not kept."""
+    """Training and validation loss by step, one line a run of the first view; nothing if they were not kept."""
     entries = [entry for entry in results.get("training", []) if len(entry["curve"]) > 1]
     if not entries:
         return ""
@@ -125,8 +126,18 @@ def loss_curves(results: Results, colours: dict[str, str]) -> str:
                 smooth.append(last)
             colour = colours.get(entry["label"], "#8a8a8a")
             axes.plot(steps, smooth, color=colour, linewidth=1.2, label=entry["label"])
+            if validation := entry.get("validation"):
+                axes.plot(
+                    *zip(*validation, strict=True),
+                    color=colour,
+                    linewidth=0.8,
+                    linestyle=":",
+                    marker="o",
+                    markersize=3,
+                )
         axes.set_xlabel("step")
-        axes.set_ylabel("training loss, smoothed")
+        validated = any(entry.get("validation") for entry in entries)
+        axes.set_ylabel(f"training loss, smoothed{'; dots: validation' if validated else ''}")
         axes.grid(axis="y")
         legend(drawn, [axes])
         return on_page(svg(drawn))
@@ -172,14 +183,13 @@ def _plotted(index: int, curve: Curve) -> dict[str, Any]:
 
 
 def _ticks(values: list[float]) -> list[float]:
-    """Round perplexities over the range, closer together the smaller it is."""
+    """Round perplexities over the range: equally far apart where it is narrow, else by their first digits."""
     if not values:
         return []
-    low, high = min(values) * 0.9, max(values) * 1.1
-    digits: tuple[float, ...] = (
-        (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9) if high / low < 4 else (1, 2, 3, 4, 5, 7)
-    )
-    digits = digits if high / low < 40 else (1, 2, 5) if high / low < 4000 else (1,)
+    low, high = min(values), max(values)
+    if high / low < 4:
+        return [float(f"{value:.6g}") for value in MaxNLocator(6).tick_values(low, high) if value > 0]
+    digits = (1, 2, 3, 4, 5, 7) if high / low < 40 else (1, 2, 5) if high / low < 4000 else (1,)
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     candidates = [digit * 10.0**exponent for exponent in exponents for digit in digits]
-    return [float(f"{value:.6g}") for value in candidates if low <= value <= high]
+    return [float(f"{value:.6g}") for value in candidates if 0.9 * low <= value <= 1.1 * high]
