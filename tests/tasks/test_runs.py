@@ -240,7 +240,7 @@ def test_list_names_every_task(capsys):
             "least 20",
         ),
         (["run"], "name a task"),
-        (["walk"], "the actions are list, run, table"),
+        (["walk"], "the actions are list, show, run, table"),
         (["table", "nowhere"], "no results in nowhere"),
     ],
 )
