@@ -1,6 +1,6 @@
 """Try the oldest versions that pyproject.toml allows: a fresh environment with every floor, then a few tests.
 
-python packaging/oldest.py ENVIRONMENT [--extras models,lab] [--instead torch==2.13.0] [--tests tests/hf/test_citizen.py …]
+python packaging/oldest.py ENVIRONMENT [--extras models,lab,train] [--instead torch==2.13.0] [--tests tests/hf/test_citizen.py …]
 
 `--instead` replaces a floor that cannot be had (a torch wheel that is not on the machine, for instance): what is then
 installed is printed, and only that was tried.
@@ -21,7 +21,8 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-TESTS = ["tests/models/test_decoder.py", "tests/hf/test_citizen.py", "tests/positions"]
+TESTS = ["tests/models", "tests/positions", "tests/scores", "tests/hf/test_citizen.py"]
+TESTS += ["tests/hf/test_tools_that_wrap_layers.py", "tests/hf/test_shapes_that_vary.py"]
 
 
 def floors(extras: list[str]) -> dict[str, str]:
@@ -47,7 +48,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("environment", type=Path)
-    parser.add_argument("--extras", default="models,lab")
+    parser.add_argument("--extras", default="models,lab,train")
     parser.add_argument("--instead", nargs="*", default=[], help="requirements in place of their floors")
     parser.add_argument("--tests", nargs="*", default=TESTS)
     options = parser.parse_args()

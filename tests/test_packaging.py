@@ -27,6 +27,15 @@ def test_the_python_that_is_required_has_what_is_imported():
     assert project["tool"]["mypy"]["python_version"] == f"3.{minor}"
 
 
+def test_what_is_compiled_asks_for_types_as_the_oldest_torch_can_trace_it():
+    """torch 2.9 traces isinstance(x, (A, B)), not isinstance(x, A | B)."""
+    for folder in ("ops/score_attention", "positions", "scores", "models"):
+        for path in (ROOT / "src/dape" / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                    assert not isinstance(node.args[1], ast.BinOp), (path.name, node.lineno)
+
+
 def test_set_up_leaves_nothing_that_runs_when_python_starts():
     for name in ("setup.py", "Makefile", "pyproject.toml"):
         assert ".pth" not in (ROOT / name).read_text()

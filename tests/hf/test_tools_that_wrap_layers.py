@@ -195,6 +195,8 @@ def test_what_is_pushed_to_the_hub_has_the_code(way, tmp_path, monkeypatch):
 
     from transformers.utils import hub
 
+    if not hasattr(hub, "hf_api"):
+        pytest.skip("this version of transformers reaches the hub otherwise: no stand-in for it here")
     sent = []
     api = SimpleNamespace(create_repo=lambda repo, **_: SimpleNamespace(repo_id=repo))
     api.create_commit = lambda **options: sent.extend(o.path_in_repo for o in options["operations"])

@@ -102,6 +102,20 @@ def test_saved_and_loaded(method, tmp_path):
     torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["fox", "mta-kerple"])
+def test_what_was_loaded_outlives_a_reset(method):
+    """transformers marks loaded parameters and initialises modules afterwards; FoX sets its offsets one by one."""
+    model = tiny(method)
+    for module in (model.model.encodings[0], model.model.layers[0].attention.scores):
+        parameters = list(module.parameters())
+        for parameter in parameters:
+            torch.nn.init.uniform_(parameter)
+            parameter._is_hf_initialized = True
+        loaded = [parameter.clone() for parameter in parameters]
+        model._init_weights(module)
+        torch.testing.assert_close(parameters, loaded, rtol=0, atol=0)
+
+
 def test_position_ids_are_data():
     model, ids = tiny("dape1x3-fire"), torch.randint(0, 40, (2, 8))
     plain = model(ids, use_cache=False).logits

@@ -61,8 +61,20 @@ def write_code(
     (folder / f"{IMPORTING}.py").unlink(missing_ok=True)
     # torch knows its operators by name: two models in one process must not share the names of theirs.
     namespace = "dape_" + hashlib.sha256((str(name or folder.resolve()) + text).encode()).hexdigest()[:12]
-    for file, source in code.items():
+    for file, source in with_all_named(code, f"{module}.py").items():
         (folder / file).write_text(re.sub(r'"dape(_[0-9a-f]{12})?::', f'"{namespace}::', source))
+
+
+def with_all_named(code: dict[str, str], entry: str) -> dict[str, str]:
+    """The code, its entry importing every file by itself: some versions of transformers copy no others.
+
+    Never executed: they find imports by their text.
+    """
+    others = [file.removesuffix(".py") for file in sorted(code) if file != entry]
+    listing = "".join(f"    from .{name} import __name__ as _\n" for name in others)
+    if not others or listing in code[entry]:
+        return code
+    return {**code, entry: f"{code[entry]}\n\nif False:\n{listing}"}
 
 
 def name_entries(folder: Path, module: str, entries: dict[str, str] = ENTRIES) -> str:

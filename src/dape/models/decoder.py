@@ -139,8 +139,13 @@ class DapePreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Called for every module, children before their parents."""
         std = self.config.initializer_range
-        if isinstance(module, PositionEncoding | ScoreProcessor):
+        if isinstance(module, (PositionEncoding, ScoreProcessor)):
+            # transformers keeps what was loaded from torch's initialisers alone, not from all that a reset may do.
+            loaded = [p for p in module.parameters() if getattr(p, "_is_hf_initialized", False)]
+            values = [parameter.clone() for parameter in loaded]
             module.reset_parameters()
+            for parameter, value in zip(loaded, values, strict=True):
+                parameter.copy_(value)
         elif id(module) in self._inner_modules():
             # Encodings and score processors draw what they are made of themselves.
             return
@@ -151,14 +156,14 @@ class DapePreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=std)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             nn.init.ones_(module.weight)
             if isinstance(module, nn.LayerNorm):
                 nn.init.zeros_(module.bias)
 
     def _inner_modules(self) -> set[int]:
         """Identities of the modules inside position encodings and score processors."""
-        outer = [m for m in self.modules() if isinstance(m, PositionEncoding | ScoreProcessor)]
+        outer = [m for m in self.modules() if isinstance(m, (PositionEncoding, ScoreProcessor))]
         return {id(inner) for module in outer for inner in module.modules()}
 
     def _residual_layers(self) -> set[int]:

@@ -140,7 +140,7 @@ def check_not_sharded() -> None:
     if torch.compiler.is_compiling():
         return
     patched = getattr(torch.nn.functional.scaled_dot_product_attention, "__module__", None) or ""
-    if "context_parallel" in patched:
+    if patched.startswith("torch.distributed."):
         raise ValueError(
             "context_parallel gives each process a part of the tokens and exchanges keys inside PyTorch's own "
             "attention, which ours is not: the parts would not see each other. Shard parameters instead (FSDP2)"

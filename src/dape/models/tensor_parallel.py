@@ -87,7 +87,7 @@ def sum_shared_gradients(model: DapePreTrainedModel) -> None:
     if any(layer.heads is None for layer in layers):
         raise ValueError("the heads of this model are not shared out: call share_heads before the first pass")
     partly: list[nn.Module] = [
-        module for module in model.modules() if isinstance(module, PositionEncoding | ScoreProcessor)
+        module for module in model.modules() if isinstance(module, (PositionEncoding, ScoreProcessor))
     ]
     partly += [layer.norm for layer in layers if layer.norm is not None]
     for parameter in dict.fromkeys(parameter for module in partly for parameter in module.parameters()):

@@ -123,7 +123,7 @@ def make_problem(
 
 def _attend(problem: Problem, backend: str) -> Tensor:
     bias = problem.bias
-    if isinstance(bias, SeparableBias | TileBias) and not _takes_bias(problem, backend):
+    if isinstance(bias, (SeparableBias, TileBias)) and not _takes_bias(problem, backend):
         tiles = bias.tiles() if isinstance(bias, SeparableBias) else bias
         return by_tiles.attend(problem, tiles, lambda tile, _: choose(tile, backend).attend(tile))
     return choose(problem, backend).attend(problem)

@@ -59,7 +59,7 @@ def encode(value: Any) -> str:
     """A plan as a Python literal, by operations that torch.compile can follow (it cannot follow json)."""
     if isinstance(value, dict):
         return "{" + "".join([f"{key!r}:{encode(item)}," for key, item in value.items()]) + "}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return "[" + "".join([encode(item) + "," for item in value]) + "]"
     return repr(value)
 

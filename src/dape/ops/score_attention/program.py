@@ -194,7 +194,7 @@ class ScoreProgram:
 
     def reads_bias(self, num_heads: int) -> bool:
         """Whether the bias is a channel of the first stage."""
-        return bool(self.pre) and self.pre[0].inputs == 2 * num_heads
+        return len(self.pre) > 0 and self.pre[0].inputs == 2 * num_heads
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors by name, such as "pre.0.weight"."""

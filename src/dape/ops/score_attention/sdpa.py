@@ -14,7 +14,7 @@ MASK_NUMBERS = 16 * 1024 * 1024
 def unsupported(problem: Problem) -> str | None:
     if not problem.program.is_plain:
         return "it cannot process scores"
-    if isinstance(problem.bias, TileBias | SeparableBias):
+    if isinstance(problem.bias, (TileBias, SeparableBias)):
         return "it takes a dense bias"
     bias = problem.bias.values if isinstance(problem.bias, DistanceBias) else problem.bias
     if bias is not None and bias.requires_grad:
