@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import dape
 from dape import POSITIONS, Positions, SeparableBias
 from dape.models import DapeConfig, DapeForCausalLM
 from dape.positions import FIRE, PositionEncoding
@@ -63,6 +64,34 @@ def test_adapters_of_all_linear_layers_leave_them(method):
     adapted = {name for name, _ in model.named_parameters() if "lora_" in name}
     assert any("attention.query" in name for name in adapted)
     assert not any("encodings" in name or "scores" in name for name in adapted)
+
+
+def retrofitted_llama(method):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    return dape.retrofit(LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes)), method)
+
+
+@pytest.mark.parametrize("build", [tiny, retrofitted_llama], ids=["decoder", "retrofitted"])
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "dape3x3-fire"])
+def test_adapters_of_the_convolutions_get_gradients_and_change_the_output(build, method):
+    peft = pytest.importorskip("peft")
+    ids = torch.randint(0, 40, (2, 12))
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["expand", "project"], r=2, init_lora_weights=False
+    )
+    model = peft.get_peft_model(build(method), config).eval()
+    model(input_ids=ids, labels=ids).loss.backward()
+    adapters = {name: value for name, value in model.named_parameters() if "lora_" in name}
+    # Two layers of two convolutions, two factors each.
+    assert len(adapters) == 8
+    for name, value in adapters.items():
+        assert value.grad is not None, name
+        assert value.grad.abs().sum() > 0, name
+    with_adapters = model(input_ids=ids).logits
+    merged = model.merge_and_unload()(input_ids=ids).logits
+    torch.testing.assert_close(merged, with_adapters, rtol=1e-3, atol=1e-4)
 
 
 def test_weights_of_fire_from_before_its_numbers_had_a_dimension_load():

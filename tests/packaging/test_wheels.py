@@ -115,3 +115,19 @@ def test_the_kernel_compiles_for_platforms_that_are_not_here(clone, tmp_path, pl
     assert library.startswith(beginning)
     for name in (b"dape_forward", b"dape_backward", b"dape_decode", b"dape_build_name"):
         assert name in library
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [("linux", "no C++ compiler was found"), ("win32", "it builds with clang alone on Windows")],
+)
+def test_where_the_kernel_is_missing_the_reason_is_that_of_the_platform(
+    platform, reason, tmp_path, monkeypatch
+):
+    copied = shutil.copy(ROOT / "src/dape/ops/score_attention/native.py", tmp_path)
+    spec = importlib.util.spec_from_file_location("native_without_kernel", copied)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "platform", platform)
+    spec.loader.exec_module(module)
+    assert module.KERNEL is None
+    assert reason in module.PROBLEM
