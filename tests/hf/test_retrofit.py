@@ -562,3 +562,16 @@ def test_a_normaliser_is_loaded_with_the_parameters_it_had(zero_init, tmp_path):
     torch.testing.assert_close(
         loaded(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits, rtol=0, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("scaling", ["linear", "ntk", "dynamic", "yarn", "llama3"])
+def test_a_scaling_alone_stretches_eight_times_from_the_models_own_length(scaling, tmp_path):
+    model = small("llama", max_position_embeddings=16).eval()
+    needs = "" if scaling in ("linear", "ntk") else ",original_length=16"
+    ids = torch.randint(0, 50, (1, 40), generator=torch.Generator().manual_seed(0))
+    expected = dape.retrofit(model, f"dape1x3-rope[scaling={scaling},factor=8{needs}]")(ids).logits
+    dape.remove_retrofit(model)
+    dape.retrofit(model, f"dape1x3-rope[scaling={scaling}]")
+    assert torch.equal(model(ids).logits, expected)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(dape.load_retrofitted(tmp_path)(ids).logits, expected)

@@ -17,6 +17,7 @@ from dape.methods import Method, parse_method
 from dape.models.beside import write_entries
 from dape.positions import POSITIONS, PositionEncoding, RoPE
 from dape.positions.kerple import FLOOR, Kerple
+from dape.positions.rope import SCALINGS
 from dape.rebuilding import constructor_parameters
 from dape.retrofitting import check, positions
 from dape.retrofitting.attention import ENCODING, NAME, SCORES, Call
@@ -31,6 +32,8 @@ RECORD = "dape_retrofit"
 # Kerple's heights over the heads at the start. A head's weights of far keys fall as distance^−height: from 1 on, what lies
 # beyond the lengths trained at stays a bounded share.
 HEIGHTS = (1.0, 4.0)
+# How far a scaling stretches the rotation where the method does not say: as far as `dape retrofit` reports.
+FACTOR = 8.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ def retrofit(
     method:  a score processor alone keeps the model's own positions and begins by changing nothing: "dape1x3",
              "talking", "mta". With a position encoding, that one replaces the model's: "dape1x3-kerple", "kerple",
              "fox", "nope". "rope" keeps the rotary positions of a model that has them; with options it stretches
-             them: "dape1x3-rope[scaling=yarn,factor=8,original_length=256]", the base being the model's own.
+             them: "dape1x3-rope[scaling=yarn,factor=8,original_length=256]", the base being the model's own, and by
+             default the length that its configuration names, eight times.
     width:   hidden channels of processors that have them.
     score_options, position_options: further options, as in DapeConfig.
     trains:  "all" parameters, those of "attention" layers (what was added included), or what was "added" alone;
@@ -112,7 +116,7 @@ def retrofit(
             # A normaliser has other parameters then, which whoever loads it must know.
             dict(score_options or {})
             | ({} if zero_init or not _normalised(parsed) else {"zero_init": False}),
-            dict(position_options or {}),
+            _stretch(parsed, inner) | dict(position_options or {}),
             replaced,
             bool(getattr(inner.config, "use_cache", True)),
         )
@@ -303,6 +307,18 @@ def _attach(
             layer.add_module(ENCODING, encoding.to(dtype))
             if type(encoding).token_state is not PositionEncoding.token_state:
                 hooks.append(positions.carry_state(layer))
+
+
+def _stretch(method: Method, model: PreTrainedModel) -> dict[str, Any]:
+    """What a scaling of the rotation leaves open: the length that the model was made for, and how far to stretch."""
+    given = dict(_position_options(method))
+    if not issubclass(POSITIONS[method.position], RoPE) or "scaling" not in given:
+        return {}
+    open_: dict[str, Any] = {"factor": FACTOR}
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if "original_length" in SCALINGS[given["scaling"]].needs and length:
+        open_["original_length"] = int(length)
+    return {name: value for name, value in open_.items() if name not in given}
 
 
 def _rope(model: PreTrainedModel, method: Method, options: dict[str, Any]) -> RoPE:
