@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 
@@ -87,6 +88,14 @@ def test_a_folder_with_code_loads_where_dape_is_not_installed(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == 2 * [" ".join(map(str, expected))]
+
+
+def test_a_pickled_model_saves_as_what_it_is(tmp_path):
+    model = pickle.loads(pickle.dumps(retrofitted("dape1x3")))
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    ids = torch.arange(20)[None]
+    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 def test_what_the_retrofit_was_removed_from_saves_as_the_base(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
@@ -134,7 +134,7 @@ def retrofit(
         raise
     setattr(inner.config, RECORD, asdict(plan))
     for saving in (save_pretrained, _upload_modified_files):
-        inner.__dict__[saving.__name__] = MethodType(saving, inner)
+        inner.__dict__[saving.__name__] = partial(saving, inner)
     if model is not inner:
         save_inside_peft(model)
     # A hook, because setting another implementation later would silently ignore what was added.
@@ -154,7 +154,7 @@ def save_pretrained(self: PreTrainedModel, save_directory: Any, *arguments: Any,
 
 def save_inside_peft(model: nn.Module) -> None:
     """Let a PEFT model around a retrofitted one save what was added beside its own weights."""
-    model.__dict__["save_pretrained"] = MethodType(_save_with_adapter, model)
+    model.__dict__["save_pretrained"] = partial(_save_with_adapter, model)
 
 
 def _save_with_adapter(self: Any, save_directory: Any, *arguments: Any, **options: Any) -> None:
