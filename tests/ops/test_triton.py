@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import os
@@ -322,11 +323,29 @@ LAUNCHABLE = {
 }
 
 
+@pytest.fixture
+def unassembled(monkeypatch, tmp_path):
+    """Kernels are compiled until their shared memory is known, into a cache of their own: half of the time."""
+    triton = pytest.importorskip("triton")
+    compiler = importlib.import_module("triton.backends.nvidia.compiler").CUDABackend
+
+    def no_ptx(self, source, metadata, *options):
+        metadata["name"] = "unassembled"
+        return ""
+
+    monkeypatch.setattr(compiler, "make_ptx", no_ptx)
+    monkeypatch.setattr(compiler, "make_cubin", lambda *arguments: b"")
+    monkeypatch.setattr(compiling, "_shared", {})
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path)
+        yield
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("shape", LAUNCHABLE.values(), ids=LAUNCHABLE.keys())
 @pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100])
 def test_what_is_accepted_can_be_launched(capability, shape):
-    pytest.importorskip("triton")
     limit = compiling.SHARED_MEMORY[capability]
     for variants in backend.record_launches(**shape):
         assert compiling.first_that_fits(variants, capability, limit) is not None

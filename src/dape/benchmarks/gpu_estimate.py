@@ -5,6 +5,7 @@ Estimated, not measured: resources are the compiler's own numbers, clocks come f
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ def estimate(name: str, shape: dict[str, Any], capability: int, options: Options
     convolved = shape | {"width": options.width, "kernel_size": options.kernel, "length": 2048}
     plain = shape | {"width": None, "bias": "none", "length": 2048}
     flash = best([_record([launch], capability) for launch in gpu_baseline.launches(**shape)])
-    launches_of = count_launches(convolved, options.backward)
+    launches_of = count_launches(options.backward, **convolved)
     passes = {"forward": first_chunk(backend.record_launches(**convolved, backward=False))}
     baseline = {"forward": [flash["clocks"]]}
     if options.backward:
@@ -151,8 +152,9 @@ def estimate(name: str, shape: dict[str, Any], capability: int, options: Options
     return records
 
 
-def count_launches(shape: dict[str, Any], backward: bool) -> dict[str, dict[str, int]]:
-    """How many kernels a forward and a backward pass start, by the number of keys."""
+@functools.cache
+def count_launches(backward: bool, **shape: Any) -> dict[str, dict[str, int]]:
+    """How many kernels a forward and a backward pass start, by the number of keys: the same on every GPU."""
     found: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
     for length in LENGTHS:
         forward = len(backend.record_launches(**shape | {"length": length}, backward=False))

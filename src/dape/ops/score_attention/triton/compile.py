@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -179,17 +180,28 @@ def shared_memory(launch: Launch, capability: int) -> int:
 def inspect(launch: Launch, capability: int) -> Compiled:
     """Registers, spills, shared memory and code of a launch."""
     compiled = compile_launch(launch, capability)
-    report = _assemble(compiled.asm["ptx"], capability)
-    registers = re.search(r"Used (\d+) registers", report)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
-    assert registers and spills, report
-    return Compiled(
-        int(registers[1]),
-        int(spills[1]) + int(spills[2]),
-        int(compiled.metadata.shared),
-        compiled.asm["ptx"],
-        compiled.asm["cubin"],
-    )
+    cubin = compiled.asm["cubin"]
+    registers, stack = resources(cubin)
+    spills = 0
+    if stack:
+        # Assembling once more, only to be told, takes as long as the first time.
+        found = re.search(
+            r"(\d+) bytes spill stores, (\d+) bytes spill loads", _assemble(compiled.asm["ptx"], capability)
+        )
+        spills = sum(map(int, found.groups())) if found else stack
+    return Compiled(registers, spills, int(compiled.metadata.shared), compiled.asm["ptx"], cubin)
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes that it has beside them: spilled registers are there."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tools() / "cuobjdump"), "-res-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (re.search(rf"{name}:(\d+)", report) for name in ("REG", "STACK", "LOCAL"))
+    assert registers and stack and local, report
+    return int(registers[1]), int(stack[1]) + int(local[1])
 
 
 def tools() -> Path:
