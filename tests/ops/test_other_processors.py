@@ -1,0 +1,170 @@
+"""The kernel's sources for processors that are not here: 16 lanes by generic vectors, and an emulated ARM.
+
+The portable build has the 4 lanes of ARM on every processor, and is tested beside the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import cpu_cases
+import pytest
+import torch
+from cpu_cases import SHAPES, needs_kernel
+from op_cases import PROGRAMS
+from test_cpu_program import BIASES, MORE, RAGGED, RUNS, VISIBLE, check, replace
+
+from dape.ops.score_attention import native
+
+pytestmark = [needs_kernel, pytest.mark.slow]
+
+SOURCES = Path(native.__file__).parent / "csrc"
+FLAGS = ["-std=c++17", "-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread", "-w"]
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What compiles for it, with which flags, and what runs its programs here."""
+
+    compiler: str
+    flags: tuple[str, ...] = ()
+    runner: tuple[str, ...] = ()
+
+
+PROCESSORS = {
+    "16 lanes": Processor(os.environ.get("CXX", "c++"), ("-DDAPE_LANES=16",)),
+    "aarch64": Processor("aarch64-linux-gnu-g++", (), ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")),
+}
+
+
+class Driver:
+    """A process that runs calls in place of the kernel of this process."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # Tensors by address: how much memory a pointer leads to.
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    def run(self, step: str, call: native.Call) -> None:
+        blocks: list[tuple[int, int]] = []
+        places: list[tuple[int, int, int]] = []
+
+        def add(address: int, size: int, structures: list[native.Structure]) -> int:
+            number = len(blocks)
+            blocks.append((address, size))
+            for index, structure in enumerate(structures):
+                for name, kind, *_ in structure._fields_:
+                    pointer = getattr(structure, name)
+                    if kind is not ctypes.c_void_p or not pointer:
+                        continue
+                    offset = index * ctypes.sizeof(structure) + getattr(type(structure), name).offset
+                    places.append((number, offset, target(name, pointer)))
+            return number
+
+        def target(name: str, pointer: int) -> int:
+            if name == "program":
+                found = native.Program.from_address(pointer)
+                return add(pointer, ctypes.sizeof(found), [found])
+            if name == "stages":
+                program = native.Program.from_address(call.program)
+                count = max(1, program.num_pre + program.num_post)
+                size = ctypes.sizeof(native.StageCall)
+                return add(
+                    pointer,
+                    count * size,
+                    [native.StageCall.from_address(pointer + n * size) for n in range(count)],
+                )
+            tensor = self.tensors[pointer]
+            numbers = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            return add(pointer, 4 * numbers if tensor.numel() else 0, [])
+
+        add(ctypes.addressof(call), ctypes.sizeof(call), [call])
+        request = struct.pack(
+            f"=i{len(step)}sii", len(step), step.encode(), torch.get_num_threads(), len(blocks)
+        )
+        for address, size in blocks:
+            request += struct.pack("=q", size) + ctypes.string_at(address, size)
+        request += struct.pack("=i", len(places)) + b"".join(struct.pack("=iqi", *place) for place in places)
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(request)
+        stdin.flush()
+        (code,) = struct.unpack("=i", stdout.read(4))
+        assert code == 0
+        for address, size in blocks:
+            answer = stdout.read(size)
+            # Structures hold the other process's addresses.
+            if address in self.tensors:
+                ctypes.memmove(address, answer, size)
+
+
+@pytest.fixture(scope="module", params=PROCESSORS)
+def driver(request, tmp_path_factory):
+    processor = PROCESSORS[request.param]
+    for program in (processor.compiler, *processor.runner[:1]):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed (Debian: qemu-user, g++-aarch64-linux-gnu)")
+    binary = tmp_path_factory.mktemp("driver") / "driver"
+    sources = [SOURCES / "kernel.cpp", SOURCES / "dispatch.cpp", Path(__file__).parent / "driver.cpp"]
+    subprocess.run(
+        [
+            processor.compiler,
+            *FLAGS,
+            *processor.flags,
+            "-DBUILD=portable",
+            *map(str, sources),
+            "-ldl",
+            "-o",
+            str(binary),
+        ],
+        check=True,
+    )
+    made = Driver([*processor.runner, str(binary)])
+    point = native.Structure.point
+    ran = []
+
+    def recording(self: native.Structure, **tensors: torch.Tensor | None) -> None:
+        made.tensors.update({x.data_ptr(): x for x in tensors.values() if x is not None})
+        point(self, **tensors)
+
+    def run(step: str, call: native.Call) -> None:
+        ran.append(step)
+        made.run(step, call)
+        made.tensors.clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native.Structure, "point", recording)
+        patch.setattr(native, "run", run)
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        yield made
+        torch.set_num_threads(before)
+    # Nothing went by the kernel of this process.
+    assert {"forward", "backward", "program_forward", "program_backward"} <= set(ran)
+    with made.process as process:
+        assert process.stdin is not None
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("bias", ["none", "distance", "shared"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("driver")
+def test_the_shape_table(shape, bias):
+    cpu_cases.check(SHAPES[shape].but(bias=bias))
+
+
+@pytest.mark.parametrize(("number", "program"), list(enumerate([*RUNS, *MORE])))
+@pytest.mark.usefixtures("driver")
+def test_every_program(number, program, monkeypatch):
+    """Each with one bias and one visibility, all of which are there."""
+    monkeypatch.setitem(PROGRAMS, program, {**PROGRAMS, **MORE}[program])
+    bias, visible = BIASES[number % len(BIASES)], VISIBLE[number % len(VISIBLE)]
+    check(replace(RAGGED, program=program, bias=bias, visible=visible, causal=number % 2 == 0))
