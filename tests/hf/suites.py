@@ -66,8 +66,9 @@ class Tester:
         ids = ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
         mask = random_attention_mask([self.batch_size, self.seq_length])
         if reads_earlier_queries():
-            # Padding between tokens is refused, as convolutions over queries would reach across it.
-            mask = mask.sort(-1).values
+            # Padding between tokens is refused, as convolutions over queries would reach across it; generate() takes
+            # padding's id within a prompt for padding.
+            ids, mask = ids.clamp(min=1), mask.sort(-1).values
         return self.get_config(), {"input_ids": ids, "attention_mask": mask}
 
 

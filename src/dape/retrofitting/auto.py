@@ -23,7 +23,11 @@ class RetrofittedCausalLM:
         """The model; options as those of from_pretrained."""
         if arguments:
             raise ValueError("a retrofitted model takes options by name alone")
+        # Some versions hand the dtype on inside the configuration.
+        dtype = getattr(options.get("config"), "dtype", None)
         options = {key: value for key, value in options.items() if key not in FOUND}
+        if dtype is not None:
+            options.setdefault("dtype", dtype)
         hub = {key: options.pop(key) for key in HUB if key in options}
         folder = Path(name)
         if not folder.is_dir():
