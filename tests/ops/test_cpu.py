@@ -94,6 +94,20 @@ def test_a_missing_kernel_is_a_failure_where_it_could_be_built(environment, comp
     assert kernel_expected(environment, lambda name: compiler if name == "g++" else None) is expected
 
 
+def test_few_queries_have_a_build_of_their_own():
+    """Where its smaller tiles compute less; 64 queries are two tiles of 32, or two of 48."""
+    every = ["avx512", "avx512_short", "avx2", "portable"]
+
+    def chosen(queries: int, available: list[str], causal: bool = True) -> str:
+        return native.build_for(native.Call(queries=queries, keys=queries, causal=causal), available)
+
+    assert {n: chosen(n, every) for n in (16, 48, 64, 96, 128, 2048)} == {
+        16: "avx512_short", 48: "avx512", 64: "avx512_short", 96: "avx512_short", 128: "avx512_short", 2048: "avx512"
+    }  # fmt: skip
+    assert chosen(48, every, causal=False) == "avx512"
+    assert chosen(64, ["avx2", "portable"]) == "avx2"
+
+
 def test_unknown_build():
     with pytest.raises(ValueError, match='no build "sse9"'), native.use_build("sse9"):
         pass

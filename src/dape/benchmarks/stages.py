@@ -63,7 +63,9 @@ class Options:
     head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
     width: int = setting(32, help="Channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(3, help="Kernel size of the convolutions; odd.", low=1, high=1023)
-    build: str = setting("", help="avx512, avx2 or portable; empty: the fastest that runs here.")
+    build: str = setting(
+        "", help="avx512, avx512_short, avx2 or portable; empty: the fastest that runs here."
+    )
     rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
         None, help="Write one record a stage.", writes="file"

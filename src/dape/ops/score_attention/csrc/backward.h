@@ -357,16 +357,19 @@ size_t backward_scratch(const Call &c, int) {
 size_t backward_sums_floats(const Call &c) { return Partials(c, Shared(c, nullptr), nullptr).floats; }
 
 // How many sets of sums units of work share: unit n adds to set n % sets, after unit n - sets has done so. That fixes
-// the order of every sum whichever thread takes a unit; with more sets than threads none waits for one that lost its core.
-int64_t num_sets(int64_t units, int workers) { return workers == 1 ? 1 : most(workers, least(units / 8, 4 * workers)); }
+// the order of every sum whichever thread takes a unit; with more sets than threads none waits for one that lost its
+// core. Tiles of a single entry follow each other along the keys anyway.
+int64_t num_sets(const Call &c, int64_t units, int workers) {
+  return workers == 1 || c.batch == 1 ? workers : most(workers, least(units / 8, 4 * workers));
+}
 
-int64_t backward_sums(const Call &c, int workers) { return num_sets(backward_units(c, workers), workers); }
+int64_t backward_sums(const Call &c, int workers) { return num_sets(c, backward_units(c, workers), workers); }
 
 // Deals out the units of work; every thread sees all of them in order, those of others to count their turns.
 // `size`: tiles a unit; use(set): turns to a set of sums; clear(): sets it to zero.
 template <class Tile, class Use, class Clear>
 void run_units(Tile &tile, const Worker &worker, int64_t units, int64_t size, const Use &use, const Clear &clear) {
-  const int64_t sets = num_sets(units, worker.count);
+  const int64_t sets = num_sets(tile.c, units, worker.count);
   for (int64_t unit, seen = 0; (unit = next_unit(worker)) < units; ++seen) {
     for (; seen < unit; ++seen)
       for (int64_t n = 0; n < size; ++n) tile.pass(seen * size + n);
@@ -392,7 +395,7 @@ void backward_run(const Call &c, const Worker &worker) {
 void backward_finish(const Call &c, const Worker *workers, int count) {
   Arena arena{workers[0].scratch};
   BackwardTile tile(c, workers[0], arena);
-  const int64_t units = backward_units(c, count), sets = least(units, num_sets(units, count));
+  const int64_t units = backward_units(c, count), sets = least(units, num_sets(c, units, count));
   for (int64_t set = 0; set < sets; ++set) {
     tile.sums = Partials(c, tile.shared, workers[0].sums + set * workers[0].sums_floats);
     const Partials &s = tile.sums;

@@ -21,7 +21,7 @@
 
 extern "C" const Build dape_build_portable;
 #ifdef DAPE_X86
-extern "C" const Build dape_build_avx2, dape_build_avx512;
+extern "C" const Build dape_build_avx2, dape_build_avx512, dape_build_avx512_short;
 #endif
 
 // Ends one step of waiting for another thread; called from code that must not pull in library templates.
@@ -61,6 +61,7 @@ std::vector<Choice> choices() {
 #ifdef DAPE_X86
   const Instructions has = instructions();
   all.push_back({&dape_build_avx512, has.avx512});
+  all.push_back({&dape_build_avx512_short, has.avx512});
   all.push_back({&dape_build_avx2, has.avx2});
 #endif
   all.push_back({&dape_build_portable, true});

@@ -749,7 +749,7 @@ size_t program_backward_sums_floats(const Call &c) {
   return backward_sums_floats(c) + ProgramPartials(c, nullptr).floats;
 }
 
-int64_t program_backward_sums(const Call &c, int workers) { return num_sets(program_backward_units(c, workers), workers); }
+int64_t program_backward_sums(const Call &c, int workers) { return num_sets(c, program_backward_units(c, workers), workers); }
 
 void program_backward_run(const Call &c, const Worker &worker) {
   Arena arena{worker.scratch};
@@ -763,7 +763,7 @@ void program_backward_finish(const Call &c, const Worker *workers, int count) {
   const Program &p = *c.program;
   Arena arena{workers[0].scratch};
   ProgramBackward tile(c, workers[0], arena);
-  const int64_t units = program_backward_units(c, count), sets = least(units, num_sets(units, count));
+  const int64_t units = program_backward_units(c, count), sets = least(units, num_sets(c, units, count));
   for (int64_t set = 0; set < sets; ++set) {
     tile.use(workers[0].sums + set * workers[0].sums_floats);
     const ProgramPartials &s = tile.partials;

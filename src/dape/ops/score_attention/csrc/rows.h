@@ -11,7 +11,13 @@
 
 namespace {
 
-constexpr int VECTORS = 3, ROWS = VECTORS * LANES;
+// DAPE_VECTORS: a build for few queries, whose tiles have fewer rows.
+#if defined(DAPE_VECTORS)
+constexpr int VECTORS = DAPE_VECTORS;
+#else
+constexpr int VECTORS = 3;
+#endif
+constexpr int ROWS = VECTORS * LANES;
 constexpr int CHUNK = 24, SLICE = CHUNK + ROWS;
 
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
