@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import dape
+from dape.ops.score_attention import cpu
 
 
 class Layer(nn.Module):
@@ -44,11 +45,16 @@ def test_a_layer_is_one_graph(name):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("name", ["kerple", "no bias", "plain"])
-def test_an_exported_layer_takes_other_lengths(name):
+def test_an_exported_layer_takes_other_lengths(name, kernel, monkeypatch):
+    if not kernel:
+        monkeypatch.setattr(cpu, "unsupported", lambda problem: "there is no compiled kernel")
     layer = layers()[name].eval()
     example = torch.randn(2, 40, 3 * 32)
-    exported = torch.export.export(layer, (example,), dynamic_shapes=({1: torch.export.Dim.AUTO},)).module()
-    for length in (12, 333):
+    length = torch.export.Dim("length", min=9, max=4096)
+    with torch.no_grad():
+        exported = torch.export.export(layer, (example,), dynamic_shapes=({1: length},)).module()
+    for length in (12, 333, 2000):
         x = torch.randn(2, length, 3 * 32)
         torch.testing.assert_close(exported(x), layer(x))

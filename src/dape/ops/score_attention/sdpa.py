@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,6 +23,8 @@ def unsupported(problem: Problem) -> str | None:
     batch, num_heads, num_queries, num_keys, _ = problem.sizes
     numbers = num_queries * num_keys
     numbers *= num_heads if bias is not None else 1
+    if isinstance(numbers, torch.SymInt) and not _is_plain(problem):
+        return "it would build a mask of a size that is left open"
     if not _is_plain(problem) and numbers * batch > MASK_NUMBERS:
         return f"it would build a mask of {batch}×{num_queries}×{num_keys} numbers"
     return None

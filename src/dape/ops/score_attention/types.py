@@ -134,7 +134,8 @@ class DistanceBias:
 
     def dense(self, num_queries: int, num_keys: int, rows: slice | None = None) -> Tensor:
         """The same bias as a tensor [1, H, rows, Tk]; pairs outside the table get 0."""
-        start, stop, _ = (rows or slice(None)).indices(num_queries)
+        # A slice's own indices would be numbers, where an export leaves the length open.
+        start, stop = (0, num_queries) if rows is None else rows.indices(num_queries)[:2]
         # The tile reads the columns low … high − 1 of the table, each row one further than the row before.
         low = start + (num_keys - num_queries) - (num_keys - 1) - self.lowest
         high = low + (stop - start) + (num_keys - 1)
