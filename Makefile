@@ -30,7 +30,7 @@ browser:  ## install Chromium, in which the report's page is tested (Debian, as 
 		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
 		|| echo "no Chromium, and it cannot be installed from here: the browser tests will be skipped"
 
-test: $(READY) browser  ## the test suite (a few minutes on two cores)
+test: $(READY) browser  ## the test suite (about a quarter of an hour on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(READY)  ## the tests that take minutes each, those with other people's tools included

@@ -44,7 +44,7 @@ COMMANDS = {
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
     "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
-    "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, run, table"),
+    "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, show, run, table"),
     "suite": Command("dape.commands.suite:main", "lab", "questions about longer and longer texts, by task"),
     "reproduce": Command("dape.commands.reproduce:main", "lab", "run a paper's tables, and judge its claims"),
     "check": Command("dape.commands.check:main", "lab", "test an encoding or processor of your own"),
@@ -55,7 +55,7 @@ COMMANDS = {
     "retrofit": Command(
         "dape.commands.retrofit:main",
         "lab",
-        "give a pretrained model other positions and scores, and train it on",
+        "change a pretrained model's positions and scores, train on",
     ),
     "retrofit-demo": Command(
         "dape.commands.retrofit_demo:main",

@@ -307,3 +307,9 @@ def test_samples_are_as_long_as_the_base_reads(base, tmp_path):
     longer = ["--train-length", "32", "--match-steps", "6", "--lengths", "16,32"]
     assert run(base, tmp_path / "run", *SELF, *longer) == 0
     assert np.load(tmp_path / "run" / "samples.npy").shape[1] == 16
+
+
+def test_no_more_steps_match_layers_than_there_are(base, tmp_path, capsys):
+    assert run(base, tmp_path / "run", *SELF, "--match-steps", "7") == 2
+    assert "--match-steps=7 is more than --steps 6" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

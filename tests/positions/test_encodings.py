@@ -15,6 +15,7 @@ from dape.positions import (
     CoPE,
     Kerple,
     KerplePower,
+    PositionEncoding,
     RoPE,
     Sandwich,
     Sinusoidal,
@@ -233,3 +234,18 @@ def test_bad_options_are_refused_with_their_values(case):
     build, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_an_encoding_with_a_bias_has_channels_for_it():
+    """Whether there is one follows from the class: nobody has to say so, or can forget it."""
+
+    class Given(PositionEncoding):
+        def bias(self, q, k, positions, *, scale, state=None):
+            return DistanceBias(torch.zeros(q.shape[1], positions.num_keys), 0)
+
+    class Rotated(PositionEncoding):
+        def rotate(self, x, positions):
+            return x
+
+    assert Given.additive
+    assert not Rotated.additive

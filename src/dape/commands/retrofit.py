@@ -77,7 +77,7 @@ class Options(LoopSettings):
     )
     weight_decay: float = setting(0.01, help="Decay of the base's weight matrices.", low=0, high=1000)
     added_rate: float = setting(
-        ADDED_RATE, help="What was added learns so many times as fast.", above=0, high=1e6
+        ADDED_RATE, help="Learning-rate multiplier of the added parameters.", above=0, high=1e6
     )
     trains: Trains = setting("all", help="What trains: everything, attention layers, or what was added.")
     width: int = setting(32, help="Hidden channels of the score processor.", low=1, high=2**16)
@@ -99,12 +99,12 @@ class Options(LoopSettings):
     )
     match_steps: int = setting(
         0,
-        help="Of the steps, so many first ones teach each attention layer by itself what the base's layer gives.",
+        help="Number of initial steps that fit each attention layer to the output of the base's.",
         low=0,
         high=10**9,
     )
     sample_tokens: int = setting(200_000, help="Tokens to sample for --corpus self.", low=1, high=10**12)
-    temperature: float = setting(0.8, help="Of that sampling.", above=0, high=1e6)
+    temperature: float = setting(0.8, help="Temperature of that sampling.", above=0, high=1e6)
     lengths: str | None = setting(
         None,
         help="Tokens of input in the table, by commas; by default 1, 2, 4 and 8 times the training length.",
@@ -130,6 +130,8 @@ class Options(LoopSettings):
         super().__post_init__()
         if self.lengths is not None and self.last > min(split_numbers("lengths", self.lengths)):
             raise SettingError("last", self.last, " is more than the shortest of --lengths")
+        if self.match_steps > self.steps:
+            raise SettingError("match_steps", self.match_steps, f" is more than --steps {self.steps}")
 
 
 # What tyro calls it where it says what is wrong.

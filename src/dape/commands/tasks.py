@@ -27,7 +27,7 @@ from dape.suite.probes import NOISE, PROBES, TRAINED
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
 # Characters of a line that `show` prints.
-WIDTH = 100
+WIDTH = 80
 
 # Names that stand for several.
 TASK_GROUPS = {

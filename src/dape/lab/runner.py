@@ -96,6 +96,10 @@ class Handle(Protocol):
 
 
 class Launcher(Protocol):
+    """Starts jobs. has_queue: it takes all at once and decides itself when each runs."""
+
+    has_queue: bool
+
     def start(self, job: Job, at_once: int) -> Handle: ...
 
 
@@ -120,6 +124,12 @@ class Process:
 
 class Local:
     """Workers are processes of this machine, which divide its cores among them."""
+
+    has_queue = False
+
+    def __init__(self, folder: Path | None = None, options: dict[str, Any] | None = None) -> None:
+        if options:
+            raise ValueError("options of Slurm go with --launcher slurm")
 
     def start(self, job: Job, at_once: int) -> Handle:
         spec = job.write_spec(at_once)
@@ -165,6 +175,7 @@ class Slurm:
     folder: Path
     options: dict[str, Any] = field(default_factory=dict)
     cluster: str = "slurm"
+    has_queue = True
 
     def start(self, job: Job, at_once: int) -> Handle:
         try:
@@ -184,15 +195,12 @@ class Slurm:
 
 
 LauncherName = Literal["local", "slurm"]
+LAUNCHERS: dict[str, Callable[[Path, dict[str, Any]], Launcher]] = {"local": Local, "slurm": Slurm}
 
 
 def make_launcher(name: str, folder: Path, options: dict[str, Any] | None = None) -> Launcher:
     """The launcher of that name."""
-    if name == "local":
-        if options:
-            raise ValueError("options of Slurm go with --launcher slurm")
-        return Local()
-    return Slurm(folder, options or {}, cluster="slurm" if name == "slurm" else name)
+    return LAUNCHERS[name](folder, options or {})
 
 
 def run_jobs(
@@ -205,7 +213,7 @@ def run_jobs(
     waiting, failed = list(jobs), {}
     running: list[tuple[Job, Handle]] = []
     launcher = launcher or Local()
-    if isinstance(launcher, Slurm):
+    if launcher.has_queue:
         at_once = max(1, len(waiting))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler) if _in_main_thread() else None
     try:

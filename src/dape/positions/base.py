@@ -161,7 +161,7 @@ class LinearMap(Parameters):
 class PositionEncoding(Parameters, Rebuildable):
     """Base class of position encodings. Override one hook; the others do nothing.
 
-    additive: whether `bias` returns one, so that a score convolution has channels for it.
+    additive: whether `bias` is overridden, so that a score convolution has channels for it; never set by hand.
     direction: "both", or "causal" for an encoding that has no meaning when the future is visible.
     shared:   whether one instance serves all layers.
     """
@@ -170,6 +170,10 @@ class PositionEncoding(Parameters, Rebuildable):
     direction: ClassVar[Literal["both", "causal"]] = "both"
     shared: ClassVar[bool] = False
     summary: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.additive = cls.bias is not PositionEncoding.bias
 
     @classmethod
     def trained_at(cls, length: int) -> dict[str, Any]:
@@ -204,8 +208,6 @@ class PositionEncoding(Parameters, Rebuildable):
 
 class DistanceEncoding(PositionEncoding):
     """A bias that depends on the distance alone: override `at`."""
-
-    additive = True
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
         """The bias [H, …] at integer distances […] (query position − key position), in float32 or finer."""

@@ -16,7 +16,6 @@ class CoPE(PositionEncoding):
     """
 
     summary = "positions counted by content: keys that a query gates in"
-    additive = True
     direction = "causal"
 
     def __init__(self, head_width: int, *, num_positions: int = 64, scaled: bool = False) -> None:

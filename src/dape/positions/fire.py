@@ -20,7 +20,6 @@ class FIRE(PositionEncoding):
     """MLP(ψ(|i − j|) / ψ(max(L, i))), ψ(x) = log(1 + c · x); c, the threshold L and the MLP are learned."""
 
     summary = "a small network on log-distance relative to the position"
-    additive = True
 
     def __init__(
         self, num_heads: int, *, width: int = 32, rate: float = 0.1, threshold: float = 512.0

@@ -20,7 +20,6 @@ from dape.positions.base import PositionEncoding, Positions, at_least_float32, c
 class TokenSteps(PositionEncoding):
     """Bᵢⱼ = cᵢ − cⱼ, c the cumulative sum of `step(w · x + b)` over tokens, one a head. Override `step`."""
 
-    additive = True
     direction = "causal"
 
     def __init__(self, num_heads: int, hidden_size: int) -> None:

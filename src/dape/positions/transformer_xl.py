@@ -14,7 +14,6 @@ class TransformerXL(PositionEncoding):
     """scale · (u·k + (q + v)·W r(i − j)): u, v learned per head, W a bias-free layer on sinusoids of the distance."""
 
     summary = "queries meet sinusoids of the distance, keys learned vectors"
-    additive = True
 
     def __init__(self, num_heads: int, head_width: int) -> None:
         super().__init__()
