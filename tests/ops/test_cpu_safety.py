@@ -174,6 +174,10 @@ def test_a_kernel_with_other_fields_is_refused(monkeypatch):
 def test_out_of_memory_is_an_error(monkeypatch):
     class Full:
         @staticmethod
+        def dape_build_name(index):
+            return [b"portable", None][index]
+
+        @staticmethod
         def dape_forward(*args):
             return 2
 
