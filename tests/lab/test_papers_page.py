@@ -10,6 +10,8 @@ import pytest
 from browser import visit
 
 from dape.lab.claims import count, ledger
+from dape.lab.folders import load_folder
+from dape.lab.kinds.panels import headline
 from dape.lab.report.papers import build_report
 
 PAPER = Path(__file__).parents[2] / "papers" / "dape_v2" / "paper.json"
@@ -148,3 +150,12 @@ def test_phone_and_dark_mode(page: Path, tmp_path: Path, size: tuple[int, int], 
         (ground < 64 and ink > 192 and figure > 192) if dark else (ground > 192 and ink < 64 and figure < 64)
     )
     assert not dark or look["white"] == 0
+
+
+def test_the_legend_of_the_leading_figure_is_whole():
+    drawn = headline(load_folder(PAPER.parent / "baselines"))
+    assert drawn is not None
+    drawn.canvas.draw()
+    (legend,) = drawn.legends
+    assert legend.get_window_extent().x0 >= 0
+    assert legend.get_window_extent().x1 <= drawn.bbox.x1

@@ -281,6 +281,8 @@ def test_from_a_grid_to_verdict_and_readme(tmp_path, capsys) -> None:
     assert main(["reproduce", "--claims", *options]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"[✓✗?] (holds|does not hold|undecided)  § 4  better", shown)
+    assert main(["reproduce", "one", "--report", *options]) == 2
+    assert "--report is of all experiments: leave out one" in capsys.readouterr().err
     assert main(["reproduce", "--report", *options, "--out", str(tmp_path / "page.html")]) == 0
     readme = (papers / "test" / "one" / "README.md").read_text("utf-8")
     losses = results(papers / "test" / "one" / "results.json").frame

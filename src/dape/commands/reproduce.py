@@ -78,6 +78,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.report and self.names:
+            raise ValueError(f"--report is of all experiments: leave out {' '.join(self.names)}")
 
 
 def main(arguments: list[str]) -> int:

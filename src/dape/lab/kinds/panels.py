@@ -341,7 +341,7 @@ def headline(folder: Folder) -> Figure | None:
         if BEST in models
         else {}
     )
-    drawn, (axes,) = canvas(3.6 + 2.8 * bool(sliced), 3.6, 1, 1 + bool(sliced))
+    drawn, (axes,) = canvas(4.2 + 2.6 * bool(sliced), 3.6, 1, 1 + bool(sliced))
     looks = styles(list(models), list(models))
     reach = [0.0]
     for name, one in models.items():
@@ -376,5 +376,5 @@ def headline(folder: Folder) -> Figure | None:
     # RoPE's range would flatten the others: it may leave the frame.
     room = 0.15 * (max(reach) - min(reach) or 0.1)
     axes[0].set_ylim(min(reach) - room, max(reach) + room)
-    drawn.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=2.6)
+    drawn.legend(loc="outside lower center", ncols=3 if sliced else 2, frameon=False, handlelength=2.6)
     return drawn
