@@ -17,7 +17,7 @@ PROTOCOL = replace(SUITE, train_lengths=tuple(range(24, 49, 6)), test_lengths=(4
 def scattered(
     units: np.ndarray, length: int, filler: np.ndarray | int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Units [B, n, w] in their order at random places of rows of `length` tokens, filler [B, length] around them."""
+    """Units [B, n, w] in their order at random positions of rows of `length` tokens, filler [B, length] around them."""
     batch, count, width = units.shape
     slots = length - count * (width - 1)
     taken = np.sort(generator.random((batch, slots)).argsort(axis=1)[:, :count], axis=1)
@@ -29,17 +29,46 @@ def scattered(
     return text
 
 
-def spelled(token: int, *kinds: tuple[str, int]) -> str:
-    """A token as the letter of its kind and its number in it; kinds follow each other, with their sizes."""
-    for letter, size in kinds:
-        if token < size:
-            return f"{letter}{token}" if letter in ("", "k", "n", "p", "x") else letter
-        token -= size
-    return "?"
+class Retrieval(RecallTask):
+    """Base class: text, a mark, a question. Tokens are those of each kind, the answers' first, then the mark.
+
+    kinds: a letter for how a kind is spelled, and its number of tokens.
+    """
+
+    level = "retrieval"
+    protocol = PROTOCOL
+
+    def __post_init__(self) -> None:
+        for name, value in self.options().items():
+            require(value >= 1, f"{name}={value} must be at least 1")
+
+    @property
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        raise NotImplementedError
+
+    @property
+    def mark(self) -> int:
+        return sum(size for _, size in self.kinds)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.mark + 1
+
+    @property
+    def random_accuracy(self) -> float:
+        return 1 / self.kinds[0][1]
+
+    def spell(self, token: int) -> str:
+        """The letter of its kind, and its number there unless it is filler."""
+        for letter, size in self.kinds:
+            if token < size:
+                return letter if letter == "." else f"{letter}{token}"
+            token -= size
+        return "?"
 
 
 @dataclass(frozen=True)
-class Needles(RecallTask):
+class Needles(Retrieval):
     """Keys with values in random filler; then a mark and some of the keys: all values of each, in their order (RULER).
 
     keys:   in an input, of `names`. values: of each key, at places of their own. asked: keys asked for.
@@ -54,28 +83,13 @@ class Needles(RecallTask):
     asked: int = 1
     names: int = 16
     filler: int = 8
-    level = "retrieval"
-    protocol = PROTOCOL
 
     def __post_init__(self) -> None:
-        for name, value in self.options().items():
-            require(value >= 1, f"{name}={value} must be at least 1")
+        super().__post_init__()
         require(
             self.asked <= self.keys <= self.names,
             f"asked={self.asked} of keys={self.keys} out of names={self.names} cannot be drawn: asked ≤ keys ≤ names",
         )
-
-    @property
-    def mark(self) -> int:
-        return 10 + self.names + self.filler
-
-    @property
-    def vocab_size(self) -> int:
-        return self.mark + 1
-
-    @property
-    def random_accuracy(self) -> float:
-        return 0.1
 
     @property
     def minimum_length(self) -> int:
@@ -102,21 +116,22 @@ class Needles(RecallTask):
         outputs[:, length - said.shape[1] :] = answers.reshape(batch, -1)
         return inputs, outputs
 
-    def spell(self, token: int) -> str:
-        return spelled(token, ("", 10), ("k", self.names), (".", self.filler))
+    @property
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", 10), ("k", self.names), (".", self.filler))
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         end = list(inputs).index(self.mark)
         values: dict[int, list[int]] = {}
-        for place in range(end - 1):
-            if 10 <= inputs[place] < 10 + self.names:
-                values.setdefault(inputs[place], []).append(inputs[place + 1])
+        for index in range(end - 1):
+            if 10 <= inputs[index] < 10 + self.names:
+                values.setdefault(inputs[index], []).append(inputs[index + 1])
         asked = inputs[end + 1 :: self.values]
         return [IGNORED] * (end + 1) + [value for key in asked for value in values[key]]
 
 
 @dataclass(frozen=True)
-class Phonebook(RecallTask):
+class Phonebook(Retrieval):
     """Lines of a name, two tokens, and its number; then a mark and a name: its number (Jelassi et al. 2024).
 
     names: that first and last names are drawn from; no whole name occurs twice. digits: of a number.
@@ -128,24 +143,7 @@ class Phonebook(RecallTask):
 
     names: int = 24
     digits: int = 3
-    level = "retrieval"
     protocol = replace(PROTOCOL, train_lengths=tuple(range(20, 51, 5)), test_lengths=(50, 100, 200, 400))
-
-    def __post_init__(self) -> None:
-        for name, value in self.options().items():
-            require(value >= 1, f"{name}={value} must be at least 1")
-
-    @property
-    def mark(self) -> int:
-        return 10 + self.names
-
-    @property
-    def vocab_size(self) -> int:
-        return self.mark + 1
-
-    @property
-    def random_accuracy(self) -> float:
-        return 0.1
 
     @property
     def minimum_length(self) -> int:
@@ -172,8 +170,9 @@ class Phonebook(RecallTask):
         outputs[:, -self.digits :] = answer
         return inputs, outputs
 
-    def spell(self, token: int) -> str:
-        return spelled(token, ("", 10), ("n", self.names))
+    @property
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", 10), ("n", self.names))
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         end, width = list(inputs).index(self.mark), 2 + self.digits
@@ -183,7 +182,7 @@ class Phonebook(RecallTask):
 
 
 @dataclass(frozen=True)
-class Variables(RecallTask):
+class Variables(Retrieval):
     """Chains of assignments in random filler: name and value, then name and name; at the end a name: its value (RULER).
 
     chains: side by side. steps: assignments of each, in their order. names: to draw from, none used twice.
@@ -197,28 +196,13 @@ class Variables(RecallTask):
     steps: int = 2
     names: int = 12
     filler: int = 8
-    level = "retrieval"
-    protocol = PROTOCOL
 
     def __post_init__(self) -> None:
-        for name, value in self.options().items():
-            require(value >= 1, f"{name}={value} must be at least 1")
+        super().__post_init__()
         require(
             self.chains * self.steps <= self.names,
             f"chains={self.chains} of steps={self.steps} need {self.chains * self.steps} names, not names={self.names}",
         )
-
-    @property
-    def mark(self) -> int:
-        return 10 + self.names + self.filler
-
-    @property
-    def vocab_size(self) -> int:
-        return self.mark + 1
-
-    @property
-    def random_accuracy(self) -> float:
-        return 0.1
 
     @property
     def minimum_length(self) -> int:
@@ -242,22 +226,23 @@ class Variables(RecallTask):
         outputs[:, -1] = values[rows, asked, 0]
         return inputs, outputs
 
-    def spell(self, token: int) -> str:
-        return spelled(token, ("", 10), ("x", self.names), (".", self.filler))
+    @property
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", 10), ("x", self.names), (".", self.filler))
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         known: dict[int, int] = {}
-        place = 0
-        while inputs[place] != self.mark:
-            if 10 <= inputs[place] < 10 + self.names:
-                known[inputs[place]] = known.get(inputs[place + 1], inputs[place + 1])
-                place += 1
-            place += 1
+        index = 0
+        while inputs[index] != self.mark:
+            if 10 <= inputs[index] < 10 + self.names:
+                known[inputs[index]] = known.get(inputs[index + 1], inputs[index + 1])
+                index += 1
+            index += 1
         return [IGNORED] * (len(inputs) - 1) + [known[inputs[-1]]]
 
 
 @dataclass(frozen=True)
-class Facts(RecallTask):
+class Facts(Retrieval):
     """People and the rooms they go to, in random filler; then a mark and a person: the room gone to last (BABILong).
 
     people, rooms: to draw from; anybody may go more than once. events: in an input.
@@ -271,24 +256,6 @@ class Facts(RecallTask):
     rooms: int = 6
     events: int = 6
     filler: int = 8
-    level = "retrieval"
-    protocol = PROTOCOL
-
-    def __post_init__(self) -> None:
-        for name, value in self.options().items():
-            require(value >= 1, f"{name}={value} must be at least 1")
-
-    @property
-    def mark(self) -> int:
-        return self.rooms + self.people + self.filler
-
-    @property
-    def vocab_size(self) -> int:
-        return self.mark + 1
-
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.rooms
 
     @property
     def minimum_length(self) -> int:
@@ -307,20 +274,21 @@ class Facts(RecallTask):
         outputs[:, -1] = where[rows, last]
         return inputs, outputs
 
-    def spell(self, token: int) -> str:
-        return spelled(token, ("", self.rooms), ("p", self.people), (".", self.filler))
+    @property
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", self.rooms), ("p", self.people), (".", self.filler))
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         gone = {
-            inputs[place]: inputs[place + 1]
-            for place in range(len(inputs) - 2)
-            if inputs[place] >= self.rooms
+            inputs[index]: inputs[index + 1]
+            for index in range(len(inputs) - 2)
+            if inputs[index] >= self.rooms
         }
         return [IGNORED] * (len(inputs) - 1) + [gone[inputs[-1]]]
 
 
 @dataclass(frozen=True)
-class CommonSymbol(RecallTask):
+class CommonSymbol(Retrieval):
     """Symbols in random order, one at least three times as often as each other; at the end a mark: that one (RULER).
 
     shown: different ones in an input, of `symbols`. Tokens: symbols, the mark.
@@ -331,7 +299,6 @@ class CommonSymbol(RecallTask):
 
     symbols: int = 16
     shown: int = 6
-    level = "retrieval"
     protocol = replace(PROTOCOL, train_lengths=tuple(range(12, 49, 6)))
 
     def __post_init__(self) -> None:
@@ -339,14 +306,6 @@ class CommonSymbol(RecallTask):
             2 <= self.shown <= self.symbols,
             f"shown={self.shown} of symbols={self.symbols} cannot be drawn: 2 ≤ shown ≤ symbols",
         )
-
-    @property
-    def vocab_size(self) -> int:
-        return self.symbols + 1
-
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.symbols
 
     @property
     def minimum_length(self) -> int:
@@ -365,8 +324,9 @@ class CommonSymbol(RecallTask):
         outputs[:, -1] = symbols[:, 0]
         return inputs, outputs
 
-    def spell(self, token: int) -> str:
-        return spelled(token, ("", self.symbols))
+    @property
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", self.symbols),)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         (first, count), (_, next_count) = Counter(inputs[:-1]).most_common(2)
