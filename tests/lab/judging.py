@@ -9,9 +9,10 @@ import made_up
 
 from dape.lab import rules
 from dape.lab.claims import Claim, Verdict, judge
+from dape.lab.evidence import Evidence
 from dape.lab.folders import load_folder
 from dape.lab.paper import Paper
-from dape.lab.rules import Data, Evidence, Pick
+from dape.lab.selection import Data, Pick
 
 A, B, C = "dape1x3-kerple", "kerple", "rope"
 GOOD, SAME, BAD = (2.0, 1.9, 1.8), (2.2, 2.2, 2.2), (2.4, 2.6, 3.0)

@@ -11,10 +11,10 @@ import made_up
 import pytest
 from judging import AB, BAD, GOOD, SAME, A, B, C, judged, losses
 
+from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
 from dape.lab.kinds.tasks import has_learned
 from dape.lab.kinds.timing import Times
 from dape.lab.records import Results
-from dape.lab.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
 from dape.lab.stats import ERRORS, Estimate, searched
 from dape.tasks import build_task
 

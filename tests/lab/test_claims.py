@@ -13,8 +13,8 @@ from rich.console import Console
 
 from dape.cli import main
 from dape.lab.claims import ledger, load_claims, print_ledger, verdicts_of
+from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
 from dape.lab.report.papers import build_report, load_part, paper_readme
-from dape.lab.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
 
 PAPERS = Path(__file__).parents[2] / "papers"
 LOWER = f"lower(data, {A!r}, {B!r})"

@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence
 from dape.lab.folders import CLAIMS, Folder, load_folder, with_claims
 from dape.lab.paper import Paper, load_paper, printed_results
-from dape.lab.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Data, Evidence, listed
+from dape.lab.selection import Data, listed
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN)
 STYLES = {HOLDS: ("✓", "green"), FAILS: ("✗", "red"), UNDECIDED: ("?", "yellow"), NOT_RUN: ("–", "dim")}

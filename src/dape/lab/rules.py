@@ -7,372 +7,29 @@ A rule takes `data` and returns `Evidence`: comparisons with standard errors, an
 as a frame (`data.frame`) and as losses, accuracies and times; `data.on("hit")` is the same for a slice of the tokens.
 A new rule is a function here, or in a paper's claims.py, that returns `data.evidence(findings)`.
 
-Arguments that rules on language models share (`Where`):
-    corpus  the paper's names or ours; all that were run by default
-    train   training lengths: "all", "shortest", "longest", "4x" (of the shortest), or numbers
-    at      lengths read: "all", "train", "within", "beyond", "shortest", "longest", multiples of training's, or several
-    view    equal-step or equal-time
-`need` says how many comparisons must be for the claim: "every", "some", "most", or a number.
+Keyword arguments that rules on language models pass on (corpus, train, at, view) are those of dape.lab.selection.
+`need` is the number of comparisons that must favour the claim: "every", "some", "most", or a number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dape.evaluate.inference import Estimate, average, crossed_mean, pool
-from dape.lab.folders import Folder
+from dape.evaluate.inference import Estimate, crossed_mean
+from dape.lab.evidence import Evidence, Finding, found
 from dape.lab.kinds.maps import measured
-from dape.lab.kinds.tasks import Accuracies, Solver, has_learned
-from dape.lab.kinds.timing import Times
-from dape.lab.paper import Paper
+from dape.lab.kinds.tasks import Solver, has_learned
 from dape.lab.records import STEP
-from dape.lab.stats import ERRORS, Losses, Trained, quotient, searched, signed
-from dape.lab.tables import exp, number
+from dape.lab.selection import Choice, Data, Pick, Where, listed, setting_of, trained_on
+from dape.lab.stats import Trained, quotient, signed
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run at this scale"
 T = TypeVar("T")
-
-
-# --- evidence
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One comparison: `value` is how far it is for the claim (against, below zero), `error` its standard error.
-
-    setting: comparisons of one setting share documents, seeds or both; those of different ones do not.
-    """
-
-    value: float
-    error: float
-    text: str
-    dof: float = math.inf
-    setting: Any = None
-
-    @property
-    def weight(self) -> float:
-        """In standard errors of a normal distribution; 0 where the error is not known."""
-        return Estimate(self.value, self.error, self.dof).weight
-
-
-def found(
-    estimate: Estimate, text: str, setting: Any = None, *, sign: int = 1, beyond: float = 0.0
-) -> Finding:
-    """The finding that sign · estimate exceeds `beyond`."""
-    return Finding(sign * estimate.value - beyond, estimate.error, text, estimate.dof, setting)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """All comparisons that a claim rests on.
-
-    need:    "every" of them must be for the claim, "some", "most", or a number of them at least.
-    missing: what the claim names and the results do not have.
-    """
-
-    findings: Sequence[Finding]
-    missing: Sequence[str] = ()
-    need: str | int = "every"
-    unit: str = "comparisons"
-
-    def verdict(self) -> tuple[str, str]:
-        """The strict verdict, by every single comparison, and a sentence with the numbers behind it."""
-        if not self.findings:
-            return NOT_RUN, _not_run(self.missing) if self.missing else "No results yet."
-        verdict = self._verdict()
-        return verdict, f"{self._summary(verdict)}{f' {_not_run(self.missing)}' if self.missing else ''}"
-
-    def pooled(self) -> tuple[str, str]:
-        """The verdict on all comparisons together, and the numbers; empty where the claim is not of their mean.
-
-        The claim is of the settings that were run. Within one, comparisons are averaged, and their errors with them, as
-        if they had one cause; the errors of settings are taken as independent. How far settings differ beyond their
-        errors is said beside it.
-        """
-        groups: dict[Any, list[Finding]] = {}
-        for finding in self.findings:
-            groups.setdefault(finding.setting, []).append(finding)
-        means = [
-            Estimate(fmean(f.value for f in g), fmean(f.error for f in g), min(f.dof for f in g))
-            for g in groups.values()
-        ]
-        whole = self.need == "every" and not self.missing and len(self.findings) > 1
-        if not whole or not all(math.isfinite(mean.value) and mean.error > 0 for mean in means):
-            return "", ""
-        mean, apart = average(means), pool(means).between
-        verdict = HOLDS if mean.weight > ERRORS else FAILS if mean.weight < -ERRORS else UNDECIDED
-        settings = f"{len(means)} setting{'s' if len(means) > 1 else ''}"
-        differ = f", which differ by {apart:.3f}" if apart > 0.0005 else ""
-        return verdict, f"{signed(mean)} for it, over {settings}{differ}"
-
-    def _beyond(self, bound: float) -> tuple[int, int]:
-        """Comparisons for and against the claim by more than so many standard errors."""
-        weights = [finding.weight for finding in self.findings]
-        return sum(weight > bound for weight in weights), sum(weight < -bound for weight in weights)
-
-    def _verdict(self) -> str:
-        """Three-valued: what is missing could still go either way."""
-        total = len(self.findings) + len(self.missing)
-        sure, against = self._beyond(searched(len(self.findings)))
-        wins, losses = self._beyond(ERRORS)
-        open_ = NOT_RUN if self.missing else UNDECIDED
-        if self.need == "every":
-            if against:
-                return FAILS
-            return HOLDS if wins == total else open_
-        if self.need == "some":
-            if sure:
-                return HOLDS
-            return FAILS if losses == total else open_
-        wanted = total // 2 + 1 if self.need == "most" else int(self.need)
-        if wins >= wanted:
-            return HOLDS
-        return FAILS if total - losses < wanted else open_
-
-    def _summary(self, verdict: str) -> str:
-        weights = [finding.weight for finding in self.findings]
-        # The comparison that decides: the weakest where every one counts, the strongest where one is enough.
-        shown = self.findings[weights.index(max(weights) if self.need == "some" else min(weights))]
-        if len(self.findings) == 1:
-            return f"{shown.text}."
-        wins, losses = self._beyond(ERRORS)
-        counts = f"{len(self.findings)} {self.unit}: {wins} for, {losses} against"
-        within = len(self.findings) - wins - losses
-        counts += f", {within} within two standard errors" if within else ""
-        if verdict == UNDECIDED and (wins if self.need == "some" else losses if self.need == "every" else 0):
-            counts += f" (one of {len(self.findings)} decides beyond {searched(len(self.findings)):.1f})"
-        strongest = "Strongest against it" if min(weights) < 0 else "Closest"
-        return f"{counts}. {'Strongest for it' if self.need == 'some' else strongest}: {shown.text}."
-
-
-def _not_run(missing: Sequence[str]) -> str:
-    shown = list(dict.fromkeys(missing))
-    rest = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-    return f"Not run: {', '.join(shown[:3])}{rest}."
-
-
-# --- what a claim chooses from
-
-
-@dataclass(frozen=True)
-class Pick:
-    """A method with the variant or the training length that is meant."""
-
-    method: str
-    variant: str | None = None
-    train: Any = None
-
-
-Choice = str | Pick
-
-
-class Where(NamedTuple):
-    """Corpora, training lengths, lengths read and the view that a claim is about."""
-
-    corpus: Any = None
-    train: Any = "all"
-    at: Any = "all"
-    view: str = STEP
-
-
-def listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-class Setting(NamedTuple):
-    """A corpus, a training length that the claim is about, and all training lengths there."""
-
-    corpus: str
-    train_length: int
-    available: list[int]
-
-
-@dataclass
-class Data:
-    """The results of one experiment at one scale; `missing` collects what a claim names and they do not have."""
-
-    folder: Folder
-    paper: Paper = field(default_factory=Paper)
-    missing: list[str] = field(default_factory=list)
-    slice: str = ""
-
-    def on(self, slice: str) -> Data:
-        """The same for the tokens of a slice: hit, new or other."""
-        return replace(self, slice=slice)
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        assert self.folder.best is not None
-        return self.folder.best.frame
-
-    @cached_property
-    def losses(self) -> Losses:
-        return self.folder.losses_on(self.slice) if self.slice else self.folder.losses
-
-    @cached_property
-    def accuracies(self) -> Accuracies:
-        return Accuracies(self.folder.best, self.folder.seed_variance)
-
-    @cached_property
-    def times(self) -> Times:
-        return Times(self.folder.best)
-
-    def lack(self, what: str) -> None:
-        if what not in self.missing:
-            self.missing.append(what)
-
-    def evidence(
-        self, findings: Sequence[Finding], need: str | int = "every", unit: str = "comparisons"
-    ) -> Evidence:
-        return Evidence(findings, self.missing, need, unit)
-
-    def settings(self, where: Where) -> Iterator[Setting]:
-        """Corpora and training lengths that the claim is about."""
-        wanted = None if where.corpus is None else listed(where.corpus)
-        for name in wanted or ():
-            if not self.losses.corpora([name]):
-                self.lack(name)
-        present = self.losses.corpora(wanted)
-        if not present and wanted is None:
-            self.lack(f"losses{' by recall' if self.slice else ''}")
-        for name in present:
-            available = self.losses.train_lengths(where.view, name)
-            lengths = train_lengths(available, where.train)
-            if not lengths:
-                self.lack(f"training length {where.train} on {name}")
-            for length in lengths:
-                yield Setting(name, length, available)
-
-    def models(self, choice: Choice, setting: Setting, view: str, like: str | None = None) -> list[Trained]:
-        """What the choice names in that setting: under the variant that it or `like` names, else without any if there
-        is such a training, else under every variant it has."""
-        pick = Pick(choice) if isinstance(choice, str) else choice
-        lengths = (
-            [setting.train_length] if pick.train is None else train_lengths(setting.available, pick.train)
-        )
-        models = []
-        for length in lengths:
-            where = (view, setting.corpus, length, pick.method)
-            variants = [trained.variant for trained in self.losses.rows if trained[:4] == where]
-            own = pick.variant if pick.variant is not None else like
-            if own is None and "" in variants:
-                own = ""
-            models += [Trained(*where, variant) for variant in variants if own is None or variant == own]
-        if not models:
-            of = f" ({pick.variant})" if pick.variant else ""
-            at = setting.train_length if pick.train is None else pick.train
-            self.lack(f"{pick.method}{of} on {setting.corpus}, training length {at}")
-        return models
-
-    def lengths(self, *trained: Trained, at: Any) -> list[int]:
-        """The lengths that the claim is about, of those that all were read at."""
-        lengths = eval_lengths(self.losses.lengths(*trained), trained[0].train_length, at)
-        if not lengths:
-            self.lack(f"{trained[0].label} at {at}")
-        return lengths
-
-    def chosen(self, a: Any, where: Where) -> Iterator[Trained]:
-        """Every choice in every setting."""
-        for setting in self.settings(where):
-            for choice in listed(a):
-                yield from self.models(choice, setting, where.view)
-
-    def pairs(self, a: Choice, b: Any, where: Where) -> Iterator[tuple[Trained, Trained]]:
-        """Every a with every b of the same corpus, training length and variant, unless the choice says which."""
-        for setting in self.settings(where):
-            for one in self.models(a, setting, where.view):
-                for choice in listed(b):
-                    for other in self.models(choice, setting, where.view, like=one.variant):
-                        yield one, other
-
-    def fields(self, methods: Sequence[Choice], where: Where) -> list[tuple[list[Trained], int]]:
-        """All methods side by side, for every corpus, training length and length read where all of them were run."""
-        fields = []
-        for setting in self.settings(where):
-            models = [self.models(choice, setting, where.view) for choice in methods]
-            if all(models):
-                options = [several[0] for several in models]
-                fields += [(list(options), length) for length in self.lengths(*options, at=where.at)]
-        return fields
-
-    def gaps(self, a: Choice, b: Any, where: Where) -> Iterator[tuple[Estimate, str, Any]]:
-        """Loss of every a minus that of its b at every length, in words, and the setting."""
-        for one, other in self.pairs(a, b, where):
-            for length in self.lengths(one, other, at=where.at):
-                yield self.gap(one, other, length)
-
-    def gap(self, one: Trained, other: Trained, length: int) -> tuple[Estimate, str, Any]:
-        """Loss of one minus that of the other, both in words, and the setting."""
-        gap = self.losses.difference((1, one, length), (-1, other, length))
-        both = one.train_length == other.train_length
-        names = [f"{t.label}{'' if both else f' trained at {t.train_length}'}" for t in (one, other)]
-        where = f"{_where(one)}, read at {length}" if both else f"{one.corpus}, read at {length}"
-        seeds = len({*self.losses.seeds(one)} & {*self.losses.seeds(other)})
-        of = f" on {self.slice} tokens" if self.slice else ""
-        text = (
-            f"{names[0]} has perplexity {self.ppl(one, length)}{of}, {names[1]} {self.ppl(other, length)} "
-            f"({where}; loss {signed(gap)}, {seeds} seed{'s' if seeds > 1 else ''})"
-        )
-        return gap, text, setting_of(one, other)
-
-    def ppl(self, one: Trained, length: int) -> str:
-        return number(exp(self.losses.loss(one, length).value))
-
-
-def setting_of(*trained: Trained) -> tuple[Any, ...]:
-    """What comparisons of these trainings share: text, training lengths and view."""
-    return trained[0].view, trained[0].corpus, *(one.train_length for one in trained)
-
-
-def _where(one: Trained) -> str:
-    return f"{one.corpus}, trained at {one.train_length}"
-
-
-def train_lengths(available: Sequence[int], wanted: Any) -> list[int]:
-    """Among the lengths trained at: "all", "shortest", "longest", "4x" (of the shortest), or numbers."""
-    if not available:
-        return []
-    named = {"all": list(available), "shortest": [available[0]], "longest": [available[-1]]}
-    if isinstance(wanted, str) and wanted in named:
-        return named[wanted]
-    numbers = [
-        int(one[:-1]) * available[0] if isinstance(one, str) and one.endswith("x") else one
-        for one in listed(wanted)
-    ]
-    if bad := [one for one in numbers if not isinstance(one, int)]:
-        raise ValueError(f'train={bad[0]!r}: use "all", "shortest", "longest", "4x" or a length')
-    return [length for length in available if length in numbers]
-
-
-def eval_lengths(available: Sequence[int], train_length: int, wanted: Any) -> list[int]:
-    """Among the lengths read: see the head of this file."""
-    if not available:
-        return []
-    named = {
-        "all": list(available),
-        "train": [length for length in available if length == train_length],
-        "within": [length for length in available if length <= train_length],
-        "beyond": [length for length in available if length > train_length],
-        "shortest": [available[0]],
-        "longest": [available[-1]],
-    }
-    lengths: set[int] = set()
-    for one in listed(wanted):
-        if isinstance(one, str) and one not in named:
-            raise ValueError(f'at="{one}": use {", ".join(named)}, or multiples of the training length')
-        lengths.update(named[one] if isinstance(one, str) else [round(one * train_length)])
-    return [length for length in available if length in lengths]
 
 
 # --- language models
@@ -454,7 +111,9 @@ def at_most(data: Data, a: Any, perplexity: float, **where: Any) -> Evidence:
     scope, findings = Where(**where), []
     for one in data.chosen(a, scope):
         for length in data.lengths(one, at=scope.at):
-            text = f"{one.label} has perplexity {data.ppl(one, length)} at {length} tokens ({_where(one)})"
+            text = (
+                f"{one.label} has perplexity {data.ppl(one, length)} at {length} tokens ({trained_on(one)})"
+            )
             loss = data.losses.loss(one, length)
             findings.append(found(loss, text, setting_of(one), sign=-1, beyond=-math.log(perplexity)))
     return data.evidence(findings)
@@ -579,7 +238,7 @@ def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where
             text = (
                 f"{one.label} gains {total / tokens.sum():.3f} nats a token over {other.label}, "
                 f"{100 * gain.sum() / total:.0f} % of it on the {100 * hit.sum() / tokens.sum():.0f} % of tokens that "
-                f"recall could copy ({_where(one)}, read at {length}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
+                f"recall could copy ({trained_on(one)}, read at {length}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
             )
             findings.append(found(lead, text, setting_of(one, other)))
     return data.evidence(findings)
@@ -606,7 +265,7 @@ def matches_paper(
                 for one in data.models(Pick(method, variant), setting, STEP):
                     loss = data.losses.loss(one, length)
                     off = replace(loss, value=abs(loss.value - math.log(printed[length])))
-                    text = f"{one.label} {data.ppl(one, length)}, the paper's {printed[length]} ({_where(one)}, read at {length})"
+                    text = f"{one.label} {data.ppl(one, length)}, the paper's {printed[length]} ({trained_on(one)}, read at {length})"
                     findings.append(found(off, text, setting_of(one), sign=-1, beyond=-math.log(within)))
     return data.evidence(findings)
 
@@ -719,7 +378,7 @@ def slower(data: Data, a: str, b: Any, *, sizes: Any = None, factor: float = 1.0
     """A step of a takes longer than one of b, by a factor at least, at every size."""
     findings = []
     for method in listed(b):
-        for where in _places(data, a, method, sizes):
+        for where in _setups(data, a, method, sizes):
             ratio = data.times.ratio(where, a, method)
             one, other = data.times.times[where][a], data.times.times[where][method]
             text = (
@@ -733,9 +392,9 @@ def slower(data: Data, a: str, b: Any, *, sizes: Any = None, factor: float = 1.0
 def overhead_falls(data: Data, a: str, b: str, *, sizes: Any = None) -> Evidence:
     """The time of a over the time of b is less for each larger size; sizes in the order of b's times."""
     findings = []
-    places = sorted(_places(data, a, b, sizes), key=lambda where: data.times.times[where][b].value)
-    for length in dict.fromkeys(length for _, length in places):
-        for small, large in pairwise(where for where in places if where[1] == length):
+    setups = sorted(_setups(data, a, b, sizes), key=lambda where: data.times.times[where][b].value)
+    for length in dict.fromkeys(length for _, length in setups):
+        for small, large in pairwise(where for where in setups if where[1] == length):
             before, after = data.times.ratio(small, a, b), data.times.ratio(large, a, b)
             text = (
                 f"{a} takes {_ratio(before)} times as long as {b} at {small[0]}, "
@@ -743,7 +402,7 @@ def overhead_falls(data: Data, a: str, b: str, *, sizes: Any = None) -> Evidence
             )
             error = math.hypot(before.error, after.error)
             findings.append(Finding(before.value - after.value, error, text, setting=length))
-    if places and not findings:
+    if setups and not findings:
         data.lack("a second size")
     return data.evidence(findings)
 
@@ -769,17 +428,17 @@ def slower_when_longer(data: Data, a: str, *, times: int, factor: float = 1.0) -
     return data.evidence(findings)
 
 
-def _places(data: Data, a: str, b: str, sizes: Any) -> list[tuple[str, int]]:
+def _setups(data: Data, a: str, b: str, sizes: Any) -> list[tuple[str, int]]:
     """Sizes and lengths where both were timed."""
     wanted, known = None if sizes is None else listed(sizes), data.times.times
     for size in wanted or ():
         if all(name != size for name, _ in known):
             data.lack(f"size {size}")
-    places = [where for where in known if wanted is None or where[0] in wanted]
+    setups = [where for where in known if wanted is None or where[0] in wanted]
     for name in (a, b):
-        if not any(name in known[where] for where in places):
+        if not any(name in known[where] for where in setups):
             data.lack(name)
-    return [where for where in places if {a, b} <= set(known[where])]
+    return [where for where in setups if {a, b} <= set(known[where])]
 
 
 def _ratio(ratio: Estimate) -> str:

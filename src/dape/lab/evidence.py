@@ -1,0 +1,129 @@
+"""Evidence for a claim: comparisons with standard errors, the strict verdict on them and the pooled one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from dape.evaluate.inference import Estimate, average, pool
+from dape.lab.stats import ERRORS, searched, signed
+
+HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run at this scale"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison: `value` is how far it is for the claim (against, below zero), `error` its standard error.
+
+    setting: comparisons of one setting share documents, seeds or both; those of different ones do not.
+    """
+
+    value: float
+    error: float
+    text: str
+    dof: float = math.inf
+    setting: Any = None
+
+    @property
+    def weight(self) -> float:
+        """In standard errors of a normal distribution; 0 where the error is not known."""
+        return Estimate(self.value, self.error, self.dof).weight
+
+
+def found(
+    estimate: Estimate, text: str, setting: Any = None, *, sign: int = 1, beyond: float = 0.0
+) -> Finding:
+    """The finding that sign · estimate exceeds `beyond`."""
+    return Finding(sign * estimate.value - beyond, estimate.error, text, estimate.dof, setting)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All comparisons that a claim rests on.
+
+    need:    "every" of them must be for the claim, "some", "most", or a number of them at least.
+    missing: what the claim names and the results do not have.
+    """
+
+    findings: Sequence[Finding]
+    missing: Sequence[str] = ()
+    need: str | int = "every"
+    unit: str = "comparisons"
+
+    def verdict(self) -> tuple[str, str]:
+        """The strict verdict, by every single comparison, and a sentence with the numbers behind it."""
+        if not self.findings:
+            return NOT_RUN, _not_run(self.missing) if self.missing else "No results yet."
+        verdict = self._verdict()
+        return verdict, f"{self._summary(verdict)}{f' {_not_run(self.missing)}' if self.missing else ''}"
+
+    def pooled(self) -> tuple[str, str]:
+        """The verdict on all comparisons together, and the numbers; empty where the claim is not of their mean.
+
+        The claim is of the settings that were run. Within one, comparisons are averaged, and their errors with them, as
+        if they had one cause; the errors of settings are taken as independent. How far settings differ beyond their
+        errors is said beside it.
+        """
+        groups: dict[Any, list[Finding]] = {}
+        for finding in self.findings:
+            groups.setdefault(finding.setting, []).append(finding)
+        means = [
+            Estimate(fmean(f.value for f in g), fmean(f.error for f in g), min(f.dof for f in g))
+            for g in groups.values()
+        ]
+        whole = self.need == "every" and not self.missing and len(self.findings) > 1
+        if not whole or not all(math.isfinite(mean.value) and mean.error > 0 for mean in means):
+            return "", ""
+        mean, apart = average(means), pool(means).between
+        verdict = HOLDS if mean.weight > ERRORS else FAILS if mean.weight < -ERRORS else UNDECIDED
+        settings = f"{len(means)} setting{'s' if len(means) > 1 else ''}"
+        differ = f", which differ by {apart:.3f}" if apart > 0.0005 else ""
+        return verdict, f"{signed(mean)} for it, over {settings}{differ}"
+
+    def _beyond(self, bound: float) -> tuple[int, int]:
+        """Comparisons for and against the claim by more than so many standard errors."""
+        weights = [finding.weight for finding in self.findings]
+        return sum(weight > bound for weight in weights), sum(weight < -bound for weight in weights)
+
+    def _verdict(self) -> str:
+        """Three-valued: what is missing could still go either way."""
+        total = len(self.findings) + len(self.missing)
+        sure, against = self._beyond(searched(len(self.findings)))
+        wins, losses = self._beyond(ERRORS)
+        open_ = NOT_RUN if self.missing else UNDECIDED
+        if self.need == "every":
+            if against:
+                return FAILS
+            return HOLDS if wins == total else open_
+        if self.need == "some":
+            if sure:
+                return HOLDS
+            return FAILS if losses == total else open_
+        wanted = total // 2 + 1 if self.need == "most" else int(self.need)
+        if wins >= wanted:
+            return HOLDS
+        return FAILS if total - losses < wanted else open_
+
+    def _summary(self, verdict: str) -> str:
+        weights = [finding.weight for finding in self.findings]
+        # The comparison that decides: the weakest where every one counts, the strongest where one is enough.
+        shown = self.findings[weights.index(max(weights) if self.need == "some" else min(weights))]
+        if len(self.findings) == 1:
+            return f"{shown.text}."
+        wins, losses = self._beyond(ERRORS)
+        counts = f"{len(self.findings)} {self.unit}: {wins} for, {losses} against"
+        within = len(self.findings) - wins - losses
+        counts += f", {within} within two standard errors" if within else ""
+        if verdict == UNDECIDED and (wins if self.need == "some" else losses if self.need == "every" else 0):
+            counts += f" (one of {len(self.findings)} decides beyond {searched(len(self.findings)):.1f})"
+        strongest = "Strongest against it" if min(weights) < 0 else "Closest"
+        return f"{counts}. {'Strongest for it' if self.need == 'some' else strongest}: {shown.text}."
+
+
+def _not_run(missing: Sequence[str]) -> str:
+    shown = list(dict.fromkeys(missing))
+    rest = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return f"Not run: {', '.join(shown[:3])}{rest}."

@@ -1,0 +1,238 @@
+"""The data that claims are decided on: results of one experiment, and the trainings and lengths a claim selects.
+
+Selectors that rules on language models share (`Where`):
+    corpus  the paper's names or ours; by default all corpora in the results
+    train   training lengths: "all", "shortest", "longest", "4x" (of the shortest), or numbers
+    at      input lengths: "all", "train", "within", "beyond", "shortest", "longest", multiples of training's, or several
+    view    equal-step or equal-time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dape.evaluate.inference import Estimate
+from dape.lab.evidence import Evidence, Finding
+from dape.lab.folders import Folder
+from dape.lab.kinds.tasks import Accuracies
+from dape.lab.kinds.timing import Times
+from dape.lab.paper import Paper
+from dape.lab.records import STEP
+from dape.lab.stats import Losses, Trained, signed
+from dape.lab.tables import exp, number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A method with the variant or the training length that is meant."""
+
+    method: str
+    variant: str | None = None
+    train: Any = None
+
+
+Choice = str | Pick
+
+
+class Where(NamedTuple):
+    """Corpora, training lengths, lengths read and the view that a claim is about."""
+
+    corpus: Any = None
+    train: Any = "all"
+    at: Any = "all"
+    view: str = STEP
+
+
+def listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+class Setting(NamedTuple):
+    """A corpus, a training length that the claim is about, and all training lengths there."""
+
+    corpus: str
+    train_length: int
+    available: list[int]
+
+
+@dataclass
+class Data:
+    """The results of one experiment at one scale; `missing` collects what a claim names and they do not have."""
+
+    folder: Folder
+    paper: Paper = field(default_factory=Paper)
+    missing: list[str] = field(default_factory=list)
+    slice: str = ""
+
+    def on(self, slice: str) -> Data:
+        """The same for the tokens of a slice: hit, new or other."""
+        return replace(self, slice=slice)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        assert self.folder.best is not None
+        return self.folder.best.frame
+
+    @cached_property
+    def losses(self) -> Losses:
+        return self.folder.losses_on(self.slice) if self.slice else self.folder.losses
+
+    @cached_property
+    def accuracies(self) -> Accuracies:
+        return Accuracies(self.folder.best, self.folder.seed_variance)
+
+    @cached_property
+    def times(self) -> Times:
+        return Times(self.folder.best)
+
+    def lack(self, what: str) -> None:
+        if what not in self.missing:
+            self.missing.append(what)
+
+    def evidence(
+        self, findings: Sequence[Finding], need: str | int = "every", unit: str = "comparisons"
+    ) -> Evidence:
+        return Evidence(findings, self.missing, need, unit)
+
+    def settings(self, where: Where) -> Iterator[Setting]:
+        """Corpora and training lengths that the claim is about."""
+        wanted = None if where.corpus is None else listed(where.corpus)
+        for name in wanted or ():
+            if not self.losses.corpora([name]):
+                self.lack(name)
+        present = self.losses.corpora(wanted)
+        if not present and wanted is None:
+            self.lack(f"losses{' by recall' if self.slice else ''}")
+        for name in present:
+            available = self.losses.train_lengths(where.view, name)
+            lengths = train_lengths(available, where.train)
+            if not lengths:
+                self.lack(f"training length {where.train} on {name}")
+            for length in lengths:
+                yield Setting(name, length, available)
+
+    def models(self, choice: Choice, setting: Setting, view: str, like: str | None = None) -> list[Trained]:
+        """What the choice names in that setting: under the variant that it or `like` names, else without any if there
+        is such a training, else under every variant it has."""
+        pick = Pick(choice) if isinstance(choice, str) else choice
+        lengths = (
+            [setting.train_length] if pick.train is None else train_lengths(setting.available, pick.train)
+        )
+        models = []
+        for length in lengths:
+            where = (view, setting.corpus, length, pick.method)
+            variants = [trained.variant for trained in self.losses.rows if trained[:4] == where]
+            own = pick.variant if pick.variant is not None else like
+            if own is None and "" in variants:
+                own = ""
+            models += [Trained(*where, variant) for variant in variants if own is None or variant == own]
+        if not models:
+            of = f" ({pick.variant})" if pick.variant else ""
+            at = setting.train_length if pick.train is None else pick.train
+            self.lack(f"{pick.method}{of} on {setting.corpus}, training length {at}")
+        return models
+
+    def lengths(self, *trained: Trained, at: Any) -> list[int]:
+        """The lengths that the claim is about, of those that all were read at."""
+        lengths = eval_lengths(self.losses.lengths(*trained), trained[0].train_length, at)
+        if not lengths:
+            self.lack(f"{trained[0].label} at {at}")
+        return lengths
+
+    def chosen(self, a: Any, where: Where) -> Iterator[Trained]:
+        """Every choice in every setting."""
+        for setting in self.settings(where):
+            for choice in listed(a):
+                yield from self.models(choice, setting, where.view)
+
+    def pairs(self, a: Choice, b: Any, where: Where) -> Iterator[tuple[Trained, Trained]]:
+        """Every a with every b of the same corpus, training length and variant, unless the choice says which."""
+        for setting in self.settings(where):
+            for one in self.models(a, setting, where.view):
+                for choice in listed(b):
+                    for other in self.models(choice, setting, where.view, like=one.variant):
+                        yield one, other
+
+    def fields(self, methods: Sequence[Choice], where: Where) -> list[tuple[list[Trained], int]]:
+        """All methods side by side, for every corpus, training length and length read where all of them were run."""
+        fields = []
+        for setting in self.settings(where):
+            models = [self.models(choice, setting, where.view) for choice in methods]
+            if all(models):
+                options = [several[0] for several in models]
+                fields += [(list(options), length) for length in self.lengths(*options, at=where.at)]
+        return fields
+
+    def gaps(self, a: Choice, b: Any, where: Where) -> Iterator[tuple[Estimate, str, Any]]:
+        """Loss of every a minus that of its b at every length, in words, and the setting."""
+        for one, other in self.pairs(a, b, where):
+            for length in self.lengths(one, other, at=where.at):
+                yield self.gap(one, other, length)
+
+    def gap(self, one: Trained, other: Trained, length: int) -> tuple[Estimate, str, Any]:
+        """Loss of one minus that of the other, both in words, and the setting."""
+        gap = self.losses.difference((1, one, length), (-1, other, length))
+        both = one.train_length == other.train_length
+        names = [f"{t.label}{'' if both else f' trained at {t.train_length}'}" for t in (one, other)]
+        where = f"{trained_on(one)}, read at {length}" if both else f"{one.corpus}, read at {length}"
+        seeds = len({*self.losses.seeds(one)} & {*self.losses.seeds(other)})
+        of = f" on {self.slice} tokens" if self.slice else ""
+        text = (
+            f"{names[0]} has perplexity {self.ppl(one, length)}{of}, {names[1]} {self.ppl(other, length)} "
+            f"({where}; loss {signed(gap)}, {seeds} seed{'s' if seeds > 1 else ''})"
+        )
+        return gap, text, setting_of(one, other)
+
+    def ppl(self, one: Trained, length: int) -> str:
+        return number(exp(self.losses.loss(one, length).value))
+
+
+def setting_of(*trained: Trained) -> tuple[Any, ...]:
+    """What comparisons of these trainings share: text, training lengths and view."""
+    return trained[0].view, trained[0].corpus, *(one.train_length for one in trained)
+
+
+def trained_on(one: Trained) -> str:
+    return f"{one.corpus}, trained at {one.train_length}"
+
+
+def train_lengths(available: Sequence[int], wanted: Any) -> list[int]:
+    """Among the lengths trained at: "all", "shortest", "longest", "4x" (of the shortest), or numbers."""
+    if not available:
+        return []
+    named = {"all": list(available), "shortest": [available[0]], "longest": [available[-1]]}
+    if isinstance(wanted, str) and wanted in named:
+        return named[wanted]
+    numbers = [
+        int(one[:-1]) * available[0] if isinstance(one, str) and one.endswith("x") else one
+        for one in listed(wanted)
+    ]
+    if bad := [one for one in numbers if not isinstance(one, int)]:
+        raise ValueError(f'train={bad[0]!r}: use "all", "shortest", "longest", "4x" or a length')
+    return [length for length in available if length in numbers]
+
+
+def eval_lengths(available: Sequence[int], train_length: int, wanted: Any) -> list[int]:
+    """Among the lengths read: see the head of this file."""
+    if not available:
+        return []
+    named = {
+        "all": list(available),
+        "train": [length for length in available if length == train_length],
+        "within": [length for length in available if length <= train_length],
+        "beyond": [length for length in available if length > train_length],
+        "shortest": [available[0]],
+        "longest": [available[-1]],
+    }
+    lengths: set[int] = set()
+    for one in listed(wanted):
+        if isinstance(one, str) and one not in named:
+            raise ValueError(f'at="{one}": use {", ".join(named)}, or multiples of the training length')
+        lengths.update(named[one] if isinstance(one, str) else [round(one * train_length)])
+    return [length for length in available if length in lengths]
