@@ -117,7 +117,7 @@ def test_files_of_ours_are_read_in_one_way():
     assert found == {
         "commands/inspect.py",  # of any model of Hugging Face
         "data/tokens.py",  # a note that may be damaged: then data is verified again
-        "lab/kinds/tasks.py",  # within the package
+        "lab/accuracies.py",  # within the package
         "lab/runner.py",  # written the moment before
         "models/beside.py",  # code that is exported needs no other module of ours
         "training/checkpoint.py",  # a damaged manifest sets the checkpoint aside

@@ -11,8 +11,8 @@ import made_up
 import pytest
 from judging import AB, BAD, GOOD, SAME, A, B, C, judged, losses
 
+from dape.lab.accuracies import has_learned
 from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
-from dape.lab.kinds.tasks import has_learned
 from dape.lab.kinds.timing import Times
 from dape.lab.records import Results
 from dape.lab.stats import ERRORS, Estimate, searched

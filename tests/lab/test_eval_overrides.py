@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dape.evaluate.scoring import scoring
+from dape.lab.evaluations import EvalOverrides, checked_overrides, parse_key
 from dape.lab.execute import execute, make_plan
 from dape.lab.experiments import Workspace, find_papers, load_corpora, load_experiments
-from dape.lab.kinds.language import EvalOverrides, checked_overrides, parse_key
 from dape.models import DapeForCausalLM, preset
 from dape.training import load_run
 

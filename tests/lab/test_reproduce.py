@@ -149,10 +149,11 @@ def test_only_what_is_missing_is_evaluated(tmp_path, monkeypatch) -> None:
     file = papers / "test" / "one" / "experiment.toml"
     file.write_text(file.read_text().replace("[scale.smoke]", "[scale.smoke]\nmultiples = [1, 2, 4]"))
     evaluated = []
+    from dape.lab import evaluations
     from dape.lab.kinds import language
 
-    original = language.token_losses
-    monkeypatch.setattr(language, "token_losses", lambda *a: evaluated.append(a[3]) or original(*a))
+    original = evaluations.token_losses
+    monkeypatch.setattr(evaluations, "token_losses", lambda *a: evaluated.append(a[3]) or original(*a))
     monkeypatch.setattr(language, "train", lambda *a, **k: pytest.fail("it is trained"))
     run(papers, tmp_path / "work", "one")
     assert evaluated == [16]

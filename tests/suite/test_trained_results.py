@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dape.lab.kinds.tasks import Accuracies, score_table
+from dape.lab.accuracies import Accuracies, score_table
 from dape.lab.records import load_results
 from dape.suite import TRAINED
 

@@ -15,15 +15,8 @@ from dape.cli import main
 from dape.commands.options import named, parse_option
 from dape.commands.tasks import parse_lengths
 from dape.lab import solving
-from dape.lab.kinds.tasks import (
-    Accuracies,
-    TaskRun,
-    by_multiple,
-    paper_accuracy,
-    paper_table,
-    spans,
-    train_and_test,
-)
+from dape.lab.accuracies import Accuracies, by_multiple, paper_accuracy, paper_table, spans
+from dape.lab.kinds.tasks import TaskRun, train_and_test
 from dape.lab.records import load_results
 from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
 from dape.tasks import IGNORED, TASKS, build_task

@@ -15,11 +15,12 @@ from rich.console import Console
 
 from dape.commands.options import Named, named
 from dape.commands.parsing import parse
+from dape.lab.accuracies import paper_table, write_folder
 from dape.lab.display import display
 from dape.lab.environment import environment
 from dape.lab.execute import execute, summary_of
 from dape.lab.experiments import Experiment, Workspace
-from dape.lab.kinds.tasks import TaskRun, paper_table, write_folder
+from dape.lab.kinds.tasks import TaskRun
 from dape.lab.records import Results, find_results
 from dape.lab.runner import LauncherName, make_launcher
 from dape.settings import check, setting

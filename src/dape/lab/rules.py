@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dape.evaluate.inference import Estimate, crossed_mean
+from dape.lab.accuracies import Solver, has_learned
 from dape.lab.evidence import Evidence, Finding, found
 from dape.lab.kinds.maps import measured
-from dape.lab.kinds.tasks import Solver, has_learned
 from dape.lab.records import STEP
 from dape.lab.selection import Choice, Data, Pick, Where, listed, setting_of, trained_on
 from dape.lab.stats import Trained, quotient, signed

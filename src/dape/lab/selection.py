@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dape.evaluate.inference import Estimate
+from dape.lab.accuracies import Accuracies
 from dape.lab.evidence import Evidence, Finding
 from dape.lab.folders import Folder
-from dape.lab.kinds.tasks import Accuracies
 from dape.lab.kinds.timing import Times
 from dape.lab.paper import Paper
 from dape.lab.records import STEP

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.style import context
 
-from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean
 from dape.files import read_json, write_atomically
-from dape.lab.figures import LEGEND, LOOK, PANEL, canvas, errorbar, finish, legend, save, styles
+from dape.lab.accuracies import Accuracies, figure, tables
 from dape.lab.folders import Folder
 from dape.lab.kinds import Kind, Plan
 from dape.lab.paper import Paper
 from dape.lab.records import STEP, Results, find_results, load_results
-from dape.lab.report import render
 from dape.lab.runner import Job
-from dape.lab.stats import ERRORS, UNKNOWN, SeedVariance, of_scores, over_seeds, setting_of, share_error
-from dape.lab.tables import OURS, PAPER, Cell, Row, Table, chosen, joined, plain
+from dape.lab.tables import Table
 from dape.methods import parse_method
 from dape.positions import POSITIONS
 from dape.tasks.base import Protocol, Task, generator_for
-from dape.tasks.registry import TASKS, build_task
-
-# With more tasks than this, tasks are rows and methods columns; with more columns than that, errors are left out.
-FEW_TASKS, FEW_COLUMNS = 3, 6
-# Lengths that a table shows; results.json has all, and the plot.
-COLUMNS = 8
+from dape.tasks.registry import build_task
 
 
 @dataclass(frozen=True)
@@ -215,39 +202,10 @@ class Tasks(Kind):
         }
 
     def tables(self, folder: Folder, paper: Paper) -> list[Table]:
-        """Accuracy: tasks by methods if there are many tasks, else methods by lengths, a table a task."""
-        data = Accuracies(folder.best)
-        if not data.rows:
-            printed = paper.shown_with(folder.name, "accuracy")
-            names = list(dict.fromkeys(n.get("task") for n in printed))
-            methods = list(dict.fromkeys(n.get("method") for n in printed))
-            return [_task_rows(data, names, methods, 0, paper)] if printed else []
-        if len(data.tasks()) <= FEW_TASKS:
-            return [_by_length(data, task, layers) for task in data.tasks() for layers in data.layers(task)]
-        depths = sorted({solver.layers for solver in data.rows})
-        return [
-            _task_rows(data, data.tasks(), _methods(data, layers), layers, paper, f", {layers} layers")
-            for layers in depths
-        ]
+        return tables(Accuracies(folder.best), folder.name, paper)
 
     def figure(self, folder: Folder, paper: Paper) -> Figure | None:
-        """Accuracy by length for few tasks; for many, a field of tasks × methods, ours and the paper's."""
-        data = Accuracies(folder.best)
-        if data.rows and len(data.tasks()) <= FEW_TASKS:
-            return by_length_figure(data)
-        fields = []
-        for layers in sorted({solver.layers for solver in data.rows}):
-            ours = {(s.task, s.label): data.accuracy(s).value for s in data.rows if s.layers == layers}
-            fields.append((f"ours, {layers} layers", ours))
-        names = set(data.tasks())
-        theirs = {
-            (n.get("task"), n.get("method")): n.value / 100
-            for n in paper.shown_with(folder.name, "accuracy")
-            if not names or n.get("task") in names
-        }
-        if theirs:
-            fields.append(("the paper", theirs))
-        return fields_figure(fields) if fields else None
+        return figure(Accuracies(folder.best), folder.name, paper)
 
 
 def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
@@ -347,347 +305,3 @@ def differences(before: Any, now: Any, path: str = "") -> list[tuple[str, tuple[
             for entry in differences(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
         ]
     return [] if before == now else [(path, (before, now))]
-
-
-# --- what results say
-
-
-class Solver(NamedTuple):
-    """A method on a task, over its seeds."""
-
-    task: str
-    layers: int
-    method: str
-    variant: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"{self.method} ({self.variant})" if self.variant else self.method
-
-
-class Accuracies:
-    """Accuracies by solver and seed: rows, a length each, and scores, the mean beyond the training length.
-
-    seeds: what is known of the variance between them elsewhere.
-    """
-
-    def __init__(self, results: Results | None, seeds: SeedVariance | None = None) -> None:
-        self.results, self.known = results or Results({"kind": "tasks"}), seeds or SeedVariance()
-        self.rows: dict[Solver, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-        self.scores: dict[tuple[Solver, int], float] = {}
-        for row in self.results.lines():
-            solver = Solver(row["corpus"], row.get("layers") or 0, row["method"], variant_of(row))
-            if row["metric"] == "accuracy":
-                self.rows[solver][row["seed"]].append(row)
-            elif row["metric"] == "score":
-                self.scores[solver, row["seed"]] = row["value"]
-
-    def tasks(self) -> list[str]:
-        return list(dict.fromkeys(solver.task for solver in self.rows))
-
-    def layers(self, task: str) -> list[int]:
-        return sorted({solver.layers for solver in self.rows if solver.task == task})
-
-    def lengths(self, solver: Solver) -> list[int]:
-        rows = self.rows.get(solver, {})
-        return sorted({row["eval_length"] for seed in rows.values() for row in seed})
-
-    def accuracy(self, solver: Solver, lengths: Sequence[int] | None = None) -> Estimate:
-        """Over the lengths (or the score, if no lengths are asked for), and over seeds; NaN if there is none."""
-        found = [self._of_seed(solver, seed, lengths) for seed in self.rows.get(solver, {})]
-        known = [entry for entry in found if entry is not None]
-        if not known:
-            return UNKNOWN
-        prior = self._prior(solver)
-        return over_seeds((value for value, _ in known), (error for _, error in known), prior=prior)
-
-    def _of_seed(
-        self, solver: Solver, seed: int, lengths: Sequence[int] | None = None
-    ) -> tuple[float, float] | None:
-        rows = self.rows[solver][seed]
-        found = [row for row in rows if lengths is None or row["eval_length"] in lengths]
-        if not found:
-            return None
-        mean = sum(row["value"] for row in found) / len(found)
-        squares = sum(share_error(row["value"], row.get("count") or 1) ** 2 for row in found)
-        score = self.scores.get((solver, seed), mean) if lengths is None else mean
-        return score, math.sqrt(squares) / len(found)
-
-    def difference(self, one: Solver, other: Solver) -> Estimate:
-        """Accuracy of one less that of the other, on the same samples where answers are known, over common seeds."""
-        seeds = sorted(self.rows[one].keys() & self.rows[other].keys())
-        if not seeds:
-            return UNKNOWN
-        prior, samples = self._prior(one, other), [self._samples(one, other, seed) for seed in seeds]
-        paired = [found for found in samples if found is not None]
-        if len(paired) == len(seeds):
-            return crossed_mean(np.array([gaps for gaps, _ in paired]), np.array(paired[0][1]), seeds=prior)
-        pairs = [(self._of_seed(one, seed), self._of_seed(other, seed)) for seed in seeds]
-        values = [a[0] - b[0] for a, b in pairs if a and b]
-        return over_seeds(values, [math.hypot(a[1], b[1]) for a, b in pairs if a and b], prior=prior)
-
-    def _samples(self, one: Solver, other: Solver, seed: int) -> tuple[list[float], list[float]] | None:
-        """Differences sample by sample, every length counting the same, and weights; None where answers were not kept."""
-        gaps: list[float] = []
-        weights: list[float] = []
-        for a, b in zip(*(_beyond(self.rows[solver][seed]) for solver in (one, other)), strict=False):
-            if a["eval_length"] != b["eval_length"] or not a.get("tokens") or a["tokens"] != b.get("tokens"):
-                return None
-            total = sum(a["tokens"])
-            gaps += [(x - y) / total for x, y in zip(a["windows"], b["windows"], strict=True)]
-            weights += [asked / total for asked in a["tokens"]]
-        return (gaps, weights) if gaps else None
-
-    def _prior(self, *solvers: Solver) -> VariancePrior | None:
-        row = next(iter(next(iter(self.rows[solvers[0]].values()))))
-        kinds = of_scores(solvers[0].task, *(solver.method for solver in solvers))
-        return self.known.prior(kinds, 1.0, setting_of(self.results, row))
-
-
-def variant_of(row: dict[str, Any]) -> str:
-    """What sets a run apart from others of its method: its own name for it, or options of the task and positions."""
-    settings = row.get("settings") or {}
-    words = [f"{name}={value}" for name, value in (settings.get("options") or {}).items()]
-    words += [f"positions from {places}"] if (places := settings.get("position_range")) else []
-    return row["variant"] or ", ".join(words)
-
-
-def _beyond(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows in the order of their lengths; those of lengths beyond the training's, if that is known."""
-    trained = ((rows[0].get("settings") or {}).get("protocol") or {}).get("train_lengths") or [0]
-    return sorted((r for r in rows if r["eval_length"] > max(trained)), key=lambda row: row["eval_length"])
-
-
-def has_learned(task: str, found: Estimate) -> bool:
-    """Whether an accuracy lies beyond what is reached without the input: by guessing, or by always the same answer."""
-    if task not in TASKS:
-        return True
-    known = build_task(task)
-    return (
-        replace(found, value=found.value - max(known.random_accuracy, known.constant_accuracy)).weight
-        > ERRORS
-    )
-
-
-def _methods(data: Accuracies, layers: int) -> list[str]:
-    return list(dict.fromkeys(solver.label for solver in data.rows if solver.layers == layers))
-
-
-def _task_rows(
-    data: Accuracies, names: Sequence[str], methods: Sequence[str], layers: int, paper: Paper, title: str = ""
-) -> Table:
-    rows = []
-    solvers = {(s.task, s.label): s for s in data.rows if s.layers == layers}
-    for task in names:
-        found = [data.accuracy(solvers[task, m]) if (task, m) in solvers else None for m in methods]
-        best = max((e.value for e in found if e is not None and has_learned(task, e)), default=math.nan)
-        wide = len(methods) > FEW_COLUMNS
-        cells = [
-            Cell("–")
-            if e is None
-            else plain(100 * e.value, 1, math.nan if wide else 100 * e.error, best=e.value == best)
-            for e in found
-        ]
-        printed = [paper.value("accuracy", task=task, method=method) for method in methods]
-        if solvers:
-            rows.append(Row(task.replace("_", " "), OURS, tuple(cells)))
-        if any(value is not None for value in printed):
-            rows.append(Row(task.replace("_", " "), PAPER, tuple(plain(value, 1) for value in printed)))
-    note = "Bold: the best, where any is beyond what guessing or always the same answer reaches."
-    return Table(f"Accuracy in percent{title}", tuple(methods), joined(rows), note if solvers else "")
-
-
-def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Table:
-    """Methods by some of the lengths."""
-    solvers = [solver for solver in data.rows if (solver.task, solver.layers) == (task, layers)]
-    known = sorted({length for solver in solvers for length in data.lengths(solver)})
-    lengths = [known[index] for index in chosen(len(known), COLUMNS)]
-    rows = [Row(solver.label, OURS, tuple(_share(data, solver, n) for n in lengths)) for solver in solvers]
-    corner = "method" if title else ""
-    title = title or f"Accuracy in percent: {task.replace('_', ' ')}{depth_of(layers)}"
-    return Table(title, tuple(f"length {length}" for length in lengths), tuple(rows), corner=corner)
-
-
-def _share(data: Accuracies, solver: Solver, length: int) -> Cell:
-    found = data.accuracy(solver, [length])
-    return plain(100 * found.value, 1, 100 * found.error)
-
-
-def depth_of(layers: int) -> str:
-    return f", {layers} layer{'s' if layers > 1 else ''}" if layers else ""
-
-
-def by_length_figure(data: Accuracies) -> Figure:
-    panels = [(task, layers) for task in data.tasks() for layers in data.layers(task)]
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    drawn, axes = canvas(columns * PANEL[0] + LEGEND, rows * PANEL[1], rows, columns)
-    labels = list(dict.fromkeys(solver.label for solver in data.rows))
-    looks = styles(labels, [label.split(" ")[0] for label in labels])
-    for axis in list(axes.flat)[len(panels) :]:
-        axis.set_axis_off()
-    for axis, (task, layers) in zip(axes.flat, panels, strict=False):
-        solvers = [s for s in data.rows if (s.task, s.layers) == (task, layers)]
-        for solver in solvers:
-            lengths = data.lengths(solver)
-            found = [data.accuracy(solver, [length]) for length in lengths]
-            bars = [100 * estimate.error if math.isfinite(estimate.error) else 0.0 for estimate in found]
-            values = [100 * estimate.value for estimate in found]
-            errorbar(axis, lengths, values, bars, solver.label, looks[solver.label])
-        protocol = (data.rows[solvers[0]][min(data.rows[solvers[0]])][0].get("settings") or {}).get(
-            "protocol"
-        )
-        if protocol:
-            axis.axvline(max(protocol["train_lengths"]), color="grey", ls="--", lw=0.8)
-        if task in TASKS:
-            axis.axhline(100 * build_task(task).constant_accuracy, color="grey", ls=":", lw=0.8)
-        axis.set_title(f"{task.replace('_', ' ')}{depth_of(layers)}", loc="left")
-        finish(axis, sorted({n for s in solvers for n in data.lengths(s)}), "accuracy, %", "length")
-        axis.set_ylim(-4, 104)
-    legend(drawn, axes.flat)
-    return drawn
-
-
-def by_multiple(data: Accuracies, label: str) -> dict[tuple[str, str], float]:
-    """Accuracies of a method by task and by multiple of the longest length that the task was trained at."""
-    found = {}
-    for solver in data.rows:
-        settings = next(iter(data.rows[solver].values()))[0].get("settings") or {}
-        if solver.label != label or "protocol" not in settings:
-            continue
-        trained = max(settings["protocol"]["train_lengths"])
-        for length in data.lengths(solver):
-            if length >= trained:
-                found[solver.task, f"{round(length / trained)}×"] = data.accuracy(solver, [length]).value
-    return found
-
-
-def lengths_figure(data: Accuracies) -> Figure:
-    """A heat map of tasks × lengths for each method, lengths in multiples of those trained at."""
-    labels = list(dict.fromkeys(solver.label for solver in data.rows))
-    return fields_figure([(label, by_multiple(data, label)) for label in labels])
-
-
-def fields_figure(fields: Sequence[tuple[str, dict[tuple[str, str], float]]]) -> Figure:
-    names = list(dict.fromkeys(task for _, found in fields for task, _ in found))
-    methods = list(dict.fromkeys(method for _, found in fields for _, method in found))
-    width, height = 1.8 + len(fields) * (0.36 * len(methods) + 0.3), 1.2 + 0.26 * len(names)
-    drawn, (axes,) = canvas(width, height, 1, len(fields))
-    for index, (axis, (title, found)) in enumerate(zip(axes, fields, strict=True)):
-        values = [[100 * found.get((task, method), math.nan) for method in methods] for task in names]
-        axis.imshow(values, cmap="Blues", vmin=0, vmax=125, aspect="auto")
-        for row, line in enumerate(values):
-            for column, value in enumerate(line):
-                if not math.isnan(value):
-                    colour = "#ffffff" if value > 70 else "#1b2733"
-                    axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=colour)
-        axis.set_xticks(range(len(methods)), methods, rotation=90)
-        axis.set_yticks(range(len(names)), [task.replace("_", " ") for task in names] if not index else [])
-        axis.tick_params(length=0)
-        axis.set_title(f"accuracy, %: {title}", loc="left")
-        for spine in axis.spines.values():
-            spine.set_visible(False)
-    return drawn
-
-
-# --- the folder of `dape tasks run`
-
-
-@cache
-def paper_table() -> dict[str, Any]:
-    """The paper's table: `methods`, and `accuracy` in percent by task, in the order of the methods."""
-    return json.loads((resources.files("dape.tasks") / "paper.json").read_text("utf-8"))
-
-
-def paper_accuracy(task: str, method: str) -> float | None:
-    """The paper's score in percent, None where it has none."""
-    row = paper_table()["accuracy"].get(task)
-    methods = paper_table()["methods"]
-    return row[methods.index(method)] if row and method in methods else None
-
-
-def score_table(data: Accuracies) -> Table:
-    """Tasks by methods: our score with its error over samples and seeds, and the paper's in brackets where it has one."""
-    methods = list(dict.fromkeys(solver.label for solver in data.rows))
-    rows = []
-    for (task, layers), title in titles(data).items():
-        here = {s.label: s for s in data.rows if (s.task, s.layers) == (task, layers)}
-        cells = [Cell(f"{100 * build_task(task).constant_accuracy:.0f}")]
-        for method in methods:
-            solver = here.get(method)
-            printed = paper_accuracy(task, method)
-            theirs = f" ({printed:.1f})" if printed is not None else ""
-            cells.append(Cell(percents(data, solver) + theirs) if solver else Cell())
-        rows.append(Row(title, OURS, tuple(cells)))
-    title = "mean accuracy beyond the training length, % (the paper's)"
-    return Table(title, ("constant", *methods), tuple(rows), corner="task")
-
-
-def percents(data: Accuracies, solver: Solver) -> str:
-    found = data.accuracy(solver)
-    several = len(data.rows[solver]) > 1 and math.isfinite(found.error)
-    return f"{100 * found.value:.1f}" + (f" ± {100 * found.error:.1f}" if several else "")
-
-
-def titles(data: Accuracies) -> dict[tuple[str, int], str]:
-    """Tasks and numbers of layers in the order of the registry, by the name of the task, with layers where it has several."""
-    found = sorted(
-        {(s.task, s.layers) for s in data.rows}, key=lambda entry: (list(TASKS).index(entry[0]), entry[1])
-    )
-    return {(task, n): task + (depth_of(n) if len(data.layers(task)) > 1 else "") for task, n in found}
-
-
-def write_folder(results: Results, folder: Path) -> list[Table]:
-    """README.md, accuracy.png and lengths.png, all read from the results; notes.md is included. Returns the tables.
-
-    lengths.png: lengths × tasks for each method, where there are many tasks.
-    """
-    data, runs = Accuracies(results), results["runs"]
-    about = results["environment"]
-    tasks_of: dict[str, dict[str, None]] = {}
-    for run in runs:
-        tasks_of.setdefault(describe(run["settings"]["protocol"]), {})[run["corpus"]] = None
-    notes = folder / "notes.md"
-    tables = [_by_length(data, *entry, title) for entry, title in titles(data).items()]
-    score, many = score_table(data), len(data.tasks()) > FEW_TASKS
-    text = render(
-        "tasks.md.j2",
-        runs=runs,
-        minutes=sum(run["train_seconds"] + run["test_seconds"] for run in runs) / 60,
-        seeds=sorted({run["seed"] for run in runs}),
-        commands=results.get("commands", []),
-        protocols=[f"{', '.join(named)}: {text}" for text, named in tasks_of.items()],
-        hardware=about.get("gpu") or f"{about['cpu']}, {about['threads']} of {about['cores']} cores",
-        versions=[f"{n} {about[n]}" for n in ("dape", "python", "torch", "numpy", "transformers")],
-        notes=notes.read_text("utf-8").strip() if notes.exists() else "",
-        score=score,
-        tables=tables,
-        many=many,
-        printed=any(paper_accuracy(s.task, s.method) is not None for s in data.rows),
-    )
-    write_atomically(folder / "README.md", text)
-    with context(["default", LOOK]):
-        save(by_length_figure(data), folder / "accuracy.png")
-        if many:
-            save(lengths_figure(data), folder / "lengths.png")
-    return [*tables, score]
-
-
-def describe(protocol: dict[str, Any]) -> str:
-    """A protocol in a line."""
-    return (
-        f"{protocol['num_layers']} layer(s) of width {protocol['hidden_size']}, {protocol['num_heads']} heads; "
-        f"{protocol['steps']} steps of Adam {protocol['learning_rate']:g}, clip {protocol['clip']:g}, batch "
-        f"{protocol['batch_size']}, lengths {spans(protocol['train_lengths'])}; tested at lengths "
-        f"{spans(protocol['test_lengths'])}, {protocol['samples']} samples each"
-    )
-
-
-def spans(lengths: Sequence[int]) -> str:
-    """12, 24, 48; or 1…40 and 41…500 by 51 where the steps are equal."""
-    if len(lengths) < 4:
-        return ", ".join(map(str, lengths))
-    step = lengths[1] - lengths[0]
-    if list(lengths) != list(range(lengths[0], lengths[-1] + 1, step)):
-        return ", ".join(map(str, lengths))
-    return f"{lengths[0]}…{lengths[-1]}" + (f" by {step}" if step > 1 else "")

@@ -1,0 +1,188 @@
+"""Evaluations of a trained run by length, in one file: the loss of every window, sums by recall slice, a sample of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dape.devices import find_device
+from dape.evaluate.by_length import token_losses
+from dape.evaluate.recall import DEFAULT_NGRAM, RecallBins
+from dape.evaluate.scoring import scoring
+from dape.evaluate.windows import Windows, same_targets
+from dape.files import read_json, write_atomically
+from dape.lab.environment import environment
+from dape.methods import parse_layers
+from dape.positions import POSITIONS, randomized_positions
+from dape.positions.rope import SCALINGS, RoPE
+from dape.training import Run
+
+
+@dataclass(frozen=True)
+class EvalOverrides:
+    """How a trained model is evaluated, where otherwise than it was trained. A block of the grid says so:
+
+    at_evaluation = { rope_scaling = "linear" | "ntk" | "yarn" }   RoPE, stretched by the input's length over training's
+    at_evaluation = { randomized_positions = N }                   positions drawn anew for every batch, from N places
+    """
+
+    rope_scaling: str = "none"
+    randomized_positions: int | None = None
+
+    def key(self, length: int) -> str:
+        """What scores at a length are kept under, such as "256" and "256 rope_scaling=ntk"."""
+        usual = asdict(EvalOverrides())
+        changed = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        return f"{length} {','.join(f'{name}={value}' for name, value in changed.items())}".strip()
+
+    def position_options(self, length: int, train_length: int) -> dict[str, Any]:
+        """Options of the position encoding for inputs of that length."""
+        if self.rope_scaling == "none":
+            return {}
+        original = {"original_length": train_length} if self.rope_scaling == "yarn" else {}
+        return {"scaling": self.rope_scaling, "factor": max(1.0, length / train_length), **original}
+
+    def positions(self, length: int) -> Callable[[int], Tensor] | None:
+        """What draws the positions of an input, the same ones in every run; None for 0, 1, 2, …"""
+        if self.randomized_positions is None:
+            return None
+        places, generator = self.randomized_positions, torch.Generator().manual_seed(length)
+        return lambda num_tokens: randomized_positions(num_tokens, places, generator=generator)
+
+
+def parse_key(key: str) -> tuple[int, EvalOverrides]:
+    """The length and the overrides that scores are kept under."""
+    length, _, name = key.partition(" ")
+    options: dict[str, Any] = dict(entry.split("=") for entry in name.split(",") if entry)
+    if "randomized_positions" in options:
+        options["randomized_positions"] = int(options["randomized_positions"])
+    return int(length), EvalOverrides(**options)
+
+
+def checked_overrides(options: dict[str, Any], method: str, lengths: tuple[int, ...]) -> EvalOverrides:
+    """The overrides of a block of the grid; a sentence for one that cannot be."""
+    for name in options:
+        if name not in asdict(EvalOverrides()):
+            raise ValueError(
+                f'at_evaluation has no key "{name}": it takes {", ".join(asdict(EvalOverrides()))}'
+            )
+    overrides = EvalOverrides(**options)
+    if overrides.rope_scaling not in SCALINGS:
+        raise ValueError(f'rope_scaling="{overrides.rope_scaling}": choose one of {", ".join(SCALINGS)}')
+    if "rope_scaling" in options and not all(
+        issubclass(POSITIONS[layer.position], RoPE) for layer in parse_layers(method)
+    ):
+        raise ValueError(f"{method} has no RoPE that could be scaled at the evaluation")
+    places = overrides.randomized_positions
+    if places is not None and places < max(lengths, default=1):
+        raise ValueError(
+            f"randomized_positions={places} at the evaluation, but inputs have {max(lengths)} tokens"
+        )
+    return overrides
+
+
+def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> None:
+    """Add the lengths that the file of scores lacks, each saved as soon as it is there."""
+    content = known_of(run, evaluation, scores, jobs)
+    keys = [key for key in map(str, evaluation["lengths"]) if key not in content["windows"]]
+    if evaluation.get("recall"):
+        keys = lacks_recall(content, list(map(str, evaluation["lengths"])))
+    if not keys and scores.exists():
+        return
+    tokens, last = run.data().validation, evaluation.get("last", 1)
+    if keys:
+        options = {"context": evaluation["context"]} if "context" in evaluation else {}
+        windows = same_targets(tokens, evaluation["room"], last, evaluation["windows"], **options)
+        content |= {"documents": windows.documents.tolist(), "ends": windows.ends.tolist()}
+        bins = recall_bins(run, windows, keys, evaluation)
+        content["recall"] = recall_of(content.get("recall"), bins)
+    write_atomically(scores, json.dumps(content))
+    device = find_device(run.config.device)
+    model, loaded = None, None
+    for key in keys:
+        length, overrides = parse_key(key)
+        changed = overrides.position_options(length, run.config.train_length)
+        if model is None or changed != loaded:
+            model, loaded = run.model(**changed), changed
+            torch.nn.Module.to(model, device)
+        with scoring(model, positions=overrides.positions(length)) as scorer:
+            losses = token_losses(scorer, tokens, windows, length, last, None)
+        means = losses.astype(np.float64).mean(1).tolist()
+        content["windows"].setdefault(key, [round(loss, 6) for loss in means])
+        content["recall"]["sums"][key] = bins.sums(losses).round(4).tolist()
+        write_atomically(scores, json.dumps(content))
+
+
+def recall_bins(run: Run, windows: Windows, keys: list[str], evaluation: dict[str, Any]) -> RecallBins:
+    """Bins whose bounds are the powers of two, so that evaluations at other lengths pair, and whatever lengths are not."""
+    room = evaluation["room"]
+    bounds = {1 << power for power in range(room.bit_length())} | {parse_key(key)[0] for key in keys}
+    bounds |= {room, min(room, run.config.train_length)}
+    ngram = min(DEFAULT_NGRAM, room)
+    return RecallBins.of(run.data().validation, windows, sorted(bounds), evaluation["last"], ngram=ngram)
+
+
+def recall_of(before: dict[str, Any] | None, bins: RecallBins) -> dict[str, Any]:
+    """What is kept of the slices by recall: those so far, if they are of the same bins."""
+    if before is not None and before["digest"] == bins.digest:
+        return before
+    told = {"ngram": bins.ngram, "bounds": list(bins.bounds), "digest": bins.digest}
+    return {**told, "counts": bins.counts.tolist(), "sums": {}}
+
+
+def lacks_recall(content: dict[str, Any], keys: list[str]) -> list[str]:
+    """The scores that were evaluated without slices."""
+    return [key for key in keys if key not in content.get("recall", {"sums": ()})["sums"]]
+
+
+def add_sample(run: Run, scores: Path, tokens: int) -> None:
+    """What the model writes after the beginning of a held-out document; once."""
+    from dape.generation import generate_text
+
+    content = read_json(scores)
+    if "sample" in content:
+        return
+    data = run.data()
+    beginning = data.validation.document(0)[: max(8, run.config.train_length // 2)].tolist()
+    prompt = data.tokenizer.decode(beginning)
+    model = run.model()
+    torch.nn.Module.to(model, find_device(run.config.device))
+    text = generate_text(model, data.tokenizer, prompt, tokens=tokens, seed=0) if prompt.strip() else ""
+    write_atomically(scores, json.dumps({**content, "sample": {"prompt": prompt, "text": text}}))
+
+
+def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> dict[str, Any]:
+    """Lengths evaluated before on the same windows, how the training went and where."""
+    asked = {name: value for name, value in evaluation.items() if name not in ("lengths", "recall")}
+    if scores.exists():
+        content = read_json(scores)
+        if content["evaluation"] == asked:
+            return content
+    metrics = run.metrics()
+    times = [0.0, *(record["seconds"] for record in metrics)]
+    every = max(1, len(metrics) // 200)
+    training = {
+        "steps": metrics[-1]["step"],
+        "seconds": metrics[-1]["seconds"],
+        # The median, which the pauses of a busy machine do not move.
+        "seconds_per_step": median(after - before for before, after in pairwise(times)),
+        "loss": float(np.mean([record["loss"] for record in metrics[-50:]])),
+        "curve": [[record["step"], round(record["loss"], 4)] for record in metrics[::every]],
+        "validation": [
+            [record["step"], round(record["validation_loss"], 4)]
+            for record in metrics
+            if "validation_loss" in record
+        ],
+        "parameters": sum(parameter.numel() for parameter in run.model().parameters()),
+        "text": run.data().manifest["sources"]["sha256"],
+    }
+    return {"evaluation": asked, "training": training, "environment": environment(jobs), "windows": {}}
