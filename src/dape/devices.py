@@ -1,4 +1,4 @@
-"""Devices by name, and whether what is asked for fits their memory."""
+"""Devices by name, what the system says of the processor, and whether what is asked for fits a device's memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -90,3 +91,12 @@ def cpu_multiplies(dtype: torch.dtype, *settings: str) -> bool:
         [sys.executable, "-c", program], env=environment, capture_output=True, timeout=120, check=False
     )
     return tried.returncode == 0
+
+
+def cpu_field(*names: str) -> str:
+    """The value of the first line of /proc/cpuinfo that begins with one of the names, or nothing."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")

@@ -464,3 +464,43 @@ def test_tables_are_whole_at_80_columns(name, capsys):
     assert not any("…" in line for line in lines)
     for _, key, form in columns:
         assert format(record[key], form) in lines[-1]
+
+
+def test_a_decoding_step_of_any_processor_is_timed_by_either_clock(tmp_path, capsys):
+    file = tmp_path / "cells.json"
+    sizes = [
+        "--lengths",
+        "9",
+        "--heads",
+        "2",
+        "--head-width",
+        "4",
+        "--batch",
+        "2",
+        "--no-memory",
+        "--rounds",
+        "1",
+    ]
+    chosen = [
+        "--processor",
+        "talking",
+        "--bias",
+        "separable",
+        "--clock",
+        "process",
+        "--backends",
+        "tiled,sdpa",
+    ]
+    assert main(["bench", "decode", *sizes, *chosen, "--json", str(file)]) == 0
+    assert {(r["processor"], r["bias"], r["clock"]) for r in json.loads(file.read_text())} == {
+        ("talking", "separable", "process")
+    }
+    capsys.readouterr()
+    assert main(["bench", "decode", *sizes, "--bias", "none"]) == 2
+    assert 'bias="none": choose distance' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["attention", "decode", "model", "train"])
+def test_an_unknown_clock_is_a_sentence(name, capsys):
+    assert main(["bench", name, "--clock", "sun"]) == 2
+    assert 'clock="sun": choose wall, process' in capsys.readouterr().err

@@ -14,9 +14,8 @@ import tyro
 
 from dape.benchmarks import memory, report, workload
 from dape.benchmarks.report import Record
-from dape.benchmarks.timing import CLOCKS, Timing, growth_exponent, interleave, spinning
+from dape.benchmarks.timing import Timing, check_clock, growth_exponent, interleave, spinning
 from dape.benchmarks.workload import (
-    BIASES,
     BOTH,
     COMPILED,
     FLEX,
@@ -33,6 +32,8 @@ from dape.settings import PICTURES, setting, split_numbers
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
+BIAS_HELP = "Form of the bias, all with gradients: by distance (Kerple), separable (numbers a token), by tiles (FIRE)."
+CLOCK_HELP = "wall, or process: processor time, for a busy machine; with --threads 1, on a CPU."
 COLUMNS = (
     ("pass", "pass", ""),
     ("length", "length", "d"),
@@ -79,10 +80,7 @@ class Options:
         help="Score processor in place of the two convolutions, as names write it: plain, talking, mta, dape3x3, "
         "dape1x3[groups=3,width=24]. With plain, SDPA with the same bias is timed as well.",
     )
-    bias: str = setting(
-        "distance",
-        help="Form of the bias, all with gradients: by distance (Kerple), separable (numbers a token), by tiles (FIRE).",
-    )
+    bias: str = setting("distance", help=BIAS_HELP)
     device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
     dtype: str = setting("fp32", help="Of all tensors: fp32, fp16 or bf16.")
     threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
@@ -94,9 +92,7 @@ class Options:
         True, help="Also measure the peak memory of every cell, in processes of their own (Linux)."
     )
     times: bool = setting(True, help="--no-times: measure memory alone.")
-    clock: str = setting(
-        "wall", help="wall, or process: processor time, for a busy machine; with --threads 1, on a CPU."
-    )
+    clock: str = setting("wall", help=CLOCK_HELP)
     busy: int = setting(
         0, help="Also time beside so many processes that keep a core busy each.", low=0, high=4096
     )
@@ -139,8 +135,7 @@ def run(options: Options) -> list[Record]:
     lengths, passes = split_numbers("lengths", options.lengths), options.passes.split(",")
     if wrong := [name for name in passes if name not in (FORWARD, BOTH)]:
         raise ValueError(f'unknown pass "{wrong[0]}": choose {FORWARD} or {BOTH}')
-    if options.bias not in BIASES:
-        raise ValueError(f'bias="{options.bias}": choose {", ".join(BIASES)}')
+    workload.check_bias(options.bias)
     if options.threads:
         torch.set_num_threads(options.threads)
     sizes = [
@@ -165,8 +160,7 @@ def run(options: Options) -> list[Record]:
     if not (options.times or options.memory):
         raise ValueError("--no-times and --no-memory leave nothing to measure")
     rounds = options.rounds if options.times else 0
-    if options.clock not in CLOCKS:
-        raise ValueError(f'clock="{options.clock}": choose {", ".join(CLOCKS)}')
+    check_clock(options.clock)
     memory, clock, busy = options.memory, options.clock, options.busy
     return measure(
         sizes, backends, passes, rounds=rounds, memory_too=memory, where=where, clock=clock, busy=busy

@@ -10,8 +10,9 @@ import torch
 import tyro
 
 from dape.benchmarks import report
-from dape.benchmarks.attention import COLUMNS, Where, candidates, finish, measure
-from dape.benchmarks.workload import FORWARD, Sizes
+from dape.benchmarks.attention import BIAS_HELP, CLOCK_HELP, COLUMNS, Where, candidates, finish, measure
+from dape.benchmarks.timing import check_clock
+from dape.benchmarks.workload import FORWARD, Sizes, check_bias
 from dape.commands.parsing import parse
 from dape.settings import PICTURES, setting, split_numbers
 
@@ -33,10 +34,15 @@ class Options:
     head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
     width: int = setting(32, help="Channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=1023)
+    processor: str = setting(
+        "", help="Score processor in place of the two convolutions, as names write it: plain, talking, mta."
+    )
+    bias: str = setting("distance", help=BIAS_HELP)
     device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
     dtype: str = setting("fp32", help="Of all tensors: fp32, fp16 or bf16.")
     threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
     rounds: int = setting(50, help="Rounds; the median counts.", low=1, high=10**6)
+    clock: str = setting("wall", help=CLOCK_HELP)
     memory: bool = setting(True, help="Also measure the peak memory of every cell (Linux).")
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
         None, help="Write one record a cell.", writes="file"
@@ -49,7 +55,8 @@ class Options:
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape bench decode")
     records = run(options)
-    title = f"one query, batch {options.batch}, {options.heads} heads × {options.head_width}, kernel {options.kernel}"
+    title = f"one query, batch {options.batch}, {options.heads} heads × {options.head_width}, "
+    title += options.processor or f"kernel {options.kernel}"
     columns = [column for column in COLUMNS if column[1] not in ("speedup_over_listing", "pass")]
     report.print_table(title, columns, records)
     finish(records, options.json, options.plot)
@@ -57,13 +64,27 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: Options) -> list[report.Record]:
+    check_clock(options.clock)
+    check_bias(options.bias)
     if options.threads:
         torch.set_num_threads(options.threads)
     sizes = [
-        Sizes(n, 1, options.batch, options.heads, options.head_width, options.width, options.kernel)
+        Sizes(
+            n,
+            1,
+            options.batch,
+            options.heads,
+            options.head_width,
+            options.width,
+            options.kernel,
+            options.processor,
+            options.bias,
+        )
         for n in split_numbers("lengths", options.lengths)
     ]
     where = Where.of(options.device, options.dtype)
     backends = candidates(options.backends, sizes[0], [], where)
-    rounds, memory = options.rounds, options.memory
-    return measure(sizes, backends, [FORWARD], rounds=rounds, memory_too=memory, label="decode", where=where)
+    rounds, memory, clock = options.rounds, options.memory, options.clock
+    return measure(
+        sizes, backends, [FORWARD], rounds=rounds, memory_too=memory, label="decode", where=where, clock=clock
+    )

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 
-from dape.benchmarks import report
-from dape.benchmarks.attention import Where, hardware
+from dape.benchmarks import report, steps
+from dape.benchmarks.attention import Where
+from dape.benchmarks.steps import BASELINE
 from dape.benchmarks.timing import interleave
-from dape.commands.parsing import parse
 from dape.models import Attention, DapeForCausalLM, preset
 from dape.settings import setting
 
-BASELINE = "kerple"
 COLUMNS = (
     ("method", "method", ""),
     ("ms a step", "milliseconds", ".1f"),
@@ -28,61 +24,36 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(steps.StepOptions):
     """Time a training step (forward, backward, AdamW) of a model for several methods, as ratios to kerple."""
 
-    preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
     methods: str = setting(
-        "rope,alibi,kerple,dape-kerple,dape1x3-kerple",
-        help="Separated by commas; kerple is always among them.",
-        listed=str,
+        "rope,alibi,kerple,dape-kerple,dape1x3-kerple", help=steps.METHODS_HELP, listed=str
     )
     length: int = setting(512, help="Tokens of an input.", low=1, high=2**24)
     batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
-    backend: str = setting("auto", help="Of the attention op.")
-    device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
-    dtype: str = setting("fp32", help="Of the autocast: fp32 (none), fp16 or bf16.")
-    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
     rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a method.", writes="file"
-    )
 
 
 def main(arguments: list[str]) -> int:
-    options: Options = parse(Options, arguments, prog="dape bench model")
-    records = run(options)
-    title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {options.dtype}, {hardware(options.device)}"
-    report.print_table(title, COLUMNS, records)
-    if options.json is not None:
-        report.write_json(options.json, records)
-    return 0
+    return steps.main(Options, arguments, run, COLUMNS, prog="dape bench model")
 
 
 def run(options: Options) -> list[report.Record]:
     """One record a method."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    options.prepare()
     methods = list(dict.fromkeys([*options.methods.split(","), BASELINE]))
-    steps = {method: training_step(method, options) for method in methods}
-    timings = interleave(steps, options.rounds, options.device)
+    candidates = {method: training_step(method, options) for method in methods}
+    timings = interleave(candidates, options.rounds, options.device, options.clock)
     baseline = timings[BASELINE].milliseconds
     return [
         {
             "method": method,
-            "preset": options.preset,
-            "length": options.length,
-            "batch": options.batch,
-            "backend": options.backend,
+            **options.record(),
             "milliseconds": timing.milliseconds,
             "spread": timing.spread,
             "ratio_to_kerple": timing.milliseconds / baseline,
             "tokens_per_second": options.batch * options.length / timing.milliseconds * 1e3,
-            "device": options.device,
-            "hardware": hardware(options.device),
-            "dtype": options.dtype,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
         }
         for method, timing in timings.items()
     ]

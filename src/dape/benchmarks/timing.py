@@ -28,6 +28,12 @@ class Timing:
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
 
 
+def check_clock(name: str) -> None:
+    """Raise if there is no clock of that name."""
+    if name not in CLOCKS:
+        raise ValueError(f'clock="{name}": choose {", ".join(CLOCKS)}')
+
+
 def interleave(
     candidates: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu", clock: str = "wall"
 ) -> dict[str, Timing]:

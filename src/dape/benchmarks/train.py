@@ -7,24 +7,20 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import tyro
 
-from dape.benchmarks import report
-from dape.benchmarks.attention import Where, hardware
+from dape.benchmarks import report, steps
+from dape.benchmarks.attention import Where
+from dape.benchmarks.steps import BASELINE
 from dape.benchmarks.timing import interleave
-from dape.commands.parsing import parse
 from dape.models import DapeForCausalLM, preset
-from dape.settings import setting
 from dape.training import LoopSettings, initialise
 from dape.training.loop import Loop, StopRequest, move
 from dape.training.parallel import Parallel, autocast
 from dape.training.run import LanguageModelling
 
-BASELINE = "kerple"
 STEPS_A_ROUND = 10
 COLUMNS = (
     ("method", "method", ""),
@@ -36,40 +32,18 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(steps.StepOptions):
     """Time a step of `dape train` (data, loss, clipping, optimizer, metrics) beside a bare loop of the same model
     and fused AdamW on a batch at hand, and each method beside kerple. Ten steps of every candidate in turn."""
 
-    preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
-    methods: str = setting(
-        "kerple,dape1x3-kerple", help="Separated by commas; kerple is always among them.", listed=str
-    )
-    length: int = setting(64, help="Tokens of an input.", low=1, high=2**24)
-    batch: int = setting(16, help="Inputs at a time.", low=1, high=2**20)
-    backend: str = setting("auto", help="Of the attention op.")
-    device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
-    dtype: str = setting("fp32", help="Of the autocast: fp32 (none), fp16 or bf16.")
-    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
-    rounds: int = setting(9, help="Rounds; the median counts.", low=1, high=10**6)
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a method.", writes="file"
-    )
-
 
 def main(arguments: list[str]) -> int:
-    options: Options = parse(Options, arguments, prog="dape bench train")
-    records = run(options)
-    title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {options.dtype}, {hardware(options.device)}"
-    report.print_table(title, COLUMNS, records)
-    if options.json is not None:
-        report.write_json(options.json, records)
-    return 0
+    return steps.main(Options, arguments, run, COLUMNS, prog="dape bench train")
 
 
 def run(options: Options) -> list[report.Record]:
     """One record a method."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    options.prepare()
     where = Where.of(options.device, options.dtype)
     methods = list(dict.fromkeys([BASELINE, *options.methods.split(",")]))
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
@@ -84,24 +58,16 @@ def run(options: Options) -> list[report.Record]:
             candidates[f"{method} bare"] = bare_steps(
                 build_task(method, ids, options), where.device, options.dtype
             )
-        timings = interleave(candidates, options.rounds, where.device)
+        timings = interleave(candidates, options.rounds, where.device, options.clock)
     milliseconds = {name: timing.milliseconds / STEPS_A_ROUND for name, timing in timings.items()}
     return [
         {
             "method": method,
-            "preset": options.preset,
-            "length": options.length,
-            "batch": options.batch,
-            "backend": options.backend,
+            **options.record(),
             "loop_milliseconds": milliseconds[f"{method} loop"],
             "bare_milliseconds": milliseconds[f"{method} bare"],
             "loop_to_bare": milliseconds[f"{method} loop"] / milliseconds[f"{method} bare"],
             "ratio_to_kerple": milliseconds[f"{method} bare"] / milliseconds[f"{BASELINE} bare"],
-            "device": options.device,
-            "hardware": hardware(options.device),
-            "dtype": str(where.dtype),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
         }
         for method in methods
     ]

@@ -26,6 +26,12 @@ FORWARD, BOTH = "forward", "forward+backward"
 BIASES = ("distance", "separable", "tiles")
 
 
+def check_bias(name: str) -> None:
+    """Raise if there is no form of a bias of that name."""
+    if name not in BIASES:
+        raise ValueError(f'bias="{name}": choose {", ".join(BIASES)}')
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Queries stand at the end of the keys.

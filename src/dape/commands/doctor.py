@@ -14,7 +14,7 @@ import torch
 
 import dape
 from dape.commands.parsing import Parser
-from dape.devices import BF16_WORKAROUND, cpu_multiplies, find_device
+from dape.devices import BF16_WORKAROUND, cpu_field, cpu_multiplies, find_device
 from dape.errors import install
 from dape.ops.score_attention import PLAIN, DistanceBias, conv_program
 from dape.ops.score_attention.api import BACKENDS
@@ -79,12 +79,7 @@ def machine() -> dict[str, Any]:
 
 def cpu_features() -> list[str]:
     """Vector instruction sets that the processor reports, of those that the kernel uses."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            lines = [line for line in file if line.startswith(("flags", "Features"))]
-    except FileNotFoundError:
-        return []
-    words = set(lines[0].split()) if lines else set()
+    words = cpu_field("flags", "Features").split()
     return [feature for feature in FEATURES if feature in words]
 
 

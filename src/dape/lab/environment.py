@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import dape
+from dape.devices import cpu_field
 from dape.plugins import LOADED
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
@@ -49,13 +50,7 @@ def threads_of(jobs: int) -> int:
 
 def processor() -> str:
     """The processor's name, as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return cpu_field("model name") or platform.processor() or platform.machine()
 
 
 @cache
