@@ -72,6 +72,11 @@ def load(name: str) -> None:
         LOADED[str(path)] = mark
 
 
+def loaded_imports() -> dict[str, str]:
+    """Imports to record with a run: a file's name without its folder, with its checksum, or a module's name."""
+    return {Path(name).name: mark for name, mark in LOADED.items()}
+
+
 def load_file(path: Path) -> ModuleType:
     """The file as a module of its own name, which classes that are saved can be found by."""
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -60,6 +60,20 @@ def test_an_encoding_in_a_file_is_a_method_in_worker_processes_and_is_recorded(
     assert list(found.results["environment"]["imports"]) == ["mine.py"]
 
 
+def test_a_run_names_the_file_that_its_method_is_in(mine: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    corpus, out = str(write_corpus(tmp_path) / "text"), str(tmp_path / "run")
+    sizes = "--num-layers 1 --hidden-size 16 --num-heads 4 --train-length 8 --batch-size 2 --steps 2"
+    command = ["train", "--method", "straight", "--corpus", corpus, *sizes.split(), "--out", out]
+    assert main([*command, "--import", str(mine)]) == 0
+    assert main(["eval", out, "--lengths", "8", "--windows", "2", "--import", str(mine)]) == 0
+    POSITIONS.pop("straight")
+    plugins.LOADED.clear()
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    capsys.readouterr()
+    assert main(["eval", out, "--lengths", "8"]) == 2
+    assert "it was trained with --import mine.py" in capsys.readouterr().err
+
+
 def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
     assert main(["check", str(mine)]) == 0
     assert "dape1x3-straight: all" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import torch
 
 import dape
 from dape.devices import cpu_field
-from dape.plugins import LOADED
+from dape.plugins import loaded_imports
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
 
@@ -34,7 +34,7 @@ def environment(jobs: int) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "jobs": jobs,
         "threads": threads_of(jobs),
-        **({"imports": {Path(name).name: mark for name, mark in LOADED.items()}} if LOADED else {}),
+        **({"imports": imports} if (imports := loaded_imports()) else {}),
     }
 
 

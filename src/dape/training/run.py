@@ -28,6 +28,7 @@ from dape.checksums import CHECKSUMS, renew_checksum, verify_checksums, write_ch
 from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
+from dape.plugins import LOADED, loaded_imports
 from dape.settings import changed
 from dape.training.checkpoint import Checkpoints, locked, model_tensors
 from dape.training.config import FitResult, TrainConfig, check_memory, checked
@@ -172,7 +173,7 @@ def add_to_card(folder: Path, scores: Sequence[tuple[int, float, float]], about:
 
 CONFIG = "run.json"
 # In that file: the checksum of the text.
-TEXT = "text"
+TEXT, IMPORTS = "text", "imports"
 
 
 @dataclass(frozen=True)
@@ -240,9 +241,13 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     saved = read_json(file)
     version = saved.pop("dape_version", __version__)
     saved.pop(TEXT, None)
+    imports = saved.pop(IMPORTS, {})
     try:
         return Run(folder, TrainConfig(**checked(saved)))
     except ValueError as error:
+        if missing := [name for name, mark in imports.items() if mark not in LOADED.values()]:
+            options = " ".join(f"--import {name}" for name in missing)
+            raise ValueError(f"{folder}: {error}; it was trained with {options}: give it again") from error
         if version == __version__:
             raise
         raise ValueError(
@@ -278,7 +283,8 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
         )
         if parallel.main:
             folder.mkdir(parents=True, exist_ok=True)
-            record = {"dape_version": __version__, TEXT: text, **asdict(config)}
+            imports = {IMPORTS: loaded} if (loaded := loaded_imports()) else {}
+            record = {"dape_version": __version__, TEXT: text, **imports, **asdict(config)}
             write_atomically(folder / CONFIG, json.dumps(record, indent=2) + "\n")
         result = fit(task, config, folder, on_step=on_step, progress=progress)
         if result.steps == config.steps and not (folder / "model").exists():
