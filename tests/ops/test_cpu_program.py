@@ -231,7 +231,9 @@ def test_threads(program, bias):
 @pytest.mark.parametrize("program", RUNS)
 def test_every_output_is_written(program, monkeypatch):
     """Outputs start as NaN: what the kernel fails to write shows."""
-    monkeypatch.setattr(native, "allocate", lambda *shape: torch.full(shape, torch.nan))
+    monkeypatch.setattr(
+        native, "allocate", lambda *shape, dtype=torch.float32: torch.full(shape, torch.nan, dtype=dtype)
+    )
     case = replace(RAGGED, program=program, visible="rows that see nothing")
     for name, value in build(case, torch.float32).results("cpu").items():
         assert value.isfinite().all(), name

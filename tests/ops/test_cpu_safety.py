@@ -20,7 +20,9 @@ pytestmark = needs_kernel
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_output_is_written(shape, visible, monkeypatch):
     """Outputs start as NaN: what the kernel fails to write shows."""
-    monkeypatch.setattr(native, "allocate", lambda *shape: torch.full(shape, torch.nan))
+    monkeypatch.setattr(
+        native, "allocate", lambda *shape, dtype=torch.float32: torch.full(shape, torch.nan, dtype=dtype)
+    )
     case = SHAPES[shape].but(bias="distance", visible=visible)
     for name, value in evaluate(case, tensors(case), torch.float32, "cpu").items():
         assert value.isfinite().all(), name

@@ -101,7 +101,7 @@ def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
             given[name] = near.to(torch.int32).contiguous()
     width, channels, taps = given["w1"].shape if "w1" in given else (0, num_heads, 1)
     call = native.Call(
-        batch=batch, heads=num_heads, groups=given["k"].shape[1], queries=num_queries, keys=num_keys,
+        dtype=native.DTYPES.index(q.dtype), batch=batch, heads=num_heads, groups=given["k"].shape[1], queries=num_queries, keys=num_keys,
         head_width=head_width, width=width, taps=taps, left=plan["left"], channels=channels,
         causal=plan["causal"], residual_bias=plan["residual_bias"], tables="hidden" in given,
         bias=DENSE if "dense" in given else BY_DISTANCE if "values" in given else NO_BIAS,
@@ -118,11 +118,11 @@ def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
 def forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
     call, _alive = _call(arguments)
     q = arguments["q"]
-    out, lse = native.allocate(*q.shape), native.allocate(*q.shape[:3])
+    out, lse = native.allocate(*q.shape, dtype=q.dtype), native.allocate(*q.shape[:3])
     call.point(out=out, lse=lse)
     call.stride(out=out)
     native.run("decode" if q.shape[2] <= DECODE_QUERIES else "forward", call)
-    return out.to(q.dtype), lse
+    return out, lse
 
 
 def backward_call(
@@ -133,14 +133,9 @@ def backward_call(
     grad_out, out, lse = native.rows_contiguous(grad_out), native.rows_contiguous(out), lse.contiguous()
     call.point(grad_out=grad_out, out=out, lse=lse)
     call.stride(grad=grad_out, out=out)
-    # The gradient of q is written, the others are summed into.
-    grads = {
-        name: native.allocate(*x.shape) if name == "q" else torch.zeros(x.shape, dtype=torch.float32)
-        for name, x in given.items()
-        if x.is_floating_point() and (name != "dense" or arguments.plan["dense_grad"])
-    }
-    call.point(**{f"d{name}": grad for name, grad in grads.items()})
-    return call, grads, [grad_out, out, lse, *given.values()]
+    grads, low = native.gradients(given, dense=arguments.plan["dense_grad"], rows=False)
+    call.point(**{f"d{name}": grad for name, grad in grads.items()}, **low)
+    return call, grads, [grad_out, out, lse, *given.values(), *low.values()]
 
 
 def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:

@@ -127,6 +127,7 @@ class PlannedCall:
         q, k, plan, call, named = (
             self.tensors["q"], self.tensors["k"], self.plan, self.call, self.tensors,
         )  # fmt: skip
+        call.dtype = native.DTYPES.index(q.dtype)
         call.batch, call.heads, call.queries, call.head_width = q.shape
         call.groups, call.keys = k.shape[1], k.shape[2]
         call.channels, call.taps = call.heads, 1
@@ -171,11 +172,11 @@ class PlannedCall:
 
 def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
     planned, q = PlannedCall(arguments), arguments["q"]
-    out, lse = native.allocate(*q.shape), native.allocate(*q.shape[:3])
+    out, lse = native.allocate(*q.shape, dtype=q.dtype), native.allocate(*q.shape[:3])
     planned.call.point(out=out, lse=lse)
     planned.call.stride(out=out)
     native.run("program_decode" if arguments.plan["decode"] else "program_forward", planned.call)
-    return out.to(q.dtype), lse
+    return out, lse
 
 
 def backward(arguments: Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
@@ -183,12 +184,14 @@ def backward(arguments: Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -
     grad_out, out, lse = native.rows_contiguous(grad_out), native.rows_contiguous(out), lse.contiguous()
     planned.call.point(grad_out=grad_out, out=out, lse=lse)
     planned.call.stride(grad=grad_out, out=out)
-    grads = {
-        name: native.allocate(*x.shape) if name == "q" else torch.zeros(x.shape, dtype=torch.float32)
-        for name, x in planned.tensors.items()
-        if x.is_floating_point() and (name != "dense" or arguments.plan["dense_grad"])
-    }
+    over_rows = any(
+        tensor.shape[2] > 1 for name, tensor in planned.tensors.items() if name.endswith(".weight")
+    )
+    grads, low = native.gradients(
+        planned.tensors, dense=arguments.plan.get("dense_grad", False), rows=over_rows
+    )
     planned.point_gradients(grads)
+    planned.call.point(**low)
     native.run("program_backward", planned.call)
     return grads
 

@@ -40,6 +40,7 @@ _SIZES = [
     "table_length",
     "dense_batch",
     "dense_grad",
+    "dtype",
 ]
 _STRIDES = ["q_stride", "k_stride", "v_stride", "out_stride", "grad_stride"]
 _POINTERS = [
@@ -62,6 +63,9 @@ _POINTERS = [
     "dq",
     "dk",
     "dv",
+    "dq_low",
+    "dk_low",
+    "dv_low",
     "dw1",
     "db1",
     "dw2",
@@ -74,6 +78,16 @@ _POINTERS = [
 ]
 
 
+# In the order of csrc/call.h.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# What has the call's own dtype; all else is float32, but for places and the lower halves of sums.
+OF_CALL = frozenset(("q", "k", "v", "out", "grad_out", "dq", "dk", "dv"))
+OTHERS = {
+    **dict.fromkeys(("first", "last", "earlier"), torch.int32),
+    **dict.fromkeys(("dq_low", "dk_low", "dv_low"), torch.int16),
+}
+
+
 class Structure(ctypes.Structure):
     """A C structure of csrc/call.h, field by field."""
 
@@ -82,7 +96,7 @@ class Structure(ctypes.Structure):
         for name, tensor in tensors.items():
             if tensor is None:
                 continue
-            dtype = torch.int32 if name in ("first", "last", "earlier") else torch.float32
+            dtype = DTYPES[self.dtype] if name in OF_CALL else OTHERS.get(name, torch.float32)
             assert tensor.dtype == dtype and tensor.device.type == "cpu", (name, tensor.dtype, tensor.device)
             setattr(self, name, tensor.data_ptr())
 
@@ -239,12 +253,31 @@ def run_stage(stage: int, call: Call, repeats: int) -> float:
     return KERNEL.dape_stage(_Selected.build, ctypes.byref(call), stage, repeats)
 
 
-def allocate(*shape: int) -> Tensor:
+def allocate(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Memory that the kernel writes completely."""
-    return torch.empty(shape, dtype=torch.float32)
+    return torch.empty(shape, dtype=dtype)
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
-    """x [B, H, T, D] in float32 with contiguous rows."""
-    x = x.float()
+    """x [B, H, T, D] with contiguous rows."""
     return x if x.stride(3) == 1 else x.contiguous()
+
+
+def gradients(
+    given: dict[str, Tensor], *, dense: bool, rows: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Memory for the gradients of tensors, and for the lower halves of those that are sums and have two bytes.
+
+    dense: whether a dense bias has a gradient. rows: whether tiles add to each other's rows of q's gradient.
+    """
+    grads, low = {}, {}
+    for name, x in given.items():
+        if not x.is_floating_point() or (name == "dense" and not dense):
+            continue
+        # The gradient of q is written, the others are summed into.
+        grads[name] = (
+            allocate(*x.shape, dtype=x.dtype) if name == "q" else torch.zeros(x.shape, dtype=x.dtype)
+        )
+        if x.dtype != torch.float32 and (name in ("k", "v") or rows):
+            low[f"d{name}_low"] = torch.zeros(x.shape, dtype=torch.int16)
+    return grads, low

@@ -101,11 +101,11 @@ struct BackwardTile : RowTile {
   }
 
   // This tile's rows of x [B, H, Tq, D], from lane `from` on, as [H][ROWS][padded D].
-  void copy_rows(float *out, const float *data, const int64_t *stride, float scale, int64_t from) const {
+  void copy_rows(float *out, const void *data, const int64_t *stride, float scale, int64_t from) const {
     memset(out, 0, c.heads * ROWS * padded_width * sizeof(float));
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t r = from; r < rows; ++r) {
-        const float *row = data + entry * stride[0] + h * stride[1] + (i0 + r) * stride[2];
+        const float *row = query_row(data, stride, h, r);
         float *p = out + (h * ROWS + r) * padded_width;
         for (int64_t d = 0; d < c.head_width; ++d) p[d] = row[d] * scale;
       }
@@ -241,7 +241,8 @@ struct BackwardTile : RowTile {
   void add_dq(const Map &dscores, Columns cols) {
     for (int64_t h = 0; h < c.heads; ++h) {
       float *out = dq + h * c.head_width * ROWS;
-      product<VECTORS>(out, ROWS, out, ROWS, key(c.k, c.k_stride, h, cols.from), c.k_stride[2], 1,
+      const KeyRows head = keys(c.k, c.k_stride, h, cols);
+      product<VECTORS>(out, ROWS, out, ROWS, head.data, head.stride, 1,
                        dscores.at(cols.from) + dscores.head(h) * ROWS, dscores.channels * ROWS, cols.count(), c.head_width,
                        Keep(), next_head(c.k, c.k_stride, h, cols, c.head_width));
     }
@@ -273,19 +274,25 @@ struct BackwardTile : RowTile {
     int32_t *ticket = worker.tickets + place;
     const int32_t turn = worker.turns[place]++;
     for (int spins = 0; __atomic_load_n(ticket, __ATOMIC_ACQUIRE) != turn; ++spins) dape_wait(spins);
-    add_to_keys(c.dk, dscores, q_rows, key_columns);
-    add_to_keys(c.dv, weighing, grad_rows, value_columns);
+    add_to_keys(c.dk, c.dk_low, dscores, q_rows, key_columns);
+    add_to_keys(c.dv, c.dv_low, weighing, grad_rows, value_columns);
     add_shared();
     __atomic_store_n(ticket, turn + 1, __ATOMIC_RELEASE);
   }
 
   // Adds Σ_rows coefficients[column][H][row] · rows_data[H][row][D] to the gradient of keys or values.
-  void add_to_keys(float *gradient, const Map &map, const float *rows_data, Columns cols) const {
+  void add_to_keys(void *gradient, uint16_t *low, const Map &map, const float *rows_data, Columns cols) const {
     if (!cols.count()) return;
     const int64_t strides[] = {c.groups * c.keys * c.head_width, c.keys * c.head_width, c.head_width};
     const int64_t steps = cols.count() * ceil_div(c.head_width, 4 * LANES);
     for (int64_t h = 0; h < c.heads; ++h) {
-      float *out = const_cast<float *>(key(gradient, strides, h, cols.from));
+      void *const place = const_cast<void *>(key(gradient, strides, h, cols.from));
+      // Key heads of an entry lie side by side, and so do their rows.
+      const int64_t numbers = cols.count() * c.head_width;
+      uint16_t *const high = static_cast<uint16_t *>(place);
+      uint16_t *const rest = low ? low + (high - static_cast<uint16_t *>(gradient)) : nullptr;
+      if (rest) join_row(key_scratch, high, rest, numbers);
+      float *out = rest ? key_scratch : static_cast<float *>(place);
       const float *coef = map.at(cols.from) + map.head(h) * ROWS, *data = rows_data + h * ROWS * padded_width;
       const ptrdiff_t stride = map.channels * ROWS;
       Prefetch ahead = next_head(gradient, strides, h, cols, steps);
@@ -301,6 +308,7 @@ struct BackwardTile : RowTile {
       if (d + 2 * LANES <= c.head_width) add(Tile<2, OUTPUTS>());
       if (d + LANES <= c.head_width) add(Tile<1, OUTPUTS>());
       if (d < c.head_width) add_ragged(out + d, coef, stride, data + d, c.head_width - d, cols.count());
+      if (rest) split_row(high, rest, key_scratch, numbers);
     }
   }
 
@@ -316,9 +324,12 @@ struct BackwardTile : RowTile {
     const float scale = static_cast<float>(c.scale);
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t r = g.halo; r < rows; ++r) {
-        float *row = c.dq + ((entry * c.heads + h) * c.queries + i0 + r) * c.head_width;
+        const int64_t place = ((entry * c.heads + h) * c.queries + i0 + r) * c.head_width;
         const float *p = dq + h * c.head_width * ROWS + r;
-        for (int64_t d = 0; d < c.head_width; ++d) row[d] = p[d * ROWS] * scale;
+        for (int64_t d = 0; d < c.head_width; ++d) row_scratch[d] = p[d * ROWS] * scale;
+        // Rows that another tile adds to are rounded at the end.
+        if (c.dq_low) split_row(static_cast<uint16_t *>(c.dq) + place, c.dq_low + place, row_scratch, c.head_width);
+        else write_row(c, element(c, c.dq, place), row_scratch, c.head_width);
       }
   }
 
@@ -391,6 +402,14 @@ void backward_run(const Call &c, const Worker &worker) {
             [&] { memset(tile.sums.dw1, 0, tile.sums.floats * sizeof(float)); });
 }
 
+// Rounds the gradients that were kept in two halves.
+void round_gradients(const Call &c) {
+  const int64_t queries = c.batch * c.heads * c.queries * c.head_width, keys = c.batch * c.groups * c.keys * c.head_width;
+  round_sums(c, c.dq, c.dq_low, queries);
+  round_sums(c, c.dk, c.dk_low, keys);
+  round_sums(c, c.dv, c.dv_low, keys);
+}
+
 // All sets of sums, in order; those that a unit has added to.
 void backward_finish(const Call &c, const Worker *workers, int count) {
   Arena arena{workers[0].scratch};
@@ -417,6 +436,7 @@ void backward_finish(const Call &c, const Worker *workers, int count) {
           c.dvalues[h * c.distances + n] += s.values[h * tile.shared.values_stride + ROWS + n];
     tile.finish_tables();
   }
+  round_gradients(c);
 }
 
 }  // namespace

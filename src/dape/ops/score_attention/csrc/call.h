@@ -1,12 +1,14 @@
 // One call of the kernel as the caller describes it, and what each build for an instruction set provides.
 //
 // B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width, W convolution width, k taps.
-// Everything is float32 and the last axis of every tensor is contiguous.
+// q, k, v, the output and their gradients have the call's dtype, everything else is float32; the last axis of every
+// tensor is contiguous.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 enum BiasKind : int64_t { NO_BIAS = 0, BY_DISTANCE = 1, DENSE = 2, SEPARABLE = 3 };
 
 // One stage of a score program: a convolution, then LeakyReLU. Mirrored in native.py, like all that follows.
@@ -35,20 +37,23 @@ struct Call {
   int64_t width, taps, left, channels;
   int64_t causal, residual_bias, bias, tables;
   // values covers distances lowest … lowest + distances - 1; hidden and edges have table_length columns.
-  int64_t lowest, distances, table_length, dense_batch, dense_grad;
+  int64_t lowest, distances, table_length, dense_batch, dense_grad, dtype;
   // Strides of batch, head and token.
   int64_t q_stride[3], k_stride[3], v_stride[3], out_stride[3], grad_stride[3];
   double scale, slope;
-  const float *q, *k, *v;        // [B, H or G, T, D]
+  const void *q, *k, *v;         // [B, H or G, T, D]
   const float *w1, *b1;          // [W, channels, k], [W]
   const float *w2, *b2;          // [H, W, k], [H]
   const float *dense;            // [1 or B, H, Tq, Tk]
   const float *values;           // [H, distances]
   const float *hidden, *edges;   // [W, table_length], [left, W, table_length]
   const int32_t *first, *last;   // [B, Tq]; null: every key, up to the query's own place if causal
-  float *out, *lse;              // out_stride, [B, H, Tq]
-  const float *grad_out;         // grad_stride
-  float *dq, *dk, *dv;           // contiguous
+  void *out;                     // out_stride
+  float *lse;                    // [B, H, Tq]
+  const void *grad_out;          // grad_stride
+  void *dq, *dk, *dv;            // contiguous
+  // The lower halves of sums over tiles, where results have two bytes (halves.h); those of dq for programs over rows.
+  uint16_t *dq_low, *dk_low, *dv_low;
   float *dw1, *db1, *dw2, *db2, *ddense, *dvalues, *dhidden, *dedges;
   const Program *program;  // null: none, or the two convolutions above
 };

@@ -77,7 +77,8 @@ struct ForwardTile : RowTile {
   // Adds the values of one head by their weights to the output.
   void add_values(int64_t h, Columns cols) {
     float *const head_out = out + h * c.head_width * ROWS;
-    product<VECTORS>(head_out, ROWS, head_out, ROWS, key(c.v, c.v_stride, h, cols.from), c.v_stride[2], 1,
+    const KeyRows values = keys(c.v, c.v_stride, h, cols);
+    product<VECTORS>(head_out, ROWS, head_out, ROWS, values.data, values.stride, 1,
                      logits.at(cols.from) + h * ROWS, c.heads * ROWS, cols.count(), c.head_width, Keep(),
                      next_head(c.v, c.v_stride, h, cols, c.head_width));
   }
@@ -107,9 +108,10 @@ struct ForwardTile : RowTile {
         // Nothing visible, or nothing but −∞.
         const bool empty = sum == 0.0f;
         const float inverse = empty ? 0.0f : 1.0f / sum;
-        float *row = c.out + entry * c.out_stride[0] + h * c.out_stride[1] + (i0 + r) * c.out_stride[2];
         const float *p = out + h * c.head_width * ROWS + r;
-        for (int64_t d = 0; d < c.head_width; ++d) row[d] = p[d * ROWS] * inverse;
+        for (int64_t d = 0; d < c.head_width; ++d) row_scratch[d] = p[d * ROWS] * inverse;
+        const int64_t place = entry * c.out_stride[0] + h * c.out_stride[1] + (i0 + r) * c.out_stride[2];
+        write_row(c, element(c, c.out, place), row_scratch, c.head_width);
         c.lse[(entry * c.heads + h) * c.queries + i0 + r] =
             empty ? 0.0f : top[h * ROWS + r] + __builtin_logf(sum);
       }

@@ -41,8 +41,8 @@ struct ProgramShared {
 
 size_t program_shared(const Call &c) { return ProgramShared(c, nullptr).floats; }
 
-void program_prepare(const Call &c, float *memory) {
-  prepare(c, memory);
+// The weights of all stages.
+void prepare_stages(const Call &c, float *memory) {
   const ProgramShared shared(c, memory);
   for (int64_t n = 0; n < shared.num_stages(c); ++n) {
     const StageCall &s = c.program->stages[n];
@@ -62,6 +62,11 @@ void program_prepare(const Call &c, float *memory) {
     }
     f.forward.finish(), f.back.finish();
   }
+}
+
+void program_prepare(const Call &c, float *memory) {
+  prepare(c, memory);
+  prepare_stages(c, memory);
 }
 
 // The maps of a tile up to the weights and past them, and the gradients of all of them.
@@ -759,6 +764,15 @@ void program_backward_run(const Call &c, const Worker &worker) {
             [&] { memset(tile.sums.dw1, 0, worker.sums_floats * sizeof(float)); });
 }
 
+// Adds a row to the gradient of q, which begins at number `place`.
+void add_to_dq(const Call &c, int64_t place, const float *row, float *scratch) {
+  uint16_t *high = static_cast<uint16_t *>(c.dq) + place;
+  float *sums = c.dq_low ? scratch : static_cast<float *>(c.dq) + place;
+  if (c.dq_low) join_row(sums, high, c.dq_low + place, c.head_width);
+  for (int64_t d = 0; d < c.head_width; ++d) sums[d] += row[d];
+  if (c.dq_low) split_row(high, c.dq_low + place, sums, c.head_width);
+}
+
 void program_backward_finish(const Call &c, const Worker *workers, int count) {
   const Program &p = *c.program;
   Arena arena{workers[0].scratch};
@@ -795,11 +809,11 @@ void program_backward_finish(const Call &c, const Worker *workers, int count) {
       const float *rows = tile.chain.shared.halo_dq + unit * c.heads * tile.g.halo * c.head_width;
       for (int64_t h = 0; h < c.heads; ++h)
         for (int64_t r = tile.begin; r < tile.g.halo; ++r)
-          for (int64_t d = 0; d < c.head_width; ++d)
-            c.dq[((tile.entry * c.heads + h) * c.queries + tile.i0 + r) * c.head_width + d] +=
-                rows[(h * tile.g.halo + r) * c.head_width + d];
+          add_to_dq(c, ((tile.entry * c.heads + h) * c.queries + tile.i0 + r) * c.head_width,
+                    rows + (h * tile.g.halo + r) * c.head_width, tile.row_scratch);
     }
   }
+  round_gradients(c);
 }
 
 }  // namespace

@@ -62,9 +62,7 @@ struct ProgramDecoder : Decoder {
         float *place = result + (r * c.heads + h) * size;
         place[0] = -__builtin_inff();
         memset(place + 1, 0, (size - 1) * sizeof(float));
-        const float *from = c.q + entry * c.q_stride[0] + h * c.q_stride[1] + r * c.q_stride[2];
-        for (int64_t d = 0; d < c.head_width; ++d)
-          q_rows[(r * c.heads + h) * c.head_width + d] = from[d] * static_cast<float>(c.scale);
+        read_query(q_rows + (r * c.heads + h) * c.head_width, h, r);
       }
     }
   }
@@ -112,28 +110,16 @@ struct ProgramDecoder : Decoder {
       for (int64_t h = 0; h < c.heads && from < to; ++h) {
         const int64_t channel = split ? h / split * 2 * split + h % split : h;
         float *out = image + (r * channels + channel) * map_stride - begin;
-        const float *query_row = q_rows + (r * c.heads + h) * c.head_width;
-        int64_t j = from;
-        for (; j + 4 <= to; j += 4) dot<4>(out + j, query_row, key(c.k, c.k_stride, h, j));
-        for (; j < to; ++j) dot<1>(out + j, query_row, key(c.k, c.k_stride, h, j));
+        dots(out, q_rows + (r * c.heads + h) * c.head_width, h, from, to);
         // Past the end the map has room for a vector, which the stages read as zeros.
-        for (j = from; p.softcap && j < to; j += LANES) {
+        for (int64_t j = from; p.softcap && j < to; j += LANES) {
           const vec capped = hyperbolic_tangent(load(out + j) * inverse) * most_score;
           store(out + j, capped);
         }
         if (!reads_bias) continue;
-        float *channel_bias = out + split * map_stride;
-        for (j = from; j < to; ++j) channel_bias[j] = bias_at(r, h, j);
+        bias_row<false>(out + split * map_stride + from, h, r, from, to);
       }
     }
-  }
-
-  float bias_at(int64_t r, int64_t h, int64_t column) const {
-    if (c.bias == DENSE) {
-      const int64_t b = c.dense_batch == 1 ? 0 : entry;
-      return c.dense[((b * c.heads + h) * c.queries + r) * c.keys + column];
-    }
-    return c.values[h * c.distances + r + g.offset - column - c.lowest];
   }
 
   // Runs the stages from … to - 1 on `in` ([row][inputs][in_stride]), whose first column is `begin`; returns the last map,
@@ -220,7 +206,7 @@ struct ProgramDecoder : Decoder {
         float *row = out + (r * c.heads + h) * map_stride;
         const int64_t begins = most(from, first[r]), ends = least(to, last[r] + 1);
         for (int64_t j = 0; num_pre && scores && j < count; ++j) row[j] += s[j];
-        for (int64_t j = begins; bias && j < ends; ++j) row[j - from] += bias_at(r, h, j);
+        if (bias && begins < ends) bias_row<true>(row + begins - from, h, r, begins, ends);
         if (!p.factor) continue;
         const float factor = p.factor[(entry * c.heads + h) * c.queries + r];
         for (int64_t j = 0; j < count; ++j) row[j] *= factor;
@@ -301,13 +287,14 @@ void program_decode_run(const Call &c, const Worker &worker) {
 void program_decode_finish(const Call &c, const Worker *workers, int count) {
   const int64_t parts = program_decode_parts(c, count);
   const float *sink = c.program->num_post ? nullptr : c.program->sink;
+  Arena arena{workers[0].scratch};
+  const Decoder decoder(c, nullptr, arena);
+  const int64_t results = decoder.results - workers[0].scratch;
   for (int64_t row = 0; row < c.batch * c.queries; ++row)
     for (int64_t h = 0; h < c.heads; ++h)
       merge_parts(c, row, h, parts, sink ? sink + h : nullptr, [&](int64_t part) {
-        const int64_t unit = row / c.queries * parts + part;
-        Arena arena{workers[unit % count].scratch};
-        const Decoder decoder(c, nullptr, arena);
-        return decoder.results + ((unit / count * c.queries + row % c.queries) * c.heads + h) * decoder.size;
+        const int64_t unit = row / c.queries * parts + part, place = unit / count * c.queries + row % c.queries;
+        return workers[unit % count].scratch + results + (place * c.heads + h) * decoder.size;
       });
 }
 

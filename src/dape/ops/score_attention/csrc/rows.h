@@ -6,7 +6,7 @@
 // column is computed twice. A stage that reads columns to its right runs that many columns behind.
 #pragma once
 
-#include "call.h"
+#include "halves.h"
 #include "tile.h"
 
 namespace {
@@ -126,7 +126,8 @@ void pad_table(float *out, int64_t stride, const float *table, int64_t channels,
   for (int64_t i = 0; i < channels; ++i) memcpy(out + i * stride + ROWS, table + i * length, length * sizeof(float));
 }
 
-void prepare(const Call &c, float *memory) {
+// The weights alone.
+void prepare_weights(const Call &c, float *memory) {
   const Shared s(c, memory);
   for (int64_t w = 0; w < c.width; ++w) {
     for (int64_t i = 0; i < c.channels; ++i)
@@ -145,6 +146,11 @@ void prepare(const Call &c, float *memory) {
   }
   const Weights *all[] = {&s.expand, &s.project, &s.expand_back, &s.project_back};
   for (const Weights *weights : all) weights->finish();
+}
+
+void prepare(const Call &c, float *memory) {
+  prepare_weights(c, memory);
+  const Shared s(c, memory);
   if (s.has_values(c)) pad_table(s.values, s.values_stride, c.values, c.heads, c.distances);
   if (c.bias == BY_DISTANCE && c.residual_bias) pad_table(s.addend, s.addend_stride, c.values, c.heads, c.distances);
   else memset(s.addend, 0, c.heads * s.addend_stride * sizeof(float));
@@ -191,6 +197,12 @@ struct Columns {
   }
 };
 
+// Some rows of keys or values of one head.
+struct KeyRows {
+  const float *data;
+  ptrdiff_t stride;
+};
+
 // One tile: rows i0 … of one batch entry; the lanes `begin` … rows - 1 have one.
 struct RowTile {
   const Call &c;
@@ -201,7 +213,8 @@ struct RowTile {
   // Visible keys: of each row, and of all (lo … hi) or some (first_max … last_min) of them.
   int32_t first[ROWS], last[ROWS];
   int64_t lo = 0, hi = -1, first_max = 0, last_min = 0;
-  float *q, *column_scratch, *pair_scratch, *slice;
+  // row_scratch: [D], key_scratch: [CHUNK][D], where the call's dtype is not float32.
+  float *q, *column_scratch, *pair_scratch, *slice, *row_scratch, *key_scratch;
   Map x, a;
 
   RowTile(const Call &call, const float *memory, Arena &arena)
@@ -210,6 +223,8 @@ struct RowTile {
     column_scratch = arena.take(2 * most(table.width, c.heads) * ROWS);
     pair_scratch = arena.take(4 * most(c.width, c.channels) * ROWS);
     slice = arena.take(table.width * SLICE);
+    row_scratch = arena.take(c.head_width);
+    key_scratch = arena.take(c.dtype == FLOAT32 ? 0 : CHUNK * c.head_width);
     x = make_map(arena, g, c.width ? c.channels : c.heads);
     a = make_map(arena, g, c.width);
   }
@@ -260,36 +275,55 @@ struct RowTile {
   }
 
   // This tile's rows of x [B, H, Tq, D], from lane `from` on, as [H][D][ROWS].
-  void transpose_in(float *out, const float *data, const int64_t *stride, float scale, int64_t from) const {
+  void transpose_in(float *out, const void *data, const int64_t *stride, float scale, int64_t from) const {
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t r = 0; r < ROWS; ++r) {
-        const float *row = data + entry * stride[0] + h * stride[1] + (i0 + r) * stride[2];
         float *p = out + h * c.head_width * ROWS + r;
-        if (r >= from && r < rows)
+        if (r >= from && r < rows) {
+          const float *row = query_row(data, stride, h, r);
           for (int64_t d = 0; d < c.head_width; ++d) p[d * ROWS] = row[d] * scale;
-        else
+        } else
           for (int64_t d = 0; d < c.head_width; ++d) p[d * ROWS] = 0;
       }
   }
 
-  const float *key(const float *data, const int64_t *stride, int64_t head, int64_t column) const {
-    return data + entry * stride[0] + head * c.groups / c.heads * stride[1] + column * stride[2];
+  // Lane r's row of x [B, H, Tq, D] as float32, until the next one is read.
+  const float *query_row(const void *data, const int64_t *stride, int64_t head, int64_t r) const {
+    const int64_t place = entry * stride[0] + head * stride[1] + (i0 + r) * stride[2];
+    return read_row(c, element(c, data, place), c.head_width, row_scratch);
+  }
+
+  const void *key(const void *data, const int64_t *stride, int64_t head, int64_t column) const {
+    return element(c, data, entry * stride[0] + head * c.groups / c.heads * stride[1] + column * stride[2]);
+  }
+
+  // Rows of keys or values as float32, until the next ones are read.
+  KeyRows keys(const void *data, const int64_t *stride, int64_t head, Columns cols) const {
+    if (c.dtype == FLOAT32) return {static_cast<const float *>(key(data, stride, head, cols.from)), stride[2]};
+    for (int64_t j = cols.from; j < cols.to; ++j)
+      read_row(c, key(data, stride, head, j), c.head_width, key_scratch + (j - cols.from) * c.head_width);
+    return {key_scratch, c.head_width};
   }
 
   // What the next head, or the next chunk, needs of keys or values, to be loaded while this one is computed.
-  Prefetch next_head(const float *data, const int64_t *stride, int64_t head, Columns cols, int64_t outputs) const {
+  Prefetch next_head(const void *data, const int64_t *stride, int64_t head, Columns cols, int64_t outputs) const {
     const bool last_head = head + 1 == c.heads;
     const int64_t column = last_head ? cols.to : cols.from;
     const int64_t rows = last_head ? least(cols.count(), c.keys - column) : cols.count();
-    return {key(data, stride, last_head ? 0 : head + 1, column), stride[2], c.head_width, rows, outputs / OUTPUTS};
+    // In units of four bytes.
+    const auto floats = [&](int64_t elements) { return (elements * element_bytes(c) + 3) / 4; };
+    return {static_cast<const float *>(key(data, stride, last_head ? 0 : head + 1, column)), floats(stride[2]),
+            floats(c.head_width), rows, outputs / OUTPUTS};
   }
 
   // [column][H] of dot products between the rows ([H][D][ROWS]) and keys or values.
-  void dots(const Map &out, const float *rows_data, const float *data, const int64_t *stride, Columns cols) const {
-    for (int64_t h = 0; h < c.heads; ++h)
-      product<VECTORS>(out.at(cols.from) + out.head(h) * ROWS, out.channels * ROWS, nullptr, 0,
-                       key(data, stride, h, cols.from), 1, stride[2], rows_data + h * c.head_width * ROWS,
-                       ROWS, c.head_width, cols.count(), Keep(), next_head(data, stride, h, cols, cols.count()));
+  void dots(const Map &out, const float *rows_data, const void *data, const int64_t *stride, Columns cols) const {
+    for (int64_t h = 0; h < c.heads; ++h) {
+      const KeyRows head = keys(data, stride, h, cols);
+      product<VECTORS>(out.at(cols.from) + out.head(h) * ROWS, out.channels * ROWS, nullptr, 0, head.data, 1,
+                       head.stride, rows_data + h * c.head_width * ROWS, ROWS, c.head_width, cols.count(), Keep(),
+                       next_head(data, stride, h, cols, cols.count()));
+    }
   }
 
   // Columns of a convolution: output j reads the columns j - shift … of `in`, target(j) says what becomes of it.

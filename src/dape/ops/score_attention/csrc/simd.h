@@ -50,6 +50,34 @@ INLINE float sum(vec x) {
   return total;
 }
 
+// The sums of four vectors' lanes, added in pairs.
+typedef float vec4 __attribute__((vector_size(16)));
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define DAPE_SHUFFLES
+#endif
+#endif
+#if defined(DAPE_SHUFFLES)
+INLINE vec4 quarters(vec x) {
+  vec4 parts[LANES / 4];
+  memcpy(parts, &x, sizeof x);
+#pragma GCC unroll 4
+  for (int n = LANES / 8; n > 0; n /= 2)
+#pragma GCC unroll 4
+    for (int i = 0; i < n; ++i) parts[i] += parts[i + n];
+  return parts[0];
+}
+INLINE void sums(float *out, vec a, vec b, vec c, vec d) {
+  const vec4 p = quarters(a), q = quarters(b), r = quarters(c), s = quarters(d);
+  const vec4 pq = __builtin_shufflevector(p, q, 0, 4, 1, 5) + __builtin_shufflevector(p, q, 2, 6, 3, 7);
+  const vec4 rs = __builtin_shufflevector(r, s, 0, 4, 1, 5) + __builtin_shufflevector(r, s, 2, 6, 3, 7);
+  const vec4 all = __builtin_shufflevector(pq, rs, 0, 1, 4, 5) + __builtin_shufflevector(pq, rs, 2, 3, 6, 7);
+  memcpy(out, &all, sizeof all);
+}
+#else
+INLINE void sums(float *out, vec a, vec b, vec c, vec d) { out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d); }
+#endif
+
 // e^x within about one unit in the last place for x <= 88; 0 below the smallest normal result, NaN for NaN.
 INLINE vec exponential(vec x) {
   const vec shift = broadcast(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer

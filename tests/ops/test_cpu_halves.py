@@ -1,0 +1,122 @@
+"""The C++ kernel on numbers of two bytes: what float32 gives, rounded once, without a float32 copy of the tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cpu_cases import SHAPES, evaluate, needs_kernel, tensors
+from op_cases import PROGRAMS, Case, build
+from torch.profiler import ProfilerActivity, profile
+
+from dape.benchmarks import memory
+from dape.benchmarks.workload import BOTH, FORWARD, Sizes, Workload
+from dape.ops.score_attention import Visible, attention, native, op
+
+pytestmark = needs_kernel
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def twice(monkeypatch):
+    """Runs every kernel call once more on the same numbers in float32 and compares bit by bit; counts the calls."""
+    calls = []
+
+    def wide(arguments):
+        floats = {n: x.float() if x.is_floating_point() else x for n, x in arguments.tensors.items()}
+        return replace(arguments, tensors=floats)
+
+    def twice_of(forward, backward):
+        def run_forward(arguments):
+            out, lse = forward(arguments)
+            exact, exact_lse = forward(wide(arguments))
+            assert out.dtype == arguments["q"].dtype
+            torch.testing.assert_close(out, exact.to(out.dtype), rtol=0, atol=0)
+            torch.testing.assert_close(lse, exact_lse, rtol=0, atol=0)
+            calls.append("forward")
+            return out, lse
+
+        def run_backward(arguments, grad_out, out, lse):
+            grads = backward(arguments, grad_out, out, lse)
+            exact = backward(wide(arguments), grad_out.float(), out.float(), lse)
+            assert grads.keys() == exact.keys()
+            for name, grad in grads.items():
+                assert grad.dtype == arguments[name].dtype
+                torch.testing.assert_close(grad, exact[name].to(grad.dtype), rtol=0, atol=0, msg=name)
+            calls.append("backward")
+            return grads
+
+        return run_forward, run_backward
+
+    for name in ("cpu", "cpu program"):
+        monkeypatch.setitem(op.KERNELS, name, twice_of(*op.KERNELS[name]))
+    return calls
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_results_are_float32s_rounded_once(shape, dtype, twice):
+    case = SHAPES[shape].but(bias="distance")
+    evaluate(case, tensors(case), dtype, "cpu")
+    assert twice == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", native.builds())
+def test_results_of_every_build(name, dtype, twice):
+    with native.use_build(name):
+        for shape in ("two tiles", "few queries"):
+            case = SHAPES[shape].but(bias="shared", visible="padded")
+            evaluate(case, tensors(case), dtype, "cpu")
+    assert len(twice) == 4
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_results_of_every_program(program, dtype, twice):
+    """Those over several rows add to each other's gradients of q."""
+    case = Case(heads=4, groups=2, queries=61, keys=75, head_width=9, width=9, program=program)
+    build(case, dtype).results("cpu")
+    with torch.no_grad():
+        build(replace(case, queries=5, keys=300), dtype).attend("cpu")
+    assert twice == ["forward", "backward", "forward"]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("queries", [1, 16])
+@pytest.mark.parametrize("name", native.builds())
+def test_every_number_is_read_and_written(name, queries, dtype):
+    """All 65,536 of them, as the value of the only key that a query sees; for many queries those that are finite."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    v = numbers.view(-1, 1, queries, 64)
+    v = v.nan_to_num(0.0, 0.0, 0.0) if queries > 1 else v
+    own = torch.arange(queries)[None]
+    with native.use_build(name):
+        out = attention(torch.zeros_like(v), torch.zeros_like(v), v, visible=Visible(own, own), backend="cpu")
+    # A sum that begins with 0 has no −0.
+    torch.testing.assert_close(out + 0, v + 0, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_no_tensor_is_copied_to_float32(dtype):
+    """What PyTorch allocates: the results, and two bytes beside each number of the gradients of k and v."""
+    call = Workload(Sizes(512, 512, batch=2, heads=2, head_width=128, processor="plain"), dtype)
+    tensor = 2 * call.q.numel()
+    allocated = {}
+    for name in (FORWARD, BOTH):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            call.run("cpu", name)
+        allocated[name] = sum(max(0, event.self_cpu_memory_usage) for event in record.key_averages())
+    assert tensor <= allocated[FORWARD] < 1.5 * tensor
+    assert 6 * tensor <= allocated[BOTH] < 6.5 * tensor
+
+
+@pytest.mark.slow
+def test_memory_of_a_long_call():
+    """All that the process takes, the kernel's own memory included: a float32 copy of one tensor would be 50 MB."""
+    sizes = Sizes(8192, 8192, batch=2, heads=4, head_width=192, processor="plain")
+    tensor = 2 * 2 * 4 * 8192 * 192 / 1e6
+    forward, both = memory.peak_extra_mb([("cpu", FORWARD, sizes), ("cpu", BOTH, sizes)], 2, torch.bfloat16)
+    assert tensor <= forward <= tensor + 15
+    assert 6 * tensor <= both <= 6 * tensor + 30
