@@ -30,6 +30,8 @@ from dape.tasks.registry import TASKS, build_task
 FEW_TASKS, FEW_COLUMNS = 3, 6
 # Lengths that a table shows; results.json has all, and the plot.
 COLUMNS = 8
+# Columns with errors that a terminal of 80 characters shows.
+TERMINAL_COLUMNS = 4
 
 
 class Solver(NamedTuple):
@@ -321,8 +323,8 @@ def paper_accuracy(task: str, method: str) -> float | None:
     return row[methods.index(method)] if row and method in methods else None
 
 
-def score_table(data: Accuracies) -> Table:
-    """Tasks by methods: our score with its error over samples and seeds, and the paper's in brackets where it has one."""
+def score_table(data: Accuracies, *, errors: bool = True) -> Table:
+    """Tasks by methods: our score, with its error over samples and seeds, and the paper's in brackets where it has one."""
     methods = list(dict.fromkeys(solver.label for solver in data.rows))
     rows = []
     for (task, layers), title in titles(data).items():
@@ -332,15 +334,15 @@ def score_table(data: Accuracies) -> Table:
             solver = here.get(method)
             printed = paper_accuracy(task, method)
             theirs = f" ({printed:.1f})" if printed is not None else ""
-            cells.append(Cell(percents(data, solver) + theirs) if solver else Cell())
+            cells.append(Cell(percents(data, solver, errors) + theirs) if solver else Cell())
         rows.append(Row(title, OURS, tuple(cells)))
     title = "mean accuracy beyond the training length, % (the paper's)"
     return Table(title, ("constant", *methods), tuple(rows), corner="task")
 
 
-def percents(data: Accuracies, solver: Solver) -> str:
+def percents(data: Accuracies, solver: Solver, errors: bool) -> str:
     found = data.accuracy(solver)
-    several = len(data.rows[solver]) > 1 and math.isfinite(found.error)
+    several = errors and len(data.rows[solver]) > 1 and math.isfinite(found.error)
     return f"{100 * found.value:.1f}" + (f" ± {100 * found.error:.1f}" if several else "")
 
 
@@ -385,7 +387,8 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
         save(by_length_figure(data), folder / "accuracy.png")
         if many:
             save(lengths_figure(data), folder / "lengths.png")
-    return [*tables, score]
+    # A terminal has room for the errors of a few methods.
+    return [*tables, score_table(data, errors=len(score.heads) <= TERMINAL_COLUMNS)]
 
 
 def describe(protocol: dict[str, Any]) -> str:

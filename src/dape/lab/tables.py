@@ -13,6 +13,8 @@ from rich.text import Text
 from dape.evaluate.inference import Estimate
 
 OURS, PAPER = "ours", "paper"
+# From this many columns on, a terminal's are one space apart.
+MANY_COLUMNS = 7
 # How a cell is marked, as a style of rich.
 STYLES = {"held": "green", "worse": "yellow", "much-worse": "red", "failed": "red", "": ""}
 
@@ -82,9 +84,8 @@ class Table:
     def rich(self, columns: Sequence[int] | None = None) -> RichTable:
         """For a terminal: the columns of those indices, or all."""
         shown = list(range(len(self.heads))) if columns is None else list(columns)
-        table = RichTable(
-            title=self.title, title_justify="left", box=None, pad_edge=False, padding=(0, 1), highlight=False
-        )
+        table = RichTable(title=self.title, title_justify="left", box=None, pad_edge=False, highlight=False)
+        table.padding = (0, 1) if len(shown) < MANY_COLUMNS else (0, 1, 0, 0)
         table.add_column(self.corner or "method", no_wrap=True)
         for index in shown:
             table.add_column(self.heads[index], justify="right")
