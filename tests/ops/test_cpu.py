@@ -7,6 +7,7 @@ import torch
 from cpu_cases import SHAPES, Case, check, evaluate, kernel_expected, needs_kernel, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dape.ops.score_attention import PLAIN, DistanceBias, attention, conv_program, cpu, native, op, sdpa
 from dape.ops.score_attention.api import choose
@@ -331,3 +332,34 @@ def test_memory_is_linear(monkeypatch):
     attention(q, q, q, None, bias=torch.zeros(1, 2, 64, 64), backend="cpu").sum().backward()
     assert set(found[0]) == {"q", "k", "v"}
     assert made == []
+
+
+def test_the_operator_is_called_where_somebody_watches(monkeypatch):
+    """Without derivatives, traces and modes the kernel is called by itself, which decoding notices."""
+    watched = []
+    operator = op._forward
+    monkeypatch.setattr(op, "_forward", lambda *arguments: watched.append(1) or operator(*arguments))
+    q = torch.randn(1, 2, 3, 4)
+    leaf = torch.randn(1, 2, 3, 4, requires_grad=True)
+
+    def calls(q: torch.Tensor) -> int:
+        watched.clear()
+        attention(q, q, q, bias=DistanceBias(torch.zeros(2, 3)), backend="cpu")
+        return len(watched)
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    class Subclass(torch.Tensor):
+        pass
+
+    assert calls(q) == 0
+    assert calls(leaf) == 1
+    with torch.no_grad():
+        assert calls(leaf) == 0
+        with Mode():
+            assert calls(leaf) == 1
+    with torch.device("cpu"):
+        assert calls(q) == 1
+    assert calls(q.as_subclass(Subclass)) == 1

@@ -107,7 +107,10 @@ def make_problem(
     dropout: float = 0.0,
 ) -> Problem:
     """A call of `attention`, its arguments checked."""
-    found = program.program() if isinstance(program, HasProgram) else program
+    # Decoding comes here for every token: looking up a protocol's members takes longer than most checks.
+    found = program
+    if not isinstance(program, ScoreProgram) and isinstance(program, HasProgram):
+        found = program.program()
     if found is not None and not isinstance(found, ScoreProgram):
         raise TypeError(
             f"program is a {type(found).__name__}, expected a ScoreProgram, a score processor such as ScoreConv, or None"

@@ -40,6 +40,7 @@ Forward = Callable[[Arguments], tuple[Tensor, Tensor]]
 # (arguments, gradient of the output, output, log-sum-exp) → gradients by name; a tensor may have none.
 Backward = Callable[[Arguments, Tensor, Tensor, Tensor], dict[str, Tensor]]
 
+PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
 KERNELS: dict[str, tuple[Forward, Backward]] = {}
 
 
@@ -51,8 +52,25 @@ def run(kernel: str, tensors: dict[str, Tensor | None], plan: dict[str, Any], *,
              constants. `lowest`, which may follow a length, is passed beside it.
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if _runs_directly(present):
+        return KERNELS[kernel][0](Arguments(present, plan, lowest))[0]
     out, _ = _forward(list(present.values()), ",".join(present), kernel, encode(plan), lowest)
     return out
+
+
+def _runs_directly(tensors: dict[str, Tensor]) -> bool:
+    """Whether nobody watches the operator: no derivative, trace, mode or tensor of another class.
+
+    Calling it takes longer than a short decoding step.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return False
+    differentiates = torch.is_grad_enabled()
+    return all(
+        type(x) in PLAIN_CLASSES and not (differentiates and x.requires_grad) for x in tensors.values()
+    )
 
 
 def encode(value: Any) -> str:

@@ -138,7 +138,9 @@ class ScoreProgram:
     @property
     def is_plain(self) -> bool:
         """Whether this is softmax(S + B)."""
-        return self.signature == PLAIN.signature
+        if len(self.pre) + len(self.post) or self.softcap is not None or self.normalises:
+            return False
+        return self.residual == "scores+bias"
 
     @property
     def pair(self) -> Pair | None:
