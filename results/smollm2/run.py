@@ -43,17 +43,17 @@ from dape.training.loop import fit
 HERE = Path(__file__).parent
 LENGTH, HEADS, METHOD = 8192, 9, "dape1x3-kerple"
 ARMS = {"base": None, "dape1x3": "dape1x3", METHOD: METHOD}
-TRAIN_LENGTH, STEPS, LENGTHS, LAST, WINDOWS = 512, 30, (256, 512, 1024), 128, 4
+TRAIN_LENGTH, STEPS, LENGTHS, LAST, WINDOWS = 512, 200, (256, 512, 1024), 128, 4
 SETTINGS = LoopSettings(
     steps=STEPS,
     learning_rate=2e-3,
     final_learning_rate=2e-4,
-    warmup_steps=3,
+    warmup_steps=10,
     betas=(0.9, 0.98),
     weight_decay=0.0,
     clip=1.0,
     device="cpu",
-    checkpoint_every=5,
+    checkpoint_every=20,
 )
 
 

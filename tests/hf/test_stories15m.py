@@ -80,7 +80,19 @@ def test_the_first_page_has_the_numbers_of_the_files():
         re.findall(r"^\| (base|retrofitted, 600 steps on its own samples) \| (.*) \|$", text, re.MULTILINE)
     )
     for row, arm in (("base", "base"), ("retrofitted, 600 steps on its own samples", "dape1x3-kerple")):
-        results = [json.loads(p.read_text()) for p in (ROOT / "results/stories15m").glob(f"{arm}-seed*.json")]
-        losses = [[sum(w) / len(w) for w in result["by_length"].values()] for result in results]
-        means = [sum(column) / len(column) for column in zip(*losses, strict=True)]
-        assert rows[row].replace("*", "").split(" | ") == [f"{math.exp(mean):.2f}" for mean in means]
+        assert rows[row].replace("*", "").split(" | ") == perplexities(arm)
+
+
+@pytest.mark.parametrize(
+    "arm", ["dape1x3-kerple", "dape-kerple", "fox", "kerple", "trained-on", "dape1x3-rope"]
+)
+def test_the_guide_has_the_numbers_of_the_files(arm):
+    first, *_, last = perplexities(arm)
+    assert f" {first} and {last}" in (ROOT / "docs/retrofit.md").read_text("utf-8")
+
+
+def perplexities(arm):
+    """Means over seeds, by length, as the pages print them."""
+    results = [json.loads(p.read_text()) for p in (ROOT / "results/stories15m").glob(f"{arm}-seed*.json")]
+    losses = [[sum(w) / len(w) for w in result["by_length"].values()] for result in results]
+    return [f"{math.exp(sum(column) / len(column)):.2f}" for column in zip(*losses, strict=True)]

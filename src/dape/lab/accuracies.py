@@ -236,7 +236,7 @@ def depth_of(layers: int) -> str:
 
 def by_length_figure(data: Accuracies) -> Figure:
     panels = [(task, layers) for task in data.tasks() for layers in data.layers(task)]
-    columns = min(2, len(panels))
+    columns = min(2 if len(panels) <= 6 else 4, len(panels))
     rows = math.ceil(len(panels) / columns)
     drawn, axes = canvas(columns * PANEL[0] + LEGEND, rows * PANEL[1], rows, columns)
     labels = list(dict.fromkeys(solver.label for solver in data.rows))
