@@ -177,10 +177,17 @@ def comparison_figure(results: Results, view: str, *, quantity: str = "ppl") -> 
 
 
 def length_figure(series: Mapping[str, Sequence[tuple[int, float]]], y: str, *, unit: int) -> Figure:
-    """Named series of (length, value) over log2 of the length, values on a logarithmic axis; unit is dotted."""
+    """Named series of (length, value) over log2 of the length, values on a logarithmic axis; unit is dotted.
+
+    A series called "A → B" looks like method B.
+    """
     with context(["default", LOOK]):
         drawn, ((axes,),) = canvas(*SIZE)
-        looks = styles(list(series), list(series))
+        methods = [label.rpartition("→ ")[2] for label in series]
+        if len(set(methods)) < len(methods):
+            methods = list(series)
+        of_method = styles(methods, methods)
+        looks = {label: of_method[method] for label, method in zip(series, methods, strict=True)}
         for label, points in series.items():
             x, values = zip(*points, strict=True)
             errorbar(axes, x, values, None, label, looks[label])
