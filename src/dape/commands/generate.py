@@ -17,7 +17,7 @@ from dape.devices import device_name, find_device
 from dape.generation import generate_text
 from dape.retrofitting.attach import record
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
-from dape.retrofitting.loading import tokenizer_place
+from dape.retrofitting.loading import tokenizer_source
 from dape.settings import setting
 from dape.training.run import load_run
 
@@ -86,6 +86,6 @@ def opened(folder: Path) -> tuple[PreTrainedModel, str, str]:
     """The model of a run or a retrofitted one, where its tokenizer is, and a word about it."""
     if describes_retrofit(folder):
         model = load_retrofitted(folder, dtype=torch.float32).eval()
-        return model, tokenizer_place(folder, model), f"retrofitted with {record(model).method}"
+        return model, tokenizer_source(folder, model), f"retrofitted with {record(model).method}"
     run = load_run(folder)
     return run.model(), str(run.folder / "model"), f"trained on windows of {run.config.train_length}"

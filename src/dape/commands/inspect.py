@@ -24,7 +24,7 @@ from dape.inspection.figure import draw
 from dape.inspection.page import Named, write_page
 from dape.models import DapeForCausalLM
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
-from dape.retrofitting.loading import tokenizer_place
+from dape.retrofitting.loading import tokenizer_source
 from dape.settings import setting, split_names, split_numbers
 from dape.training.run import load_run, no_bars
 
@@ -137,7 +137,7 @@ def opened(
         elif describes_retrofit(folder):
             with no_bars():
                 retrofitted = load_retrofitted(folder, dtype=torch.float32).eval()
-            place = Path(tokenizer_place(folder, retrofitted))
+            place = Path(tokenizer_source(folder, retrofitted))
             yield name, retrofitted, find_tokenizer(place, tokenizer)
         elif (folder / "config.json").exists():
             if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":

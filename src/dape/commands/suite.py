@@ -102,10 +102,10 @@ def main(arguments: list[str]) -> int:
 def opened(name: str, device: str) -> tuple[Any, Any]:
     """A model in evaluation mode and its tokenizer."""
     if name.startswith("hf:"):
-        from dape.retrofitting.loading import load_causal_lm, tokenizer_place
+        from dape.retrofitting.loading import load_causal_lm, tokenizer_source
 
         model: Any = load_causal_lm(name.removeprefix("hf:"))
-        tokenizer = load_tokenizer(tokenizer_place(name.removeprefix("hf:"), model))
+        tokenizer = load_tokenizer(tokenizer_source(name.removeprefix("hf:"), model))
     else:
         from dape.training.run import load_run
 

@@ -74,7 +74,7 @@ def open_subject(
 
 def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> Subject:
     import dape.models  # noqa: F401 (so that Hugging Face knows our own)
-    from dape.retrofitting.loading import load_causal_lm, tokenizer_place
+    from dape.retrofitting.loading import load_causal_lm, tokenizer_source
 
     path = name.removeprefix("hf:")
     if not path:
@@ -85,7 +85,7 @@ def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: con
     except (OSError, ValueError) as error:
         raise ValueError(not_loaded("causal language model", path, error)) from error
     if tokens is None:
-        tokens = _pack(corpus or "stdlib", tokenizer_place(path, model), cleanup)
+        tokens = _pack(corpus or "stdlib", tokenizer_source(path, model), cleanup)
     method = getattr(model.config, "method", None) or getattr(model.config, "dape_retrofit", {}).get("method")
     return Subject(Path(path).name or path, model, tokens, method)
 

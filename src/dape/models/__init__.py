@@ -1,6 +1,6 @@
-"""Models: a decoder that is a Hugging Face citizen, a bidirectional encoder, presets. Needs `dape[models]`.
+"""Models: a decoder as a Hugging Face PreTrainedModel, a bidirectional encoder, presets. Needs `dape[models]`.
 
-Importing it makes our models known to transformers' Auto classes.
+Importing this package registers the models with transformers' Auto classes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attention of every model here: any position encoding with any score processor, no branch on names."""
+"""Attention layer of all models: any position encoding with any score processor, no branch on names."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class KeyValueCache(Protocol):
 
 
 class Inputs(NamedTuple):
-    """What attention is computed of: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, and the positions of the queries.
+    """Inputs of the attention op: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, and the positions of the queries.
 
-    The queries are those asked for and, before them, the earlier ones that the score program reads.
+    The queries are those requested, preceded by the earlier ones that the score program reads.
     """
 
     q: Tensor
@@ -40,10 +40,10 @@ class Attention(nn.Module):
     num_key_value_heads: fewer than num_heads shares keys and values between heads (GQA).
     head_norm: RMSNorm of each head's output, scaled by 1 − λ(layer), λ = 0.8 − 0.6 · e^(−0.3 · layer) (Golovneva et al.
                2025, after Ye et al. 2024).
-    head_gate: each head's output times σ(w · x), one number a head.
-    layer:     this layer's number in a cache.
+    head_gate: multiply each head's output by σ(w · x), one gate per head.
+    layer:     index of this layer in a cache.
 
-    heads: this process's share of the heads, where `dape.models.tensor_parallel.share_heads` split them.
+    heads: this process's share of the heads after `dape.models.tensor_parallel.share_heads`.
     """
 
     heads: HeadShare | None = None
@@ -95,9 +95,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
 
-        last_rows: only so many queries, those at the end.
-        shown: takes the attention weights [B, H, Tq, Tk], computed beside the output by the reference path.
-        shares: x are this process's tokens, of a sequence that several have together.
+        last_rows: compute only the last `last_rows` queries.
+        shown: list to which the attention weights [B, H, Tq, Tk] are appended, computed by the reference path.
+        shares: context parallelism; x holds this process's tokens of the sequence.
         """
         if self.heads is not None:
             x = self.heads.enter(x)
@@ -130,7 +130,7 @@ class Attention(nn.Module):
         return program if self.heads is None else program_of_heads(program, self.heads.part, self.heads.parts)
 
     def _project(self, attended: Tensor, x: Tensor) -> Tensor:
-        """Output [B, T, hidden] from what the heads of queries x gave [B, H, T, D]."""
+        """Output [B, T, hidden] from the heads' outputs [B, H, T, D] for queries x."""
         if self.norm is not None:
             attended = self.norm(attended) * (0.2 + 0.6 * math.exp(-0.3 * self.layer))
         if self.gate is not None:
@@ -138,7 +138,7 @@ class Attention(nn.Module):
         return self.out(attended.transpose(1, 2).flatten(2))
 
     def _across(self, x: Tensor, encoding: PositionEncoding, program: ScoreProgram, shares: Shares) -> Tensor:
-        """What the heads give for this process's tokens x, over the tokens of all processes."""
+        """Heads' outputs for this process's tokens x, attending to the tokens of all processes."""
         if self.dropout and self.training:
             raise ValueError(
                 f"attention_dropout={self.dropout} has no meaning across processes, whose draws differ: set it to 0"
@@ -168,9 +168,9 @@ class Attention(nn.Module):
         *,
         earlier_rows: int = 0,
     ) -> Inputs:
-        """What the scores of the queries x (or the last rows of them) are made of.
+        """Inputs of the attention op for the queries x, or the last rows of them.
 
-        earlier_rows: so many queries before those asked for come along, as far as there are any.
+        earlier_rows: number of queries to include before those requested, as far as they exist.
         """
         k, v = self._heads(self.key(x)), self._heads(self.value(x))
         k = encoding.rotate(k, positions.queries)
@@ -204,7 +204,7 @@ class Attention(nn.Module):
         if self.heads is None:
             bias = encoding.bias(q, k, queried, scale=self.scale, **further)
         else:
-            # Encodings know all heads. Repeated, this process's stand where they are among all; the others are dropped.
+            # Encodings compute all heads. Repeated, this process's heads have their own indices; the rest is dropped.
             part, parts = self.heads.part, self.heads.parts
             all_q, all_k = q.repeat(1, parts, 1, 1), k.repeat(1, parts, 1, 1)
             whole = encoding.bias(all_q, all_k, queried, scale=self.scale, **further)
@@ -221,10 +221,10 @@ class Attention(nn.Module):
         earlier_rows: int,
         num_keys: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """All of these that the cache has of earlier calls, before those given.
+        """Queries, keys, values and state of the cached tokens, followed by the given ones.
 
-        A cache keeps keys and values. What else later queries need of a token, the state of its encoding and its
-        queries, is kept as further features of its keys, so that every kind of cache does.
+        A cache keeps keys and values. The other tensors that later queries need, the encoding's token state and
+        earlier queries, are kept as further features of the keys, so that any kind of cache can be used.
         """
         kept = [
             x
@@ -238,16 +238,16 @@ class Attention(nn.Module):
         # A preallocated cache returns room for more keys than there are.
         k, v = k[:, :, :num_keys], v[:, :, :num_keys]
         k, *packed = k.split([width, *(x.shape[-1] for x in packed)], -1)
-        found = [
+        unpacked = [
             x.unflatten(3, (-1, y.shape[-1])).transpose(2, 3).flatten(1, 2)
             for x, y in zip(packed, kept, strict=True)
         ]
         if state is not None:
-            state = found[0][..., 0]
-        return found[-1] if earlier_rows else q, k, v, state
+            state = unpacked[0][..., 0]
+        return unpacked[-1] if earlier_rows else q, k, v, state
 
     def weights(self, x: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
-        """The attention weights [B, H, Tq, Tk], by the reference: T×T memory, for looking at."""
+        """Attention weights [B, H, Tq, Tk] by the reference, for inspection: T×T memory."""
         shown: list[Tensor] = []
         self.forward(x, encoding, positions, shown=shown)
         return shown[0]

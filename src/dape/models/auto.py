@@ -1,4 +1,4 @@
-"""Our names in the registries of transformers; `dape.models` calls it when it is imported."""
+"""Registration with transformers' Auto classes, on import of `dape.models`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dape.models.decoder import (
 
 
 def register() -> None:
-    """The Auto classes know "dape"."""
+    """Register model type "dape" with the Auto classes."""
     AutoConfig.register("dape", DapeConfig, exist_ok=True)
     AutoModel.register(DapeConfig, DapeModel, exist_ok=True)
     AutoModelForCausalLM.register(DapeConfig, DapeForCausalLM, exist_ok=True)

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """256 tokens, one a byte of UTF-8; any text goes in and comes out unchanged."""
+    """Tokenizer of 256 tokens, one per byte of UTF-8; any text survives a round trip."""
     # Byte 255 occurs in no UTF-8 text: its token begins documents, ends them and pads batches.
     end = "<|endoftext|>"
     names = [*(name for _, name in _names()[:255]), end]
@@ -24,7 +24,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _names() -> list[tuple[int, str]]:
-    """The printable character that stands for each byte in the ByteLevel scheme of the tokenizers library."""
+    """The printable character of each byte in the ByteLevel scheme of the tokenizers library."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [(byte, chr(byte if byte in visible else 256 + hidden.index(byte))) for byte in range(256)]

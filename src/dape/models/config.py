@@ -1,4 +1,4 @@
-"""The decoder's configuration: a method name and the sizes, saved and loaded the Hugging Face way."""
+"""Configuration of the decoder, a Hugging Face PretrainedConfig: a method name and the sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dape.methods import Method, canonical, parse_layers
 from dape.ops.score_attention.api import check_backend
 from dape.positions import POSITIONS, PositionEncoding
 
-# Of saved models: raised when older versions of this package could no longer read them rightly.
+# Format of saved models: incremented when older versions of this package would misread them.
 FORMAT = 1
 
 
@@ -26,9 +26,9 @@ class DapeConfig(PretrainedConfig):
     head_norm:        RMSNorm of each head's output, scaled by depth (multi-token attention).
     head_gate:        a learned gate for each head's output.
     position_options: options of the position encoding (such as scaling and factor of RoPE).
-    randomized_positions: in training, draw positions from this many places (None: 0, 1, 2, …).
+    randomized_positions: in training, draw positions below this maximum (None: 0, 1, 2, …).
     initializer_range: standard deviation of the weights; None for √(2 / (5 · hidden_size)).
-    backend:          of the attention op; "auto" takes the fastest that can run.
+    backend:          backend of the attention op; "auto" takes the fastest that can run.
     """
 
     model_type = "dape"
@@ -61,7 +61,7 @@ class DapeConfig(PretrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing, as for the models: our code is written beside the weights in one piece."""
+        """No effect, as for the models: `write_entries` saves our code as a whole."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.dape_format != FORMAT:
@@ -70,7 +70,7 @@ class DapeConfig(PretrainedConfig):
                 f"the version that wrote it"
             )
         for unknown in kwargs:
-            # transformers keeps whatever it is given; a near miss of a name of ours is a mistake.
+            # transformers accepts any option; one that nearly matches a name of ours is a mistake.
             if near := difflib.get_close_matches(unknown, self.__annotations__, n=1, cutoff=0.8):
                 raise ValueError(f'DapeConfig has no option "{unknown}"; did you mean "{near[0]}"?')
         if self.hidden_size % self.num_attention_heads:
@@ -102,7 +102,7 @@ class DapeConfig(PretrainedConfig):
 
     @property
     def encoding_index(self) -> list[int]:
-        """Which of the model's encodings each layer uses: one of its own, or one for all that share a method."""
+        """Index of each layer's encoding in the model: one per layer, or one for all layers that share a method."""
         index: list[int] = []
         shared: dict[Method, int] = {}
         for method in self.layer_methods:
@@ -112,7 +112,7 @@ class DapeConfig(PretrainedConfig):
 
 
 def _check_embeddings(methods: tuple[Method, ...]) -> None:
-    """Raise where layers differ in an encoding that is added to the embeddings, before all of them."""
+    """Raise if only some layers have an encoding that is added to the embeddings, before all layers."""
     for method in methods:
         embeds = POSITIONS[method.position].embed is not PositionEncoding.embed
         if embeds and any(other.position != method.position for other in methods):

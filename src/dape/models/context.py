@@ -1,11 +1,11 @@
-"""Context parallelism: the tokens of a sequence shared out between processes, exactly.
+"""Context parallelism: the tokens of a sequence sharded over processes, exactly.
 
-A row of scores depends on its query and on all keys before it, so processes share out the rows: each has a part of the
-tokens, computes their queries, keys and values, and gathers the keys and values of all. Nothing of a score program crosses rows,
-but for kernels over several queries, whose earlier queries are gathered too.
+A row of scores depends on its query and on all keys before it, so the rows are sharded: each process computes queries,
+keys and values of its part of the tokens, and gathers the keys and values of all. Score programs do not cross rows,
+except kernels over several queries, for which the earlier queries are gathered too.
 
-A causal row costs as much as it has keys. Each process therefore has two chunks of the sequence, one from the front and
-its mirror image from the back: 0 and 3, 1 and 2.
+The cost of a causal row grows with its number of keys. Each process therefore has two chunks of the sequence, one from
+the front and its mirror image from the back: 0 and 3, 1 and 2.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dape.positions import PositionEncoding, Positions
 
 
 class Shares:
-    """Which of `num_tokens` tokens this process has.
+    """This process's share of `num_tokens` tokens.
 
-    group: of the processes, by default all.
+    group: process group, by default all processes.
     """
 
     def __init__(self, num_tokens: int, group: dist.ProcessGroup | None = None) -> None:
@@ -39,16 +39,16 @@ class Shares:
         self.num_tokens, self.size = num_tokens, num_tokens // (2 * self.world)
 
     def chunks(self, rank: int) -> tuple[slice, slice]:
-        """A process's two parts of the sequence."""
+        """The two chunks of the sequence that belong to process `rank`."""
         first, last = (slice(n * self.size, (n + 1) * self.size) for n in (rank, 2 * self.world - 1 - rank))
         return first, last
 
     def part(self, x: Tensor, dim: int) -> Tensor:
-        """This process's tokens of x, which has all of them in that dimension."""
+        """This process's tokens of x, which has all tokens along `dim`."""
         return torch.cat([x[(slice(None),) * dim + (chunk,)] for chunk in self.chunks(self.rank)], dim)
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
-        """All tokens, of every process's own x; gradients of all processes come back to whose tokens they are."""
+        """Gather the tokens of all processes along `dim`; gradients are reduced to the process that owns the token."""
         return _Gather.apply(x, self, dim)
 
     def positions(self, device: torch.device | str | None = None) -> Tensor:
@@ -89,8 +89,8 @@ def context_attention(
     """Causal attention of this process's tokens [B, H, T / processes, D] over those of all processes.
 
     q, k, v:  of this process's tokens, not yet rotated; k and v may have fewer heads.
-    encoding: of the positions; the processes' own sum of its gradients is that of the whole sequence.
-    state:    encoding.token_state of this process's tokens, where the encoding has one.
+    encoding: position encoding; its gradients, summed over the processes, are those of the whole sequence.
+    state:    encoding.token_state of this process's tokens, if the encoding has one.
     """
     program = scores.program() if isinstance(scores, HasProgram) else scores
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -101,7 +101,7 @@ def context_attention(
     queries = shares.whole(q, 2) if rotates or earlier else None
     if rotates:
         assert encoding is not None and queries is not None
-        # All at once: some scalings rotate by how long the whole input is.
+        # All at once: some scalings depend on the length of the whole input.
         keys, queries = encoding.rotate(keys, positions), encoding.rotate(queries, positions)
     states = None if state is None else shares.whole(state, 2)
     results = []

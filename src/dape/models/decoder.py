@@ -1,4 +1,4 @@
-"""The decoder: a language model that is a Hugging Face PreTrainedModel and reads in one sitting.
+"""Decoder-only language model, a Hugging Face PreTrainedModel.
 
 ids → embed → n × [norm → attention; norm → MLP] → norm → logits
 """
@@ -24,7 +24,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import can_return_tuple
 
 from dape.models.attention import Attention, KeyValueCache
-from dape.models.beside import write_entries
 from dape.models.config import DapeConfig
 from dape.models.context import Shares
 from dape.models.positions import (
@@ -34,6 +33,7 @@ from dape.models.positions import (
     starts_again,
     without_holes,
 )
+from dape.models.remote_code import write_entries
 from dape.positions import PositionEncoding, Positions, randomized_positions
 from dape.scores import ScoreProcessor
 
@@ -103,14 +103,14 @@ class DapePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DapeDecoderLayer"]  # noqa: RUF012 (transformers declares it so)
-    # Arguments of layers that tools which spread layers over devices leave where they are: encodings are modules of
-    # their own, with hooks of their own.
+    # Arguments of layers that tools for spreading layers over devices do not move: encodings are modules with
+    # hooks of their own.
     _skip_keys_device_placement = ["past_key_values", "encoding", "cache", "shown", "shares"]  # noqa: RUF012 (as above)
     _can_compile_fullgraph = True
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
-        """As PreTrainedModel does it; scalars of earlier versions become the vectors of one number that they are now."""
+        """As PreTrainedModel.from_pretrained; scalar parameters of earlier versions are read as vectors of size 1."""
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
         except RuntimeError:
@@ -121,33 +121,33 @@ class DapePreTrainedModel(PreTrainedModel):
             return super().from_pretrained(None, *arguments, config=config, state_dict=weights, **options)
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
-        """As PreTrainedModel does it, with `auto_map` and what it leads to beside the weights."""
+        """As PreTrainedModel.save_pretrained, with `auto_map` and the code that it points to."""
         super().save_pretrained(save_directory, *arguments, **options)
         if arguments[0] if arguments else options.get("is_main_process", True):
             write_entries(Path(save_directory))
 
     def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
-        """With `save_pretrained(push_to_hub=True)`, too, the code goes with the weights."""
+        """Include the code in `save_pretrained(push_to_hub=True)`."""
         write_entries(Path(working_dir))
         return super()._upload_modified_files(working_dir, *arguments, **options)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing: `write_entries` keeps our code together, where transformers would copy it class by class."""
+        """No effect: `write_entries` saves our code as a whole, where transformers would copy it class by class."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Called for every module, children before their parents."""
+        """Initialise one module; called for every module, children before their parents."""
         std = self.config.initializer_range
         if isinstance(module, (PositionEncoding, ScoreProcessor)):
-            # transformers keeps what was loaded from torch's initialisers alone, not from all that a reset may do.
+            # transformers protects loaded weights from torch's initialisers only, not from any other code in a reset.
             loaded = [p for p in module.parameters() if getattr(p, "_is_hf_initialized", False)]
             values = [parameter.clone() for parameter in loaded]
             module.reset_parameters()
             for parameter, value in zip(loaded, values, strict=True):
                 parameter.copy_(value)
         elif id(module) in self._inner_modules():
-            # Encodings and score processors draw what they are made of themselves.
+            # Encodings and score processors initialise their own submodules.
             return
         elif isinstance(module, nn.Linear):
             residual_std = 2 / self.config.num_hidden_layers / math.sqrt(self.config.hidden_size)
@@ -167,9 +167,9 @@ class DapePreTrainedModel(PreTrainedModel):
         return {id(inner) for module in outer for inner in module.modules()}
 
     def _residual_layers(self) -> set[int]:
-        """Identities of the linear layers that add to the residual stream: they start smaller, the more of them add.
+        """Identities of the linear layers that write to the residual stream; their initial scale falls with the number of layers.
 
-        Not told by a subclass: quantisers replace nn.Linear itself, and would leave those layers out.
+        Not marked by a subclass: quantisers replace nn.Linear itself, and would miss subclasses.
         """
         layers = [m for m in self.modules() if isinstance(m, DapeDecoderLayer)]
         return {id(linear) for layer in layers for linear in (layer.attention.out, layer.mlp.down)}
@@ -220,11 +220,11 @@ class DapeModel(DapePreTrainedModel):
         shares: Shares | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states [B, T, hidden], with the cache if asked for.
+        """Hidden states [B, T, hidden], with the cache if requested.
 
-        last_rows: only so many at the end; the last layer then spares the other queries.
-        shares: context parallelism; the input is the whole sequence, what comes back are this process's tokens.
-        output_attentions: the weights of every layer, T×T, by the reference path beside the one that computes.
+        last_rows: return only the last `last_rows` tokens; the last layer then skips the other queries.
+        shares: context parallelism; the input is the whole sequence, the output this process's tokens.
+        output_attentions: also return the weights of every layer, T×T, computed by the reference path.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
@@ -290,9 +290,9 @@ class DapeModel(DapePreTrainedModel):
         )
         output.past_key_values = past_key_values
         if arranged is not None and output.attentions is not None:
-            output.attentions = cast(Any, tuple(map(arranged.in_place, output.attentions)))
+            output.attentions = cast(Any, tuple(map(arranged.in_original_order, output.attentions)))
         if output.attentions is not None and past_key_values is not None and past_key_values.is_compileable:
-            # As transformers' models show them: a column for every place of a preallocated cache.
+            # As in transformers' models: a column for every slot of a preallocated cache.
             room = past_key_values.get_mask_sizes(1, 0)[0]
             shown = (F.pad(weights, (0, room - weights.shape[-1])) for weights in output.attentions)
             output.attentions = cast(Any, tuple(shown))
@@ -306,7 +306,7 @@ class DapeModel(DapePreTrainedModel):
         given: dict[str, Any],
         keep_states: bool,
     ) -> BaseModelOutputWithPast:
-        """Hidden states of this process's tokens, of a sequence that is given whole."""
+        """Hidden states of this process's tokens; the input is the whole sequence."""
         for name, value in given.items():
             if value is not None:
                 raise ValueError(
@@ -335,7 +335,7 @@ class DapeModel(DapePreTrainedModel):
         )
 
     def _check_cached_keys(self, cache: Cache | None, num_tokens: int) -> None:
-        """Raise where an encoding would rotate the cached keys otherwise in the longer input."""
+        """Raise if an encoding rotates the cached keys differently in the longer input."""
         if cache is None or torch.compiler.is_compiling() or not (seen := int(cache.get_seq_length())):
             return
         for encoding in self.encodings:
@@ -366,7 +366,7 @@ class DapeModel(DapePreTrainedModel):
         states: list[Tensor] = []
         weights: list[Tensor] = []
         x = self.dropout(self.encoding(0).embed(x, positions.queries))
-        # Decoding that drafts with the first layers alone lowers the configuration's number while it does.
+        # Self-speculative decoding, which drafts with the first layers alone, lowers the configured number meanwhile.
         layers = self.layers[: self.config.num_hidden_layers]
         for index, layer in enumerate(layers):
             encoding = self.encoding(index)
@@ -417,7 +417,7 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
     def create_masks_for_generate(self, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
         """The padding mask itself: our attention takes intervals, never a T×T mask.
 
-        A preallocated cache gets one as long as itself, so that no step has another shape to compile for.
+        For a preallocated cache it has the cache's length, so that all steps compile for one shape.
         """
         cache = kwargs.get("past_key_values")
         if attention_mask is None or attention_mask.dim() != 2 or cache is None or not cache.is_compileable:
@@ -440,11 +440,11 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
         shares: Shares | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits [B, T or logits_to_keep, vocabulary], and the loss where labels are given.
+        """Logits [B, T or logits_to_keep, vocabulary], and the loss if labels are given.
 
         shares: context parallelism (`dape.models.context.Shares`). Every process passes the same ids and labels;
-                logits are of its own tokens, the loss is its share: the processes' add up to the whole, and so do
-                their gradients.
+                logits are of its own tokens, the loss is its share: losses and gradients sum to those of the whole
+                sequence.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -480,19 +480,19 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
 
 
 class DapeForSequenceClassification(GenericForSequenceClassification, DapePreTrainedModel):
-    """A label for a text, from the state of its last token."""
+    """Sequence classification from the hidden state of the last token."""
 
 
 class DapeForTokenClassification(GenericForTokenClassification, DapePreTrainedModel):
-    """A label for each token."""
+    """Token classification."""
 
 
-# Trainer and others know by this table of class names alone which models predict the next token.
+# Trainer and others look up models that predict the next token in this table of class names.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DapeConfig.model_type] = DapeForCausalLM.__name__
 
 
 def with_dimensions(folder: Any) -> dict[str, Tensor] | None:
-    """The weights of a folder whose scalars have a dimension now; None if it is no folder, or holds no scalars."""
+    """Weights of a folder with scalars as vectors of size 1; None if it is not a folder, or holds no scalars."""
     files = sorted(Path(folder).glob("*.safetensors")) if folder is not None else []
     weights: dict[str, Tensor] = {}
     for file in files:

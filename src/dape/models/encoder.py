@@ -1,4 +1,4 @@
-"""A bidirectional encoder for tasks that read a whole input and label its tokens, with the same attention."""
+"""Bidirectional encoder with the same attention, for tasks that label the tokens of an input."""
 
 from __future__ import annotations
 

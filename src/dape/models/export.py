@@ -1,4 +1,4 @@
-"""A trained model as a folder that others load, with its code beside its weights if they lack this package.
+"""Export of a trained model to a folder, optionally with the code to load it without this package.
 
 transformers loads code from a folder by `auto_map` in config.json and follows relative imports, but only between
 files of one folder: so our modules are written flat, `dape.scores.conv` as `dape_scores_conv.py`, and their
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from dape.checksums import CHECKSUMS, names_with_checksums, write_checksums
 from dape.files import replacing_folder
-from dape.models.beside import ENTRIES, FLAT, RETROFITTED, RETROFITTED_FLAT, write_code
+from dape.models.remote_code import ENTRIES, FLAT, RETROFITTED, RETROFITTED_FLAT, write_code
 
 MODULE, RETROFITTED_MODULE = "dape.models.decoder", "dape.retrofitting.auto"
 
@@ -24,11 +24,11 @@ MODULE, RETROFITTED_MODULE = "dape.models.decoder", "dape.retrofitting.auto"
 def export(
     model: PreTrainedModel, folder: str | Path, *, tokenizer: Any = None, with_code: bool = False
 ) -> Path:
-    """The folder, now with config, weights and tokenizer as `from_pretrained` reads them.
+    """Write config, weights and tokenizer for `from_pretrained`; returns the folder.
 
-    It appears whole. A folder that is there keeps files that no export wrote; the checksums, which come last, tell if
-    it was left between two models.
-    with_code: carry our modules too; the folder then loads with `trust_remote_code=True` where `dape` is not installed.
+    A new folder appears atomically. An existing one keeps files that no export wrote; the checksums, written last, tell
+    if it was left between two models.
+    with_code: include our modules; the folder then loads with `trust_remote_code=True` without `dape` installed.
     """
     folder = Path(folder)
     retrofitted = bool(getattr(model.config, "dape_retrofit", None))
@@ -51,21 +51,21 @@ def export(
 
 
 def sources(entry: str = MODULE) -> dict[str, str]:
-    """Every module that the entries need, by name, with its imports rewritten for one flat folder."""
-    found: dict[str, str] = {}
+    """Source of every module that the entries need, by name, with imports rewritten for one flat folder."""
+    modules: dict[str, str] = {}
     waiting = [entry]
     while waiting:
         module = waiting.pop()
-        if module in found:
+        if module in modules:
             continue
         source, needed = _flattened(_path(module).read_text())
-        found[module] = source
+        modules[module] = source
         waiting += needed
-    return found
+    return modules
 
 
 def _flattened(source: str) -> tuple[str, list[str]]:
-    """The source with `from dape.a.b import …` made relative, and the modules of ours that it names."""
+    """The source with relative imports in place of `from dape.a.b import …`, and the modules of ours that it imports."""
     lines, needed = source.splitlines(keepends=True), []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import) and any(name.name.split(".")[0] == "dape" for name in node.names):

@@ -1,7 +1,7 @@
-"""Tensor parallelism: a share of the heads for each process, exactly where heads do not mix across shares.
+"""Tensor parallelism: a share of the heads for each process, exact if heads do not mix across shares.
 
-A score program whose stages have groups that the processes divide among them is, for a process's heads, the same program with
-their part of the weights. One that mixes all heads cannot be split, and says so.
+If the groups of every stage can be divided among the processes, a process's heads have the same score program with
+their part of the weights. A program that mixes all heads cannot be split, and raises.
 
     own = program_of_heads(conv.program(), rank, world)
     out = dape.attention(q, k, v, own, bias=bias_of_heads(bias, rank, world))   # q, k, v of this process's heads
@@ -22,18 +22,18 @@ from dape.ops.score_attention import Bias, DistanceBias, ScoreProgram, Separable
 
 @dataclass(frozen=True)
 class HeadShare:
-    """This process's share of the heads: `part` of `parts` equal ones, of the processes in `group`."""
+    """This process's share of the heads: `part` of `parts` equal ones, among the processes in `group`."""
 
     part: int
     parts: int
     group: dist.ProcessGroup | None = None
 
     def enter(self, x: Tensor) -> Tensor:
-        """x, which every process has whole; its gradient is the sum of what the processes' heads give."""
+        """Replicated x; its gradient is summed over the processes."""
         return _Enter.apply(x, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum of the processes' x, whose gradient every process has whole."""
+        """Sum of x over the processes; its gradient is replicated."""
         return _Leave.apply(x, self.group)
 
 
@@ -63,7 +63,7 @@ class _Leave(Function):
 
 
 def program_of_heads(program: ScoreProgram, part: int, parts: int) -> ScoreProgram:
-    """The program of heads part · H / parts … of `parts` equal shares; a sentence where shares would mix."""
+    """The program of the heads from part · H / parts on, one of `parts` equal shares; raises if shares would mix."""
     if not 0 <= part < parts:
         raise ValueError(f"part={part} is none of {parts} parts")
 
@@ -92,7 +92,7 @@ def program_of_heads(program: ScoreProgram, part: int, parts: int) -> ScoreProgr
 
 
 def bias_of_heads(bias: Bias, part: int, parts: int) -> Bias:
-    """The bias of those heads, in the form it has."""
+    """The bias of the heads of that share, of the same type."""
     if bias is None:
         return None
     if isinstance(bias, DistanceBias):

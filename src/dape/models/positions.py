@@ -1,4 +1,4 @@
-"""From attention masks, position ids and caches to positions: where queries and keys stand, who sees whom."""
+"""Positions and visibility of queries and keys, from attention masks, position ids and caches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dape.positions import Positions
 
 @dataclass(frozen=True)
 class WithoutHoles:
-    """A cache, or none, that hands out its keys with the padding of each row first, so that the rest is one run.
+    """Wrapper of an optional cache that moves the padding of each row to the front, so that its tokens are contiguous.
 
-    order: [B, Tk], the keys' new order. room: hidden keys to add at the end, so that a query whose keys moved to
-    the right still has them to its left. Attention sees the same keys in the same order, whatever lay between them.
+    order: [B, Tk], the keys' new order. room: number of invisible keys to add at the end, so that a query whose keys
+    moved to the right still has them to its left. The order of the visible keys does not change.
     """
 
     order: Tensor
@@ -35,8 +35,8 @@ class WithoutHoles:
         index = self.order[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
         return torch.nn.functional.pad(states.gather(2, index), (0, 0, 0, self.room))
 
-    def in_place(self, weights: Tensor) -> Tensor:
-        """Weights [B, H, Tq, keys of ours] with their columns where the caller's keys are."""
+    def in_original_order(self, weights: Tensor) -> Tensor:
+        """Weights [B, H, Tq, reordered keys] with columns in the caller's order."""
         index = self.order.argsort(-1)[:, None, None, :].expand(-1, *weights.shape[1:3], -1)
         return weights.gather(-1, index)
 
@@ -44,13 +44,13 @@ class WithoutHoles:
 def without_holes(
     attention_mask: Tensor | None, positions: Positions, cache: Cache | None, num_tokens: int
 ) -> WithoutHoles | None:
-    """What brings the keys of a mask with holes into one run a row; None for a mask without.
+    """Reordering that makes the keys of each row contiguous; None for a mask without holes.
 
-    num_tokens: those of this call, which come after the cached ones.
+    num_tokens: number of new tokens, which come after the cached ones.
     """
     if attention_mask is None or torch.compiler.is_compiling() or attention_mask.dim() != 2:
         return None
-    # A mask may cover the room of a preallocated cache, which is no padding: there are no keys yet.
+    # A mask may cover the free slots of a preallocated cache, which hold no keys yet and are not padding.
     attention_mask = attention_mask[:, : num_tokens + (0 if cache is None else int(cache.get_seq_length()))]
     if not has_holes(attention_mask):
         return None
@@ -64,12 +64,12 @@ def has_holes(mask: Tensor) -> bool:
 
 
 def _runs(mask: Tensor) -> Tensor:
-    """Runs of ones in each row of a mask [B, Tk]."""
+    """Number of runs of ones in each row of a mask [B, Tk]."""
     return torch.nn.functional.pad(mask.bool().long(), (1, 0)).diff(dim=-1).clamp(min=0).sum(-1)
 
 
 def _positions_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | None) -> Positions:
-    """Positions of queries `index` among keys arranged by WithoutHoles: padding first, then tokens, then room."""
+    """Positions of queries `index` among keys reordered by WithoutHoles: padding first, then tokens, then room."""
     real = mask.long()
     rank = real.cumsum(-1) - 1
     num_padding = (1 - real).sum(-1, keepdim=True)
@@ -89,7 +89,7 @@ def _positions_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor |
             queries, keys = queries + shift, keys + shift
     first, last = num_padding, num_padding + rank[:, index]
     if starts_again(position_ids, mask):
-        # Without a cache, so that `keys` are the positions of every token as arranged.
+        # Without a cache, so that `keys` are the positions of all tokens in the new order.
         starts = document_starts(keys, real.gather(1, order))
         first = torch.maximum(starts.gather(1, last.clamp(min=0)), num_padding)
     room = int((1 - real)[:, index].sum(-1).max())
@@ -100,8 +100,8 @@ def _positions_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor |
 def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = None) -> bool:
     """Whether any row holds several documents: positions that do not ascend from token to token.
 
-    Across padding they must then begin at 0: other positions, such as those that generate() makes up for tokens after
-    a prompt that ends in padding, are no packing, and raise.
+    Across padding a document must start at position 0: other positions, such as those that generate() assigns to tokens
+    after a right-padded prompt, are not packing, and raise.
     """
     if position_ids is None or position_ids.dim() != 2 or torch.compiler.is_compiling():
         return False
@@ -109,9 +109,9 @@ def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = No
         return bool(_begins(position_ids, None).any())
     if attention_mask.dim() != 2:
         return False
-    # A mask may cover the room of a preallocated cache.
+    # A mask may cover the free slots of a preallocated cache.
     attention_mask = attention_mask[:, : position_ids.shape[1]]
-    # Of tokens with padding between them, the one before a token is the one before the padding.
+    # Across padding, a token's predecessor is the last token before the padding.
     order = attention_mask.bool().long().argsort(dim=-1, stable=True)
     position_ids = position_ids.expand(attention_mask.shape[0], -1)
     arranged = position_ids.gather(1, order)
@@ -126,7 +126,7 @@ def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = No
 
 
 def check_packing_arguments(position_ids: Tensor | None, arguments: Mapping[str, object]) -> None:
-    """Refuse documents told by lengths alone, as collators for flash-attention do: we read positions."""
+    """Raise if packed documents are given by lengths alone, as flash-attention collators do: we need position_ids."""
     for name in ("cu_seq_lens_q", "seq_idx"):
         if position_ids is None and arguments.get(name) is not None:
             raise ValueError(
@@ -136,7 +136,7 @@ def check_packing_arguments(position_ids: Tensor | None, arguments: Mapping[str,
 
 
 def check_not_sharded() -> None:
-    """Refuse torch's context_parallel, which shards tokens and exchanges keys inside SDPA alone."""
+    """Raise inside torch's context_parallel, which shards tokens and exchanges keys inside SDPA alone."""
     if torch.compiler.is_compiling():
         return
     patched = getattr(torch.nn.functional.scaled_dot_product_attention, "__module__", None) or ""
@@ -154,7 +154,7 @@ def document_starts(position_ids: Tensor, real: Tensor | None = None) -> Tensor:
 
 
 def _begins(position_ids: Tensor, real: Tensor | None) -> Tensor:
-    """Which tokens begin another document, [B, T]: those whose position is not after that of the token before."""
+    """Mask [B, T] of tokens that begin another document: their position does not exceed that of the token before."""
     begins = position_ids.diff(dim=-1) <= 0
     if real is not None:
         begins = begins & real[:, 1:].bool() & real[:, :-1].bool()
@@ -171,11 +171,11 @@ def decoder_positions(
 ) -> Positions:
     """Positions of the next `num_queries` tokens after those in the cache.
 
-    attention_mask: [B, keys], ones for tokens and zeros for padding; where zeros lie between ones, the keys must be
-                    arranged by `without_holes`. Or [B, 1, queries, keys], booleans, ones and zeros, or numbers to
-                    add to scores, in which each query sees one run of keys.
+    attention_mask: [B, keys], ones for tokens and zeros for padding; with zeros between ones, the keys must be
+                    reordered by `without_holes`. Or [B, 1, queries, keys], booleans, ones and zeros, or numbers to
+                    add to scores, in which each query sees contiguous keys.
     position_ids:   [1 or B, queries]; without a cache any integers: where they do not ascend, another document
-                    begins, which sees nothing of those before it (packing). With a cache they must continue the
+                    begins, which sees none of those before it (packing). With a cache they must continue the
                     cached tokens' positions by ones.
     """
     compiling = torch.compiler.is_compiling()
@@ -229,7 +229,7 @@ def decoder_positions(
 
 
 def _packed_positions(position_ids: Tensor, visible: Visible, mask: Tensor | None) -> Positions:
-    """Positions of whole rows of documents, each by itself, among padding at the ends of rows."""
+    """Positions of rows of packed documents, each seeing only itself, with padding at the ends of rows."""
     starts = document_starts(position_ids, mask)
     first = starts if visible.first is None else torch.maximum(starts, visible.first)
     consecutive = False
@@ -242,7 +242,7 @@ def _packed_positions(position_ids: Tensor, visible: Visible, mask: Tensor | Non
 
 
 def _fit(attention_mask: Tensor, num_keys: int, num_queries: int | None = None, *, roomy: bool) -> Tensor:
-    """The mask with a column for every key; one for a cache with room may have fewer or more."""
+    """The mask with a column for every key; a mask for a preallocated cache may have fewer or more."""
     shape, rows = tuple(attention_mask.shape), None if num_queries is None else (1, num_queries)
     if attention_mask.dim() != (2 if rows is None else 4) or (rows is not None and shape[1:3] != rows):
         raise ValueError(
@@ -261,7 +261,7 @@ def _fit(attention_mask: Tensor, num_keys: int, num_queries: int | None = None, 
 
 
 def _intervals(shown: Tensor, *, compiling: bool) -> Visible:
-    """The run of keys that each query sees in a mask [B, 1, Tq, Tk]."""
+    """The interval of keys that each query sees in a mask [B, 1, Tq, Tk]."""
     shown = shown[:, 0].bool()
     column = torch.arange(shown.shape[-1], device=shown.device)
     first = column.masked_fill(~shown, shown.shape[-1]).amin(-1)
@@ -275,14 +275,14 @@ def _intervals(shown: Tensor, *, compiling: bool) -> Visible:
 
 
 def _count(mask: Tensor) -> Tensor:
-    """Positions of tokens [B, Tk], counted by ones; on through padding at the end, 0 before the first."""
+    """Positions [B, Tk], counting tokens: 0 in padding before the first, increasing through padding at the end."""
     ended = mask.flip(-1).long().cumsum(-1).flip(-1) == 0
     return ((mask.bool() | ended).long().cumsum(-1) - 1).clamp(min=0)
 
 
 def _visible(mask: Tensor, index: Tensor, *, compiling: bool) -> Visible:
     if compiling:
-        # The graph cannot move keys, so it checks while it runs: a hole would be seen in silence.
+        # The graph cannot move keys, so it checks at run time: attention would silently include keys in a hole.
         torch._assert_async(
             (_runs(mask) <= 1).all(),
             "attention_mask has padding between tokens, which a compiled model cannot leave out: pad on the left alone",
@@ -292,5 +292,5 @@ def _visible(mask: Tensor, index: Tensor, *, compiling: bool) -> Visible:
     if bool(mask.all()):
         return EVERYTHING
     padding = Visible.from_padding(mask)
-    # Padding on the left alone needs no right limit beside causality.
+    # Padding on the left alone needs no right limit other than causality.
     return Visible(padding.first) if bool(mask[:, -1].all()) else padding

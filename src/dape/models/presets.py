@@ -17,7 +17,7 @@ PRESETS = {
 
 
 def preset(name: str, method: str = "dape1x3-kerple", **changes: Any) -> DapeConfig:
-    """The configuration of that size, with whatever is to be changed."""
+    """The configuration of size `name`, with `changes` applied."""
     if name not in PRESETS:
         raise ValueError(f'unknown preset "{name}": choose one of {", ".join(PRESETS)}')
     return DapeConfig(method=method, **{**PRESETS[name], **changes})

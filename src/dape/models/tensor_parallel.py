@@ -1,11 +1,11 @@
-"""Tensor parallelism of whole models: every process keeps its share of the heads and of the MLPs' hidden features.
+"""Tensor parallelism of whole models: every process keeps its share of the heads and of the MLPs' hidden channels.
 
     share_heads(model)              # on every process, after the same weights were loaded
     model(ids, labels=ids).loss.backward()
     sum_shared_gradients(model)     # then step the optimizer
 
-Logits, loss and gradients are those of one process. Heads can be shared out only where the score program does not mix
-those of different processes (`groups`); else `share_heads` says so and leaves the model as it was.
+Logits, loss and gradients equal those of one process. Heads can be split only if the score program does not mix those
+of different processes (`groups`); else `share_heads` raises and leaves the model unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dape.scores import ScoreProcessor
 
 
 class EnteringLinear(nn.Module):
-    """Rows of a linear layer, on x that every process has whole."""
+    """Row shard of a linear layer, for replicated x."""
 
     def __init__(self, whole: nn.Linear, share: HeadShare) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class EnteringLinear(nn.Module):
 
 
 class LeavingLinear(nn.Module):
-    """Columns of a linear layer, and the sum over processes: its output, which every process has whole."""
+    """Column shard of a linear layer, summed over the processes: the output is replicated."""
 
     def __init__(self, whole: nn.Linear, share: HeadShare) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class LeavingLinear(nn.Module):
 
 
 def share_heads(model: DapePreTrainedModel, group: dist.ProcessGroup | None = None) -> None:
-    """Keep this process's share of every attention's heads and of every MLP, in place.
+    """Keep this process's share of the heads of every attention layer and of every MLP, in place.
 
-    group: of the processes, by default all. Their weights must be the same before.
+    group: process group, by default all processes. All must have the same weights before.
     """
     share = HeadShare(dist.get_rank(group), dist.get_world_size(group), group)
     layers = [module for module in model.modules() if isinstance(module, Attention)]
@@ -82,7 +82,7 @@ def share_heads(model: DapePreTrainedModel, group: dist.ProcessGroup | None = No
 
 
 def sum_shared_gradients(model: DapePreTrainedModel) -> None:
-    """Add up the gradients of what every process has whole but uses for its own heads alone."""
+    """Sum the gradients of replicated parameters that each process uses for its own heads alone."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if any(layer.heads is None for layer in layers):
         raise ValueError("the heads of this model are not shared out: call share_heads before the first pass")
@@ -93,7 +93,7 @@ def sum_shared_gradients(model: DapePreTrainedModel) -> None:
     for parameter in dict.fromkeys(parameter for module in partly for parameter in module.parameters()):
         if not parameter.requires_grad:
             continue
-        # Every process takes part in every sum, whether or not its heads used the parameter.
+        # Every process takes part in every all-reduce, whether or not its heads used the parameter.
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad, group=cast(HeadShare, layers[0].heads).group)

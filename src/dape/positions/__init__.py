@@ -62,12 +62,12 @@ POSITIONS: dict[str, type[PositionEncoding]] = {
 def build_position(
     name: str, *, num_heads: int, head_width: int, hidden_size: int, **options: object
 ) -> PositionEncoding:
-    """The encoding of that name for a model's sizes; it is given those of them that it asks for."""
+    """Build the encoding registered as `name`; its constructor receives the model sizes that it declares."""
     encoding = POSITIONS[name]
-    asked = constructor_parameters(encoding)
+    parameters = constructor_parameters(encoding)
     sizes = {"num_heads": num_heads, "head_width": head_width, "hidden_size": hidden_size}
-    unknown = [option for option in options if option not in asked or option in sizes]
+    unknown = [option for option in options if option not in parameters or option in sizes]
     if unknown:
-        valid = ", ".join(option for option in asked if option not in sizes) or "none"
+        valid = ", ".join(option for option in parameters if option not in sizes) or "none"
         raise ValueError(f'"{name}" has no option {", ".join(unknown)}; its options: {valid}')
-    return encoding(**{size: value for size, value in sizes.items() if size in asked}, **options)
+    return encoding(**{size: value for size, value in sizes.items() if size in parameters}, **options)

@@ -1,4 +1,4 @@
-"""The three hooks of a position encoding, each the identity by default, and what they are told of positions."""
+"""Base classes of position encodings (three hooks, each the identity by default) and their positions argument."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Positions:
 
     queries: [1 or B, Tq] and keys: [1 or B, Tk], integer positions; only their order must agree with
              the order of the tokens, so offsets, padding and randomized positions are all data.
-    consecutive: promises that the positions of a query and a key that it sees differ as their indices do, the last
-             query standing at the last key, and those of a query and any key by no more; a bias by distance is
+    consecutive: promises that the positions of a query and a visible key differ as their indices do, counted from the
+             last query at the last key, and those of a query and any key by no more; a bias by distance is
              then a vector. Optimisation hint; never affects results.
     """
 
@@ -36,7 +36,7 @@ class Positions:
 
     @staticmethod
     def of(num_tokens: int, *, causal: bool = True, device: torch.device | str | None = None) -> Positions:
-        """Tokens 0 … num_tokens − 1, all of them queries and keys."""
+        """Positions 0 … num_tokens − 1, for queries and keys alike."""
         positions = torch.arange(num_tokens, device=device)[None]
         # By name, because torch.compile knows no default values that are objects.
         return Positions(positions, positions, causal, EVERYTHING, consecutive=True)
@@ -51,28 +51,28 @@ class Positions:
 
     @property
     def batch(self) -> int:
-        """B where any position differs between batch entries, else 1."""
+        """B if any position differs between batch entries, else 1."""
         return max(self.queries.shape[0], self.keys.shape[0])
 
     def check(self, q: Tensor, k: Tensor) -> None:
-        """Raise, in a sentence, if these are not the positions of q [B, H, Tq, D] and k [B, G, Tk, D]."""
-        for name, found, x in (("queries", self.queries, q), ("keys", self.keys, k)):
-            if found.dim() != 2 or found.shape[0] not in (1, x.shape[0]) or found.shape[1] != x.shape[2]:
+        """Raise if the shapes or dtypes do not fit q [B, H, Tq, D] and k [B, G, Tk, D]."""
+        for name, given, x in (("queries", self.queries, q), ("keys", self.keys, k)):
+            if given.dim() != 2 or given.shape[0] not in (1, x.shape[0]) or given.shape[1] != x.shape[2]:
                 raise ValueError(
-                    f"positions.{name} has shape {tuple(found.shape)}, but {name[0]} has {x.shape[2]} tokens: expected "
+                    f"positions.{name} has shape {tuple(given.shape)}, but {name[0]} has {x.shape[2]} tokens: expected "
                     f"[1 or {x.shape[0]}, {x.shape[2]}]"
                 )
-            if found.is_floating_point() or found.dtype == torch.bool:
-                raise TypeError(f"positions.{name} holds positions (integers), got {found.dtype}")
+            if given.is_floating_point() or given.dtype == torch.bool:
+                raise TypeError(f"positions.{name} holds positions (integers), got {given.dtype}")
 
     def last(self, count: int) -> Positions:
-        """The last `count` queries before the same keys."""
+        """The last `count` queries, with all keys."""
         bounds = (self.visible.first, self.visible.last)
         first, last = (x if x is None or x.shape[1] == 1 else x[:, -count:] for x in bounds)
         return replace(self, queries=self.queries[:, -count:], visible=Visible(first, last))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Positions:
-        """The same positions on that device; what moves a layer's inputs to its device finds this by its name."""
+        """The same positions on `device`; tools that move a layer's inputs between devices call this method."""
 
         def moved(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=non_blocking)
@@ -81,7 +81,7 @@ class Positions:
         return replace(self, queries=moved(self.queries), keys=moved(self.keys), visible=Visible(first, last))
 
     def before(self, count: int) -> Positions:
-        """These queries and the `count` before them, whose keys are there already."""
+        """These queries and the `count` before them, whose keys are cached."""
         if count == 0:
             return self
         start = self.num_keys - self.num_queries
@@ -92,10 +92,10 @@ class Positions:
         return replace(self, queries=torch.cat([earlier, self.queries], 1))
 
     def before_in_room(self, count: int) -> tuple[Positions, Tensor]:
-        """These queries and the `count` before them, where keys have room after them; and each query's own key.
+        """As `before`, for a preallocated cache with room after its keys; and the index of each query's own key.
 
-        The index of that key, [1 or B, count + Tq], is negative for queries before the first token, which see nothing.
-        Nothing here depends on how many tokens there are, so that one compiled step serves all.
+        The index, [1 or B, count + Tq], is negative for queries before the first token, which see nothing.
+        No shape depends on the number of cached tokens, so one compiled step serves all.
         """
         if self.visible.first is not None and self.visible.first.shape[1] > 1:
             raise ValueError(UNKNOWN)
@@ -108,7 +108,7 @@ class Positions:
         return replace(self, queries=queries, visible=visible, consecutive=False), index
 
     def query_index(self) -> Tensor:
-        """The key that each query itself is, [1 or B, Tq]: the last one that a causal query sees."""
+        """Index of each query's own key, [1 or B, Tq]: the last one visible to a causal query."""
         _, last = self.visible.bounds(
             self.num_queries, self.num_keys, causal=self.causal, device=self.queries.device
         )
@@ -128,21 +128,21 @@ class Positions:
 
 
 class Parameters(nn.Module):
-    """A module that is called for its own parameters.
+    """A module whose `forward` returns its own parameters.
 
-    Tools that offload, shard or move a module act when it is called: parameters read past `forward` would be on
-    the wrong device, or not there.
+    Tools that offload, shard or move a module act in `forward`: parameters read without it could be on the wrong
+    device, or absent.
     """
 
     def forward(self, device: torch.device) -> tuple[Tensor, ...]:
-        """The parameters on that device, in the order of their definition, in float32 or finer."""
+        """The parameters on `device`, in order of definition, in float32 or finer."""
         return tuple(at_least_float32(parameter.to(device)) for parameter in self.parameters(recurse=False))
 
 
 class LinearMap(Parameters):
     """Weight [out, in] and bias [out] of a linear map inside an encoding.
 
-    Deliberately no nn.Linear: quantisers would round it to 8 bits, and `target_modules="all-linear"` adapt it.
+    Deliberately not an nn.Linear: quantisers would round it to 8 bits, and `target_modules="all-linear"` adapt it.
     """
 
     def __init__(self, num_inputs: int, num_outputs: int, *, bias: bool = True) -> None:
@@ -177,11 +177,11 @@ class PositionEncoding(Parameters, Rebuildable):
 
     @classmethod
     def trained_at(cls, length: int) -> dict[str, Any]:
-        """Options that follow the length of training windows, unless they are given."""
+        """Default options that depend on the training length."""
         return {}
 
     def keys_serve(self, before: int, after: int) -> bool:
-        """Whether keys computed in an input of `before` tokens, and cached, are those of one of `after`."""
+        """Whether keys cached in an input of `before` tokens remain valid in one of `after` tokens."""
         return True
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class PositionEncoding(Parameters, Rebuildable):
         return x
 
     def token_state(self, x: Tensor) -> Tensor | None:
-        """Numbers [B, H, T] of each token, from its hidden state [B, T, hidden]; caches keep them beside the keys."""
+        """Per-token state [B, H, T] from the hidden states [B, T, hidden]; cached along with the keys."""
         return None
 
     def bias(
@@ -201,7 +201,7 @@ class PositionEncoding(Parameters, Rebuildable):
     ) -> Bias:
         """Additive bias for the scores of q [B, H, Tq, D] and k [B, G, Tk, D].
 
-        state: [B, H, Tk], what `token_state` gave for the keys.
+        state: [B, H, Tk], `token_state` of the keys.
         """
         return None
 
@@ -225,7 +225,7 @@ class DistanceEncoding(PositionEncoding):
 
         def tile(rows: slice, num_keys: int) -> Tensor:
             distance = positions.distances(rows, num_keys)
-            # A hidden key may stand anywhere, even after a causal query: give it a distance that exists.
+            # An invisible key may have any position, even after a causal query: clamp to a valid distance.
             distance = distance.clamp(min=0) if positions.causal else distance
             return self.at(distance, causal=positions.causal).transpose(0, 1).to(dtype)
 
@@ -233,17 +233,17 @@ class DistanceEncoding(PositionEncoding):
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raise where a size that an encoding is built for is not positive."""
+    """Raise if a size is not positive."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name}={size} must be at least 1")
 
 
 def at_least_float32(parameter: Tensor) -> Tensor:
-    """The parameter in a dtype in which distances are exact: float32, or its own if finer."""
+    """The parameter in a dtype that represents distances exactly: float32, or its own if finer."""
     return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def angle_dtype(device: torch.device) -> torch.dtype:
-    """Angles position × frequency lose digits in float32; use float64 wherever the device has it."""
+    """Dtype of the angles position × frequency, which lose digits in float32: float64 wherever the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -26,7 +26,7 @@ class FIRE(PositionEncoding):
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads)
-        # A ReLU stands between the two; see `network`.
+        # With a ReLU between them; see `network`.
         self.mlp = nn.ModuleDict({"0": LinearMap(1, width), "2": LinearMap(width, num_heads)})
         self.initial_rate, self.threshold = rate, threshold
         # One number each, but no scalars, which FSDP cannot shard.
@@ -46,7 +46,7 @@ class FIRE(PositionEncoding):
             cast(LinearMap, layer).reset_parameters()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """As saved before the two numbers had a dimension."""
+        """Also load checkpoints in which the rate and the threshold are scalars."""
         for name in ("rate", "threshold_factor"):
             if prefix + name in state_dict and state_dict[prefix + name].dim() == 0:
                 state_dict[prefix + name] = state_dict[prefix + name][None]
@@ -69,10 +69,10 @@ class FIRE(PositionEncoding):
         return TileBias(tile, positions.batch)
 
     def network(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """The MLP as a function of numbers x […], as [H, …].
+        """The MLP as a function from x […] to [H, …].
 
-        Of one number it is a piecewise linear function: a table has the slope and offset of each piece, which takes
-        a fraction of the time and memory of `width` hidden values for each query and key.
+        With a scalar input it is piecewise linear: a table has the slope and offset of each piece, which takes a
+        fraction of the time and memory of `width` hidden channels for each query and key.
         """
         (w1, b1), (w2, b2) = self.mlp["0"](device), self.mlp["2"](device)
         w1 = w1[:, 0]
@@ -85,7 +85,7 @@ class FIRE(PositionEncoding):
 
         def evaluate(x: Tensor) -> Tensor:
             piece = torch.bucketize(x.detach().flatten(), knots, out_int32=True)
-            found = torch.addcmul(offsets.index_select(1, piece), slopes.index_select(1, piece), x.flatten())
-            return found.view(-1, *x.shape)
+            values = torch.addcmul(offsets.index_select(1, piece), slopes.index_select(1, piece), x.flatten())
+            return values.view(-1, *x.shape)
 
         return evaluate

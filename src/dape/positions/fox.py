@@ -1,4 +1,4 @@
-"""Biases that grow with what lies between two tokens, learned from the hidden states: FoX and data-dependent ALiBi.
+"""Biases accumulated over the tokens between query and key, learned from hidden states: FoX, data-dependent ALiBi.
 
 Both are cumulative sums: Bᵢⱼ = −Σ over tokens l = j + 1 … i of a step that token l decides. So the bias is separable,
 cᵢ − cⱼ with c the cumulative sum, and costs O(T) numbers.
@@ -29,7 +29,7 @@ class TokenSteps(PositionEncoding):
         self.offset = nn.Parameter(torch.empty(num_heads))
 
     def step(self, gate: Tensor) -> Tensor:
-        """The change of c [B, H, T] at a token whose linear gate is given, never positive."""
+        """Change of c [B, H, T] at each token, from its linear gate; never positive."""
         raise NotImplementedError
 
     def token_state(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class TokenSteps(PositionEncoding):
 class FoX(TokenSteps):
     """Forgetting Transformer (Lin et al. 2025): steps are log σ(w · x + b), the logarithms of forget gates.
 
-    shortest, longest: after how many tokens a head has forgotten all but 1/e at the start, from head to head.
+    shortest, longest: initial time constants of the heads, in tokens: the number after which all but 1/e is forgotten.
     """
 
     summary = "cumulative log forget gates, computed from the hidden states"

@@ -11,7 +11,7 @@ FLOOR = 0.01
 
 
 def positive(raw: Tensor, distance: Tensor) -> Tensor:
-    """|raw| + 0.01, [H, 1, …]: at least 0.01 whatever an optimizer does, and moving as raw does."""
+    """|raw| + 0.01, [H, 1, …]: at least 0.01 after any optimizer step, with slope ±1 in raw."""
     return (raw.abs() + FLOOR).view(-1, *[1] * distance.dim())
 
 
@@ -56,6 +56,6 @@ class KerplePower(DistanceEncoding):
         raw_height, raw_power = self(distance.device)
         height = positive(raw_height, distance)
         power = 2 * torch.sigmoid(raw_power).view(-1, *[1] * distance.dim())
-        # 0^r has no finite derivative in r by autograd's rule; distance 0 has bias 0 whatever r.
+        # 0^r has no finite derivative in r by autograd's rule; distance 0 has bias 0 for any r.
         apart = distance != 0
         return torch.where(apart, -height * distance.abs().clamp(min=1).to(power.dtype) ** power, 0.0)

@@ -10,7 +10,7 @@ Scaling to contexts `factor` times as long as `original_length`:
     llama3    linear below `slow` turns, untouched above `fast`, a ramp over turns between (Llama 3.1)
     longrope  θ divided by `short` [D/2], or by `long` in inputs longer than original_length; logits sharpened by
               1 + ln factor / ln original_length (Ding et al. 2024)
-With `dynamic` and `longrope` a key depends on the length of the input: what is cached does not serve a longer one.
+With `dynamic` and `longrope` keys depend on the length of the input: cached keys are not valid in a longer one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _dynamic(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
 
 def _yarn(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
     def feature_turning(times: float) -> float:
-        """The (fractional) feature that turns so many times over the original length."""
+        """The (fractional) feature that makes `times` turns over the original length."""
         turns = rope.original_length / (times * 2 * math.pi)
         return rope.head_width * math.log(turns) / (2 * math.log(rope.base))
 
@@ -63,7 +63,7 @@ def _longrope(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scaling:
-    """A way to stretch: θ [D/2] after it, given the input's length; which options it must have and may have."""
+    """A RoPE scaling: `stretch` maps θ [D/2] given the input length; `needs` and `takes` name its options."""
 
     stretch: Callable[[RoPE, Tensor, Tensor], Tensor]
     needs: frozenset[str] = frozenset()
@@ -94,7 +94,7 @@ FAST = {"llama3": 4.0}
 class RoPE(PositionEncoding):
     """Rotates queries and keys; adds no bias.
 
-    fraction: of the features that rotate, the first ones of each head; the others carry no position (GPT-NeoX).
+    fraction: share of each head's features that rotate, the first ones; the others carry no position (GPT-NeoX).
     """
 
     summary = "queries and keys rotated by position; scaling=yarn, ntk …"
@@ -158,7 +158,7 @@ class RoPE(PositionEncoding):
         self.short, self.long = list(short or ()), list(long or ())
 
     def frequencies(self, length: Tensor) -> Tensor:
-        """θ [D/2] in an input of that length, after scaling."""
+        """θ [D/2] after scaling, for an input of `length` tokens."""
         exponent = (
             torch.arange(0, self.head_width, 2, device=length.device, dtype=angle_dtype(length.device))
             / self.head_width

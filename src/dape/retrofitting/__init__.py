@@ -1,4 +1,4 @@
-"""Score processors and position encodings for the models that people have already: added, trained, saved, removed."""
+"""Retrofitting of pretrained models: add score processors and position encodings, train, save and remove them."""
 
 from dape.retrofitting.attach import adapter_parameters, remove_retrofit, retrofit, set_trainable
 from dape.retrofitting.files import load_adapter, load_retrofitted, save_adapter

@@ -1,4 +1,4 @@
-"""Adding score processors and position encodings to the attention of a causal language model, and removing them."""
+"""Attach score processors and position encodings to the attention of a causal language model, and remove them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dape.methods import Method, parse_method
-from dape.models.beside import write_entries
+from dape.models.remote_code import write_entries
 from dape.positions import POSITIONS, PositionEncoding, RoPE
 from dape.positions.kerple import FLOOR, Kerple
 from dape.positions.rope import SCALINGS
@@ -27,20 +27,20 @@ from dape.scores import PlainScores, ScoreProcessor
 Model = TypeVar("Model", bound=nn.Module)
 Trains = Literal["all", "attention", "added"]
 
-# Where the model's configuration keeps what was added, so that a saved model says so.
+# Attribute of the model's configuration that records the retrofit, so that it is saved with the model.
 RECORD = "dape_retrofit"
-# Kerple's heights over the heads at the start. A head's weights of far keys fall as distance^−height: from 1 on, what lies
-# beyond the lengths trained at stays a bounded share.
+# Initial heights of Kerple over the heads. A head's weights fall as distance^−height: from 1 on, the share of keys
+# beyond the training length stays bounded.
 HEIGHTS = (1.0, 4.0)
-# How far a scaling stretches the rotation where the method does not say: as far as `dape retrofit` reports.
+# Default factor of a RoPE scaling: as far as `dape retrofit` reports.
 FACTOR = 8.0
 
 
 @dataclass(frozen=True)
 class Retrofit:
-    """What was added: enough to build it again.
+    """Record of a retrofit, sufficient to rebuild it.
 
-    num_heads: of each attention layer. replaced: the implementation of attention before.
+    num_heads: of each attention layer. replaced: the previous attention implementation.
     caches:    whether the model decoded with a cache before.
     """
 
@@ -58,7 +58,7 @@ class Retrofit:
 
     @property
     def sizes(self) -> str:
-        """Layers and heads in words."""
+        """Description of layers and heads."""
         heads = sorted(set(self.num_heads))
         return (
             f"{self.num_layers} layers of {' to '.join(map(str, dict.fromkeys((heads[0], heads[-1]))))} heads"
@@ -76,7 +76,7 @@ def retrofit(
     zero_init: bool = True,
     self_test: bool = True,
 ) -> Model:
-    """The same model, every attention layer with the score processor and the positions of a method.
+    """Add the score processor and the positions of a method to every attention layer, in place; returns the model.
 
     method:  a score processor alone keeps the model's own positions and begins by changing nothing: "dape1x3",
              "talking", "mta". With a position encoding, that one replaces the model's: "dape1x3-kerple", "kerple",
@@ -85,15 +85,15 @@ def retrofit(
              default the length that its configuration names, eight times.
     width:   hidden channels of processors that have them.
     score_options, position_options: further options, as in DapeConfig.
-    trains:  "all" parameters, those of "attention" layers (what was added included), or what was "added" alone;
+    trains:  "all" parameters, those of "attention" layers (added modules included), or those of "added" modules alone;
              the others stop requiring gradients.
-    zero_init: processors begin as the identity; False begins from PyTorch's random convolutions.
-    self_test: run a few tokens: attention reproduced, causal, cache = no cache, old positions gone. A model that
-             fails is refused with the reason, and left as it was.
+    zero_init: initialise processors to the identity; False uses PyTorch's random initialisation of convolutions.
+    self_test: run a few tokens to check that attention is reproduced, causal, the same with and without a cache, and
+             that old positions are off. A model that fails is refused with the reason, and left unchanged.
 
     The model keeps its key/value groups, windows, caches and generation. New positions count tokens; they ignore
     gaps in position_ids, which are refused. Save with `save_adapter` or `save_retrofitted`, undo with
-    `remove_retrofit`. A model inside PEFT is retrofitted inside.
+    `remove_retrofit`. Of a PEFT model, the base model inside is retrofitted.
     """
     inner = inner_model(model)
     if is_retrofitted(inner):
@@ -113,7 +113,7 @@ def retrofit(
             method if keeps else parsed.name,
             width,
             [call.num_heads for call in calls],
-            # A normaliser has other parameters then, which whoever loads it must know.
+            # A normaliser then has other parameters, which must be known on loading.
             dict(score_options or {})
             | ({} if zero_init or not _normalised(parsed) else {"zero_init": False}),
             _stretch(parsed, inner) | dict(position_options or {}),
@@ -137,7 +137,7 @@ def retrofit(
         inner.__dict__[saving.__name__] = partial(saving, inner)
     if model is not inner:
         save_inside_peft(model)
-    # A hook, because setting another implementation later would silently ignore what was added.
+    # A hook, because setting another implementation later would silently bypass the added modules.
     _hooks(inner).append(inner.register_forward_pre_hook(_check_call, with_kwargs=True))
     if _reads_earlier_queries(inner):
         _use_cache(inner, False)
@@ -146,19 +146,19 @@ def retrofit(
 
 
 def save_pretrained(self: PreTrainedModel, save_directory: Any, *arguments: Any, **options: Any) -> None:
-    """A retrofitted model's own save_pretrained: what `trust_remote_code=True` reads goes beside the weights."""
+    """save_pretrained of a retrofitted model: adds the code that `trust_remote_code=True` loads."""
     type(self).save_pretrained(self, save_directory, *arguments, **options)
     if arguments[0] if arguments else options.get("is_main_process", True):
         write_entries(Path(save_directory), retrofitted=True)
 
 
 def save_inside_peft(model: nn.Module) -> None:
-    """Let a PEFT model around a retrofitted one save what was added beside its own weights."""
+    """Make a PEFT model around a retrofitted one save the added modules along with its own weights."""
     model.__dict__["save_pretrained"] = partial(_save_with_adapter, model)
 
 
 def _save_with_adapter(self: Any, save_directory: Any, *arguments: Any, **options: Any) -> None:
-    """A PEFT model's save_pretrained, where the model inside was retrofitted: what was added goes beside PEFT's weights."""
+    """save_pretrained of a PEFT model around a retrofitted one: saves the added modules along with PEFT's weights."""
     from dape.retrofitting.files import save_adapter
 
     type(self).save_pretrained(self, save_directory, *arguments, **options)
@@ -167,13 +167,13 @@ def _save_with_adapter(self: Any, save_directory: Any, *arguments: Any, **option
 
 
 def _upload_modified_files(self: Any, working_dir: Any, *arguments: Any, **options: Any) -> Any:
-    """With `save_pretrained(push_to_hub=True)`, too."""
+    """The same for `save_pretrained(push_to_hub=True)`."""
     write_entries(Path(working_dir), retrofitted=True)
     return type(self)._upload_modified_files(self, working_dir, *arguments, **options)
 
 
 def remove_retrofit(model: Model) -> Model:
-    """The model as it was before `retrofit`: its own attention and positions back, all weights as they are.
+    """Restore the model's own attention and positions, in place; its weights stay as trained.
 
     Parameters that stopped requiring gradients stay so: call `model.requires_grad_(True)` to train them.
     """
@@ -204,9 +204,9 @@ def parse(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
 
 
 def set_trainable(model: nn.Module, trains: Trains) -> None:
-    """Let all parameters require gradients, those of attention layers alone, or what was added alone.
+    """Let all parameters require gradients, only those of attention layers, or only those of added modules.
 
-    Parameters that were frozen before stay frozen where all are asked for.
+    With "all", parameters that were frozen before stay frozen.
     """
     if trains == "all":
         return
@@ -219,7 +219,7 @@ def set_trainable(model: nn.Module, trains: Trains) -> None:
 
 
 def record(model: nn.Module) -> Retrofit:
-    """What `retrofit` added to this model."""
+    """Record of the model's retrofit; raises if it has none."""
     inner = inner_model(model)
     if not is_retrofitted(inner):
         raise ValueError("this model has no score processor of ours: add it with dape.retrofit(model)")
@@ -227,28 +227,28 @@ def record(model: nn.Module) -> Retrofit:
 
 
 def is_retrofitted(model: nn.Module) -> bool:
-    """Whether the additions are there; a configuration may tell of some that plain transformers did not load."""
+    """Whether the model has the added modules; its configuration may record some that plain transformers did not load."""
     return bool(retrofitted_layers(model))
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of what was added, by their names in the model (that inside PEFT, if it is wrapped)."""
+    """Parameters of the added modules by name in the model (in the base model, if PEFT wraps it)."""
     inner = inner_model(model)
     return {name: value for name, value in inner.named_parameters() if is_added(name)}
 
 
 def is_added(name: str) -> bool:
-    """Whether a parameter of that name belongs to what was added."""
+    """Whether the parameter `name` belongs to an added module."""
     return any(f".{part}." in name for part in (SCORES, ENCODING))
 
 
 def retrofitted_layers(model: nn.Module) -> list[nn.Module]:
-    """The attention modules that have a score processor, first layer first."""
+    """Attention modules with a score processor, in order of layers."""
     return [layer for layer in model.modules() if SCORES in layer._modules]
 
 
 def inner_model(model: nn.Module) -> PreTrainedModel:
-    """The model of transformers itself, inside PEFT's wrappers if there are any."""
+    """The transformers model itself, without PEFT's wrappers."""
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         model = cast(Any, model).get_base_model()
     if not isinstance(model, PreTrainedModel):
@@ -310,7 +310,7 @@ def _attach(
 
 
 def _stretch(method: Method, model: PreTrainedModel) -> dict[str, Any]:
-    """What a scaling of the rotation leaves open: the length that the model was made for, and how far to stretch."""
+    """Default options of a RoPE scaling: the model's own length as original_length, and the factor."""
     given = dict(_position_options(method))
     if not issubclass(POSITIONS[method.position], RoPE) or "scaling" not in given:
         return {}
@@ -334,7 +334,7 @@ def _rope(model: PreTrainedModel, method: Method, options: dict[str, Any]) -> Ro
 
 @torch.no_grad()
 def gentle_start(encoding: PositionEncoding) -> None:
-    """A start that takes little from a model which knew other positions."""
+    """Initialise an encoding such that it disturbs a model trained with other positions little."""
     if isinstance(encoding, Kerple):
         low, high = HEIGHTS
         heights = torch.linspace(low, high, len(encoding.raw_height)) - FLOOR
@@ -402,11 +402,11 @@ def _check_call(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             f'attn_implementation="{implementation}" hides the scores from what dape.retrofit added: call '
             f'model.set_attn_implementation("{NAME}"), or dape.remove_retrofit(model) to drop it'
         )
-    places = kwargs.get("position_ids")
-    if places is None or torch.compiler.is_compiling():
+    position_ids = kwargs.get("position_ids")
+    if position_ids is None or torch.compiler.is_compiling():
         return
     if any(ENCODING in layer._modules for layer in retrofitted_layers(inner)) and bool(
-        (places.diff(dim=-1) > 1).any()
+        (position_ids.diff(dim=-1) > 1).any()
     ):
         raise ValueError(
             "position_ids leave gaps between tokens, but the positions that dape.retrofit added count tokens: pass "

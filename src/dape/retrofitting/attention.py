@@ -1,8 +1,8 @@
-"""The attention that a retrofitted model runs, behind transformers' two interfaces: masks and attention.
+"""Attention of a retrofitted model, behind transformers' interfaces for masks and attention.
 
-transformers builds one mask a forward pass and hands it to every layer. Ours is not T×T: it is the interval
-of keys that each query sees, [B, 1, Tq, 2], found tile by tile from whatever transformers composed of causality,
-padding, sliding windows, packed documents and cache offsets.
+transformers builds one mask per forward pass and hands it to every layer. Ours is not T×T: it is the interval
+of keys that each query sees, [B, 1, Tq, 2], computed tile by tile from the mask function that transformers composes of
+causality, padding, sliding windows, packed documents and cache offsets.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dape.ops.score_attention.api import HasProgram
 from dape.ops.score_attention.types import EVERYTHING
 from dape.positions import Positions
 
-# The implementation's name in `model.config._attn_implementation`, and those of what is added to a layer.
+# Name of the implementation in `model.config._attn_implementation`, and names of the modules added to a layer.
 NAME = "dape"
 SCORES, ENCODING = "score_processor", "position_encoding"
-# The argument by which a layer's token states reach `attend`.
+# Keyword argument that carries a layer's token states to `attend`.
 STATE = "dape_state"
 
-# Booleans of a mask that exist at a time.
+# Number of mask entries computed at a time.
 TILE_NUMBERS = 16 * 1024 * 1024
 
 
@@ -49,7 +49,7 @@ def interval_mask(
 ) -> Tensor | None:
     """First and last visible key of every query, [B, 1, Tq, 2]; a query that sees nothing has first > last.
 
-    None where causality alone limits them.
+    None if causality alone limits them.
     """
     if attention_mask is None and q_length == kv_length and mask_function is causal_mask_function:
         return None
@@ -73,7 +73,7 @@ def interval_mask(
 
 
 def intervals(shown: Tensor) -> Tensor:
-    """The run of True in each row of `shown` [B, 1, Tq, Tk], as [B, 1, Tq, 2]: its first and last column."""
+    """First and last True column in each row of `shown` [B, 1, Tq, Tk], as [B, 1, Tq, 2]; raises if there are gaps."""
     column = torch.arange(shown.shape[-1], device=shown.device)
     first = column.masked_fill(~shown, shown.shape[-1]).amin(-1)
     last = column.masked_fill(~shown, -1).amax(-1)
@@ -88,7 +88,7 @@ def intervals(shown: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A layer's call of the attention interface, as `recording` keeps it: what the layer is, and its sizes."""
+    """A layer's call of the attention interface, recorded by `recording`: the module and its sizes."""
 
     module: nn.Module
     num_heads: int
@@ -100,7 +100,7 @@ _recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Call]]:
-    """The calls of the attention interface within; their outputs are zeros, so weights may be on no device."""
+    """Record calls of the attention interface in the block; their outputs are zeros, so meta tensors will do."""
     calls: list[Call] = []
     token = _recorded.set(calls)
     try:
@@ -111,7 +111,7 @@ def recording() -> Iterator[list[Call]]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a retrofitted layer computed attention of, as `watching` keeps it."""
+    """Inputs of a retrofitted layer's attention, recorded by `watching`."""
 
     q: Tensor
     k: Tensor
@@ -126,11 +126,11 @@ _watched: ContextVar[list[Inputs] | None] = ContextVar("watched", default=None)
 
 @contextlib.contextmanager
 def watching() -> Iterator[list[Inputs]]:
-    """What the retrofitted layers read within, first layer first."""
-    found: list[Inputs] = []
-    token = _watched.set(found)
+    """Record the attention inputs of retrofitted layers in the block, in order of layers."""
+    recorded: list[Inputs] = []
+    token = _watched.set(recorded)
     try:
-        yield found
+        yield recorded
     finally:
         _watched.reset(token)
 
@@ -145,7 +145,7 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention output [B, Tq, H, D] of a retrofitted layer; and its weights if asked for, by the reference."""
+    """Attention output [B, Tq, H, D] of a retrofitted layer, and its weights if requested, by the reference."""
     if (calls := _recorded.get()) is not None:
         calls.append(Call(module, query.shape[1], query.shape[-1]))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
@@ -167,8 +167,8 @@ def attend(
         if state is not None:
             state = state.extra[:, :, :num_keys]
         bias = encoding.bias(query, key, positions, scale=scale, state=state)
-    if (found := _watched.get()) is not None:
-        found.append(Inputs(query, key, bias, program, scale, visible))
+    if (recorded := _watched.get()) is not None:
+        recorded.append(Inputs(query, key, bias, program, scale, visible))
     width = value.shape[-1]
     query, key, value = _same_width(query, key, value)
     options: dict[str, Any] = {"bias": bias, "causal": True, "visible": visible, "scale": scale}
@@ -180,7 +180,7 @@ def attend(
 
 
 def _program(module: nn.Module, kwargs: dict[str, Any]) -> ScoreProgram:
-    """The layer's program, with the soft cap and the sinks that the model itself has."""
+    """The layer's program, with the model's own soft cap and sinks."""
     for name in ("head_mask", "position_bias"):
         if kwargs.get(name) is not None:
             raise ValueError(
@@ -206,7 +206,7 @@ def _program(module: nn.Module, kwargs: dict[str, Any]) -> ScoreProgram:
 
 
 def _same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three with heads of one width; zeros change neither dot products nor the values before them."""
+    """The three zero-padded to one head width; zeros change neither dot products nor the values before them."""
     width = max(key.shape[-1], value.shape[-1])
     padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
     return cast(tuple[Tensor, Tensor, Tensor], tuple(padded))
@@ -215,7 +215,7 @@ def _same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 def _positions(
     num_queries: int, num_keys: int, visible: Visible, device: torch.device, *, at_end: bool
 ) -> Positions:
-    """Positions counted in tokens. A query's own key is the last one that it sees."""
+    """Positions that count tokens. A query's own key is the last one that it sees."""
     keys = torch.arange(num_keys, device=device)[None]
     queries = keys[:, num_keys - num_queries :]
     if not at_end and visible.last is not None:
@@ -224,7 +224,7 @@ def _positions(
 
 
 def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visible, int, bool]:
-    """What the queries see, how many of the keys matter, and whether the last query stands at the last of them.
+    """The visible keys, the number of keys in use, and whether the last query is at the last of them.
 
     mask: our own [B, 1, Tq, 2], or a caller's [B, 1, Tq, Tk].
     """
@@ -238,8 +238,8 @@ def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visi
         mask = intervals(mask if mask.dtype == torch.bool else mask == 0)
     first, last = mask[:, 0].unbind(-1)
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Reading numbers is free here. A preallocated cache returns room for more keys than there are; and what
-        # hides nothing beyond the future needs no limits at all.
+        # Reading values is cheap here. A preallocated cache returns more slots than there are keys; and a mask that
+        # hides only the future needs no limits at all.
         query = torch.arange(num_queries)
         num_keys = min(num_keys, num_queries + max(0, int((last - query).max())))
         if not first.any() and torch.equal(last, (query + num_keys - num_queries).expand_as(last)):

@@ -1,4 +1,4 @@
-"""What `auto_map` in the folder of a retrofitted model leads to, so that plain transformers loads it as what it is."""
+"""Entry point of `auto_map` in the folder of a retrofitted model, so that plain transformers loads it retrofitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from dape.retrofitting.files import load_retrofitted
 
-# Arguments by which AutoModelForCausalLM tells a class of somebody's code how it was found.
+# Arguments of AutoModelForCausalLM that describe how a class of remote code was found.
 FOUND = ("config", "trust_remote_code", "code_revision", "adapter_kwargs", "_from_auto", "_commit_hash")
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
@@ -37,4 +37,4 @@ class RetrofittedCausalLM:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModelForCausalLM") -> None:
-        """Nothing: `export` writes the code beside the weights."""
+        """No effect: `export` writes the code along with the weights."""

@@ -1,6 +1,6 @@
-"""The self-test of a retrofit: on a few tokens, does this model do what every causal language model must?
+"""Self-test of a retrofit: checks on a few tokens that hold for every causal language model.
 
-Which models can be retrofitted is decided by these checks, not by a list.
+These checks, not a list, decide which models can be retrofitted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def refused(model: object, reason: str) -> ValueError:
 
 @contextlib.contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode without gradients or random draws, as it was afterwards."""
+    """Evaluation mode without gradients or random draws in the block; the previous mode is restored."""
     training = model.training
     model.eval()
     try:
@@ -57,7 +57,7 @@ def interface_calls(model: PreTrainedModel) -> list[Call]:
     """The layers that call transformers' attention interface in a forward pass, in order."""
     ids, options = tokens(model), {}
     if ids.is_meta:
-        # Without a mask transformers looks at numbers that are not there.
+        # Without a mask, transformers would read values of meta tensors.
         options["attention_mask"] = ids.new_ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)
     try:
         with recording() as calls:
@@ -75,7 +75,7 @@ def interface_calls(model: PreTrainedModel) -> list[Call]:
 
 
 def check_same(model: PreTrainedModel, before: Tensor) -> None:
-    """Raise if the model no longer gives these logits."""
+    """Raise if the model's logits differ from `before`."""
     worst = _difference(_tried(model, tokens(model)), before)
     if worst is not None:
         raise refused(
@@ -111,11 +111,13 @@ def check_cache(model: PreTrainedModel) -> None:
 
 
 def check_without_positions(model: PreTrainedModel) -> None:
-    """Raise if the model still knows positions, though they were switched off."""
+    """Raise if the logits still depend on positions, though they were switched off."""
     ids = tokens(model)
-    places = torch.arange(ids.shape[1], device=ids.device)[None]
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
     mask = torch.ones_like(ids)
-    first, second = (_tried(model, ids, position_ids=places * step, attention_mask=mask) for step in (1, 2))
+    first, second = (
+        _tried(model, ids, position_ids=positions * step, attention_mask=mask) for step in (1, 2)
+    )
     if (worst := _difference(first, second)) is not None:
         raise refused(
             model,
@@ -132,7 +134,7 @@ def _tried(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
 
 
 def _difference(a: Tensor, b: Tensor) -> str | None:
-    """None if rounding explains it, else how much."""
+    """The largest difference, or None if rounding explains it."""
     worst = (a - b).abs().max().item()
     share = ROUNDING.get(b.dtype, HALF_ROUNDING)
     return None if worst <= share * max(1.0, b.abs().max().item()) else f"{worst:.2g}"

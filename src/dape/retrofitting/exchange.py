@@ -1,4 +1,4 @@
-"""Our own models with another method: the weights that both have stay, the encodings and processors are new."""
+"""Our own models with another method: common weights are kept, encodings and processors are new."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dape.scores import SCORES
 def exchange_method(model: DapeForCausalLM, method: str, *, width: int = 32) -> DapeForCausalLM:
     """A model of the same sizes and weights with another method; processors that can begin as the identity do.
 
-    The given model stays as it is: it is the teacher of the new one.
+    The given model is not modified: it is the teacher of the new one.
     """
     config = cast(DapeConfig, copy.deepcopy(model.config))
     config.method, config.score_width, config.position_options = canonical(method), width, {}

@@ -1,6 +1,6 @@
-"""A retrofitted model on the disk: a small adapter beside a reference to its base, or the whole model.
+"""Saving and loading of retrofitted models: a small adapter with a reference to its base, or the whole model.
 
-An adapter is a folder of two files: `dape_adapter.json` says what was added to which base and by which format,
+An adapter is a folder of two files: `dape_adapter.json` records the retrofit, the base and the format,
 `dape_adapter.safetensors` holds the weights of score processors and encodings.
 """
 
@@ -42,9 +42,9 @@ DESCRIPTION, WEIGHTS = "dape_adapter.json", "dape_adapter.safetensors"
 
 
 def save_adapter(model: nn.Module, folder: str | Path, *, base: str | None = None) -> Path:
-    """The folder, now with what was added alone: enough where the base was not trained.
+    """Save the added modules alone, which suffices if the base was not trained; returns the folder.
 
-    base: where the base model is, by default where it was loaded from.
+    base: path or name of the base model, by default the one it was loaded from.
     """
     plan, folder, model = record(model), Path(folder), inner_model(model)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,25 +64,25 @@ def save_adapter(model: nn.Module, folder: str | Path, *, base: str | None = Non
 
 
 def _plain_names(model: nn.Module) -> dict[str, Tensor]:
-    """What was added, by the names it has without PEFT, whose `modules_to_save` keeps a trained copy beside the original."""
-    found: dict[str, Tensor] = {}
+    """Tensors of the added modules by their names without PEFT; of `modules_to_save`, PEFT's trained copies."""
+    tensors: dict[str, Tensor] = {}
     for name, value in adapter_parameters(model).items():
         if ".original_module." in name:
             continue
         plain = re.sub(r"\.modules_to_save\.[^.]+\.", ".", name)
-        if plain in found:
+        if plain in tensors:
             raise ValueError(
                 f"{plain} has a copy for each of several adapters of PEFT: delete all but one (delete_adapter) before "
                 f"saving"
             )
-        found[plain] = value
-    return found
+        tensors[plain] = value
+    return tensors
 
 
 def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") -> Model:
-    """The model, retrofitted with the adapter in that folder; a model that is retrofitted already gets its weights.
+    """Retrofit the model with the adapter in a folder; if it is retrofitted already, load the adapter's weights.
 
-    trains: as in `retrofit`, where the adapter is added.
+    trains: as in `retrofit`, if the adapter is added.
     """
     description, inner = _describe(Path(folder)), inner_model(model)
     plan = Retrofit(**description["retrofit"])
@@ -133,7 +133,7 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        # Not by the code that the folder may name: that leads here.
+        # Not by the code in the folder's auto_map, which leads here.
         options = {**hub_options(str(folder)), **options, "trust_remote_code": False}
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
     finally:
@@ -146,7 +146,7 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
 
 
 def _with_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model, inside PEFT's if the folder holds an adapter of PEFT beside ours."""
+    """The model, wrapped by PEFT if the folder also holds a PEFT adapter."""
     if not (folder / "adapter_config.json").exists():
         return model
     from peft import PeftModel
@@ -157,7 +157,7 @@ def _with_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def describes_retrofit(folder: Path) -> bool:
-    """Whether a folder holds an adapter of ours, or a retrofitted model: by `save_pretrained`, or Trainer's."""
+    """Whether a folder holds an adapter of ours, or a retrofitted model saved by `save_pretrained` or Trainer."""
     if (folder / DESCRIPTION).exists():
         return True
     config = folder / "config.json"
@@ -165,7 +165,7 @@ def describes_retrofit(folder: Path) -> bool:
 
 
 def _again(model: PreTrainedModel, plan: Retrofit, source: str, *, trains: Trains = "all") -> None:
-    """Retrofit the model as the plan says; what is saved was tested when it was made."""
+    """Rebuild a saved retrofit; without the self-test, which passed when it was created."""
     try:
         retrofit(
             model,
@@ -235,7 +235,7 @@ def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> No
 
 
 def _own_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of what was added in the safetensors files of a saved model."""
+    """Tensors of the added modules in the safetensors files of a saved model."""
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:

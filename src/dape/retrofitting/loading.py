@@ -1,4 +1,4 @@
-"""Any causal language model, by its folder or its name on the Hugging Face hub, as what it is."""
+"""Loading of any causal language model, retrofitted or not, by folder or name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dape.retrofitting.files import describes_retrofit, load_retrofitted
 
 
 def load_causal_lm(name: str | Path, **options: Any) -> PreTrainedModel:
-    """A causal language model as what it is: retrofitted, an adapter of ours or of PEFT on one, or any other.
+    """Load a causal language model: retrofitted, an adapter of ours or of PEFT on one, or any other.
 
     name: a folder, or a name on the Hugging Face hub. options: of from_pretrained.
     """
@@ -34,10 +34,10 @@ def load_causal_lm(name: str | Path, **options: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(name, **{**hub_options(name), **options})
 
 
-def tokenizer_place(name: str | Path, model: PreTrainedModel) -> str:
-    """Where the tokenizer of a loaded model is: beside it, or, for an adapter without one, with its base."""
+def tokenizer_source(name: str | Path, model: PreTrainedModel) -> str:
+    """Folder or name of a loaded model's tokenizer: its own, or its base's for an adapter without one."""
     folder = Path(name)
-    beside = any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json"))
-    if folder.is_dir() and not beside and model.config._name_or_path:
+    has_tokenizer = any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json"))
+    if folder.is_dir() and not has_tokenizer and model.config._name_or_path:
         return str(model.config._name_or_path)
     return str(name)

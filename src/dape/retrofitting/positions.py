@@ -1,8 +1,8 @@
-"""A model's own positions, switched off or stretched by hooks, and token states that travel with its cache.
+"""Hooks that switch off or stretch a model's own positions, and token states that travel with its cache.
 
-Rotary models compute cosines and sines once a forward pass, in modules named …RotaryEmbedding, and hand them to their
-layers. Learned positions are embeddings beside those of the tokens. Both stay where they are, with their weights: hooks
-change what they return, and are removed with the retrofit.
+Rotary models compute cosines and sines once per forward pass, in modules named …RotaryEmbedding, and pass them to their
+layers. Learned positions are embeddings next to those of the tokens. Both keep their modules and weights: hooks change
+their outputs, and are removed with the retrofit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dape.retrofitting.attention import ENCODING, STATE
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules that give a model's layers their cosines and sines."""
+    """Modules that compute the cosines and sines for a model's layers."""
     return [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
 
 
 def learned_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The embeddings of positions: those beside the tokens' that are named after positions."""
+    """Position embeddings: those other than the token embeddings with a name that refers to positions."""
     tokens = model.get_input_embeddings()
     return [
         module
@@ -38,19 +38,19 @@ def learned_modules(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def switch_off(model: PreTrainedModel) -> list[RemovableHandle]:
-    """Hooks by which the model knows nothing of positions: rotations by zero, learned positions zero."""
+    """Install hooks that remove positions: rotations by zero, learned positions zero."""
     handles: list[RemovableHandle] = []
     for module in rotary_modules(model):
         handles.append(module.register_forward_hook(_unrotated))
     for module in learned_modules(model):
-        # A table has an end; its first row serves inputs of any length.
+        # A table is finite; its first row serves inputs of any length.
         handles.append(module.register_forward_pre_hook(_first_position, with_kwargs=True))
         handles.append(module.register_forward_hook(_nothing))
     return handles
 
 
 def stretch(model: PreTrainedModel, rope: RoPE) -> list[RemovableHandle]:
-    """Hooks by which the model rotates with these frequencies, features paired as it pairs them."""
+    """Install hooks that rotate with the frequencies of `rope`, with the model's own pairing of features."""
 
     gain = SCALINGS[rope.scaling].gain(rope)
 
@@ -78,7 +78,7 @@ def _check_cached_keys(rope: RoPE, positions: Tensor) -> None:
 
 
 def rotary_width(model: PreTrainedModel) -> int:
-    """How many features of a head rotate."""
+    """Number of features per head that rotate."""
     widths = set()
     for module in rotary_modules(model):
         output = _probe(model, module)
@@ -94,8 +94,8 @@ def rotary_width(model: PreTrainedModel) -> int:
 def rotary_base(model: PreTrainedModel) -> float:
     """θ of the model's rotary positions."""
     config = model.config.get_text_config()
-    found = getattr(config, "rope_parameters", None) or {}
-    base = found.get("rope_theta", getattr(config, "rope_theta", None))
+    parameters = getattr(config, "rope_parameters", None) or {}
+    base = parameters.get("rope_theta", getattr(config, "rope_theta", None))
     if not isinstance(base, int | float):
         raise ValueError(
             f"{type(model).__name__} does not say its rotary base in one number: name it, as in "
@@ -113,14 +113,14 @@ def _probe(model: PreTrainedModel, module: nn.Module) -> Any:
 
 
 def _full_width(cos: Tensor) -> int:
-    """Features that cosines [1, 2, n] are for: n, or 2n where each stands for a pair."""
+    """Number of features that cosines [1, 2, n] apply to: n, or 2n if there is one per pair."""
     row = cos[0, 1]
     paired = len(row) % 2 == 0 and (torch.equal(row[::2], row[1::2]) or torch.equal(*row.chunk(2)))
     return len(row) if paired else 2 * len(row)
 
 
 def _laid_out(values: Tensor, like: Any) -> Tensor:
-    """Numbers of the pairs [B, T, n] in the places where the model's own cosines have them."""
+    """Values per pair [B, T, n], expanded in the layout of the model's own cosines."""
     if isinstance(like, Tensor) or like[0].shape[-1] == values.shape[-1]:
         return values
     row = like[0][0, -1]
@@ -152,10 +152,10 @@ def _nothing(module: nn.Module, _: Any, output: Tensor) -> Tensor:
 
 
 class StatefulCache:
-    """A cache of transformers that keeps numbers of each token as further features of its keys.
+    """Wrapper of a transformers cache that stores a per-token state as further features of the keys.
 
-    So whatever reorders, crops or copies a cache takes them along.
-    extra: [B, H, T], those of the tokens of this call; after `update`, those of all cached tokens.
+    Operations that reorder, crop or copy the cache then include it.
+    extra: [B, H, T], state of the new tokens; after `update`, of all cached tokens.
     """
 
     def __init__(self, extra: Tensor, cache: Cache | None = None) -> None:
@@ -166,7 +166,7 @@ class StatefulCache:
     ) -> tuple[Tensor, Tensor]:
         assert self.cache is not None
         width, groups = keys.shape[-1], keys.shape[1]
-        # [B, H, T] as [B, G, T, H/G]: a key has the numbers of all heads that read it.
+        # [B, H, T] as [B, G, T, H/G]: a key has the states of all heads that read it.
         packed = self.extra.unflatten(1, (groups, -1)).transpose(2, 3).to(keys.dtype)
         keys, values = self.cache.update(torch.cat([keys, packed], -1), values, layer, *args, **kwargs)
         self.extra = keys[..., width:].transpose(2, 3).flatten(1, 2)
@@ -177,7 +177,7 @@ class StatefulCache:
 
 
 def carry_state(layer: nn.Module) -> RemovableHandle:
-    """A hook that computes the token states of the layer's encoding from its input and brings them to `attend`."""
+    """Install a hook that computes the token states of the layer's encoding and passes them to `attend`."""
     return layer.register_forward_pre_hook(_with_state, with_kwargs=True)
 
 

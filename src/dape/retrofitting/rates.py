@@ -1,4 +1,4 @@
-"""Learning rates of a retrofitted model: what is new learns faster."""
+"""Learning rates of a retrofitted model, higher for added parameters."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from torch import nn
 
 from dape.retrofitting.attach import adapter_parameters
 
-# What starts beside trained weights takes a higher rate, as adapters do.
+# New parameters take a higher rate than pretrained ones, as in adapters.
 ADDED_RATE = 5.0
 
 
 def parameter_groups(
     model: nn.Module, learning_rate: float, *, added_rate: float = ADDED_RATE, weight_decay: float = 0.01
 ) -> list[dict[str, Any]]:
-    """Groups of a retrofitted model's trainable parameters for any optimizer, and so for Trainer's `optimizers`.
+    """Parameter groups of a retrofitted model for any optimizer, such as Trainer's `optimizers`.
 
-    added_rate: what was added learns so many times as fast, and without decay; so do all vectors, at the usual rate.
+    added_rate: factor of the learning rate for added parameters, which have no weight decay; vectors have none either,
+                at the usual rate.
     """
     added = {id(value) for value in adapter_parameters(model).values()}
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]

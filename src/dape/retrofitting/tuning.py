@@ -1,4 +1,4 @@
-"""Training a retrofitted model on by our loop: layers matched to the base's, distillation, text that the base samples."""
+"""Continued training of a retrofitted model: layer matching, distillation, and text sampled from the base."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dape.training.run import LanguageModelling
 
 
 class Tuning(LanguageModelling):
-    """Language modelling at the base's own length; what was added learns `added_rate` times as fast.
+    """Language modelling at the base's own length; added parameters learn `added_rate` times as fast.
 
-    teacher: the base, whose distribution of the next token is learned in the share `distill` of the loss
-             (Kullback–Leibler divergence), the rest being the text's own next token.
-    predicted_share: of a window's positions, drawn anew at each step, those whose next token is predicted: the output
-             layer over the vocabulary is most of a small model's work.
-    match_steps: as many first steps match each attention layer to the base's by itself (`LayerMatching`).
-    teacher_length: tokens that the teacher reads at a time; longer training windows it reads in `Overlapping` ones.
+    teacher: the base. The loss is `distill` times the Kullback–Leibler divergence from its next-token distribution,
+             plus 1 − `distill` times the cross-entropy of the text.
+    predicted_share: share of a window's positions, drawn anew at each step, whose next token is predicted: the output
+             layer over the vocabulary dominates the cost of a small model.
+    match_steps: number of initial steps that match each attention layer to the base's separately (`LayerMatching`).
+    teacher_length: window length of the teacher; longer training windows are split into `Overlapping` ones.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Tuning(LanguageModelling):
             raise ValueError(f"distill={distill} and match_steps={match_steps} need the base as a teacher")
         self.added_rate, self.teacher, self.distill = added_rate, teacher, distill
         self.predicted_share, self.match_steps = predicted_share, match_steps
-        self.reading = Overlapping(min(train_length, teacher_length or train_length))
+        self.overlapping = Overlapping(min(train_length, teacher_length or train_length))
         self.step = 0
 
     def batch(self, step: int) -> Tensor:
@@ -66,18 +66,18 @@ class Tuning(LanguageModelling):
         if teacher is not None:
             nn.Module.to(teacher, inputs.device)
         if teacher is not None and self.step < self.match_steps:
-            return LayerMatching(model, teacher, length=self.reading.length).loss(inputs)
+            return LayerMatching(model, teacher, length=self.overlapping.length).loss(inputs)
         if teacher is None or not self.distill:
             return self._language_loss(model, inputs, targets)
         own: dict[str, Any] = {"use_cache": False}
         taught = dict(own)
-        if self.predicted_share < 1 or inputs.shape[1] > self.reading.length:
-            within, places = self.reading.positions(self.predicted_share, inputs.shape[1])
-            own["logits_to_keep"] = places = places.to(inputs.device)
-            taught["logits_to_keep"], targets = within.to(inputs.device), targets[:, places]
+        if self.predicted_share < 1 or inputs.shape[1] > self.overlapping.length:
+            within, index = self.overlapping.positions(self.predicted_share, inputs.shape[1])
+            own["logits_to_keep"] = index = index.to(inputs.device)
+            taught["logits_to_keep"], targets = within.to(inputs.device), targets[:, index]
         logits = model(input_ids=inputs, **own).logits.flatten(0, 1).float()
         with torch.no_grad():
-            teaching = teacher(input_ids=self.reading.windows(inputs), **taught).logits
+            teaching = teacher(input_ids=self.overlapping.windows(inputs), **taught).logits
         divergence = F.kl_div(
             logits.log_softmax(-1),
             teaching.flatten(0, 1).float().log_softmax(-1),
@@ -92,8 +92,8 @@ class Tuning(LanguageModelling):
         options: dict[str, Any] = {"use_cache": False}
         if self.predicted_share < 1:
             count = max(1, round(self.predicted_share * inputs.shape[1]))
-            places = torch.randperm(inputs.shape[1])[:count].to(inputs.device)
-            options["logits_to_keep"], targets = places, targets[:, places]
+            index = torch.randperm(inputs.shape[1])[:count].to(inputs.device)
+            options["logits_to_keep"], targets = index, targets[:, index]
         logits = model(input_ids=inputs, **options).logits.flatten(0, 1).float()
         return F.cross_entropy(logits, targets.flatten())
 
@@ -109,9 +109,9 @@ def sample(
     batch_size: int = 64,
     progress: Callable[[int], object] | None = None,
 ) -> np.ndarray:
-    """Token ids [count, length] that the model writes by itself, beginning with its first token.
+    """Sample token ids [count, length] from the model, beginning with its first token.
 
-    progress: hears how many rows are done.
+    progress: called with the number of finished rows.
     """
     model.eval()
     generator = torch.Generator(model.device).manual_seed(seed)
@@ -123,7 +123,7 @@ def sample(
         cache, written = DynamicCache(config=model.config), [token]
         for _ in range(length - 1):
             logits = model(token, past_key_values=cache, use_cache=True).logits[:, -1].float()
-            # One number a row, not one a word: several times cheaper than torch.multinomial for large vocabularies.
+            # One random number per row, not one per vocabulary entry: several times cheaper than torch.multinomial.
             reached = (logits / temperature).softmax(-1).cumsum(-1)
             drawn = torch.rand(len(token), 1, generator=generator, device=model.device) * reached[:, -1:]
             token = torch.searchsorted(reached, drawn).clamp(max=reached.shape[-1] - 1)
@@ -133,7 +133,7 @@ def sample(
 
 
 def _first_tokens(model: PreTrainedModel, count: int, generator: torch.Generator) -> Tensor:
-    """[count, 1]: the token that texts begin with, or any where the model names none."""
+    """First tokens [count, 1]: the model's beginning- or end-of-text token, or random ones if it has neither."""
     for name in ("bos_token_id", "eos_token_id"):
         token = getattr(model.config.get_text_config(), name, None)
         token = token[0] if isinstance(token, list) else token

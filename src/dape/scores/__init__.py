@@ -1,4 +1,4 @@
-"""Score processors: what happens to q·k on its way to weights. One file each, one line each in the registry."""
+"""Score processors, which map q·k to attention weights. One file each, one line each in the registry."""
 
 from dape.scores.base import ScoreProcessor
 from dape.scores.conv import ScoreConv

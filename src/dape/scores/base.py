@@ -17,13 +17,13 @@ from dape.rebuilding import Rebuildable
 class ScoreProcessor(Rebuildable):
     """Maps q·k to attention weights. Implement `program`; everything else is derived from it.
 
-    A constructor asks for what it needs by name: `num_heads`, `bias_channels` (whether the encoding adds a bias that the
-    first stage should read), `kernel_size` and `query_kernel_size` (where names may carry sizes, such as dape1x3),
-    `width`; what else it takes are options of the method.
+    A constructor declares the sizes it needs by name: `num_heads`, `bias_channels` (whether the encoding adds a bias that
+    the first stage should read), `kernel_size` and `query_kernel_size` (if method names carry sizes, such as dape1x3),
+    `width`; its other parameters are options of the method.
 
     summary:     a line for listings.
-    bare_kernel: the kernel (queries, keys) of a name without sizes.
-    listed:      the kernels that listings show.
+    bare_kernel: the kernel (queries, keys) of a method name without sizes.
+    listed:      the kernels shown in listings.
     """
 
     summary: ClassVar[str] = ""
@@ -66,7 +66,7 @@ class ScoreProcessor(Rebuildable):
         causal: bool = True,
         visible: Visible | None = None,
     ) -> Tensor:
-        """The attention weights [B, H, Tq, Tk] that come of given scores; arguments as in `forward`."""
+        """Attention weights [B, H, Tq, Tk] for the given scores; arguments as in `forward`."""
         program, edges = self._prepared(scores, bias, causal, visible)
         return normalise(process(scores, bias, program, edges), program, edges)
 
@@ -96,17 +96,17 @@ class ScoreProcessor(Rebuildable):
 
 
 class StageConv(nn.Conv2d):
-    """The weights of a stage. Calling it without an image returns them: what wraps modules can then do its part."""
+    """Weights of a stage. Called without an image it returns them, so that hooks and wrappers take effect."""
 
     def forward(self, image: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:  # type: ignore[override]  # weights, too
         return (self.weight, self.bias) if image is None else super().forward(image)
 
 
 def stage_tensors(conv: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight [out, in / groups, kq, k] and offset [out] of a stage, through whatever was wrapped around it.
+    """Weight [out, in / groups, kq, k] and offset [out] of a stage, including wrappers such as LoRA.
 
-    Wrappers such as LoRA change a layer's output, not its weights. A convolution's answers to unit impulses are its
-    weights, so those are asked for.
+    Wrappers change a layer's output, not its weights. The weights are therefore read from the responses to unit
+    impulses.
     """
     if isinstance(conv, StageConv):
         return conv()
@@ -114,7 +114,7 @@ def stage_tensors(conv: nn.Module) -> tuple[Tensor, Tensor | None]:
     shape = base.weight.shape[1:]
     impulses = torch.eye(shape.numel(), dtype=base.weight.dtype, device=base.weight.device)
     images = torch.cat([impulses, impulses.new_zeros(1, shape.numel())]).unflatten(1, shape)
-    answers = conv(images.repeat(1, base.groups, 1, 1)).flatten(1)
-    offset = answers[-1]
-    weight = (answers[:-1] - offset).T.reshape(-1, *shape)
+    responses = conv(images.repeat(1, base.groups, 1, 1)).flatten(1)
+    offset = responses[-1]
+    weight = (responses[:-1] - offset).T.reshape(-1, *shape)
     return weight, None if base.bias is None else offset

@@ -18,15 +18,15 @@ class ScoreConv(ScoreProcessor):
 
     kernel_size 1 is DAPE, 3 and more is DAPE V2.
 
-    query_kernel_size: more than 1 convolves over so many queries as well, a query's own and those before it.
-    depth:     how many convolutions there are; those between `expand` and `project` keep the width.
-    groups:    of heads that mix among themselves alone; the width is divided among them.
-    bias_channels: whether the convolution reads the additive bias beside the scores (not with NoPE or RoPE, which
+    query_kernel_size: number of queries that the kernel spans: a query's own and those before it.
+    depth:     number of convolutions; those between `expand` and `project` keep the width.
+    groups:    number of groups of heads; only heads of a group mix. The width is divided among the groups.
+    bias_channels: whether the convolution reads the additive bias as well as the scores (not with NoPE or RoPE, which
                have none).
     padding:   "same": taps reach k//2 keys to the left and k − 1 − k//2 to the right; "causal": k − 1 to the left.
     residual:  "scores+bias" as above, or "scores" for S + project(…) alone.
-    leak_future: the paper's cheating experiment; the convolution then reads keys that a query may not see.
-    zero_init: start with `project` at zero, so that the module begins as plain attention.
+    leak_future: the paper's leakage experiment: the convolution reads keys that the mask hides from a query.
+    zero_init: initialise `project` to zero, so that training starts from plain attention.
     negative_slope: of the LeakyReLU; 1 makes the convolutions linear.
     """
 
@@ -94,7 +94,7 @@ def left_reach(kernel_size: int, padding: Padding) -> int:
 
 
 def check_counts(**sizes: int) -> None:
-    """Raise where a size is not a whole number of at least 1."""
+    """Raise if a size is not a whole number of at least 1."""
     for name, value in sizes.items():
         if not isinstance(value, SupportsIndex) or value < 1:
             raise ValueError(f"{name}={value} must be a whole number, at least 1")

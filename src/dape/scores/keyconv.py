@@ -1,4 +1,4 @@
-"""Linear convolution of the scores along the keys, each head by itself: the control for what DAPE V2 adds to it."""
+"""Linear convolution of the scores along the keys, each head separately: a control experiment for DAPE V2."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dape.scores.conv import Padding, check_counts, left_reach
 
 
 class KeyConv(ScoreProcessor):
-    """B + Σₗ wₗ S[i, j − l], one kernel a head. By linearity, q · Σₗ wₗ kⱼ₋ₗ: a convolution of the keys.
+    """B + Σₗ wₗ S[i, j − l], one kernel per head. By linearity, q · Σₗ wₗ kⱼ₋ₗ: a convolution of the keys.
 
-    groups:  of heads that mix among themselves; num_heads by default, so none do; 1 mixes all heads, still linearly.
+    groups:  number of groups of heads that mix; num_heads by default, so none do; 1 mixes all heads, still linearly.
     padding: "same" or "causal", as in ScoreConv.
 
     Starts as the identity.
     """
 
-    summary = "linear convolution along the keys, each head by itself"
+    summary = "linear convolution along the keys, each head separately"
     listed = ((1, 3),)
 
     def __init__(
@@ -48,7 +48,7 @@ class KeyConv(ScoreProcessor):
 
 
 def identity_conv(num_heads: int, kernel: tuple[int, int], groups: int, left: int) -> StageConv:
-    """A convolution of heads without offset that starts by changing nothing."""
+    """Convolution over heads without offset, initialised to the identity."""
     conv = StageConv(num_heads, num_heads, kernel, groups=groups, bias=False)
     nn.init.zeros_(conv.weight)
     heads_per_group = num_heads // groups

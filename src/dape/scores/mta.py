@@ -9,12 +9,12 @@ from dape.scores.keyconv import identity_conv
 
 
 class MultiTokenAttention(ScoreProcessor):
-    """Logits conv(S) + B with one kq×k kernel a head, then weights mixed linearly in groups of heads.
+    """Logits conv(S) + B with one kq×k kernel per head, then weights mixed linearly in groups of heads.
 
     kernel_size, query_kernel_size: keys (centred on a key's own) and queries (a query's own and those before it).
-    head_group:     how many heads mix after the softmax; 1 for none.
-    mix_before:     heads mix, in the same groups, before the softmax as well.
-    convolve_after: the weights are convolved like the scores, before heads mix.
+    head_group:     number of heads that mix after the softmax; 1 for none.
+    mix_before:     also mix heads, in the same groups, before the softmax.
+    convolve_after: also convolve the weights, before heads mix.
 
     Starts as the identity. The paper's normalisation and gate of each head's output belong to the attention block
     (`head_norm` and `head_gate` of DapeConfig).
@@ -52,13 +52,13 @@ class MultiTokenAttention(ScoreProcessor):
 
     def program(self) -> ScoreProgram:
         def stages(mix: object, conv: object) -> list[Stage]:
-            """The mixing of heads and the convolution, of those that there are."""
-            found = []
+            """Mixing of heads, then convolution; either may be None."""
+            present = []
             if mix is not None:
-                found.append(Stage(*stage_tensors(mix), groups=self.groups))  # type: ignore[arg-type]  # a module
+                present.append(Stage(*stage_tensors(mix), groups=self.groups))  # type: ignore[arg-type]  # a module
             if conv is not None:
-                found.append(Stage(*stage_tensors(conv), self.left, self.num_heads))  # type: ignore[arg-type]  # as above
-            return found
+                present.append(Stage(*stage_tensors(conv), self.left, self.num_heads))  # type: ignore[arg-type]  # as above
+            return present
 
         pre, post = stages(self.mix_before, self.conv), stages(self.mix, self.conv_after)[::-1]
         return ScoreProgram(tuple(pre), tuple(post), residual="bias")

@@ -14,19 +14,19 @@ from dape.scores.base import ScoreProcessor
 
 Normaliser = Literal["softmax", "sink", "ssmax"]
 
-# Where `zero_init` lets a sink's root begin: its square is below what float32 tells from a sum of 1.
+# Initial root of a sink with `zero_init`: its square is below the resolution of float32 at 1.
 SMALL_ROOT = 1e-4
 # Keeps the logarithm finite for a root of 0.
 TINY = 1e-12
 
 
 class Normalised(ScoreProcessor):
-    """A score processor whose logits become weights by another normaliser than the softmax.
+    """A score processor with another normaliser than the softmax.
 
-    sink:  exp(lᵢ) / (Σ exp(lⱼ) + a²), one learnable a a head: a head may attend to nothing (gpt-oss, which learns
+    sink:  exp(lᵢ) / (Σ exp(lⱼ) + a²), one learnable a per head: a head may attend to nothing (gpt-oss, which learns
            log a²). It starts at 1.
-    ssmax: softmax(s · log n · l), n the number of visible keys, one learnable s a head (Nakanishi 2025); it starts at
-           1 / log `length`, so that at that many keys it is the softmax.
+    ssmax: softmax(s · log n · l), n the number of visible keys, one learnable s per head (Nakanishi 2025); it starts at
+           1 / log `length`, so that with `length` keys it is the softmax.
     zero_init: start as the softmax: a sink with a² = 10⁻⁸, whose gradient is not as small (that of its logit would be);
            SSMax as (s · log n + b) · l with s = 0 and a learnable b = 1.
     """

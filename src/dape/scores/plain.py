@@ -1,4 +1,4 @@
-"""Plain scores: what every Transformer does."""
+"""Plain scores: standard attention."""
 
 from dape.ops.score_attention import PLAIN, ScoreProgram
 from dape.scores.base import ScoreProcessor

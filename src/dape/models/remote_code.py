@@ -1,7 +1,7 @@
-"""Files beside a saved model's weights from which transformers loads our classes by the folder alone.
+"""Code files saved with a model's weights, from which transformers loads our classes (`trust_remote_code=True`).
 
-config.json names them in `auto_map`. Where this package is installed, the file it leads to imports them from here;
-a model that was itself loaded from code in a folder hands on that code. Both load with `trust_remote_code=True`.
+`auto_map` in config.json points to them. With this package installed, the file imports the classes from it; a model
+that was itself loaded from code in a folder copies that code.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import re
 from pathlib import Path
 
-# All in one module, which names the configuration too: transformers copies the code once for every entry module,
-# and torch must meet the operators that it defines only once.
+# One module for all entries, the configuration included: transformers copies the code once per entry module,
+# and the operators in it must be registered with torch only once.
 ENTRIES = {
     "AutoConfig": "DapeConfig",
     "AutoModel": "DapeModel",
@@ -20,19 +20,19 @@ ENTRIES = {
     "AutoModelForSequenceClassification": "DapeForSequenceClassification",
     "AutoModelForTokenClassification": "DapeForTokenClassification",
 }
-# The module of the entries where it is code in a folder, and the one that imports them from the package.
+# Module of the entries: as exported code, and as imports from the installed package.
 FLAT, IMPORTING = "dape_models_decoder", "dape_from_package"
 IMPORTS = f'"""Our classes, from the installed package."""\n\nfrom dape.models import {", ".join(ENTRIES.values())}\n'
-# Of somebody else's model that was retrofitted: its configuration is its own.
+# Entries of a retrofitted third-party model, which keeps its own configuration class.
 RETROFITTED = {"AutoModelForCausalLM": "RetrofittedCausalLM"}
 RETROFITTED_FLAT = "dape_retrofitting_auto"
 RETROFITTED_IMPORTS = '"""The loader, from the installed package."""\n\nfrom dape.retrofitting.auto import RetrofittedCausalLM\n'
 
 
 def write_entries(folder: Path, *, retrofitted: bool = False) -> None:
-    """Give a folder that `save_pretrained` wrote its `auto_map`, and the code that it leads to.
+    """Add `auto_map` and the code it points to, in a folder written by `save_pretrained`.
 
-    retrofitted: the folder holds somebody else's model that `dape.retrofit` changed.
+    retrofitted: the folder holds a third-party model changed by `dape.retrofit`.
     """
     entries, imports, module = (
         (RETROFITTED, RETROFITTED_IMPORTS, RETROFITTED_FLAT) if retrofitted else (ENTRIES, IMPORTS, FLAT)
@@ -53,22 +53,23 @@ def write_code(
     module: str = FLAT,
     entries: dict[str, str] = ENTRIES,
 ) -> None:
-    """Write our modules, flat, by the names of their files, into a saved model's folder.
+    """Write our modules as flat files into a saved model's folder.
 
-    name: the path that the folder will have.
+    code: source by file name.
+    name: final path of the folder, if it will be moved.
     """
     text = name_entries(folder, module, entries)
     (folder / f"{IMPORTING}.py").unlink(missing_ok=True)
-    # torch knows its operators by name: two models in one process must not share the names of theirs.
+    # torch registers operators by name: two models in one process need distinct names.
     namespace = "dape_" + hashlib.sha256((str(name or folder.resolve()) + text).encode()).hexdigest()[:12]
     for file, source in with_all_named(code, f"{module}.py").items():
         (folder / file).write_text(re.sub(r'"dape(_[0-9a-f]{12})?::', f'"{namespace}::', source))
 
 
 def with_all_named(code: dict[str, str], entry: str) -> dict[str, str]:
-    """The code, its entry importing every file by itself: some versions of transformers copy no others.
+    """The code, with an entry that imports every file directly: some versions of transformers copy no others.
 
-    Never executed: they find imports by their text.
+    Those imports are never executed: transformers finds them in the text.
     """
     others = [file.removesuffix(".py") for file in sorted(code) if file != entry]
     listing = "".join(f"    from .{name} import __name__ as _\n" for name in others)
@@ -78,7 +79,7 @@ def with_all_named(code: dict[str, str], entry: str) -> dict[str, str]:
 
 
 def name_entries(folder: Path, module: str, entries: dict[str, str] = ENTRIES) -> str:
-    """The text of config.json, now with an `auto_map` into that module."""
+    """Write `auto_map` into config.json, pointing to `module`; returns the text of the file."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["auto_map"] = {auto: f"{module}.{name}" for auto, name in entries.items()}
