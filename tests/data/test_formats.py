@@ -13,8 +13,8 @@ import pytest
 import zstandard
 
 from dape.data import BadText, find_corpus, prepare, readers
-from dape.data import pieces as pieces_module
-from dape.data.pieces import Piece, cut_documents, whole
+from dape.data import chunks as chunks_module
+from dape.data.chunks import Chunk, cut_documents, whole
 
 TEXTS = ["first text\n", "the second, with naïve ünïcode ∑\n", "third\nwith two lines"]
 
@@ -23,8 +23,8 @@ def documents(spec, **options):
     """{name: text} of a corpus, in its order."""
     found: dict[str, str] = {}
     for source in find_corpus(str(spec), **options).sources:
-        for piece in source.read():
-            found[piece.document] = found.get(piece.document, "") + piece.text
+        for chunk in source.read():
+            found[chunk.document] = found.get(chunk.document, "") + chunk.text
     return found
 
 
@@ -101,32 +101,32 @@ def test_library_is_the_default_and_usable(tmp_path):
     assert sum(source.size for source in found) > 5_000_000
 
 
-def test_long_texts_come_in_pieces_and_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "PIECE", 64)
-    monkeypatch.setattr(pieces_module, "PIECE", 64)
+def test_long_texts_come_in_chunks_and_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "CHUNK", 64)
+    monkeypatch.setattr(chunks_module, "CHUNK", 64)
     text = "".join(f"line {n} é∑🙂\n" for n in range(100)) + "🙂" * 500 + "\nend"
     (tmp_path / "a.txt").write_text(text, "utf-8")
     (source,) = find_corpus(str(tmp_path / "a.txt")).sources
-    pieces = list(source.read())
-    assert "".join(piece.text for piece in pieces) == text
-    assert len(pieces) > 20
-    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    # Cut at line ends, but where a line is longer than a piece.
-    assert all(piece.text.endswith("\n") or "🙂🙂" in piece.text for piece in pieces[:-1])
-    records = list(whole("x", text, pieces_module.stop))
-    assert "".join(piece.text for piece in records) == text
-    assert max(len(piece.text) for piece in records) <= 64
+    chunks = list(source.read())
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert len(chunks) > 20
+    assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    # Cut at line ends, but where a line is longer than a chunk.
+    assert all(chunk.text.endswith("\n") or "🙂🙂" in chunk.text for chunk in chunks[:-1])
+    records = list(whole("x", text, chunks_module.stop))
+    assert "".join(chunk.text for chunk in records) == text
+    assert max(len(chunk.text) for chunk in records) <= 64
 
 
 def test_cut_makes_documents_of_a_size():
     text = "".join(f"line {n}\n" for n in range(1000))
-    stream = [Piece("a", text[:3000], False), Piece("a", text[3000:], True), Piece("b", "short", True)]
+    stream = [Chunk("a", text[:3000], False), Chunk("a", text[3000:], True), Chunk("b", "short", True)]
     cut = list(cut_documents(stream, 500))
-    assert "".join(piece.text for piece in cut) == text + "short"
-    assert [piece.document for piece in cut][:2] == ["a#1", "a#2"]
-    assert cut[-1] == Piece("b#1", "short", True)
-    assert all(piece.last for piece in cut)
-    assert all(500 <= len(piece.text) < 1000 and piece.text.endswith("\n") for piece in cut[:-1])
+    assert "".join(chunk.text for chunk in cut) == text + "short"
+    assert [chunk.document for chunk in cut][:2] == ["a#1", "a#2"]
+    assert cut[-1] == Chunk("b#1", "short", True)
+    assert all(chunk.last for chunk in cut)
+    assert all(500 <= len(chunk.text) < 1000 and chunk.text.endswith("\n") for chunk in cut[:-1])
 
 
 def write(path, content: bytes):

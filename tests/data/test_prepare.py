@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dape.data import open_data, packing, prepare, verify
+from dape.data.chunks import Chunk
 from dape.data.packing import ByHash
-from dape.data.pieces import Piece
 from dape.files import exclusive
 
 
@@ -75,8 +75,8 @@ def test_split_follows_the_text_not_the_place(corpus, tmp_path):
 
 
 def test_fraction_is_met_and_growing_it_only_adds():
-    pieces = [Piece("x", f"text {n}", True) for n in range(4000)]
-    held = {f: {p.text for p in pieces if ByHash(f, 0)(p) == "validation"} for f in (0.0, 0.05, 0.2, 1.0)}
+    chunks = [Chunk("x", f"text {n}", True) for n in range(4000)]
+    held = {f: {p.text for p in chunks if ByHash(f, 0)(p) == "validation"} for f in (0.0, 0.05, 0.2, 1.0)}
     assert held[0.0] == set()
     assert len(held[1.0]) == 4000
     assert len(held[0.05]) == pytest.approx(200, abs=4 * 14)

@@ -105,7 +105,9 @@ def test_gradients_in_pieces_are_those_of_the_whole(tmp_path, alone):
 
 
 def test_more_pieces_than_windows_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="a batch of 128 targets cannot be cut into 1 processes × 9 pieces"):
+    with pytest.raises(
+        ValueError, match="a batch of 128 targets cannot be split into 1 processes × 9 micro-batches"
+    ):
         one_process(tmp_path, accumulate=9)
 
 

@@ -90,7 +90,7 @@ def library(megabytes: int) -> list[str]:
     total = 0
     while total < megabytes * 1e6:
         for source in sources:
-            texts.append(f"# {len(texts)}\n" + "".join(piece.text for piece in source.read()))
+            texts.append(f"# {len(texts)}\n" + "".join(chunk.text for chunk in source.read()))
             total += len(texts[-1])
             if total >= megabytes * 1e6:
                 break

@@ -1,7 +1,7 @@
 """Corpora, tokenizers and packed tokens. Needs `dape[lab]`."""
 
+from dape.data.chunks import BadText
 from dape.data.corpora import Corpus, find_corpus
-from dape.data.pieces import BadText
 from dape.data.preparation import prepare
 from dape.data.tokenizers import ByteTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer, train_bpe
 from dape.data.tokens import TokenData, Tokens, open_data, verify

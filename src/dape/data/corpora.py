@@ -1,4 +1,4 @@
-"""Corpora, named by where they come from: the library of this Python, files, folders, globs, the Hugging Face hub."""
+"""Corpora by source: the library of this Python, files, folders, globs, data sets of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from dape.data.pieces import PIECE, BadText, Piece, Report, stop
+from dape.data.chunks import CHUNK, BadText, Chunk, Report, stop
 from dape.data.readers import (
     PARQUET,
     SUFFIXES,
@@ -31,17 +31,17 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "
 GLOB = set("*?[")
 
 
-class Reading(Protocol):
-    """One source being read; when it has been read to its end, `record` says what it was."""
+class Reader(Protocol):
+    """Reader of one source; `record` describes the source after the last chunk."""
 
-    def __iter__(self) -> Iterator[Piece]: ...
+    def __iter__(self) -> Iterator[Chunk]: ...
     @property
     def position(self) -> int: ...
     def record(self) -> dict[str, Any]: ...
 
 
 class Source(Protocol):
-    """Something that holds documents: a file, or a data set of the hub."""
+    """A collection of documents: a file, or a data set of the hub."""
 
     @property
     def name(self) -> str: ...
@@ -51,12 +51,12 @@ class Source(Protocol):
     def stamp(self) -> int: ...
     @property
     def text_file(self) -> bool: ...
-    def read(self, report: Report = stop) -> Reading: ...
+    def read(self, report: Report = stop) -> Reader: ...
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sources in an order that does not depend on the machine."""
+    """Sources in a machine-independent order."""
 
     spec: str
     sources: list[Source]
@@ -68,7 +68,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file; `name` is its path inside the corpus, `stamp` when it was last changed."""
+    """A file; `name` is its path inside the corpus, `stamp` its modification time."""
 
     name: str
     path: Path
@@ -81,12 +81,12 @@ class FileSource:
     def text_file(self) -> bool:
         return self.suffix in TEXT
 
-    def read(self, report: Report = stop) -> FileReading:
-        return FileReading(self, report)
+    def read(self, report: Report = stop) -> FileReader:
+        return FileReader(self, report)
 
 
 @dataclass
-class FileReading:
+class FileReader:
     source: FileSource
     report: Report
     _watched: Watched | None = field(default=None, init=False)
@@ -96,10 +96,10 @@ class FileReading:
     def position(self) -> int:
         return 0 if self._watched is None else self._watched.position
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[Chunk]:
         try:
             if self.source.text_file and self.report is not stop:
-                # A fault may come to light after half of the file is packed: look for it first.
+                # An error late in the file would leave half of it packed: check the file first.
                 with open(self.source.path, "rb") as file:
                     try:
                         for _ in read_text(file, str(self.source.path)):
@@ -108,23 +108,23 @@ class FileReading:
                         self.report(problem)
                         return
             self._watched = Watched(self.source.path)
-            with self._watched, io.BufferedReader(self._watched, PIECE) as stream:
-                yield from self._pieces(stream)
+            with self._watched, io.BufferedReader(self._watched, CHUNK) as stream:
+                yield from self._chunks(stream)
                 self._digest = self._watched.digest()
         except OSError as error:
             raise ValueError(f"{self.source.path} cannot be read: {error.strerror or error}") from error
 
-    def _pieces(self, stream: IO[bytes]) -> Iterator[Piece]:
-        """Pieces under the source's name; problems name the file by its whole path."""
+    def _chunks(self, stream: IO[bytes]) -> Iterator[Chunk]:
+        """Chunks named after the source; problems name the file by its full path."""
         source, path = self.source, str(self.source.path)
         if source.suffix in TEXT:
-            pieces = read_text(stream, path, self.report)
+            chunks = read_text(stream, path, self.report)
         elif source.suffix in PARQUET:
-            pieces = read_parquet(source.path, path, source.field, self.report)
+            chunks = read_parquet(source.path, path, source.field, self.report)
         else:
-            pieces = read_json_lines(unpacked(stream, path), path, source.field, self.report)
-        for piece in pieces:
-            yield piece._replace(document=source.name + piece.document[len(path) :])
+            chunks = read_json_lines(unpacked(stream, path), path, source.field, self.report)
+        for chunk in chunks:
+            yield chunk._replace(document=source.name + chunk.document[len(path) :])
 
     def record(self) -> dict[str, Any]:
         source = self.source
@@ -132,11 +132,11 @@ class FileReading:
 
 
 def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Corpus:
-    """The corpus that a user names.
+    """Find the corpus given by `spec`.
 
     spec:   "stdlib"; a file, folder or glob; or "hf:NAME[:SPLIT][:FIELD]".
-    field:  where the text of a JSON line or a parquet row stands.
-    report: hears of what cannot be read (a link to nowhere, a pipe, a denied folder); by default that is an error.
+    field:  field of a JSON line, or column of a parquet file, that holds the text.
+    report: called with each unreadable path (a dangling link, a pipe, a denied folder); raises by default.
     """
     if spec == "stdlib":
         return Corpus(spec, _library())
@@ -147,23 +147,23 @@ def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Cor
         return Corpus(source.name, [source])
     path = Path(spec).expanduser()
     if path.is_dir():
-        found, root = [p for p in _walk(path, report=report) if _readable(p, report)], path
-        if not found:
+        paths, root = [p for p in _walk(path, report=report) if _readable(p, report)], path
+        if not paths:
             raise ValueError(f"{spec} has no file that ends in {', '.join(SUFFIXES)}")
     elif os.path.lexists(path):
         _readable(path, stop)
-        found, root = [path], path.parent
+        paths, root = [path], path.parent
     elif GLOB & set(spec):
-        found = sorted(map(Path, glob.glob(str(path), recursive=True)))
-        found = [p for p in found if not p.is_dir() and suffix_of(p) and _readable(p, report)]
-        if not found:
+        paths = sorted(map(Path, glob.glob(str(path), recursive=True)))
+        paths = [p for p in paths if not p.is_dir() and suffix_of(p) and _readable(p, report)]
+        if not paths:
             raise ValueError(f"no file that ends in {', '.join(SUFFIXES)} matches {spec}")
-        root = Path(os.path.commonpath([p.parent for p in found]))
+        root = Path(os.path.commonpath([p.parent for p in paths]))
     else:
         raise FileNotFoundError(
             f'there is no corpus "{spec}": give "stdlib", a file, a folder, a glob, or hf:NAME[:SPLIT][:FIELD]'
         )
-    return Corpus(str(path.absolute()), cast("list[Source]", [_file(p, root, field) for p in found]))
+    return Corpus(str(path.absolute()), cast("list[Source]", [_file(p, root, field) for p in paths]))
 
 
 def _file(path: Path, root: Path, field: str) -> FileSource:
@@ -179,7 +179,7 @@ def _file(path: Path, root: Path, field: str) -> FileSource:
 
 
 def _readable(path: Path, report: Report) -> bool:
-    """Whether the path is a file that can be opened; a pipe would wait for ever, so it is told by its kind."""
+    """Whether the path is a regular file that can be opened; opening a pipe would block, so its kind is checked first."""
     try:
         os.fsencode(path).decode("utf-8")
         kind = path.stat().st_mode
@@ -197,29 +197,29 @@ def _readable(path: Path, report: Report) -> bool:
 
 
 def _walk(root: Path, leave_out: frozenset[str] = frozenset(), report: Report = stop) -> list[Path]:
-    """Every file of a known kind under a folder, hidden ones left out, ordered by name."""
+    """All files of a known kind under a folder except hidden ones, ordered by name."""
 
     def denied(error: OSError) -> None:
         report(BadText(f"folder {error.filename} cannot be read: {(error.strerror or str(error)).lower()}"))
 
-    found = []
+    paths = []
     for folder, folders, names in os.walk(root, onerror=denied):
         folders[:] = [f for f in folders if not f.startswith(".") and f not in leave_out]
-        found += [os.path.join(folder, n) for n in names if not n.startswith(".") and suffix_of(n)]
-    # As names inside the corpus are compared, with / whatever the system's separator is.
-    return [Path(path) for path in sorted(found, key=lambda path: path.replace(os.sep, "/"))]
+        paths += [os.path.join(folder, n) for n in names if not n.startswith(".") and suffix_of(n)]
+    # Compared as names inside the corpus, with / on any system.
+    return [Path(path) for path in sorted(paths, key=lambda path: path.replace(os.sep, "/"))]
 
 
 def _library() -> list[Source]:
     root = Path(sysconfig.get_path("stdlib"))
-    found = [p for p in _walk(root, frozenset(NOT_LIBRARY)) if p.suffix == ".py" and _usable(p)]
-    if not found:
+    paths = [p for p in _walk(root, frozenset(NOT_LIBRARY)) if p.suffix == ".py" and _usable(p)]
+    if not paths:
         raise ValueError(f"this Python has no library sources in {root}: give --corpus a folder of text")
-    return [_file(path, root, "text") for path in found]
+    return [_file(path, root, "text") for path in paths]
 
 
 def _usable(path: Path) -> bool:
-    """Whether a library file has text at all, and in UTF-8."""
+    """Whether a library file is non-empty UTF-8 text."""
     try:
         return bool(path.read_text("utf-8").strip())
     except (OSError, UnicodeDecodeError):

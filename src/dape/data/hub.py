@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dape.data.pieces import BadText, Interrupted, Piece, Report, stop, whole
+from dape.data.chunks import BadText, Chunk, Interrupted, Report, stop, whole
 from dape.errors import install
 from dape.names import hub_reachable
 
@@ -40,8 +40,8 @@ class HubSource:
         configuration = f"@{self.configuration}" if self.configuration else ""
         return f"hf:{self.dataset}{configuration}:{self.split}:{self.field}"
 
-    def read(self, report: Report = stop) -> HubReading:
-        return HubReading(self, report)
+    def read(self, report: Report = stop) -> HubReader:
+        return HubReader(self, report)
 
     def rows(self) -> Any:
         try:
@@ -56,19 +56,19 @@ class HubSource:
         try:
             return datasets.load_dataset(self.dataset, self.configuration, split=self.split, streaming=True)
         except Exception as error:
-            # The library raises many kinds, from connection errors to its own; all mean the same to a user.
+            # The library raises many types, from connection errors to its own; all mean the same to a user.
             raise Interrupted(f"{self.name} cannot be opened: {_first_line(error)}") from error
 
 
 @dataclass
-class HubReading:
+class HubReader:
     source: HubSource
     report: Report
     position: int = 0
     _bytes: int = field(default=0, init=False)
     _hash: Any = field(default_factory=hashlib.sha256, init=False)
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[Chunk]:
         name, column = self.source.name, self.source.field
         number = 0
         rows = iter(self.source.rows())
@@ -81,16 +81,16 @@ class HubReading:
                 break
             number += 1
             if column not in row:
-                # Every row of a data set has the same columns, so going on could not help.
+                # Every row of a data set has the same columns, so the other rows would fail too.
                 raise BadText(f'{name}, row {number}: no field "{column}"; it has {", ".join(row)}')
             if not isinstance(row[column], str):
                 self.report(BadText(f'{name}, row {number}: field "{column}" is not text'))
                 continue
-            for piece in whole(f"{name}:{number}", row[column], self.report):
-                encoded = piece.text.encode("utf-8")
+            for chunk in whole(f"{name}:{number}", row[column], self.report):
+                encoded = chunk.text.encode("utf-8")
                 self._hash.update(encoded)
                 self._bytes += len(encoded)
-                yield piece
+                yield chunk
         if number == 0:
             self.report(BadText(f"{name} is empty"))
 

@@ -1,4 +1,4 @@
-"""Whether data on the disk, finished or half packed, is that of a recipe and a corpus."""
+"""Checks that data on disk, finished or partly packed, belongs to a recipe and a corpus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dape.files import read_json, read_json_lines, write_atomically
 
 
 def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool) -> Path:
-    """The folder being written, beside the one it becomes: an earlier attempt's if it was the same work."""
+    """Temporary folder next to `folder` to pack into; that of an interrupted packing if recipe and sources are the same."""
     partial = folder.parent / f".{folder.name}.partial"
     plan = {"recipe": recipe, "sources": hashlib.sha256(describe(corpus).encode()).hexdigest()}
     file = partial / "plan.json"
@@ -25,7 +25,7 @@ def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool
             raise ValueError(f"{folder} was begun with {difference}: pass --restart to begin again")
         if begun == plan:
             return partial
-    # Nothing yet, or sources that have changed since: nothing of it could be used.
+    # No earlier packing, or its sources have changed since: it cannot be reused.
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     write_atomically(file, json.dumps(plan))
@@ -33,7 +33,7 @@ def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool
 
 
 def difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Differences between two recipes, or "". Files may have moved: their names and contents count."""
+    """Differences between two recipes, or "". Files may have moved: names and contents are compared."""
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if not any(recipe["corpus"].startswith("hf:") or recipe["corpus"] == "stdlib" for recipe in (old, new)):
         keys = [key for key in keys if key != "corpus"]
@@ -41,11 +41,11 @@ def difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus | None) -> None:
-    """Refuse to take token data for that of another recipe or of other texts. corpus: None if the text is gone."""
+    """Raise if the token data has another recipe or other texts. corpus: None if the text no longer exists."""
     manifest = read_manifest(folder)
     if difference := difference_of(manifest["recipe"], recipe):
         raise ValueError(f"{folder} was prepared with {difference}: give another folder or delete it")
-    # Of a hub's text, of a text that is gone, and of another Python's library, the packed tokens are the record.
+    # For text of the hub, deleted text, or another Python's library, the packed tokens are the only record.
     if corpus is None or corpus.spec.startswith("hf:") or corpus.spec == "stdlib":
         return
     records = {record["name"]: record for record in read_json_lines(folder / "sources.jsonl")}

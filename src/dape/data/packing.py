@@ -1,4 +1,4 @@
-"""Packing: pieces to token files, with a journal from which an interrupted packing goes on."""
+"""Packing: chunks to token files, with a journal from which an interrupted packing resumes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dape.data.chunks import BadText, Chunk, Report, cut_documents, stop
 from dape.data.corpora import Source
-from dape.data.pieces import BadText, Piece, Report, cut_documents, stop
 from dape.data.tokenizers import Tokenizer
 from dape.data.tokens import SPLITS
 from dape.files import read_json, write_atomically
 
-# Characters tokenized at a time: enough to keep all cores busy, little enough to hold.
+# Characters tokenized at a time: enough to keep all cores busy, few enough to hold in memory.
 BATCH = 4 << 20
-# The journal is written after this many characters or seconds: what a kill costs at most.
+# The journal is written after this many characters or seconds: the most that a kill can lose.
 JOURNAL_CHARACTERS = 64 << 20
 JOURNAL_SECONDS = 5.0
-# Characters of a document that decide its side.
+# Characters at the start of a document that decide its split.
 BEGINNING = 1 << 16
 # Reasons kept for each source; all are counted.
 REASONS = 10
 
 
 class Side(Protocol):
-    """Says into which split a document goes, by its first piece; `found` are the names it has met."""
+    """Assigns a document to a split by its first chunk; `found` collects the requested names that occurred."""
 
     found: set[str]
 
-    def __call__(self, piece: Piece) -> str: ...
+    def __call__(self, chunk: Chunk) -> str: ...
 
 
 class SplitFiles:
-    """One split being written: ids and document offsets, appended."""
+    """Files of one split, opened for appending: ids and document offsets."""
 
     def __init__(self, folder: Path, name: str, dtype: np.dtype, state: dict[str, int] | None) -> None:
         state = state or {"tokens": 0, "documents": 0, "crc32": 0, "documents_crc32": 0}
@@ -93,7 +93,7 @@ class SplitFiles:
 
 
 def _reopen(path: Path, size: int) -> Any:
-    """The file, cut to what the journal knows of, open for appending."""
+    """Open a file for appending, truncated to the size in the journal."""
     path.touch()
     if path.stat().st_size < size:
         raise ValueError(f"{path} is shorter than its journal says: run it again, from the beginning")
@@ -104,59 +104,59 @@ def _reopen(path: Path, size: int) -> Any:
 
 
 class Packer:
-    """Writes the sources' tokens into a folder, source after source; knows how far it had come before."""
+    """Writes the sources' tokens into a folder, one source after the other; resumes from the journal."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, dtype: np.dtype, side: Side) -> None:
         self.folder, self.tokenizer, self.side = folder, tokenizer, side
         journal = folder / "journal.json"
         state = read_json(journal) if journal.exists() else {}
         self.sources: int = state.get("sources", 0)
-        self.pieces: int = state.get("pieces", 0)
+        self.chunks: int = state.get("pieces", 0)
         self.open: str | None = state.get("open")
         self.splits = {name: SplitFiles(folder, name, dtype, state.get(name)) for name in SPLITS}
         self._records = _reopen(folder / "sources.jsonl", state.get("records", 0))
         side.found.update(state.get("found", []))
-        self._done = [self.sources, self.pieces]
-        self._held: list[Piece | dict[str, Any]] = []
+        self._done = [self.sources, self.chunks]
+        self._held: list[Chunk | dict[str, Any]] = []
         self._characters = self._unsaved = 0
         self._saved_at = time.monotonic()
 
     def pack(
         self, source: Source, *, cut: int | None, skip_bad: bool, advance: Callable[[int], None]
     ) -> None:
-        """Append one source and its record; `advance` hears how many bytes have been read since the last time."""
+        """Append one source and its record; `advance` is called with the bytes read since the last call."""
         problems: list[BadText] = []
         report: Report = problems.append if skip_bad else stop
-        reading = source.read(report)
-        stream: Iterator[Piece] = iter(reading if cut is None else cut_documents(reading, cut))
+        reader = source.read(report)
+        stream: Iterator[Chunk] = iter(reader if cut is None else cut_documents(reader, cut))
         documents = position = 0
-        for piece in islice(stream, self.pieces):
-            documents += piece.last
-        for piece in stream:
-            documents += piece.last
-            self._hold(piece)
-            position, before = reading.position, position
+        for chunk in islice(stream, self.chunks):
+            documents += chunk.last
+        for chunk in stream:
+            documents += chunk.last
+            self._hold(chunk)
+            position, before = reader.position, position
             advance(position - before)
         advance(max(0, source.size - position))
-        record = reading.record() | {"documents": documents}
+        record = reader.record() | {"documents": documents}
         if problems:
             record |= {"skipped": len(problems), "reasons": [str(problem) for problem in problems[:REASONS]]}
         self._held.append(record)
         # The next source is read from its beginning.
-        self.pieces = 0
+        self.chunks = 0
 
-    def _hold(self, piece: Piece) -> None:
-        self._held.append(piece)
-        self._characters += len(piece.text)
+    def _hold(self, chunk: Chunk) -> None:
+        self._held.append(chunk)
+        self._characters += len(chunk.text)
         if self._characters >= BATCH:
             self.flush()
 
     def flush(self) -> None:
-        """Tokenize and write what is held, many documents at once, whatever sources they come from."""
-        texts = [item.text for item in self._held if isinstance(item, Piece)]
+        """Tokenize and write the buffered chunks, documents of several sources at once."""
+        texts = [item.text for item in self._held if isinstance(item, Chunk)]
         encoded = iter(self.tokenizer.encode_batch(texts))
         for item in self._held:
-            if isinstance(item, Piece):
+            if isinstance(item, Chunk):
                 self.open = self.side(item) if self.open is None else self.open
                 self.splits[self.open].append(next(encoded), last=item.last)
                 self.open = None if item.last else self.open
@@ -172,7 +172,7 @@ class Packer:
             self.save()
 
     def save(self) -> None:
-        """Bring everything to the disk, then say so in the journal: the order makes a kill harmless."""
+        """Sync all files, then write the journal: in this order a kill is harmless."""
         for split in self.splits.values():
             split.sync()
         self._records.flush()
@@ -194,9 +194,9 @@ class Packer:
 
 
 class ByHash:
-    """Sends about a fraction of the documents to validation, by a hash of how they begin.
+    """Assigns about a fraction of the documents to validation, by a hash of their beginning.
 
-    Equal documents always land on the same side, wherever and in whatever order they stand.
+    Equal documents are always in the same split, in any file and order.
     """
 
     def __init__(self, fraction: float, seed: int) -> None:
@@ -204,27 +204,27 @@ class ByHash:
         self._key = f"dape split {seed}".encode()
         self.found: set[str] = set()
 
-    def __call__(self, piece: Piece) -> str:
-        beginning = piece.text[:BEGINNING].encode("utf-8")
+    def __call__(self, chunk: Chunk) -> str:
+        beginning = chunk.text[:BEGINNING].encode("utf-8")
         digest = hashlib.blake2b(beginning, digest_size=8, key=self._key).digest()
         return "validation" if int.from_bytes(digest, "big") < self._threshold else "train"
 
 
 class ByName:
-    """Sends the named documents to validation; a name is a document's own, its file's, or that without suffix."""
+    """Assigns the named documents to validation; a name is a document's own, its file's, or that without suffix."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = set(names)
         self.found: set[str] = set()
 
-    def __call__(self, piece: Piece) -> str:
-        matching = self.names & name_forms(piece.document)
+    def __call__(self, chunk: Chunk) -> str:
+        matching = self.names & name_forms(chunk.document)
         self.found |= matching
         return "validation" if matching else "train"
 
 
 def name_forms(document: str) -> set[str]:
-    """The ways to call a document: a/b.tex, b.tex, a/b, b; a row or a cut also by its file's."""
+    """Accepted names of a document: a/b.tex, b.tex, a/b, b; of a row or a cut also its file's."""
     file = document.split("#")[0]
     head, _, tail = file.rpartition(":")
     file = head if head and tail.isdecimal() else file

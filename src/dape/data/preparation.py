@@ -1,4 +1,4 @@
-"""`prepare`: a corpus to a folder of token data, whole or not at all, and again at once if nothing changed."""
+"""`prepare`: pack a corpus into a folder of token data, atomically; existing data is reused if nothing changed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from dape.data.chunks import BadText, Interrupted, cut_documents, stop
 from dape.data.corpora import Corpus, find_corpus
 from dape.data.identity import begin, check_same
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
-from dape.data.pieces import BadText, Interrupted, cut_documents, stop
 from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, note_verified, open_data, read_manifest
 from dape.files import check_output, exclusive, read_json_lines, sync_folder, write_atomically
 from dape.settings import split_names
 
-# Pieces of text handed to the BPE trainer, which holds a few hundred of them.
-TRAINING_PIECE = 1 << 16
-# Fewer text files than this are cut into about so many documents, of at least so many characters.
+# Chunks of text handed to the BPE trainer, which holds a few hundred of them.
+TRAINING_CHUNK = 1 << 16
+# Fewer text files than the first are cut into about the second number of documents, of at least the third in characters.
 FEW_FILES, CUT_INTO, LEAST_CUT = 10, 64, 2_000
 
 
@@ -43,19 +43,19 @@ def prepare(
     restart: bool = False,
     progress: bool = True,
 ) -> TokenData:
-    """The corpus as token data in `folder`. Same recipe and same sources: what is there is used; other: an error.
+    """Pack the corpus into `folder`. Existing data of the same recipe and sources is reused; other data is an error.
 
-    Packed data needs its text no more: where the text is gone, the folder is used as it is.
+    Packed data does not need its text: if the text no longer exists, the folder is used as it is.
 
     corpus:     "stdlib", a file, folder or glob, or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD].
     tokenizer:  "bytes", "bpe:VOCAB" (trained on the training split), a tokenizer.json, or a Hugging Face name.
     validation: the fraction of documents held out, chosen by hash, or the names of those to hold out.
-    seed:       of that choice.
-    field:      where a JSON line or a parquet row has its text.
+    seed:       seed of that choice.
+    field:      field of a JSON line, or column of a parquet file, that holds the text.
     cut:        make documents of at least this many characters out of longer ones; by default, fewer than 10 text
                 files are cut into about 64 documents, so that one book has parts to train on and parts to hold out.
     skip_bad:   leave out documents that cannot be read, and list them; otherwise the first one is an error.
-    restart:    throw away a packing that was interrupted, instead of going on with it.
+    restart:    discard an interrupted packing instead of resuming it.
     """
     folder = Path(folder)
     recipe = _recipe(corpus, tokenizer, validation, seed=seed, field=field, cut=cut, skip_bad=skip_bad)
@@ -64,41 +64,41 @@ def prepare(
     if packed and cut is None:
         recipe["cut"] = read_manifest(folder)["recipe"]["cut"]
     try:
-        found = find_corpus(corpus, field=field, report=left_out.append if skip_bad else stop)
+        texts = find_corpus(corpus, field=field, report=left_out.append if skip_bad else stop)
     except FileNotFoundError:
         if not packed:
             raise
         check_same(folder, recipe, None)
         return open_data(folder)
-    recipe["corpus"] = found.spec
-    side = _side(validation, seed, found)
+    recipe["corpus"] = texts.spec
+    side = _side(validation, seed, texts)
     if packed:
-        # Complete data needs no lock, so that a read-only folder can be shared.
-        check_same(folder, recipe, found)
+        # Complete data needs no lock: a read-only folder can be shared.
+        check_same(folder, recipe, texts)
         return open_data(folder)
     if cut is None and isinstance(validation, float | int):
-        recipe["cut"] = automatic_cut(found)
+        recipe["cut"] = automatic_cut(texts)
         if recipe["cut"] is not None and progress:
-            _say_cut(found, recipe["cut"])
+            _say_cut(texts, recipe["cut"])
     given = None if bpe_size(tokenizer) else load_tokenizer(tokenizer)
     check_output(folder, folder=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes may want the same data at once: one packs, the other waits and finds it done.
+    # Two processes may need the same data at once: one packs while the other waits.
     with exclusive(folder.parent / f".{folder.name}.lock"):
         if (folder / "manifest.json").exists():
-            check_same(folder, recipe, found)
+            check_same(folder, recipe, texts)
             return open_data(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists and holds something else: give another folder")
-        partial = begin(folder, recipe, found, restart=restart)
+        partial = begin(folder, recipe, texts, restart=restart)
         try:
-            with _progress(progress, found) as stage:
-                learnt = _tokenizer(recipe, partial, found, side, stage, given)
-                _pack(recipe, partial, found, learnt, side, stage, left_out)
+            with _progress(progress, texts) as stage:
+                learnt = _tokenizer(recipe, partial, texts, side, stage, given)
+                _pack(recipe, partial, texts, learnt, side, stage, left_out)
         except Interrupted:
             raise
         except ValueError:
-            # The same would happen again, so there is nothing to go on from.
+            # A resumed packing would fail again, so nothing is kept.
             shutil.rmtree(partial)
             raise
         note_verified(partial)
@@ -115,10 +115,10 @@ def check_room(
     validation: float | Sequence[str],
     stream: bool = False,
 ) -> None:
-    """Raise before any packing if no held-out document can have `length` tokens and one more.
+    """Raise before packing if no held-out document can have `length` + 1 tokens.
 
-    A document has at most as many tokens as bytes, if its tokenizer knows all bytes; what other tokenizers, packed
-    tables and the hub give is known only afterwards. stream: documents may be taken together.
+    A document has at most as many tokens as bytes, if its tokenizer covers all bytes; for other tokenizers, compressed
+    tables and the hub the number is known only after packing. stream: windows may span documents.
     """
     if tokenizer != "bytes" and not bpe_size(tokenizer):
         return
@@ -141,7 +141,7 @@ def check_room(
 
 
 def automatic_cut(corpus: Corpus) -> int | None:
-    """Characters of a document where a corpus is a few long text files; None where files are documents."""
+    """Default document size in characters for a corpus of a few long text files; None if files are documents."""
     if len(corpus.sources) >= FEW_FILES or not all(source.text_file for source in corpus.sources):
         return None
     size = sum(source.size for source in corpus.sources)
@@ -159,7 +159,7 @@ def _say_cut(corpus: Corpus, cut: int) -> None:
 
 
 def parse_validation(text: str) -> float | list[str]:
-    """Documents to hold out, as a user writes them: a fraction where it reads as a number, else names."""
+    """Parse the documents to hold out: a fraction if the text is a number, else names."""
     try:
         fraction = float(text)
     except ValueError:
@@ -174,7 +174,7 @@ def parse_validation(text: str) -> float | list[str]:
 def _recipe(
     corpus: str, tokenizer: str, validation: float | Sequence[str], *, cut: int | None, **rest: Any
 ) -> dict[str, Any]:
-    """Everything that decides what the tokens are, but for the sources' contents."""
+    """Settings that determine the tokens, apart from the sources' contents."""
     bpe_size(tokenizer)
     if isinstance(validation, str):
         raise TypeError(f'validation="{validation}": give a fraction or a sequence of names')
@@ -194,7 +194,7 @@ def _side(validation: float | Sequence[str], seed: int, corpus: Corpus) -> Side:
         return ByHash(validation, seed)
     side = ByName(validation)
     if all(source.text_file for source in corpus.sources):
-        # Files are documents here, so a wrong name shows before anything is packed.
+        # Files are documents here, so a wrong name is reported before packing.
         known = set().union(*(name_forms(source.name) for source in corpus.sources))
         _check_names(side.names - known - {name for name in side.names if "#" in name})
     return side
@@ -210,7 +210,7 @@ Stage = Callable[[str], Callable[[int], None]]
 
 @contextlib.contextmanager
 def _progress(show: bool, corpus: Corpus) -> Iterator[Stage]:
-    """A function that begins a stage and gives what to call with the bytes done."""
+    """Progress bar: a function that starts a stage and returns a callback for the bytes done."""
     if not show:
         yield lambda description: lambda count: None
         return
@@ -240,7 +240,7 @@ def _tokenizer(
     stage: Stage,
     given: Tokenizer | None,
 ) -> Tokenizer:
-    """The recipe's tokenizer, saved in the folder; trained first where that is asked for and not yet done."""
+    """The recipe's tokenizer, saved in the folder; trained first if requested and not yet done."""
     saved = partial / "tokenizer"
     if (saved / "tokenizer_config.json").exists():
         return load_tokenizer(saved)
@@ -258,15 +258,15 @@ def _training_texts(
 ) -> Iterator[str]:
     problems: list[BadText] = []
     for source in corpus.sources:
-        reading = source.read(problems.append if recipe["skip_bad"] else stop)
-        position, where = 0, None
-        for piece in reading if recipe["cut"] is None else cut_documents(reading, recipe["cut"]):
-            where = side(piece) if where is None else where
-            if where == "train":
-                for start in range(0, len(piece.text), TRAINING_PIECE):
-                    yield piece.text[start : start + TRAINING_PIECE]
-            where = None if piece.last else where
-            before, position = position, reading.position
+        reader = source.read(problems.append if recipe["skip_bad"] else stop)
+        position, split = 0, None
+        for chunk in reader if recipe["cut"] is None else cut_documents(reader, recipe["cut"]):
+            split = side(chunk) if split is None else split
+            if split == "train":
+                for start in range(0, len(chunk.text), TRAINING_CHUNK):
+                    yield chunk.text[start : start + TRAINING_CHUNK]
+            split = None if chunk.last else split
+            before, position = position, reader.position
             advance(position - before)
 
 
@@ -329,7 +329,7 @@ def _digest(path: Path) -> str:
 
 
 def _summary(path: Path, left_out: Sequence[BadText] = ()) -> dict[str, Any]:
-    """Counts over all sources, and a hash of their names and contents; what could not be opened, each with why."""
+    """Counts over all sources, a hash of their names and contents, and the sources left out, each with the reason."""
     count = size = 0
     skipped = len(left_out)
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Readers of files: plain text, JSON lines (also compressed) and parquet, as streams of pieces."""
+"""Readers of files: plain text, JSON lines (also compressed) and parquet, as streams of chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from dape.data.pieces import PIECE, BadText, Piece, Report, stop, whole
+from dape.data.chunks import CHUNK, BadText, Chunk, Report, stop, whole
 from dape.errors import install
 
 TEXT = (".txt", ".md", ".tex", ".py")
@@ -23,13 +23,13 @@ SUFFIXES = (*TEXT, *JSON_LINES, *PARQUET)
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str | None:
-    """Which of the known endings the file has, or None."""
+    """The known suffix of the file, or None."""
     name = os.fspath(path).lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
 class Watched(io.RawIOBase):
-    """A file being read: how far, and the hash of what has gone by."""
+    """A file that tracks its read position and the hash of the bytes read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class Watched(io.RawIOBase):
         return count
 
     def digest(self) -> str:
-        """The hash of the whole file; reads what no one has read yet."""
-        while self.read(PIECE):
+        """Hash of the whole file; reads the rest of it."""
+        while self.read(CHUNK):
             pass
         return self._hash.hexdigest()
 
@@ -57,47 +57,47 @@ class Watched(io.RawIOBase):
         super().close()
 
 
-def read_text(stream: IO[bytes], name: str, report: Report = stop) -> Iterator[Piece]:
-    """A text file as one document."""
+def read_text(stream: IO[bytes], name: str, report: Report = stop) -> Iterator[Chunk]:
+    """Read a text file as one document."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     held: str | None = None
     fed = lines = 0
     while True:
-        chunk = stream.read(PIECE)
-        if chunk and not chunk.endswith(b"\n"):
-            chunk += stream.readline(PIECE)
-        fed += len(chunk)
-        if (nul := chunk.find(0)) >= 0:
-            place = fed - len(chunk) + nul
-            report(BadText(f"{name}: a NUL at byte {place}: this looks like a binary file"))
+        block = stream.read(CHUNK)
+        if block and not block.endswith(b"\n"):
+            block += stream.readline(CHUNK)
+        fed += len(block)
+        if (nul := block.find(0)) >= 0:
+            offset = fed - len(block) + nul
+            report(BadText(f"{name}: a NUL at byte {offset}: this looks like a binary file"))
             return
         try:
-            text = decoder.decode(chunk, final=not chunk)
+            text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             line = lines + error.object[: error.start].count(b"\n") + 1
             report(BadText(_broken(name, fed - len(error.object) + error.start, line, error)))
             return
-        if not chunk:
+        if not block:
             break
-        lines += chunk.count(b"\n")
+        lines += block.count(b"\n")
         if held is not None:
-            yield Piece(name, held, last=False)
-        elif not text.strip() and len(chunk) < PIECE:
+            yield Chunk(name, held, last=False)
+        elif not text.strip() and len(block) < CHUNK:
             continue
         held = text
     if held is None:
         report(BadText(f"{name} is empty"))
     else:
-        yield Piece(name, held, last=True)
+        yield Chunk(name, held, last=True)
 
 
-def _broken(name: str, place: int, line: int, error: UnicodeDecodeError) -> str:
+def _broken(name: str, offset: int, line: int, error: UnicodeDecodeError) -> str:
     byte = error.object[error.start]
-    return f"{name}, line {line}: byte {place} (0x{byte:02x}) is not UTF-8 ({error.reason})"
+    return f"{name}, line {line}: byte {offset} (0x{byte:02x}) is not UTF-8 ({error.reason})"
 
 
-def read_json_lines(stream: IO[bytes], name: str, field: str, report: Report = stop) -> Iterator[Piece]:
-    """A document a line: the string that each line's object has under `field`."""
+def read_json_lines(stream: IO[bytes], name: str, field: str, report: Report = stop) -> Iterator[Chunk]:
+    """Read one document per line: the string in `field` of the line's object."""
     number = 0
     try:
         for number, line in enumerate(stream, start=1):
@@ -116,21 +116,21 @@ def read_json_lines(stream: IO[bytes], name: str, field: str, report: Report = s
         report(BadText(f"{name} is empty"))
 
 
-def _record_text(line: bytes, place: str, field: str) -> str:
+def _record_text(line: bytes, location: str, field: str) -> str:
     try:
         record = json.loads(line)
     except UnicodeDecodeError as error:
         raise BadText(
-            f"{place}: byte {error.start} of the line is not UTF-8 (0x{line[error.start]:02x})"
+            f"{location}: byte {error.start} of the line is not UTF-8 (0x{line[error.start]:02x})"
         ) from None
     except json.JSONDecodeError as error:
-        raise BadText(f"{place}: not JSON ({error.msg} at column {error.colno})") from None
+        raise BadText(f"{location}: not JSON ({error.msg} at column {error.colno})") from None
     if not isinstance(record, dict):
-        raise BadText(f"{place}: an object with a field was expected, not {_kind(record)}")
+        raise BadText(f"{location}: an object with a field was expected, not {_kind(record)}")
     if field not in record:
-        raise BadText(f'{place}: no field "{field}"; it has {_list(record)}')
+        raise BadText(f'{location}: no field "{field}"; it has {_list(record)}')
     if not isinstance(record[field], str):
-        raise BadText(f'{place}: field "{field}" is {_kind(record[field])}, not text')
+        raise BadText(f'{location}: field "{field}" is {_kind(record[field])}, not text')
     return record[field]
 
 
@@ -152,7 +152,7 @@ def _unpacking_errors() -> tuple[type[Exception], ...]:
 
 
 def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
-    """The stream behind the compression that the file's name tells."""
+    """The decompressed stream, by the suffix of the file's name."""
     if name.lower().endswith(".gz"):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
     if name.lower().endswith(".zst"):
@@ -161,12 +161,12 @@ def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
         except ImportError:
             raise ValueError(f"{name} needs zstandard: {install('data')}") from None
         reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=False)
-        return io.BufferedReader(cast(Any, reader), PIECE)
+        return io.BufferedReader(cast(Any, reader), CHUNK)
     return stream
 
 
-def read_parquet(path: Path, name: str, field: str, report: Report = stop) -> Iterator[Piece]:
-    """A document a row: the string in column `field`."""
+def read_parquet(path: Path, name: str, field: str, report: Report = stop) -> Iterator[Chunk]:
+    """Read one document per row: the string in column `field`."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -193,7 +193,7 @@ def read_parquet(path: Path, name: str, field: str, report: Report = stop) -> It
         report(BadText(f"{name}: cannot be read as parquet ({str(error).splitlines()[0]})"))
 
 
-def _row(value: Any, document: str, report: Report) -> Iterator[Piece]:
+def _row(value: Any, document: str, report: Report) -> Iterator[Chunk]:
     try:
         text = value.as_py()
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ import tokenizers as hf
 from dape.files import read_json, write_atomically
 from dape.names import hub_options, not_loaded
 
-# The special token that ends texts and pads batches, where a tokenizer brings none of its own.
+# Special token that ends texts and pads batches, if a tokenizer has none of its own.
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
 # This byte occurs in no UTF-8 text: its token is free to be the special one, and no vocabulary has to grow.
@@ -28,12 +28,12 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
     def decode(self, ids: Iterable[int]) -> str: ...
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write what `load_tokenizer` and transformers' AutoTokenizer read."""
+        """Write the files that `load_tokenizer` and transformers' AutoTokenizer read."""
         ...
 
 
 class ByteTokenizer:
-    """A token a byte of UTF-8: 256 ids, the bytes themselves."""
+    """One token per byte of UTF-8: 256 ids, the byte values."""
 
     vocab_size = 256
 
@@ -44,11 +44,11 @@ class ByteTokenizer:
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; bytes that are no UTF-8 (a model may say anything) become replacement characters."""
+        """The text; invalid UTF-8, which a model may generate, becomes replacement characters."""
         return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        # The same mapping in the words of `tokenizers`: a byte-level BPE whose 256 tokens never merge.
+        # The same mapping for the `tokenizers` library: a byte-level BPE of 256 tokens without merges.
         vocab = {character: byte for byte, character in _byte_characters().items()}
         model = _byte_level(hf.models.BPE(vocab, []), use_regex=False)
         _save(model, Path(folder), {"dape_tokenizer": "bytes"})
@@ -62,7 +62,7 @@ class SubwordTokenizer:
         self.settings = settings or {}
         backend.no_padding()
         backend.no_truncation()
-        # A corpus that spells out a special token is text like any other.
+        # The spelling of a special token in a corpus is ordinary text.
         backend.encode_special_tokens = True
 
     @property
@@ -86,7 +86,7 @@ class SubwordTokenizer:
 
 
 def load_tokenizer(spec: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of that name: "bytes", a tokenizer.json, a folder, or a name on the Hugging Face hub."""
+    """Load a tokenizer: "bytes", a tokenizer.json, a folder, or a name on the Hugging Face hub."""
     if spec == "bytes":
         return ByteTokenizer()
     if str(spec).startswith("bpe:"):
@@ -106,7 +106,7 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, progress: bool = False) -> SubwordTokenizer:
-    """A byte-level BPE with at most `vocab_size` tokens, learnt from the texts."""
+    """Train a byte-level BPE with at most `vocab_size` tokens on the texts."""
     if vocab_size < 256:
         raise ValueError(f"bpe:{vocab_size}: a byte-level vocabulary has at least 256 tokens")
     model = _byte_level(hf.models.BPE(), use_regex=True)
@@ -138,9 +138,9 @@ def _byte_level(model: Any, *, use_regex: bool) -> hf.Tokenizer:
 
 
 def _byte_characters() -> dict[int, str]:
-    """The printable character that byte-level tokenizers write for each byte.
+    """The printable character of each byte in byte-level tokenizers.
 
-    Printable Latin-1 bytes stand for themselves; the others, in order, get the characters from 256 on.
+    Printable Latin-1 bytes map to themselves; the others, in order, to the characters from 256 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
@@ -162,7 +162,7 @@ def _save(tokenizer: hf.Tokenizer, folder: Path, settings: dict[str, Any]) -> No
 
 
 def _end_of_text(description: dict[str, Any]) -> str | None:
-    """The special token that ends texts; given to a byte-level vocabulary that has none by naming a free byte's.
+    """The special token that ends texts; a byte-level vocabulary without one uses the token of an unused byte.
 
     description: the contents of a tokenizer.json, changed in place.
     """

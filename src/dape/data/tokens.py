@@ -39,13 +39,13 @@ class Tokens:
     def document(self, index: int) -> np.ndarray:
         return self.ids[self.documents[index] : self.documents[index + 1]]
 
-    def document_of(self, places: np.ndarray) -> np.ndarray:
-        """The document that each place (an index into ids) belongs to."""
-        return np.searchsorted(self.documents, places, side="right") - 1
+    def document_of(self, index: np.ndarray) -> np.ndarray:
+        """The document that contains each index into ids."""
+        return np.searchsorted(self.documents, index, side="right") - 1
 
     @staticmethod
     def of(documents: list[np.ndarray]) -> Tokens:
-        """Documents at hand, as a split in memory."""
+        """A split in memory, from a list of documents."""
         ids = np.concatenate(documents) if documents else np.empty(0)
         offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
         return Tokens(ids.astype(id_type(int(ids.max(initial=0)) + 1)), offsets)
@@ -53,7 +53,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class TokenData:
-    """Packed tokens of a folder that `dape data prepare` wrote."""
+    """Packed tokens in a folder written by `dape data prepare`."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -72,7 +72,7 @@ def id_type(vocab_size: int) -> type[np.unsignedinteger]:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The manifest of a folder of token data; an error in a sentence if it is none."""
+    """Read the manifest of a folder of token data; raises if the folder holds none."""
     path = Path(folder) / "manifest.json"
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no token data: make it with `dape data prepare`")
@@ -83,7 +83,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def open_data(folder: str | os.PathLike[str]) -> TokenData:
-    """The token data of a folder, mapped; read and compared with its checksums if it was not since it last changed."""
+    """Memory-map the token data of a folder; checksums are verified if the files changed since the last time."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     try:
@@ -116,21 +116,21 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def verify(data: TokenData) -> None:
-    """Read every id and every boundary once and compare with the manifest; remembered while the files stay as they are."""
+    """Compare all ids and document offsets with the manifest's checksums; cached until the files change."""
     vocabulary = data.manifest["tokenizer"]["vocab_size"]
     for name in SPLITS:
         entry, tokens = data.manifest["splits"][name], data.split(name)
         checksum, highest = 0, -1
         for start in range(0, len(tokens.ids), 1 << 22):
-            piece = np.asarray(tokens.ids[start : start + (1 << 22)])
-            checksum, highest = zlib.crc32(piece.tobytes(), checksum), max(highest, int(piece.max()))
+            chunk = np.asarray(tokens.ids[start : start + (1 << 22)])
+            checksum, highest = zlib.crc32(chunk.tobytes(), checksum), max(highest, int(chunk.max()))
         if checksum != entry["crc32"]:
             raise ValueError(damaged(data.folder / f"{name}.ids"))
         if highest >= vocabulary:
             raise ValueError(
                 f"{data.folder / name}.ids has the id {highest}, its tokenizer has {vocabulary} tokens: prepare the data again"
             )
-        # Manifests of before had no checksum of the boundaries.
+        # Earlier manifests had no checksum of the document offsets.
         boundaries = entry.get("documents_crc32", zlib.crc32(tokens.documents.tobytes()))
         ordered = (np.diff(tokens.documents) >= 0).all()
         if (
@@ -150,7 +150,7 @@ def damaged(path: Path) -> str:
 
 
 def note_verified(folder: Path) -> None:
-    """Remember sizes and times of the files as they were when they were found whole."""
+    """Record sizes and times of the files after a successful verification."""
     with contextlib.suppress(OSError):  # shared data may be read-only
         write_atomically(folder / VERIFIED, json.dumps(_stamps(folder)))
 
@@ -165,5 +165,5 @@ def _verified(folder: Path) -> Any:
 def _stamps(folder: Path) -> dict[str, list[int]]:
     names = ["manifest.json", "tokenizer/tokenizer.json"]
     names += [f"{name}.{kind}" for name in SPLITS for kind in ("ids", "documents")]
-    found = {name: (folder / name).stat() for name in names}
-    return {name: [status.st_size, status.st_mtime_ns] for name, status in found.items()}
+    statuses = {name: (folder / name).stat() for name in names}
+    return {name: [status.st_size, status.st_mtime_ns] for name, status in statuses.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dape
-from dape.data.pieces import Piece, cut_documents
+from dape.data.chunks import Chunk, cut_documents
 from dape.files import write_atomically
 from dape.lab.environment import threads_of
 
@@ -276,9 +276,9 @@ def cut_files(source: Path, target: Path, size: int) -> None:
     for old in target.glob("*.txt"):
         old.unlink()
     for file in files:
-        whole = [Piece(file.stem, file.read_text("utf-8"), last=True)]
-        for number, piece in enumerate(cut_documents(whole, size), start=1):
-            write_atomically(target / f"{file.stem}-{number:03}.txt", piece.text)
+        whole = [Chunk(file.stem, file.read_text("utf-8"), last=True)]
+        for number, chunk in enumerate(cut_documents(whole, size), start=1):
+            write_atomically(target / f"{file.stem}-{number:03}.txt", chunk.text)
     write_atomically(note, stamp)
 
 

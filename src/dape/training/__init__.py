@@ -1,9 +1,9 @@
-"""Training: a loop for any task that resumes by itself and loses nothing. Needs `dape[lab]`.
+"""Training: a loop for any task that resumes automatically and exactly. Needs `dape[lab]`.
 
 config      settings, recipes, configuration files
 loop        `fit`: optimizer, schedule, divergence, signals
-checkpoint  what is on the disk
-parallel    processes, devices, number formats
+checkpoint  saving and loading, in files with checksums
+parallel    processes, devices, precision
 display     metrics, progress, trackers
 run         language models: `train`, `load_run`
 """

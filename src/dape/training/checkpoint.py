@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, a SHA-256 for every file, checked before anything is loaded.
+"""Checkpoints: written atomically, with a SHA-256 for every file, checked before loading.
 
 step-00000200/  model.safetensors  optimizer.safetensors  state.json  manifest.json
 
@@ -37,7 +37,7 @@ STATE = "state.json"
 
 
 class Checkpoints:
-    """The checkpoints of a run, oldest first in `all()`; at most `keep` of them stay."""
+    """The checkpoints of a run, oldest first in `all()`; at most `keep` of them are kept."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -52,7 +52,7 @@ class Checkpoints:
         return self.folder / f".writing-{step:08d}"
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write into, which no reader looks at."""
+        """Create an empty temporary folder to write into, which readers ignore."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.discard_unfinished()
         temporary = self.temporary(step)
@@ -60,7 +60,7 @@ class Checkpoints:
         return temporary
 
     def write(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> Path:
-        """Save groups of tensors, a file each, and the JSON state, as the checkpoint of a step."""
+        """Save groups of tensors, one file each, and the JSON state, as the checkpoint of a step."""
         temporary = self.begin(step)
         try:
             digests = {}
@@ -72,7 +72,7 @@ class Checkpoints:
             raise
 
     def commit(self, step: int, state: dict[str, Any], digests: Mapping[str, str]) -> Path:
-        """Turn the begun folder into the checkpoint: manifest last, then one rename, then old ones go."""
+        """Turn the temporary folder into the checkpoint: write the manifest last, rename, then delete old checkpoints."""
         temporary, final = self.temporary(step), self.path(step)
         _write_json(temporary / STATE, state)
         files = {**digests, STATE: file_digest(temporary / STATE)}
@@ -89,7 +89,7 @@ class Checkpoints:
         return final
 
     def newest_good(self, say: Callable[[str], None]) -> Path | None:
-        """The newest checkpoint that is whole; damaged ones are set aside, saying so.
+        """The newest intact checkpoint; damaged ones are set aside and reported by `say`.
 
         One that this process may not read, or that a later version wrote, is not damaged: it raises.
         """
@@ -110,7 +110,7 @@ class Checkpoints:
 
 
 def find_damage(path: Path) -> str | None:
-    """None for a whole checkpoint, or what is wrong with it; an OSError where it cannot be read."""
+    """Description of the damage of a checkpoint, or None; raises OSError if it cannot be read."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         entries = {name: (entry["sha256"], entry["bytes"]) for name, entry in manifest["files"].items()}
@@ -169,7 +169,7 @@ DTYPES = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write the file and return its SHA-256. A full disk is an OSError, here and in no foreign code."""
+    """Write a safetensors file and return its SHA-256. A full disk raises OSError in this function."""
     header, offset = {}, 0
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
@@ -182,13 +182,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         }
         offset = end
     text = json.dumps(header).encode()
-    # The format wants the data to start at a multiple of eight bytes.
+    # The format requires the data to start at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with open(path, "wb") as file:
-        for piece in (len(text).to_bytes(8, "little"), text):
-            digest.update(piece)
-            file.write(piece)
+        for part in (len(text).to_bytes(8, "little"), text):
+            digest.update(part)
+            file.write(part)
         for tensor in tensors.values():
             raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             digest.update(raw.data)
@@ -215,7 +215,7 @@ def optimizer_entries(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[
 
 
 def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put the tensors into the model in place; other names or shapes are an error that names one."""
+    """Copy the tensors into the model; raises, with an example, if names or shapes differ."""
     own = model.state_dict()
     if differing := sorted(own.keys() ^ tensors.keys()):
         raise ValueError(
@@ -247,7 +247,7 @@ def _gather(entries: Iterator[tuple[str, Tensor]], keep: bool) -> dict[str, Tens
     tensors = {}
     for name, tensor in entries:
         whole = tensor.detach()
-        # A shared-out tensor is put together by all processes, wanted here or not.
+        # A sharded tensor is gathered by all processes, whether or not this one keeps it.
         whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
         if keep:
             tensors[name] = whole.cpu()
@@ -255,7 +255,7 @@ def _gather(entries: Iterator[tuple[str, Tensor]], keep: bool) -> dict[str, Tens
 
 
 def _like(whole: Tensor, target: Tensor) -> Tensor:
-    """The tensor on the target's device, shared out as the target is."""
+    """The tensor on the target's device, sharded like the target."""
     if hasattr(target, "placements"):
         from torch.distributed.tensor import distribute_tensor
 
@@ -264,7 +264,7 @@ def _like(whole: Tensor, target: Tensor) -> Tensor:
 
 
 class Storage(Protocol):
-    """Every process calls both methods."""
+    """Interface to save and load checkpoints; every process calls both methods."""
 
     def save(
         self,
@@ -280,7 +280,7 @@ class Storage(Protocol):
 
 
 class Whole:
-    """The main process gathers everything and writes it."""
+    """Checkpoints that the main process gathers and writes."""
 
     def save(
         self,
@@ -304,7 +304,7 @@ class Whole:
 
 
 class Sharded:
-    """Each process writes its part through torch.distributed.checkpoint; nobody holds the whole."""
+    """Checkpoints to which each process writes its part, by torch.distributed.checkpoint; no process holds the whole."""
 
     def save(
         self,
@@ -330,7 +330,7 @@ class Sharded:
                 checkpoints.commit(step, state, digests)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            # The library wraps what went wrong in any process; a full disk should be known as one.
+            # The library wraps the errors of all processes; a full disk should be reported as such.
             for cause, _ in getattr(error, "failures", {}).values():
                 if isinstance(cause, OSError):
                     raise cause from error
@@ -353,7 +353,7 @@ class Sharded:
 
 
 def prepare_optimizer(optimizer: Optimizer) -> None:
-    """Have the optimizer make its state, for loading into: a step at learning rate 0 moves and decays nothing."""
+    """Create the optimizer's state to load into, by a step with learning rate 0, which changes no parameter."""
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
@@ -363,14 +363,14 @@ def prepare_optimizer(optimizer: Optimizer) -> None:
 
 
 def _entries(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Model and optimizer as they are shared out; a scalar as a vector of one, which a file can slice."""
+    """Sharded tensors of model and optimizer; scalars as vectors of size 1, which a file can slice."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer_entries(model, optimizer)}
     return {name: tensor.view(1) if tensor.dim() == 0 else tensor for name, tensor in tensors.items()}
 
 
 class quiet_alone(warnings.catch_warnings):
-    """torch warns that a lone process saves as one, which is what is wanted."""
+    """Suppress torch's warning that a single process saves without a process group, which is intended."""
 
     def __enter__(self) -> Any:
         entered = super().__enter__()
@@ -383,7 +383,7 @@ STORAGES: dict[str, Storage] = {"whole": Whole(), "sharded": Sharded()}
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder, or raise if somebody else does; the system frees it when a process dies."""
+    """Lock the folder, or raise if another process holds it; the system releases the lock when a process dies."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system: taking care is then up to the user
@@ -401,7 +401,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
     """Raise if a checkpoint's settings are those of another run."""
-    # A text may have moved: whether it is the same is for whoever reads it.
+    # A text may have moved: the code that reads it compares its contents.
     moved = {"corpus": corpus} if (corpus := getattr(settings, "corpus", None)) is not None else {}
     if difference := changed({**before, **moved}, settings):
         name, old, new = difference
@@ -413,7 +413,7 @@ def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
 
 @contextlib.contextmanager
 def room_on_disk(step: int, saved: int, parallel: Parallel | None = None) -> Iterator[None]:
-    """Turn a full disk into a sentence, in every process that takes part in the writing."""
+    """Raise DiskFull in every process that takes part in the writing if the disk of one is full."""
     failure = None
     try:
         yield

@@ -1,4 +1,4 @@
-"""Settings of a run: of the loop, the model and the data, in one dataclass; recipes, and configuration files."""
+"""Settings of a run (loop, model and data) in one dataclass; recipes and configuration files."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ FINAL_LEARNING_RATE = 1e-4
 class LoopSettings:
     """Optimizer, schedule, precision, checkpoints and processes of a training run.
 
-    What does not fix a run may change when it is continued: where and how it computes, not what.
+    Settings with `fixes_run=False` may change when a run is continued: they decide where and how it computes, not what.
     """
 
-    # Warm-up, in percent of the steps, where none is given.
+    # Default warm-up in percent of the steps.
     WARMUP_PERCENT: ClassVar[int] = 6
 
     steps: int = setting(1000, help="Optimizer steps in all.", low=1, high=10**9)
@@ -80,7 +80,7 @@ class LoopSettings:
     )
     accumulate: int = setting(
         1,
-        help="Pieces that a process's part of the batch is cut into, to save memory.",
+        help="Micro-batches per process and step, to save memory (gradient accumulation).",
         low=1,
         high=2**24,
         fixes_run=False,
@@ -94,7 +94,7 @@ class LoopSettings:
         fixes_run=False,
     )
     keep_checkpoints: int = setting(
-        2, help="How many checkpoints to keep.", low=1, high=10**6, fixes_run=False
+        2, help="Number of checkpoints to keep.", low=1, high=10**6, fixes_run=False
     )
     checkpoint_format: CheckpointFormat = setting(
         "whole",
@@ -104,7 +104,7 @@ class LoopSettings:
     )
     log_every: int = setting(
         10,
-        help="Steps between writes of metrics.jsonl; every step has its line all the same.",
+        help="Steps between writes of metrics.jsonl, which has a line for every step.",
         low=1,
         high=10**9,
         fixes_run=False,
@@ -124,10 +124,10 @@ class LoopSettings:
         high=1e9,
         fixes_run=False,
     )
-    seed: int = setting(0, help="Of initial weights, data order and dropout.", low=0, high=2**63 - 1)
+    seed: int = setting(0, help="Seed of initial weights, data order and dropout.", low=0, high=2**63 - 1)
     distributed: Distributed = setting(
         "none",
-        help="Under torchrun: ddp copies the model to every process, fsdp shares it out.",
+        help="Under torchrun: ddp replicates the model, fsdp shards it over the processes.",
         fixes_run=False,
     )
     device: str = setting(
@@ -151,7 +151,7 @@ class LoopSettings:
             raise SettingError("final_learning_rate", self.final_learning_rate, problem)
 
     def derive(self) -> None:
-        """Fill in what follows from other settings and was not given."""
+        """Fill in defaults that depend on other settings."""
         if self.warmup_steps is None and isinstance(self.steps, int):
             self._set(warmup_steps=max(1, round(self.steps * self.warmup_percent / 100)))
         if self.final_learning_rate is None and isinstance(self.learning_rate, float | int):
@@ -170,10 +170,10 @@ class LoopSettings:
 class FitResult:
     """Result of a training.
 
-    steps:   of the whole run, those before a resumption included.
+    steps:   total number of steps, those before a resumption included.
     seconds: spent in steps, over all resumptions; checkpoints and start-up are not counted.
     stopped_early: None, or what stopped it before the last step (SIGTERM, SIGINT, on_step).
-    notes:   what was said on the way, such as a damaged checkpoint that was passed over.
+    notes:   messages of the run, such as a damaged checkpoint that was set aside.
     """
 
     steps: int
@@ -189,11 +189,11 @@ class TrainingStopped(ValueError):
 
 
 class Diverged(TrainingStopped):
-    """The loss is not a number any more, or many times what it was at the start."""
+    """The loss is not finite, or has grown to many times the first loss."""
 
 
 class DiskFull(TrainingStopped):
-    """There was no room for a checkpoint or the metrics; earlier checkpoints are intact."""
+    """The disk is full: a checkpoint or the metrics could not be written; earlier checkpoints are intact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +206,11 @@ class ModelSettings:
     preset: str = setting(
         "tiny", help="Size of the model, and the recipe that goes with it: tiny, 125m, 350m, 2.7b, 6.7b."
     )
-    num_layers: int | None = setting(None, help="Layers, where other than the preset's.", low=1, high=10_000)
-    hidden_size: int | None = setting(None, help="Width, where other than the preset's.", low=1, high=2**20)
-    num_heads: int | None = setting(None, help="Heads, where other than the preset's.", low=1, high=2**16)
-    score_width: int = setting(32, help="Channels between the two convolutions.", low=1, high=2**16)
-    dropout: float = setting(0.0, help="Dropout of what every layer adds.", low=0, below=1)
+    num_layers: int | None = setting(None, help="Layers. Default: the preset's.", low=1, high=10_000)
+    hidden_size: int | None = setting(None, help="Width. Default: the preset's.", low=1, high=2**20)
+    num_heads: int | None = setting(None, help="Heads. Default: the preset's.", low=1, high=2**16)
+    score_width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=2**16)
+    dropout: float = setting(0.0, help="Dropout of every layer's residual branches.", low=0, below=1)
     randomized_positions: int | None = setting(
         None,
         help="Train on random increasing positions below this number, instead of 0, 1, 2, …",
@@ -226,13 +226,13 @@ class ModelSettings:
         help="Further options of the score convolution (in a file or in Python; --score-option).",
     )
     backend: str = setting(
-        "auto", help="Of the attention; auto takes the fastest that can run.", fixes_run=False
+        "auto", help="Backend of the attention op; auto takes the fastest that can run.", fixes_run=False
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """The text, its tokens, and how much of it makes a step."""
+    """The text, its tokenizer, and the size of a step."""
 
     corpus: str = setting(
         None,
@@ -249,23 +249,25 @@ class DataSettings:
         help="Documents held out: a fraction, or their names, separated by commas. Default: those of --data, else 0.1.",
         test=parse_validation,
     )
-    field: str = setting(None, help="Where a JSON line or a parquet row has its text. Default: text.")
+    field: str = setting(
+        None, help="Field of a JSON line, or column of a parquet file, that holds the text. Default: text."
+    )
     data: str | None = setting(
         None,
-        help="Folder of packed tokens, made if absent; by default one beside the run, shared by runs on the same text. One "
-        "that is there is enough: it knows its corpus, tokenizer and held-out documents, and needs the text no more.",
+        help="Folder of packed tokens, created if absent; by default one next to the run, shared by runs on the same text. "
+        "An existing folder suffices: it records its corpus, tokenizer and held-out documents, and does not need the text.",
         fixes_run=False,
     )
     train_length: int = setting(64, help="Tokens in a training window.", low=1, high=2**24)
     batch_size: int = setting(16, help="Windows in a step, all processes together.", low=1, high=2**24)
 
 
-# Of what decides the tokens, where neither the user nor packed data says otherwise.
+# Defaults of the settings that determine the tokens, if neither the user nor packed data gives them.
 DATA_DEFAULTS = {"corpus": "stdlib", "tokenizer": "bytes", "validation": "0.1", "field": "text"}
 
 
 def packed_recipe(folder: str | None) -> dict[str, str]:
-    """The corpus, tokenizer, validation and field of packed data, as options; nothing where there is none."""
+    """Corpus, tokenizer, validation and field of packed data, as options; empty if there is none."""
     if not isinstance(folder, str) or not (Path(folder) / "manifest.json").exists():
         return {}
     recipe = read_manifest(folder)["recipe"]
@@ -274,14 +276,14 @@ def packed_recipe(folder: str | None) -> dict[str, str]:
     return {**{name: recipe[name] for name in DATA_DEFAULTS}, "validation": validation}
 
 
-# Fields of this order in --help: model, data, loop, run.
+# Order of the fields in --help: model, data, loop, run.
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(LoopSettings, DataSettings, ModelSettings):
-    """All of `dape train`. The defaults suit the tiny preset; `recipe` has those of the others."""
+    """All settings of `dape train`. The defaults suit the tiny preset; `recipe` has those of the others."""
 
     out: str | None = setting(
         None,
-        help="The run's folder; by default runs/METHOD-PRESET-LENGTH-SEED. A run that is there is continued.",
+        help="Folder of the run; by default runs/METHOD-PRESET-LENGTH-SEED. An existing run is continued.",
         writes="folder",
         fixes_run=False,
     )
@@ -324,7 +326,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
         )
 
     def encoding_options(self) -> dict[str, Any]:
-        """Options of the position encoding, those that follow the training length included."""
+        """Options of the position encoding, including those that depend on the training length."""
         encodings = {POSITIONS[layer.position] for layer in parse_layers(self.method)}
         # Layers with different encodings have no options in common.
         own = encodings.pop().trained_at(self.train_length) if len(encodings) == 1 else {}
@@ -335,7 +337,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
         return parse_validation(self.validation)
 
     def resolved(self) -> TrainConfig:
-        """The same with folders filled in, as absolute paths."""
+        """The same settings with default folders filled in, as absolute paths."""
         out = self.out or f"runs/{self.method}-{self.preset}-{self.train_length}-{self.seed}"
         text = json.dumps([self.corpus, self.tokenizer, self.validation, self.field])
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(self.corpus).name}-{self.tokenizer}").strip("-")
@@ -344,7 +346,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
         return replace(self, out=str(Path(out).absolute()), data=str(Path(data).absolute()))
 
 
-# What the paper trains with; final learning rate a tenth. Above 350m: GPT-3's learning rates.
+# Settings of the paper; final learning rate a tenth. Above 350m: GPT-3's learning rates.
 PAPER_WARMUP_PERCENT = 1
 PAPER = {
     "steps": 50_000,
@@ -357,7 +359,7 @@ LEARNING_RATES = {"125m": 6e-4, "350m": 3e-4, "2.7b": 1.6e-4, "6.7b": 1.2e-4}
 
 
 def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
-    """The recipe of a preset, with whatever is to be changed: the paper's, or small settings for tiny."""
+    """Settings of a preset, the paper's or small ones for tiny, with `changes` applied."""
     from dape.models import PRESETS
 
     if size not in PRESETS:
@@ -371,7 +373,7 @@ def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The options in a TOML, YAML or JSON file, by the names of TrainConfig's fields."""
+    """Read options by the names of TrainConfig's fields from a TOML, YAML or JSON file."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no configuration {path}")
@@ -399,7 +401,7 @@ def _parse(text: str, suffix: str) -> Any:
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """The options, each of its field's type; an unknown name or a wrong type is an error."""
+    """The options converted to their fields' types; raises for an unknown name or a wrong type."""
     hints = typing.get_type_hints(TrainConfig)
     known = {f.name: hints[f.name] for f in fields(TrainConfig)}
     result = {}
@@ -447,7 +449,7 @@ def check_memory(
     world: int | None = None,
     weights_alone: bool = False,
 ) -> None:
-    """Raise if not even the weights with their moments, and the activations of one piece of a batch, fit."""
+    """Raise if weights, gradients, moments and the activations of one micro-batch exceed free memory."""
     world = int(os.environ.get("WORLD_SIZE", 1)) if world is None else world
     model = config.model_config(vocab_size=256)
     width, layers = model.hidden_size, model.num_hidden_layers
@@ -461,6 +463,6 @@ def check_memory(
         weights if weights_alone else weights + activations,
         f"a model of {layers} layers of width {width}"
         + ("" if weights_alone else f" with {rows} × {config.train_length} tokens at a time"),
-        advice="take a smaller model or batch, or more pieces (--accumulate)",
+        advice="take a smaller model or batch, or more micro-batches (--accumulate)",
         device=device or find_device(config.device),
     )

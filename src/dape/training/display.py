@@ -1,4 +1,4 @@
-"""Reports of a run: metrics.jsonl, the progress bar or log lines, TensorBoard and Weights & Biases."""
+"""Reporting of a run: metrics.jsonl, progress bar or log lines, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Record = dict[str, float]
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records, in order; lines that cannot be read, such as one that a kill cut short, are left out."""
+    """Read the records in order; unreadable lines, such as one truncated by a kill, are skipped."""
     if not path.exists():
         return []
     records = []
@@ -31,7 +31,7 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 class MetricsLog:
-    """Appends records to a file; opened at a step, it forgets whatever was logged after that step."""
+    """Appends records to a file; on opening, records after `step` are dropped."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
@@ -56,10 +56,10 @@ SECONDS_BETWEEN_LINES = 30.0
 
 class Display(Protocol):
     def show(self, record: Record) -> None:
-        """Bring what is shown up to this step."""
+        """Update the display to this step."""
 
     def say(self, message: str) -> None:
-        """A sentence that stays."""
+        """Print a message."""
 
     def close(self) -> None: ...
 
@@ -72,7 +72,7 @@ def open_display(steps: int, start: Record, *, wanted: bool) -> Display:
 
 
 class Lines:
-    """A line every half minute and at the end; messages alone where no progress is wanted."""
+    """Log lines every half minute and at the end; messages alone if no progress is wanted."""
 
     def __init__(self, steps: int, start: Record, *, wanted: bool) -> None:
         self.steps, self.wanted, self.speed = steps, wanted, Speed(steps, start)
@@ -93,7 +93,7 @@ class Lines:
 
 
 class Bar:
-    """A progress bar with loss, tokens a second and the time left."""
+    """Progress bar with loss, tokens per second and the time left."""
 
     def __init__(self, steps: int, start: Record) -> None:
         from rich.console import Console
@@ -123,7 +123,7 @@ class Bar:
 
 
 class Speed:
-    """Tokens a second and time left, smoothed."""
+    """Smoothed tokens per second and time left."""
 
     def __init__(self, steps: int, start: Record) -> None:
         self.steps, self._before = steps, start
@@ -200,7 +200,7 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise ValueError("--wandb needs wandb: pip install wandb") from error
-        # The name of the folder identifies the run, so that a resumed one goes on in the same chart.
+        # The name of the folder identifies the run, so that a resumed one continues the same chart.
         try:
             self._run: Any = wandb.init(
                 project=settings.wandb,

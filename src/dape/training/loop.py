@@ -1,6 +1,6 @@
-"""The training loop: `fit` trains any task, resumes by itself and loses nothing.
+"""The training loop: `fit` trains any task and resumes automatically and exactly.
 
-step → batch → loss, backward (in pieces) → clip → AdamW → a line of metrics; at intervals a loss on held-out text
+step → batch → loss, backward (in micro-batches) → clip → AdamW → a line of metrics; at intervals a validation loss
 and a checkpoint
 """
 
@@ -40,7 +40,7 @@ from dape.training.parallel import Parallel, autocast, check_precision, processe
 
 
 class TrainingTask(Protocol):
-    """Language modelling and generated tasks are both this.
+    """Interface of a task to train, such as language modelling and the generated tasks.
 
     A batch is a tensor, or tensors in tuples, lists and dicts; the loop moves them to the device.
     """
@@ -53,15 +53,15 @@ class TrainingTask(Protocol):
         """The whole batch of a step, on the CPU: a function of the task's seed and the step alone."""
 
     def shard(self, batch: Any, rank: int, world: int) -> Any:
-        """Part `rank` of `world` parts of the batch, which together make the whole."""
+        """Part `rank` of the `world` disjoint parts of the batch."""
 
     def size(self, batch: Any) -> int:
-        """Number of targets in this batch, or part of one."""
+        """Number of targets in a batch or part of one."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Mean loss over the targets of the batch; `model` is `self.model`, perhaps wrapped."""
 
-    # A task may also have `held_out()`: batches, as large as those of a step, for the loss at intervals.
+    # A task may also have `held_out()`: batches, as large as those of a step, for the validation loss.
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -77,13 +77,13 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed for whatever the parts name; other parts, another seed."""
+    """A 63-bit seed derived from the parts by a hash."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def seed_generators(*parts: object) -> None:
-    """Seed torch's global generators, so that what follows is a function of the parts."""
+    """Seed torch's global generators with a seed derived from the parts."""
     seed = derive_seed(*parts)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
@@ -92,14 +92,14 @@ def seed_generators(*parts: object) -> None:
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """Draw all parameters anew, each module's by a seed of its own name.
+    """Reinitialise all parameters, each module with a seed derived from its name.
 
-    Modules that two models share by name and shape then start equal, whatever else they contain: methods
-    are compared from the same embeddings, projections, MLPs and head. The global generators are left alone.
+    Modules with the same name and shape in two models then start equal: methods are compared from the same
+    embeddings, projections, MLPs and head. The global generators are not affected.
     """
     draw = cast(Callable[[nn.Module], None], getattr(model, "_init_weights", _reset))
     with torch.random.fork_rng(devices=[]):
-        # Children before parents, which may set their children anew.
+        # Children before parents, which may reset their children.
         for name, module in reversed(list(model.named_modules())):
             torch.default_generator.manual_seed(derive_seed("initial", seed, name))
             draw(module)
@@ -115,7 +115,7 @@ FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def undecayed_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """Positional, convolution and 1-D parameters: pulling those towards zero would shape what is compared."""
+    """Positional, convolution and 1-D parameters: weight decay on those would bias the comparison of methods."""
     owned = {
         parameter
         for module in model.modules()
@@ -131,7 +131,7 @@ def build_optimizer(
     device: torch.device,
     rate_factors: Mapping[nn.Parameter, float] | None = None,
 ) -> AdamW:
-    """AdamW over the trainable parameters. rate_factors: of parameters that learn faster or slower than the others."""
+    """AdamW over the trainable parameters. rate_factors: learning rate multipliers of individual parameters."""
     factors, undecayed = rate_factors or {}, undecayed_parameters(model)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -150,7 +150,7 @@ def build_optimizer(
 
 
 def learning_rate_at(step: int, settings: LoopSettings) -> float:
-    """The rate of a step, counted from 1: linear up to the warm-up's end, then half a cosine down."""
+    """Learning rate of a step, counted from 1: linear warm-up, then cosine decay."""
     if step <= settings.warmup_steps:
         return settings.learning_rate * step / settings.warmup_steps
     after = max(1, settings.steps - settings.warmup_steps)
@@ -165,7 +165,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def clip_gradient(model: nn.Module, limit: float) -> Tensor:
-    """Scale the gradient down to the limit, if there is one; returns its norm before."""
+    """Clip the gradient norm to the limit, if there is one; returns the norm before clipping."""
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     norm = nn.utils.clip_grad_norm_(parameters, limit or math.inf)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -176,13 +176,13 @@ SMOOTHING = 0.9
 
 @dataclass
 class Guard:
-    """The first loss and the smoothed one; both belong into a checkpoint."""
+    """Divergence check by the first and the smoothed loss, which are saved in checkpoints."""
 
     first: float | None = None
     smoothed: float = 0.0
 
     def watch(self, record: Record, settings: LoopSettings) -> None:
-        """Take in a step's record; raise Diverged where it says that training has failed."""
+        """Update with a step's record; raise Diverged if training has failed."""
         loss = record["loss"]
         # With fp16 the scaler skips a step whose gradient overflowed; only the loss itself is a failure.
         norm = 0.0 if settings.precision == "fp16" else record["gradient_norm"]
@@ -212,9 +212,9 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """While entered, the first signal is noted in `reason`; a second one interrupts at once.
+    """Context in which the first signal is recorded in `reason` and a second one interrupts at once.
 
-    Signals reach the main thread alone, so in another thread this does nothing.
+    Signals reach the main thread alone, so this has no effect in another thread.
     """
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class StopRequest:
         self.reason = signal.Signals(number).name
 
     def await_signal(self, seconds: float) -> None:
-        """Wait until a signal is noted, at most so long; where none can be, return at once."""
+        """Wait until a signal is recorded, at most `seconds`; return at once if none can be."""
         until = time.monotonic() + seconds
         while self._before and self.reason is None and time.monotonic() < until:
             time.sleep(0.02)
@@ -258,10 +258,10 @@ def fit(
     on_step: OnStep | None = None,
     progress: bool = True,
 ) -> FitResult:
-    """Train the task's model in place, up to the last step, continuing from what is in the folder.
+    """Train the task's model in place, continuing from the newest checkpoint in the folder.
 
     folder/checkpoints holds the newest checkpoints, folder/metrics.jsonl a line for every step. Ctrl-C and
-    SIGTERM save and return early. Raises TrainingStopped where going on makes no sense.
+    SIGTERM save and return early. Raises TrainingStopped if training cannot continue.
     """
     folder = Path(folder)
     with contextlib.ExitStack() as stack:
@@ -272,7 +272,7 @@ def fit(
             stack.enter_context(locked(folder))
             sweep(folder)
         parallel.wait()
-        # What a step draws at random is seeded by the step; the caller's own generators are left alone.
+        # Random draws of a step are seeded by the step; the caller's generators are not affected.
         cuda = [parallel.device] if parallel.device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stop = stack.enter_context(StopRequest())
@@ -284,7 +284,7 @@ def fit(
 
 
 class Loop:
-    """The state of a run between two steps."""
+    """State of a run between two steps."""
 
     def __init__(
         self,
@@ -338,18 +338,18 @@ class Loop:
 
     @torch.no_grad()
     def validate(self) -> None:
-        """Add the mean loss over the task's held-out batches, if it has any, to the record of this step."""
+        """Add the validation loss over the task's held-out batches, if it has any, to the record of this step."""
         batches = list(getattr(self.task, "held_out", list)())
         if not batches:
             return
-        parallel, pieces = self.parallel, self.settings.accumulate
+        parallel, num_parts = self.parallel, self.settings.accumulate
         targets = sum(self.task.size(batch) for batch in batches)
         total = torch.zeros(1, device=parallel.device)
         self.model.eval()
-        # In as many pieces as in training, so that what could be trained can be validated.
+        # In as many micro-batches as in training, so that validation needs no more memory.
         for batch in batches:
-            for piece in range(pieces):
-                part = self.task.shard(batch, parallel.rank * pieces + piece, parallel.world * pieces)
+            for index in range(num_parts):
+                part = self.task.shard(batch, parallel.rank * num_parts + index, parallel.world * num_parts)
                 with autocast(self.settings.precision, parallel.device):
                     loss = self.task.loss(self.wrapped, move(part, parallel.device))
                 total += loss.float() * (self.task.size(part) / targets)
@@ -379,19 +379,19 @@ class Loop:
         self.pending.append((record, torch.stack((loss, norm.to(loss)))))
 
     def backward(self, batch: Any, size: int) -> Tensor:
-        """Gradients of the global batch's mean loss; returns this process's share of that loss."""
-        parallel, pieces = self.parallel, self.settings.accumulate
+        """Accumulate gradients of the global batch's mean loss; returns this process's share of that loss."""
+        parallel, num_parts = self.parallel, self.settings.accumulate
         total = torch.zeros((), device=parallel.device)
-        for piece in range(pieces):
-            part = self.task.shard(batch, parallel.rank * pieces + piece, parallel.world * pieces)
+        for index in range(num_parts):
+            part = self.task.shard(batch, parallel.rank * num_parts + index, parallel.world * num_parts)
             count = self.task.size(part)
-            if count == 0 and parallel.world * pieces > 1:
+            if count == 0 and parallel.world * num_parts > 1:
                 raise ValueError(
-                    f"a batch of {size} targets cannot be cut into {parallel.world} processes × {pieces} pieces: "
-                    f"take a larger batch, or fewer pieces"
+                    f"a batch of {size} targets cannot be split into {parallel.world} processes × {num_parts} micro-batches: "
+                    f"take a larger batch, or fewer micro-batches"
                 )
             part = move(part, parallel.device)
-            with parallel.exchange(self.wrapped, piece == pieces - 1):
+            with parallel.exchange(self.wrapped, index == num_parts - 1):
                 with autocast(self.settings.precision, parallel.device):
                     loss = self.task.loss(self.called, part)
                 # Processes average their gradients; a part counts by its share of the targets.
@@ -400,7 +400,7 @@ class Loop:
         return total
 
     def flush(self) -> str | None:
-        """Bring the metrics of the steps since the last flush to everyone; returns why to stop, if so."""
+        """Share the metrics of the steps since the last flush with all processes; returns the reason to stop, if any."""
         parallel, pending = self.parallel, self.pending
         self.pending = []
         values = torch.stack([value for _, value in pending])
@@ -456,10 +456,10 @@ class Loop:
         self.saved = self.step
 
     def resume(self) -> None:
-        """Continue from the newest checkpoint that is whole, if there is any."""
+        """Continue from the newest intact checkpoint, if there is any."""
         parallel = self.parallel
-        found = self.checkpoints.newest_good(self.say) if parallel.main else None
-        path = parallel.agree(found)
+        newest = self.checkpoints.newest_good(self.say) if parallel.main else None
+        path = parallel.agree(newest)
         if path is None:
             if self.notes:
                 self.say("no whole checkpoint is left: starting again from step 0")
@@ -480,7 +480,7 @@ class Loop:
             )
 
     def open_logs(self, stack: contextlib.ExitStack, *, progress: bool) -> None:
-        """Metrics, trackers and the display belong to the main process."""
+        """Open metrics, trackers and the display, in the main process alone."""
         if not self.parallel.main:
             return
         with room_on_disk(self.step, self.saved):

@@ -1,4 +1,4 @@
-"""Processes, devices and number formats: one process, or many under torchrun."""
+"""Processes, devices and precision: one process, or many under torchrun."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Parallel:
         return self.rank == 0
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to call in its place: gradients then are the mean over processes."""
+        """Wrap the model such that gradients are averaged over processes."""
         if self.kind == "ddp":
             from torch.nn.parallel import DistributedDataParallel
 
@@ -43,10 +43,10 @@ class Parallel:
         return model
 
     def release(self, wrapped: nn.Module) -> None:
-        """Let go of what `wrap` gave, before the processes part.
+        """Release the result of `wrap` before the process group is destroyed.
 
-        DDP's reducer must not be what holds the process group last: it would end the group while it holds the
-        interpreter's lock, join gloo's threads, and wait for ever where one of those needs the lock.
+        DDP's reducer must not hold the last reference to the process group: it would destroy the group while it holds
+        the interpreter's lock, join gloo's threads, and deadlock if one of those needs the lock.
         """
         if self.kind == "ddp":
             module: Any = wrapped
@@ -54,7 +54,7 @@ class Parallel:
 
     @contextlib.contextmanager
     def exchange(self, wrapped: nn.Module, wanted: bool) -> Iterator[None]:
-        """Backward passes inside exchange gradients only if wanted: once a step is enough."""
+        """Context of a backward pass that exchanges gradients only if `wanted`: once per step is enough."""
         module: Any = wrapped
         if self.kind == "fsdp":
             module.set_requires_gradient_sync(wanted)
@@ -62,7 +62,7 @@ class Parallel:
             yield
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over processes."""
+        """Sum over processes."""
         if self.world > 1:
             values = values.to(self.device)
             dist.all_reduce(values)
@@ -82,7 +82,7 @@ class Parallel:
 
 
 def shard(model: nn.Module) -> nn.Module:
-    """The model, its parameters shared out between processes (FSDP2), a block at a time."""
+    """Shard the model's parameters over processes (FSDP2), block by block."""
     from torch.distributed.fsdp import fully_shard
 
     blocks = set(getattr(model, "_no_split_modules", None) or ())
@@ -95,7 +95,7 @@ def shard(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def processes(settings: LoopSettings) -> Iterator[Parallel]:
-    """Join the other processes that torchrun started, for the duration; alone, simply this one."""
+    """Context with a process group under torchrun, or with this process alone."""
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if settings.distributed == "none":
@@ -127,14 +127,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass; parameters stay in float32."""
+    """Autocast context of a forward pass; parameters stay in float32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Raise, with what to do, where the precision cannot run: tried in a process of its own, as it may die."""
+    """Raise, with advice, if the precision cannot run; tried in a subprocess, which may crash."""
     if precision == "fp32":
         return
     if device.type == "cuda":

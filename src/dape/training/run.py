@@ -2,7 +2,7 @@
 
 run.json  metrics.jsonl  checkpoints/  model/
 
-A trained run's folder is itself one that from_pretrained reads: see make_loadable.
+The folder of a trained run can itself be loaded by from_pretrained: see make_loadable.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ VALIDATION_WINDOWS = 64
 class LanguageModelling:
     """Mean cross-entropy of `train_length` next tokens in each of `batch_size` windows.
 
-    ids: all documents end to end, an array that may be memory-mapped. A window starts anywhere, and so may
-    reach over the end of a document. Which windows make up a step depends on seed and step alone.
-    validation: held-out documents, end to end, of which evenly spaced windows are the validation loss.
+    ids: all documents concatenated, an array that may be memory-mapped. A window starts anywhere, and so may
+    cross the end of a document. The windows of a step depend on seed and step alone.
+    validation: held-out documents, concatenated; the validation loss is measured on evenly spaced windows.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LanguageModelling:
         return self._windows(self.ids, starts)
 
     def held_out(self) -> list[Tensor]:
-        """Batches of the same windows every time, at least 64 in all; none if the held-out text is too short."""
+        """Batches of fixed windows, at least 64 in all; none if the held-out text is too short."""
         if self.validation is None or len(self.validation) <= self.train_length:
             return []
         count = -(-VALIDATION_WINDOWS // self.batch_size) * self.batch_size
@@ -134,7 +134,7 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 def model_card(
     config: TrainConfig, sizes: tuple[int, int, int], parameters: int, metrics: Sequence[Record]
 ) -> str:
-    """The card of a run whose model has `sizes` (layers, width, heads)."""
+    """Model card of a run; `sizes`: layers, width, heads."""
     layers, width, heads = sizes
     method = config.method if isinstance(config.method, str) else "/".join(config.method)
     return CARD.format(
@@ -155,12 +155,12 @@ def model_card(
     )
 
 
-def add_to_card(folder: Path, scores: Sequence[tuple[int, float, float]], about: str) -> None:
-    """Write perplexities into the model card of a run: (length, perplexity, its standard error), and what of."""
-    heads = " | ".join(f"{length:,}" for length, _, _ in scores)
-    values = " | ".join(f"{value:.2f} ± {error:.2f}" for _, value, error in scores)
+def add_to_card(folder: Path, perplexities: Sequence[tuple[int, float, float]], about: str) -> None:
+    """Write perplexities into the model card of a run: (length, perplexity, its standard error), and their description."""
+    heads = " | ".join(f"{length:,}" for length, _, _ in perplexities)
+    values = " | ".join(f"{value:.2f} ± {error:.2f}" for _, value, error in perplexities)
     lines = [f"Perplexity by input length, {about}:", "", f"| tokens | {heads} |"]
-    lines += ["|---" * (len(scores) + 1) + "|", f"| perplexity | {values} |"]
+    lines += ["|---" * (len(perplexities) + 1) + "|", f"| perplexity | {values} |"]
     for card in (folder / "model" / "README.md", folder / "README.md"):
         if card.exists():
             head, begin, rest = card.read_text("utf-8").partition("<!-- by length -->\n")
@@ -172,20 +172,20 @@ def add_to_card(folder: Path, scores: Sequence[tuple[int, float, float]], about:
 
 
 CONFIG = "run.json"
-# In that file: the checksum of the text.
+# Names in that file of the text's checksum and of the run's plug-ins.
 TEXT, IMPORTS = "text", "imports"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run, or one on its way; `result` is known to whoever trained it just now."""
+    """A run, finished or not; `result` is set by `train`."""
 
     folder: Path
     config: TrainConfig
     result: FitResult | None = None
 
     def metrics(self) -> list[Record]:
-        """A record for every step: step, loss, learning_rate, gradient_norm, tokens, seconds; validation_loss at times."""
+        """One record per step: step, loss, learning_rate, gradient_norm, tokens, seconds; at intervals validation_loss."""
         return read_metrics(self.folder / "metrics.jsonl")
 
     @property
@@ -193,7 +193,7 @@ class Run:
         return (self.folder / "model").is_dir()
 
     def model(self, **position_options: Any) -> DapeForCausalLM:
-        """The trained model, in evaluation mode; with other options of its position encoding, if any are given."""
+        """The trained model, in evaluation mode; optionally with other options of its position encoding."""
         if not self.trained:
             done = len(self.metrics())
             raise FileNotFoundError(
@@ -208,15 +208,15 @@ class Run:
             return DapeForCausalLM.from_pretrained(self.folder / "model", **changes).eval()
 
     def data(self) -> TokenData:
-        """The token data that it was trained on; if that has moved, along with the run."""
+        """Token data of the run; found if it was moved along with the run."""
         assert self.config.data is not None
         path = Path(self.config.data)
-        # Beside the run, or, as the lab has it, beside the folder of runs.
+        # Next to the run, or, as in the lab, next to the folder of runs.
         moved = [self.folder.parent / "data" / path.name, self.folder.parent.parent / "data" / path.name]
-        return open_data(next((place for place in (path, *moved) if place.exists()), moved[0]))
+        return open_data(next((folder for folder in (path, *moved) if folder.exists()), moved[0]))
 
     def text(self) -> str | None:
-        """The checksum of the text it was trained on; None if neither that nor the data is there any more."""
+        """Checksum of the training text; None if neither the checksum nor the data exists any more."""
         recorded = read_json(self.folder / CONFIG).get(TEXT)
         if recorded is not None:
             return recorded
@@ -226,7 +226,7 @@ class Run:
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:
-    """The run in a folder."""
+    """Load the run in a folder."""
     folder = Path(folder)
     file = folder / CONFIG
     if not file.exists():
@@ -257,12 +257,12 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None = None) -> Run:
-    """Train, or go on training, the run that the configuration describes; exports the model at the end."""
+    """Train or continue a run, and export the model at the end."""
     config = config.resolved()
     assert config.out is not None
     folder = Path(config.out)
     with processes(config) as parallel:
-        # Before minutes of packing, what cannot work anyway.
+        # Fail before minutes of packing, not after.
         check_precision(config.precision, parallel.device)
         check_memory(config, device=parallel.device, world=parallel.world)
         if parallel.main:
@@ -294,7 +294,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
 
 
 def build_model(config: TrainConfig, vocab_size: int) -> DapeForCausalLM:
-    """The model at step 0: what methods share starts from the same values for the same seed."""
+    """The model at step 0: modules that methods share start from the same values for the same seed."""
     with torch.random.fork_rng(devices=[]):
         model = DapeForCausalLM(config.model_config(vocab_size))
     initialise(model, config.seed)
@@ -302,7 +302,7 @@ def build_model(config: TrainConfig, vocab_size: int) -> DapeForCausalLM:
 
 
 def open_prepared(config: TrainConfig, parallel: Parallel, *, progress: bool) -> TokenData:
-    """The packed corpus; the main process makes it while the others wait."""
+    """The packed corpus; the main process packs it while the others wait."""
     assert config.data is not None
     failure: Exception | None = None
     if parallel.main:
@@ -326,13 +326,13 @@ def open_prepared(config: TrainConfig, parallel: Parallel, *, progress: bool) ->
 def check_continues(folder: Path, config: TrainConfig) -> None:
     """Raise if the folder holds another run."""
     if not (folder / CONFIG).exists():
-        # A kill in the first write leaves a lock and half a file.
+        # A kill during the first write leaves a lock and a truncated file.
         if folder.exists() and any(
             p.name != ".lock" and not p.name.startswith(WRITING) for p in folder.iterdir()
         ):
             raise ValueError(f"{folder} exists and is no run: choose another --out")
         return
-    # The text may have moved: once it is packed, `check_text` compares what it says.
+    # The text may have moved: once it is packed, `check_text` compares its contents.
     before = {**vars(load_run(folder).config), "corpus": config.corpus}
     difference = changed(before, config)
     if difference and not nothing_to_lose(folder):
@@ -340,7 +340,7 @@ def check_continues(folder: Path, config: TrainConfig) -> None:
 
 
 def check_text(folder: Path, config: TrainConfig, text: str) -> None:
-    """Raise if the folder holds a run on another text; the same text in another place is the same."""
+    """Raise if the folder holds a run on another text; the path of the text does not matter."""
     if not (folder / CONFIG).exists():
         return
     run = load_run(folder)
@@ -355,7 +355,7 @@ def another_run(folder: Path, name: str, old: Any, new: Any) -> ValueError:
 
 
 def nothing_to_lose(folder: Path) -> bool:
-    """Whether a run ended before it saved anything, as one does that diverges at once; raises if it is running."""
+    """Whether a run ended before its first checkpoint, such as by divergence; raises if it is running."""
     if (folder / "model").exists() or Checkpoints(folder / "checkpoints", keep=1).all():
         return False
     with locked(folder):
@@ -363,7 +363,7 @@ def nothing_to_lose(folder: Path) -> bool:
 
 
 def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Parallel) -> None:
-    """folder/model: weights, configuration and tokenizer, as from_pretrained reads them. All processes call it."""
+    """Write weights, configuration and tokenizer to folder/model, for from_pretrained. All processes call it."""
     tensors = model_tensors(model, keep=parallel.main)
     if not parallel.main:
         return
@@ -386,7 +386,7 @@ def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Para
 
 
 def name_special_tokens(model: DapeForCausalLM, tokenizer: Any) -> None:
-    """Tell the configurations of a model and of its generation which tokens of the tokenizer are special."""
+    """Set the tokenizer's special tokens in the configurations of the model and of its generation."""
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         for config in (model.config, model.generation_config):
             setattr(config, name, getattr(tokenizer, name))
@@ -394,21 +394,21 @@ def name_special_tokens(model: DapeForCausalLM, tokenizer: Any) -> None:
 
 def make_loadable(folder: Path, model: Path) -> None:
     """Write the files that from_pretrained needs into the run's folder: copies of small files, an index of the weights."""
-    places: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for file in sorted(model.iterdir()):
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as weights:
-                places |= dict.fromkeys(weights.keys(), f"model/{file.name}")
+                file_of |= dict.fromkeys(weights.keys(), f"model/{file.name}")
         elif not file.name.endswith(".index.json") and file.name != CHECKSUMS:
             write_atomically(folder / file.name, file.read_bytes())
     size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    index = {"metadata": {"total_size": size}, "weight_map": places}
+    index = {"metadata": {"total_size": size}, "weight_map": file_of}
     write_atomically(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
 
 
 @contextlib.contextmanager
 def no_bars() -> Iterator[None]:
-    """Without transformers' progress bars, which would run into our own output."""
+    """Disable transformers' progress bars, which would mix with our own output."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
