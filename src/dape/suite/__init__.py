@@ -1,4 +1,4 @@
-"""The length suite: questions about a long text that any causal language model can be asked, by task and by length."""
+"""The length suite: questions about long texts for any causal language model, by task and length."""
 
 from dape.suite.ask import Answer, Score, ask, fill
 from dape.suite.probes import PROBES, TRAINED, Example, Probe

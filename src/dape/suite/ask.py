@@ -1,4 +1,4 @@
-"""Asking a model: examples as long as a length allows, and whether it would have written the answer."""
+"""Evaluation of a model on the suite: examples that fill a length, and whether greedy decoding gives the answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST = 1 << 20
 
 @dataclass(frozen=True)
 class Answer:
-    """One example asked: tokens of the input, −log p of the answer's tokens, and whether each was the likeliest."""
+    """Result of one example: tokens of the input, −log p of the answer's tokens, and whether all were the likeliest."""
 
     num_tokens: int
     losses: tuple[float, ...]
@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Score:
-    """A task at a length: share of answers that greedy decoding gives, and mean loss a token, with standard errors."""
+    """Results of a task at a length: share of answers that greedy decoding gives, and mean loss per token, with standard errors."""
 
     task: str
     length: int
@@ -43,7 +43,7 @@ class Score:
     @staticmethod
     def of(task: str, length: int, answers: Sequence[Answer]) -> Score:
         count, right = len(answers), sum(answer.right for answer in answers)
-        # After Agresti and Coull: not zero where all or none are right.
+        # After Agresti and Coull: not zero if all or none are right.
         guarded = (right + 2) / (count + 4)
         losses = np.array([np.mean(answer.losses) for answer in answers])
         spread = losses.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
@@ -62,14 +62,14 @@ class Score:
 def fill(
     task: str, length: int, seed: str, encode: Encode, haystack: tuple[str, ...] = NOISE
 ) -> tuple[list[int], list[int]] | None:
-    """Prompt and answer as tokens: the longest example of that seed that fits into `length`; None if none does."""
+    """Prompt and answer as tokens: the longest example for the seed that fits into `length`; None if none does."""
 
-    def made(size: int) -> tuple[list[int], list[int]]:
+    def example_of(size: int) -> tuple[list[int], list[int]]:
         example = PROBES[task].write(_draw(task, seed), size, haystack)
         return _tokens(example, encode)
 
     def fits(size: int) -> bool:
-        prompt, answer = made(size)
+        prompt, answer = example_of(size)
         return len(prompt) + len(answer) <= length
 
     if not fits(1):
@@ -80,7 +80,7 @@ def fill(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return made(low)
+    return example_of(low)
 
 
 def ask(
@@ -93,9 +93,9 @@ def ask(
     seed: int = 0,
     haystack: tuple[str, ...] = NOISE,
 ) -> Score | None:
-    """The score of a task at a length; None where not even the shortest example fits.
+    """Evaluate a task at a length; None if not even the shortest example fits.
 
-    The answer is read, not written: it is what greedy decoding gives if every token of it is the likeliest.
+    One forward pass, no generation: greedy decoding gives the answer if each of its tokens is the likeliest.
     """
     answers = []
     with scoring(model) as scorer:
@@ -117,9 +117,9 @@ def _draw(task: str, seed: str) -> random.Random:
 
 
 def _tokens(example: Example, encode: Encode) -> tuple[list[int], list[int]]:
-    """The answer's tokens are those of the whole text that the prompt alone does not have."""
+    """Tokens of prompt and answer; the answer's start where the whole text's first differ from the prompt's alone."""
     prompt, whole = list(encode(example.prompt)), list(encode(example.prompt + example.answer))
     shared = next(
-        (place for place, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt)
+        (index for index, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt)
     )
     return whole[:shared], whole[shared:]

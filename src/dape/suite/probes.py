@@ -1,6 +1,6 @@
-"""The tasks: each writes a prompt whose answer follows from it, longer by as many pieces as are asked for.
+"""Tasks of the suite: each writes a prompt of a given size and the answer that follows from it.
 
-Made offline, of words and numbers drawn by a generator alone, after RULER (Hsieh et al. 2024), zoology (Arora et al. 2023),
+Generated offline from random words and numbers, after RULER (Hsieh et al. 2024), zoology (Arora et al. 2023),
 BABILong (Kuratov et al. 2024), the phone book of Jelassi et al. 2024 and flip-flop languages (Liu et al. 2023).
 """
 
@@ -61,7 +61,7 @@ WORDS = (
 )
 NAMES = ("Mary", "John", "Sandra", "Daniel", "Emily", "Peter", "Laura", "Simon")
 ROOMS = ("kitchen", "garden", "office", "bathroom", "hallway", "bedroom")
-# Sentences between which a task hides its own, where the user brings none.
+# Default sentences of the haystack.
 NOISE = (
     "The grass is green.",
     "The sky is blue.",
@@ -82,9 +82,9 @@ class Example(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A task. write(draw, size, haystack): an example of `size` pieces; haystack: sentences to hide something in.
+    """A task. write(draw, size, haystack): an example of `size` units; haystack: sentences to hide needles in.
 
-    task: the generated task of `dape tasks` that trains small models for the same.
+    task: the corresponding generated task of `dape tasks`, on which small models are trained.
     """
 
     write: Callable[[random.Random, int, tuple[str, ...]], Example]
@@ -97,17 +97,17 @@ def _number(draw: random.Random, digits: int = 5) -> str:
 
 
 def _hidden(draw: random.Random, size: int, haystack: tuple[str, ...], needles: list[str]) -> str:
-    """`size` sentences that follow each other in the haystack, the needles among them in their order."""
+    """`size` consecutive sentences of the haystack with the needles inserted at random, in order."""
     start = draw.randrange(len(haystack))
     text = [haystack[(start + index) % len(haystack)] for index in range(size)]
-    places = sorted(draw.randrange(size + 1) for _ in needles)
-    for place, needle in reversed(list(zip(places, needles, strict=True))):
-        text.insert(place, needle)
+    positions = sorted(draw.randrange(size + 1) for _ in needles)
+    for position, needle in reversed(list(zip(positions, needles, strict=True))):
+        text.insert(position, needle)
     return " ".join(text)
 
 
 def _needles(keys: int, values: int, asked: int) -> Callable[[random.Random, int, tuple[str, ...]], Example]:
-    """Numbers hidden under words: so many keys, values of each, and keys asked for."""
+    """Numbers hidden under words; keys: number of words, values: numbers per word, asked: words queried."""
 
     def write(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
         words = draw.sample(WORDS, keys)
@@ -115,7 +115,7 @@ def _needles(keys: int, values: int, asked: int) -> Callable[[random.Random, int
         needles = [f"The number of the {word} is {number}." for word in words for number in numbers[word]]
         order = sorted(range(len(needles)), key=lambda _: draw.random())
         if values > 1:
-            # What is asked for in the order of the text is told in that order.
+            # Values queried in the order of the text are inserted in that order.
             order = sorted(order, key=lambda index: index % values)
         text = _hidden(draw, size, haystack, [needles[index] for index in order])
         chosen = draw.sample(words, asked)
@@ -165,7 +165,7 @@ def _phonebook(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Exa
 
 
 def _associative(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """Key, value, key, value … with keys again later: the last of them is asked for (zoology's MQAR as text)."""
+    """Key, value, key, value … with repeated keys: the value of the last one (zoology's MQAR as text)."""
     count = max(2, min(len(WORDS) - 1, size))
     keys = draw.sample(WORDS, count)
     values = {key: str(draw.randrange(10)) for key in keys}
@@ -176,7 +176,7 @@ def _associative(draw: random.Random, size: int, haystack: tuple[str, ...]) -> E
 
 
 def _power_law(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """Pairs, then keys again whose distance from their pair falls as a power: most are asked for soon (zoology)."""
+    """Pairs, then repeated keys with a power law of the distance from their pair: most repeat soon (zoology)."""
     keys = draw.sample(WORDS, max(2, min(len(WORDS) - 1, size)))
     values = {key: str(draw.randrange(10)) for key in keys}
     near = [1 / (back + 1) ** 0.9 for back in range(len(keys))]
@@ -188,15 +188,15 @@ def _power_law(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Exa
 
 def _facts(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
     """People go from room to room between the sentences of a book: where is one of them?"""
-    place: dict[str, str] = {}
+    room_of: dict[str, str] = {}
     facts = []
     for _ in range(6):
         name, room = draw.choice(NAMES), draw.choice(ROOMS)
-        place[name] = room
+        room_of[name] = room
         facts.append(f"{name} went to the {room}.")
-    asked = draw.choice(list(place))
+    asked = draw.choice(list(room_of))
     return Example(
-        f"{_hidden(draw, size, haystack, facts)} Where is {asked}? {asked} is in the", f" {place[asked]}"
+        f"{_hidden(draw, size, haystack, facts)} Where is {asked}? {asked} is in the", f" {room_of[asked]}"
     )
 
 
@@ -261,13 +261,13 @@ PROBES: dict[str, Probe] = {
         _frequent, "the most frequent of words whose counts fall as 1 / rank", "frequent_symbol"
     ),
     "phonebook": Probe(_phonebook, "the number of a name in a list", "phonebook"),
-    "associative-recall": Probe(_associative, "the value that went with a key before", "recall_many_keys"),
-    "recall-power-law": Probe(_power_law, "the same, of keys that mostly came lately", "recall_power_law"),
-    "facts": Probe(_facts, "where a person went last, told between the sentences of a book", "facts"),
+    "associative-recall": Probe(_associative, "the value that was paired with a key", "recall_many_keys"),
+    "recall-power-law": Probe(_power_law, "the same, with mostly recent keys", "recall_power_law"),
+    "facts": Probe(_facts, "the last room of a person, stated between the sentences of a book", "facts"),
     "flip-flop": Probe(_flip_flop, "the bit that was written last", "flip_flop"),
     "cups": Probe(_cups, "a ball through swaps of five cups", "s5_words"),
     "cup-cycles": Probe(_cup_cycles, "a ball through moves of three of five cups", "a5_words"),
-    "copy": Probe(_sequence(list, "copy"), "a sequence once more", "copy"),
+    "copy": Probe(_sequence(list, "copy"), "a sequence repeated", "copy"),
     "reverse": Probe(_sequence(lambda items: items[::-1], "reverse"), "a sequence backwards", "reverse"),
     "sort": Probe(_sequence(sorted, "sort"), "a sequence in order", "sort"),
     "addition": Probe(_addition, "the sum of two numbers, digit by digit", "addition"),

@@ -1,6 +1,6 @@
 """Generated tasks: the Chomsky-hierarchy benchmark (CHE) for encoders, recall and retrieval for decoders.
 
-A task draws batches fast (`sample`), and solves one input slowly and plainly (`solve`); tests compare the two.
+A task draws batches by vectorised code (`sample`), and solves one input in plain Python (`solve`); tests compare the two.
 """
 
 from dape.tasks.base import IGNORED, ChomskyTask, Examples, Protocol, RecallTask, Task, generator_for

@@ -1,4 +1,4 @@
-"""Base classes of generated tasks: a fast sampler, a slow and plain solver, sizes, and the model's inputs."""
+"""Base classes of generated tasks: a vectorised sampler, a plain solver, sizes, and the model's inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-# The label of places where nothing is asked; torch's cross entropy skips it.
+# Label of positions without a target; torch's cross entropy skips it.
 IGNORED = -100
 
 
@@ -30,18 +30,18 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Examples:
-    """A batch as models see it: ids [B, T], labels [B, T] (IGNORED where nothing is asked), scored [B, T]."""
+    """A batch of model inputs: ids [B, T], labels [B, T] (IGNORED at positions without a target), scored [B, T]."""
 
     ids: np.ndarray
     labels: np.ndarray
     scored: np.ndarray
 
     def right(self, answers: np.ndarray) -> np.ndarray:
-        """Scored places at which answers [B, T] are right [B, T]."""
+        """Mask [B, T] of scored positions at which answers [B, T] are right."""
         return (answers == self.labels) & self.scored
 
     def accuracy(self, answers: np.ndarray) -> float:
-        """The share of scored places at which answers [B, T] are right."""
+        """Share of scored positions at which answers [B, T] are right."""
         return float(self.right(answers).sum() / self.scored.sum())
 
 
@@ -50,7 +50,7 @@ class Task:
     """Base of all tasks; the dataclass fields of a subclass are its options.
 
     model: "encoder" answers at empty tokens after the input, "decoder" at tokens of the input.
-    level: of the Chomsky hierarchy, or what is asked of a decoder.
+    level: level of the Chomsky hierarchy, or the kind of decoder task.
     """
 
     model: ClassVar[Literal["encoder", "decoder"]]
@@ -59,37 +59,37 @@ class Task:
 
     @property
     def vocab_size(self) -> int:
-        """Different tokens that a model reads."""
+        """Number of different input tokens."""
         raise NotImplementedError
 
     @property
     def num_labels(self) -> int:
-        """Different labels that a model gives."""
+        """Number of different labels."""
         raise NotImplementedError
 
     @property
     def random_accuracy(self) -> float:
-        """The accuracy of an answer drawn uniformly from the labels that can be right."""
+        """Accuracy of random answers, drawn uniformly from the possible labels."""
         raise NotImplementedError
 
     @property
     def constant_accuracy(self) -> float:
-        """The accuracy, on long inputs, of the best answer that is always the same."""
+        """Accuracy, on long inputs, of the best constant answer."""
         return self.random_accuracy
 
     @property
     def minimum_length(self) -> int:
-        """The length of the shortest input."""
+        """Length of the shortest input."""
         return 1
 
     def output_length(self, length: int) -> int:
-        """Labels in the output of an input of that length."""
+        """Output length for an input of `length` tokens."""
         raise NotImplementedError
 
     def sample(
         self, batch: int, length: int, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [batch, length] and outputs [batch, output_length], integers; the draws come from the generator."""
+        """Inputs [batch, length] and outputs [batch, output_length], integers, drawn from the generator."""
         if length < self.minimum_length:
             raise ValueError(
                 f'"{self.name}" has no input of length {length}; the shortest has {self.minimum_length} tokens'
@@ -99,19 +99,19 @@ class Task:
         return self.draw(batch, length, generator)
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Vectorised sampling, for arguments that have been checked; subclasses implement it."""
+        """Vectorised sampling for checked arguments; implemented by subclasses."""
         raise NotImplementedError
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        """The output of one input, found slowly and plainly, from the input alone."""
+        """Output for one input, computed from the input alone, in plain Python."""
         raise NotImplementedError
 
     def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
-        """A batch in the form in which models see it."""
+        """Draw a batch of model inputs and labels."""
         raise NotImplementedError
 
     def spell(self, token: int) -> str:
-        """A token as a reader may know it: its number, or a short word."""
+        """Readable form of a token: its number, or a short word."""
         return str(token)
 
     @property
@@ -129,7 +129,7 @@ class Task:
 class ChomskyTask(Task):
     """A task of the Chomsky-hierarchy benchmark: the output follows the input, at as many empty tokens.
 
-    input_size and output_size: different tokens in inputs and in outputs.
+    input_size and output_size: number of different tokens in inputs and in outputs.
     """
 
     input_size: ClassVar[int]
@@ -158,14 +158,14 @@ class ChomskyTask(Task):
 
     @property
     def empty(self) -> int:
-        """The token that stands where an output is wanted."""
+        """The token at output positions."""
         return self.input_size
 
     def output_length(self, length: int) -> int:
         return 1
 
     def scored(self, outputs: np.ndarray) -> np.ndarray:
-        """Which outputs count for the accuracy, booleans of the outputs' shape: all."""
+        """Mask of the outputs that count for the accuracy: all."""
         return np.ones(outputs.shape, dtype=bool)
 
     def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
@@ -221,10 +221,10 @@ class RecallTask(Task):
         return Examples(inputs, outputs, outputs != IGNORED)
 
 
-# The length suite's: two layers, and minutes for a task with six methods and two seeds.
+# Protocol of the length suite: two layers; minutes per task with six methods and two seeds.
 SUITE = replace(RecallTask.protocol, steps=400, batch_size=32, samples=128, num_layers=2, num_heads=4)
 
 
 def generator_for(*key: int) -> np.random.Generator:
-    """A generator that depends on the key alone, the same in every process."""
+    """Random generator seeded by the key alone, the same in every process."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))

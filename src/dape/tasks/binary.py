@@ -46,7 +46,7 @@ class BinaryAddition(TerminatedTask):
 class BinaryMultiplication(TerminatedTask):
     """first × second (token 2 between them), as in binary_addition: the product, ended by 2, then zeros.
 
-    An input of length 1 has the output 2, one of length 2 the output 0 2, whatever it is.
+    An input of length 1 has the output 2, one of length 2 the output 0 2, for any bits.
 
     >>> BinaryMultiplication().solve([1, 1, 2, 1, 0, 1])  # 3 × 5 = 15
     [1, 1, 1, 1, 2, 0]
@@ -71,9 +71,9 @@ class BinaryMultiplication(TerminatedTask):
             return inputs, outputs
         inputs, first, second = two_numbers(batch, length, generator)
         sums = np.zeros_like(first)
-        for place in range(length - 2):
-            # No product has bits beyond the last column, so nothing is cut off.
-            sums[:, place:] += first[:, place : place + 1] * second[:, : length - place]
+        for shift in range(length - 2):
+            # No product has bits beyond the last column, so none are lost.
+            sums[:, shift:] += first[:, shift : shift + 1] * second[:, : length - shift]
         return inputs, terminate(carried(sums), length)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
@@ -108,9 +108,9 @@ class ComputeSqrt(ChomskyTask):
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         number, root, bits = int("".join(map(str, inputs)), 2), 0, []
-        for place in reversed(range(self.output_length(len(inputs)))):
-            bits.append(int((root + 2**place) ** 2 <= number))
-            root += bits[-1] * 2**place
+        for exponent in reversed(range(self.output_length(len(inputs)))):
+            bits.append(int((root + 2**exponent) ** 2 <= number))
+            root += bits[-1] * 2**exponent
         return bits
 
 
@@ -143,12 +143,12 @@ def short_number(batch: int, length: int, generator: np.random.Generator) -> np.
 
 
 def carried(sums: np.ndarray) -> np.ndarray:
-    """The bits [B, n + 1] of Σ sums[place]·2^place."""
+    """The bits [B, n + 1] of Σ sums[digit]·2^digit."""
     bits = np.zeros((sums.shape[0], sums.shape[1] + 1), dtype=np.int64)
     carry = np.zeros(sums.shape[0], dtype=np.int64)
-    for place, column in enumerate(sums.T):
+    for digit, column in enumerate(sums.T):
         carry = carry + column
-        bits[:, place] = carry & 1
+        bits[:, digit] = carry & 1
         carry >>= 1
     bits[:, -1] = carry
     return bits
@@ -165,12 +165,12 @@ def terminate(bits: np.ndarray, width: int) -> np.ndarray:
 
 
 def read_numbers(inputs: Sequence[int]) -> list[int]:
-    """The numbers in an input."""
+    """Parse the numbers of an input."""
     text = "".join(map(str, inputs))
     return [int(part[::-1], 2) for part in text.split(str(BinaryAddition.OPERATOR))]
 
 
 def written(number: int, width: int) -> list[int]:
-    """The output that says a number: its bits, the lowest first, then 2, then zeros."""
+    """Output for a number: its bits, the lowest first, then 2, then zeros."""
     bits = [int(bit) for bit in reversed(f"{number:b}")]
     return [*bits, TerminatedTask.terminator, *[0] * (width - len(bits) - 1)]

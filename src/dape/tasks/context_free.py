@@ -42,7 +42,7 @@ class StackManipulation(TerminatedTask):
         rows, height = np.arange(batch), np.zeros(batch, dtype=np.int64)
         stack = np.zeros((batch, length + 1), dtype=np.int64)
         for push, bit in zip(pushes.T, pushed.T, strict=True):
-            # What lies above the height is free to be overwritten.
+            # Entries above the height may be overwritten.
             stack[rows, height] = bit
             height = np.maximum(height + np.where(push, 1, -1), 0)
         column = np.arange(length + 1)
@@ -92,7 +92,7 @@ class ModularArithmeticBrackets(ChomskyTask):
     """The value modulo 5 of a bracketed expression with +, −, × (tokens 5, 6, 7) and brackets (8, 9).
 
     Lengths 1 to 4 are d, −d, (d), (−d); a longer one is (left ∘ right) with the length split at random.
-    Token 10 is in the vocabulary but never drawn. Products are often 0: always answering 0 scores about 31 %.
+    Token 10 is in the vocabulary but never drawn. Products are often 0: always answering 0 has an accuracy of about 31 %.
 
     >>> ModularArithmeticBrackets().solve([8, 3, 7, 8, 6, 4, 9, 9])
     [3]
@@ -136,14 +136,14 @@ class SolveEquation(ChomskyTask):
         if length < 3:
             return np.zeros((batch, length), dtype=np.int64), np.zeros((batch, 1), dtype=np.int64)
         left, values = bracketed(self.ALPHABET, batch, length - 2, generator)
-        # x replaces the first digit at or after a random place, going round.
+        # x replaces the first digit at or after a random position, cyclically.
         start = generator.integers(0, length - 2, (batch, 1))
         onward = (start + np.arange(length - 2)) % (length - 2)
-        found = (np.take_along_axis(left, onward, axis=1) < 5).argmax(axis=1)
+        first = (np.take_along_axis(left, onward, axis=1) < 5).argmax(axis=1)
         rows = np.arange(batch)
-        place = onward[rows, found]
-        answers = left[rows, place]
-        left[rows, place] = self.UNKNOWN
+        position = onward[rows, first]
+        answers = left[rows, position]
+        left[rows, position] = self.UNKNOWN
         right = np.stack([np.full(batch, self.EQUALS), values], axis=1)
         return np.concatenate([left, right], axis=1), answers[:, None]
 

@@ -71,7 +71,7 @@ class MissingDuplicateString(ChomskyTask):
 
 @dataclass(frozen=True)
 class OddsFirst(ChomskyTask):
-    """The bits at odd places, then those at even places, counted from 0 (so the first bit comes second).
+    """The bits at odd positions, then those at even positions, counted from 0 (so the first bit comes second).
 
     The original's description counts from 1, but its generator does this.
 
@@ -91,8 +91,8 @@ class OddsFirst(ChomskyTask):
         return inputs, np.concatenate([inputs[:, 1::2], inputs[:, ::2]], axis=1)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        odd = [bit for place, bit in enumerate(inputs) if place % 2 == 1]
-        even = [bit for place, bit in enumerate(inputs) if place % 2 == 0]
+        odd = [bit for position, bit in enumerate(inputs) if position % 2 == 1]
+        even = [bit for position, bit in enumerate(inputs) if position % 2 == 0]
         return odd + even
 
 

@@ -1,4 +1,4 @@
-"""Bracketed expressions modulo 5: a sampler that grows all of a batch level by level, and a plain evaluator."""
+"""Bracketed expressions modulo 5: a sampler that grows a whole batch level by level, and a plain evaluator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _leaves(
     lengths: np.ndarray,
     generator: np.random.Generator,
 ) -> Level:
-    """Write the spans that are leaves; the level with their values."""
+    """Write the spans that are leaves; returns the level with their values."""
     digits = generator.integers(0, MODULUS, len(rows))
     leaf = lengths <= 4
     enclosed, negative = leaf & (lengths >= 3), leaf & (lengths % 2 == 0)

@@ -1,4 +1,4 @@
-"""Recall and retrieval tasks for decoders: what was said earlier is asked for later."""
+"""Recall and retrieval tasks for decoders: queries about earlier tokens."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def require(condition: bool, sentence: str) -> None:
 class AssociativeRecall(RecallTask):
     """Key–value pairs, then keys: the value of each (multi-query associative recall, Arora et al. 2023).
 
-    keys, values: how many different ones; keys are tokens 0 …, values follow them, then the filler token.
-    pairs:   shown in an input; None for as many as fit, a third of its length without gaps.
+    keys, values: number of different keys and values; keys are tokens 0 …, then values, then the filler token.
+    pairs:   number of pairs in an input; None for as many as fit, a third of its length without gaps.
     queries: None for as many as pairs. A query asks for a key that was shown; none twice while there are others.
-    gap:     filler tokens after every pair, at least.
-    Where an input is longer than pairs and queries need, filler stands between them, at random.
-    power:   with it the pairs come first, and the chance of a place after them to be a query falls as its distance to
-             the power of `power` − 1 (zoology has 0.01, so most keys are asked for soon); None for evenly.
+    gap:     minimum number of filler tokens after every pair.
+    In an input longer than its pairs and queries, filler is placed between them at random.
+    power:   if given, pairs come first, and the probability of a query at a later position falls as its distance to
+             the power of `power` − 1 (zoology has 0.01, so most queries follow soon); None for uniform.
 
     >>> AssociativeRecall(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
     [-100, -100, -100, -100, 4, 5]
@@ -46,7 +46,7 @@ class AssociativeRecall(RecallTask):
 
     @property
     def span(self) -> int:
-        """Tokens of a pair with its gap."""
+        """Number of tokens of a pair with its gap."""
         return 2 + self.gap
 
     @property
@@ -105,8 +105,8 @@ class AssociativeRecall(RecallTask):
     def solve(self, inputs: Sequence[int]) -> list[int]:
         value_of: dict[int, int] = {}
         outputs = []
-        for place, token in enumerate(inputs):
-            following = inputs[place + 1] if place + 1 < len(inputs) else -1
+        for position, token in enumerate(inputs):
+            following = inputs[position + 1] if position + 1 < len(inputs) else -1
             if token < self.keys and self.keys <= following < self.keys + self.values:
                 value_of[token] = following
                 outputs.append(IGNORED)
@@ -115,13 +115,13 @@ class AssociativeRecall(RecallTask):
         return outputs
 
 
-# Pairs of the longest training length fit into the shortest, so that more tokens are more to look through.
+# The pairs fit into the shortest training length, so longer inputs have more tokens to search, not more pairs.
 FIXED = replace(SUITE, train_lengths=tuple(range(24, 49, 6)), test_lengths=(48, 96, 192, 384))
 
 
 @dataclass(frozen=True)
 class RecallManyKeys(AssociativeRecall):
-    """Associative recall with many more keys than values, so that a value alone says little of its key (zoology).
+    """Associative recall with many more keys than values, so that a value alone carries little information about its key (zoology).
 
     >>> RecallManyKeys(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
     [-100, -100, -100, -100, 4, 5]
@@ -153,7 +153,7 @@ class RecallPowerLaw(AssociativeRecall):
 
 @dataclass(frozen=True)
 class Induction(RecallTask):
-    """A text whose last symbol occurred once before: what followed it there (the induction head's task).
+    """A text whose last symbol occurred once before: the symbol that followed it there (the induction head's task).
 
     >>> Induction(symbols=6).solve([4, 1, 5, 0, 1])
     [-100, -100, -100, -100, 5]
@@ -182,17 +182,17 @@ class Induction(RecallTask):
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         rows = np.arange(batch)
         asked = generator.integers(0, self.symbols, batch)
-        # Any symbol but the asked-for one: a draw from one fewer, moved past it.
+        # Any symbol but the queried one: a draw from one fewer, shifted past it.
         inputs = generator.integers(0, self.symbols - 1, (batch, length))
         inputs += inputs >= asked[:, None]
-        place = generator.integers(0, length - 2, batch)
-        inputs[rows, place] = inputs[:, -1] = asked
+        position = generator.integers(0, length - 2, batch)
+        inputs[rows, position] = inputs[:, -1] = asked
         outputs = np.full((batch, length), IGNORED)
-        outputs[:, -1] = inputs[rows, place + 1]
+        outputs[:, -1] = inputs[rows, position + 1]
         return inputs, outputs
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        earlier = [place for place in range(len(inputs) - 1) if inputs[place] == inputs[-1]]
+        earlier = [position for position in range(len(inputs) - 1) if inputs[position] == inputs[-1]]
         assert len(earlier) == 1
         return [IGNORED] * (len(inputs) - 1) + [inputs[earlier[0] + 1]]
 
@@ -236,7 +236,7 @@ class Passkey(RecallTask):
         digits = generator.integers(0, 10, (batch, self.digits))
         depth = generator.integers(0, count + 1, (batch, 1))
         column = np.arange(length - self.digits)
-        # The sentence goes on after the passkey where it stopped before it.
+        # After the passkey the sentence continues at the token where it was interrupted.
         said = np.where(column < depth, column, column - 1 - self.digits)
         inputs = np.empty((batch, length), dtype=np.int64)
         inputs[:, : length - self.digits] = self.FILLER + said % self.filler

@@ -1,4 +1,4 @@
-"""The tasks by name."""
+"""Registry of the tasks by name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TASKS: dict[str, type[Task]] = {
     "addition": Addition,
 }
 
-# What an option of a type may be, and in words; those of other types are checked by their task.
+# Accepted values of an option by type, and their description; other types are checked by the task.
 KINDS: dict[Any, tuple[type, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
@@ -71,7 +71,7 @@ KINDS: dict[Any, tuple[type, str]] = {
 
 
 def build_task(name: str, **options: Any) -> Task:
-    """The task of that name with its options; a wrong name or option raises with the right ones."""
+    """Build a task by name; a wrong name or option raises and lists the valid ones."""
     if name not in TASKS:
         near = difflib.get_close_matches(name.lower().replace("-", "_"), TASKS, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}? " if near else ""

@@ -24,7 +24,7 @@ class EvenPairs(ChomskyTask):
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         inputs = generator.integers(0, 2, (batch, length))
-        # A walk between two states changes an even number of times exactly if it ends where it began.
+        # A walk between two states changes an even number of times exactly if it ends in its first state.
         return inputs, inputs[:, :1] ^ inputs[:, -1:]
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
@@ -114,7 +114,7 @@ class CycleNavigation(ChomskyTask):
         return inputs, (inputs - 1).sum(axis=1, keepdims=True) % 5
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        place = 0
+        state = 0
         for step in inputs:
-            place = {0: (4, 0, 1, 2, 3), 1: (0, 1, 2, 3, 4), 2: (1, 2, 3, 4, 0)}[step][place]
-        return [place]
+            state = {0: (4, 0, 1, 2, 3), 1: (0, 1, 2, 3, 4), 2: (1, 2, 3, 4, 0)}[step][state]
+        return [state]

@@ -1,4 +1,4 @@
-"""Retrieval for decoders: something said in a longer text is asked for at its end."""
+"""Retrieval for decoders: a query at the end of a longer text about part of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scattered(
 class Retrieval(RecallTask):
     """Base class: text, a mark, a question. Tokens are those of each kind, the answers' first, then the mark.
 
-    kinds: a letter for how a kind is spelled, and its number of tokens.
+    kinds: the letter of each kind in spelled tokens, and its number of tokens.
     """
 
     level = "retrieval"
@@ -59,7 +59,7 @@ class Retrieval(RecallTask):
         return 1 / self.kinds[0][1]
 
     def spell(self, token: int) -> str:
-        """The letter of its kind, and its number there unless it is filler."""
+        """The letter of its kind, and its index in that kind unless it is filler."""
         for letter, size in self.kinds:
             if token < size:
                 return letter if letter == "." else f"{letter}{token}"
@@ -71,7 +71,7 @@ class Retrieval(RecallTask):
 class Needles(Retrieval):
     """Keys with values in random filler; then a mark and some of the keys: all values of each, in their order (RULER).
 
-    keys:   in an input, of `names`. values: of each key, at places of their own. asked: keys asked for.
+    keys:   number in an input, out of `names`. values: number per key, at separate positions. asked: number of keys queried.
     Tokens: values 0 … 9, keys, filler, the mark.
 
     >>> Needles(keys=2, values=2, names=2, filler=1).solve([10, 7, 12, 11, 3, 11, 5, 10, 1, 13, 11, 3])
@@ -97,7 +97,7 @@ class Needles(Retrieval):
 
     @property
     def _after(self) -> int:
-        """Tokens of the question with its answers."""
+        """Number of tokens of the question with its answers."""
         return 1 + self.asked * self.values
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -108,8 +108,8 @@ class Needles(Retrieval):
         filler = 10 + self.names + generator.integers(0, self.filler, (batch, length - self._after))
         text = scattered(needles, length - self._after, filler, generator)
         # Values by key, in the order of the text: a stable sort by the key's number.
-        told = np.take_along_axis(values, np.argsort(which, axis=1, kind="stable"), axis=1)
-        answers = told.reshape(batch, self.keys, self.values)[:, : self.asked]
+        by_key = np.take_along_axis(values, np.argsort(which, axis=1, kind="stable"), axis=1)
+        answers = by_key.reshape(batch, self.keys, self.values)[:, : self.asked]
         said = np.concatenate([keys[:, : self.asked, None], answers[:, :, :-1]], axis=2).reshape(batch, -1)
         inputs = np.concatenate([text, np.full((batch, 1), self.mark), said], axis=1)
         outputs = np.full_like(inputs, IGNORED)
@@ -134,8 +134,8 @@ class Needles(Retrieval):
 class Phonebook(Retrieval):
     """Lines of a name, two tokens, and its number; then a mark and a name: its number (Jelassi et al. 2024).
 
-    names: that first and last names are drawn from; no whole name occurs twice. digits: of a number.
-    Tokens: digits, names, the mark. As many lines as fit; what does not fit is cut.
+    names: number of first and last names to draw from; no full name occurs twice. digits: per number.
+    Tokens: digits, names, the mark. As many lines as fit; the rest of the length is cut.
 
     >>> Phonebook(names=3, digits=2).solve([10, 12, 3, 4, 12, 10, 5, 6, 13, 12, 10, 5])
     [-100, -100, -100, -100, -100, -100, -100, -100, -100, -100, 5, 6]
@@ -185,7 +185,7 @@ class Phonebook(Retrieval):
 class Variables(Retrieval):
     """Chains of assignments in random filler: name and value, then name and name; at the end a name: its value (RULER).
 
-    chains: side by side. steps: assignments of each, in their order. names: to draw from, none used twice.
+    chains: number of chains, interleaved. steps: assignments of each, in their order. names: to draw from, none used twice.
     Tokens: values 0 … 9, names, filler, the mark before the question, which asks for the last name of a chain.
 
     >>> Variables(chains=1, steps=2, names=3, filler=1).solve([11, 6, 13, 12, 11, 14, 12])
@@ -243,9 +243,9 @@ class Variables(Retrieval):
 
 @dataclass(frozen=True)
 class Facts(Retrieval):
-    """People and the rooms they go to, in random filler; then a mark and a person: the room gone to last (BABILong).
+    """People and the rooms they go to, in random filler; then a mark and a person: the last room of that person (BABILong).
 
-    people, rooms: to draw from; anybody may go more than once. events: in an input.
+    people, rooms: numbers to draw from; a person may go more than once. events: number in an input.
     Tokens: rooms, people, filler, the mark.
 
     >>> Facts(people=2, rooms=3, filler=1).solve([3, 0, 4, 1, 5, 3, 2, 6, 3])
@@ -263,15 +263,15 @@ class Facts(Retrieval):
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         rows = np.arange(batch)
-        who = self.rooms + generator.integers(0, self.people, (batch, self.events))
-        where = generator.integers(0, self.rooms, (batch, self.events))
+        people = self.rooms + generator.integers(0, self.people, (batch, self.events))
+        rooms = generator.integers(0, self.rooms, (batch, self.events))
         filler = self.rooms + self.people + generator.integers(0, self.filler, (batch, length - 2))
-        text = scattered(np.stack([who, where], axis=2), length - 2, filler, generator)
-        asked = who[rows, generator.integers(0, self.events, batch)]
-        last = self.events - 1 - (who == asked[:, None])[:, ::-1].argmax(axis=1)
+        text = scattered(np.stack([people, rooms], axis=2), length - 2, filler, generator)
+        asked = people[rows, generator.integers(0, self.events, batch)]
+        last = self.events - 1 - (people == asked[:, None])[:, ::-1].argmax(axis=1)
         inputs = np.concatenate([text, np.full((batch, 1), self.mark), asked[:, None]], axis=1)
         outputs = np.full_like(inputs, IGNORED)
-        outputs[:, -1] = where[rows, last]
+        outputs[:, -1] = rooms[rows, last]
         return inputs, outputs
 
     @property
@@ -291,7 +291,7 @@ class Facts(Retrieval):
 class CommonSymbol(Retrieval):
     """Symbols in random order, one at least three times as often as each other; at the end a mark: that one (RULER).
 
-    shown: different ones in an input, of `symbols`. Tokens: symbols, the mark.
+    shown: number of different ones in an input, out of `symbols`. Tokens: symbols, the mark.
 
     >>> CommonSymbol(symbols=4, shown=2).solve([3, 1, 3, 3, 4])
     [-100, -100, -100, -100, 3]
@@ -312,7 +312,7 @@ class CommonSymbol(Retrieval):
         return self.shown + 3
 
     def counts(self, total: int) -> list[int]:
-        """How often each is said, the commonest first."""
+        """Number of occurrences of each symbol, the most common first."""
         others = total // (self.shown + 2)
         return [total - (self.shown - 1) * others] + [others] * (self.shown - 1)
 
@@ -338,7 +338,7 @@ class CommonSymbol(Retrieval):
 class FrequentSymbol(CommonSymbol):
     """Symbols in random order whose counts fall as 1 / rank; at the end a mark: the most frequent (RULER).
 
-    shown: different ones in an input, of `symbols`. Tokens: symbols, the mark.
+    shown: number of different ones in an input, out of `symbols`. Tokens: symbols, the mark.
 
     >>> FrequentSymbol(symbols=4, shown=2).solve([3, 1, 3, 4])
     [-100, -100, -100, 3]

@@ -19,7 +19,7 @@ class BlockSearch(RecallTask):
     letters: the alphabet, tokens 0 …; then the dot that ends a block, then the mark before the question.
     block, question: letters in each, all different, in any order.
     answer:  the block's "first" letter, its "last", or "all" of them, each from the one before.
-    As many blocks as fit into the length; what does not fit is cut.
+    As many blocks as fit into the length; the rest of the length is cut.
 
     >>> BlockSearch(letters=5, block=2, question=1).solve([3, 0, 5, 1, 4, 5, 6, 4])
     [-100, -100, -100, -100, -100, -100, -100, 1]
@@ -68,7 +68,7 @@ class BlockSearch(RecallTask):
 
     @property
     def _after(self) -> int:
-        """Tokens after the blocks."""
+        """Number of tokens after the blocks."""
         return 1 + self.question + (self.block - 1 if self.answer == "all" else 0)
 
     def output_length(self, length: int) -> int:
@@ -88,10 +88,10 @@ class BlockSearch(RecallTask):
                 break
             blocks[has_all] = self._blocks((int(has_all.sum()),), generator)
 
-        found = blocks[rows, right]
+        target = blocks[rows, right]
         dots = np.full((batch, count, 1), self.dot)
         context = np.concatenate([blocks, dots], axis=2).reshape(batch, -1)
-        labels = {"first": found[:, :1], "last": found[:, -1:], "all": found}[self.answer]
+        labels = {"first": target[:, :1], "last": target[:, -1:], "all": target}[self.answer]
         inputs = np.concatenate([context, np.full((batch, 1), self.ask), asked, labels[:, :-1]], axis=1)
         outputs = np.full_like(inputs, IGNORED)
         outputs[:, -labels.shape[1] :] = labels
@@ -106,8 +106,8 @@ class BlockSearch(RecallTask):
         mark = tokens.index(self.ask)
         asked = tokens[mark + 1 : mark + 1 + self.question]
         blocks = [tokens[start : start + self.block] for start in range(0, mark, self.block + 1)]
-        (found,) = [block for block in blocks if all(letter in block for letter in asked)]
-        labels = {"first": [found[0]], "last": [found[-1]], "all": found}[self.answer]
+        (target,) = [block for block in blocks if all(letter in block for letter in asked)]
+        labels = {"first": [target[0]], "last": [target[-1]], "all": target}[self.answer]
         return [IGNORED] * (len(tokens) - len(labels)) + labels
 
 
@@ -116,8 +116,8 @@ class Counting(RecallTask):
     """Operations on variables (pass, set to 0, increment), then a variable: its value (Golovneva et al. 2024, CoPE).
 
     Tokens: pass 0, then "set" of each variable, "increment" of each, "print" of each, then the values 0 … limit.
-    variables: how many; they start at 0. limit: increments beyond it do not occur (pass stands there).
-    passes:    the share of operations that do nothing; of the others one in five sets.
+    variables: number of variables; they start at 0. limit: increments beyond it are replaced by pass.
+    passes:    share of operations that do nothing; one in five of the others is a set.
 
     >>> Counting(variables=2, limit=3).solve([3, 4, 1, 0, 3, 3, 5])  # a+1, b+1, a=0, pass, a+1, a+1, print a
     [-100, -100, -100, -100, -100, -100, 9]
@@ -148,7 +148,7 @@ class Counting(RecallTask):
 
     @property
     def constant_accuracy(self) -> float:
-        # A fifth of the values are 0, for the last operation was a set; those never set of late are the limit.
+        # A fifth of the values are 0, because the last operation was a set; those not set recently are at the limit.
         return max(0.2, 0.8**self.limit)
 
     @property
@@ -161,11 +161,11 @@ class Counting(RecallTask):
         variable = generator.integers(0, self.variables, (batch, length - 1))
         sets = kind < (1 - self.passes) / 5
         increments = ~sets & (kind < 1 - self.passes)
-        for place in range(length - 1):
-            named = variable[:, place]
-            value = count[rows, named]
-            increments[:, place] &= value < self.limit
-            count[rows, named] = np.where(sets[:, place], 0, value + increments[:, place])
+        for position in range(length - 1):
+            operand = variable[:, position]
+            value = count[rows, operand]
+            increments[:, position] &= value < self.limit
+            count[rows, operand] = np.where(sets[:, position], 0, value + increments[:, position])
         asked = generator.integers(0, self.variables, batch)
         inputs = np.zeros((batch, length), dtype=np.int64)
         inputs[:, :-1] = np.where(sets, 1 + variable, np.where(increments, 1 + self.variables + variable, 0))

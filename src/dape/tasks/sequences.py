@@ -1,4 +1,4 @@
-"""Sequences rewritten by decoders: the answer is as long as the question, and each of its places has its own."""
+"""Sequence transformations for decoders: the answer is as long as the question, with a label at each position."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Copy(RecallTask):
         return [IGNORED] * len(text) + self.answer(text)
 
     def answer(self, text: list[int]) -> list[int]:
-        """The answer to one text, plainly."""
+        """The answer to one text, in plain Python."""
         return text
 
 
@@ -75,7 +75,7 @@ class Reverse(Copy):
         return text[:, ::-1]
 
     def answer(self, text: list[int]) -> list[int]:
-        return [text[-1 - place] for place in range(len(text))]
+        return [text[-1 - position] for position in range(len(text))]
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Addition(RecallTask):
         digits = (length - 2) // 3
         first, second = generator.integers(0, 10, (2, batch, digits))
         answer, carry = np.empty((batch, digits + 1), dtype=np.int64), np.zeros(batch, dtype=np.int64)
-        for place in range(digits):
-            carry, answer[:, place] = np.divmod(first[:, place] + second[:, place] + carry, 10)
+        for digit in range(digits):
+            carry, answer[:, digit] = np.divmod(first[:, digit] + second[:, digit] + carry, 10)
         answer[:, digits] = carry
         plus, equals = (np.full((batch, 1), token) for token in (self.PLUS, self.EQUALS))
         inputs = np.concatenate([first, plus, second, equals, answer[:, :-1]], axis=1)

@@ -1,4 +1,4 @@
-"""State tracking for decoders: what all steps so far amount to, at every step or where it is asked."""
+"""State tracking for decoders: the state after all steps so far, at every step or at queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dape.tasks.recall import require
 class FlipFlop(RecallTask):
     """Instructions with a bit each: write (2), ignore (3), read (4); at a read, the bit written last (Liu et al. 2023).
 
-    ignores: the share of instructions to ignore; the others write or read equally often.
+    ignores: share of instructions to ignore; the others write or read equally often.
     The first instruction writes, the last reads. An even length is cut by one.
 
     >>> FlipFlop().solve([2, 1, 3, 0, 4, 1, 2, 0, 3, 1, 4])
@@ -56,7 +56,7 @@ class FlipFlop(RecallTask):
         said = generator.choice(kinds, (batch, steps), p=(other, self.ignores, other))
         said[:, 0], said[:, -1] = self.WRITE, self.READ
         bits = generator.integers(0, 2, (batch, steps))
-        # The place of the last write at or before each instruction.
+        # Index of the last write at or before each instruction.
         written = np.maximum.accumulate(np.where(said == self.WRITE, np.arange(steps), 0), axis=1)
         state = np.take_along_axis(bits, written, axis=1)
         reads = said == self.READ
@@ -70,9 +70,9 @@ class FlipFlop(RecallTask):
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         bit, outputs = 0, []
-        for place, token in enumerate(inputs):
+        for position, token in enumerate(inputs):
             if token == self.WRITE:
-                bit = inputs[place + 1]
+                bit = inputs[position + 1]
             outputs.append(bit if token == self.READ else IGNORED)
         return outputs
 
@@ -89,17 +89,18 @@ def permutations(even: bool) -> tuple[tuple[int, ...], ...]:
 
 @cache
 def _products(even: bool) -> np.ndarray:
-    """[n, n]: the number of "first a, then b"."""
-    found = permutations(even)
-    number = {p: index for index, p in enumerate(found)}
-    return np.array([[number[tuple(b[a[i]] for i in range(5))] for b in found] for a in found])
+    """Multiplication table [n, n]: the index of "first a, then b"."""
+    group = permutations(even)
+    number = {p: index for index, p in enumerate(group)}
+    return np.array([[number[tuple(b[a[i]] for i in range(5))] for b in group] for a in group])
 
 
 @dataclass(frozen=True)
 class S5Words(RecallTask):
-    """Permutations of five things, one after the other: at each, where all so far lead (Merrill et al. 2024).
+    """Permutations of five things, one after the other: at each, the product of all so far (Merrill et al. 2024).
 
-    Tokens and labels are the 120 permutations by number. Complete for NC¹, so not thought within reach of constant depth at every length.
+    Tokens and labels are the 120 permutations by number. Complete for NC¹, so believed out of reach of constant depth
+    at every length.
 
     >>> S5Words().solve([1, 1, 2])
     [1, 0, 2]
@@ -120,25 +121,25 @@ class S5Words(RecallTask):
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         inputs = generator.integers(0, self.vocab_size, (batch, length))
         outputs, products = inputs.copy(), _products(self.even)
-        for place in range(1, length):
-            outputs[:, place] = products[outputs[:, place - 1], inputs[:, place]]
+        for position in range(1, length):
+            outputs[:, position] = products[outputs[:, position - 1], inputs[:, position]]
         return inputs, outputs
 
     def spell(self, token: int) -> str:
-        return "".join(str(place + 1) for place in permutations(self.even)[token])
+        return "".join(str(image + 1) for image in permutations(self.even)[token])
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        known = permutations(self.even)
-        where, outputs = list(range(5)), []
+        group = permutations(self.even)
+        product, outputs = list(range(5)), []
         for token in inputs:
-            where = [known[token][place] for place in where]
-            outputs.append(known.index(tuple(where)))
+            product = [group[token][image] for image in product]
+            outputs.append(group.index(tuple(product)))
         return outputs
 
 
 @dataclass(frozen=True)
 class A5Words(S5Words):
-    """Even permutations of five things, one after the other: at each, where all so far lead.
+    """Even permutations of five things, one after the other: at each, the product of all so far.
 
     Tokens and labels are the 60 even permutations by number: the smallest group whose words are as hard as S5's.
 
