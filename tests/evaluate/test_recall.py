@@ -99,8 +99,8 @@ def test_frequent_ngrams_are_no_recall(tokens: Tokens, most: int) -> None:
             target = end - 8 + place
             gram = tokens.ids[target - 2 : target + 1].tolist()
             frequent = sum(text[n : n + 3] == gram for n in range(len(text))) > most
-            expected = bins - 1 if frequent else everything.place[row, place] % bins
-            assert rare.place[row, place] % bins == expected
+            expected = bins - 1 if frequent else everything.cell_index[row, place] % bins
+            assert rare.cell_index[row, place] % bins == expected
     assert (rare.digest == everything.digest) == np.array_equal(rare.counts, everything.counts)
     with pytest.raises(ValueError, match="needs the training tokens"):
         RecallBins.of(tokens, windows, LENGTHS, 8, max_training_count=1)

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    """So that `dape.evaluate(run)` evaluates, while `dape.evaluate` stays the package."""
+    """Package that can be called: `dape.evaluate(run)`."""
 
     def __call__(self, *models: Any, **options: Any) -> Any:
         from dape.lab.api import evaluate

@@ -15,7 +15,7 @@ from dape.evaluate.statistics import LengthScore
 from dape.evaluate.windows import Context, Windows, consecutive, same_targets
 
 Protocol = Literal["same-targets", "paper"]
-# Hears how many windows of which length are done.
+# Called with the number of finished windows and their length.
 Progress = Callable[[int, int], None]
 
 DEFAULT_LAST = 256
@@ -30,7 +30,7 @@ class WindowLosses:
     losses: dict[int, np.ndarray]
 
     def score(self, length: int) -> LengthScore:
-        """The score at one length."""
+        """Mean loss at one length, with its standard error."""
         return _score(self.windows, length, self.last, self.losses[length])
 
 
@@ -45,7 +45,7 @@ def losses_by_length(
     batch_tokens: int = BATCH_TOKENS,
     progress: Progress | None = None,
 ) -> WindowLosses:
-    """The loss of every target token at each length, of the windows that `evaluate_by_length` scores."""
+    """Loss of every target token at each length, on the windows of `evaluate_by_length`."""
     last = check(lengths, last, windows, "same-targets", context)
     chosen = same_targets(tokens, max(lengths), last, windows, context=context)
     with scoring(model, batch_tokens=batch_tokens) as scorer:
@@ -65,18 +65,18 @@ def evaluate_by_length(
     batch_tokens: int = BATCH_TOKENS,
     progress: Progress | None = None,
 ) -> list[LengthScore]:
-    """A score for each length, in the order of `lengths`.
+    """Loss and perplexity at each length, in the order of `lengths`.
 
     lengths:  tokens of input that the model sees.
-    last:     how many tokens at the end are predicted; 256, or the shortest length if that is less.
-    windows:  how many windows, at most; their targets do not overlap.
-    protocol: "same-targets": one set of windows, so scores at all lengths are of the same tokens.
-              "paper": each length has its own, one after the other across documents, with min(last, length)
-              targets; scores of different lengths are then of different tokens.
+    last:     number of predicted tokens at the end of a window; default: 256, or the shortest length if that is less.
+    windows:  maximum number of windows; their targets do not overlap.
+    protocol: "same-targets": one set of windows, so losses at all lengths are of the same tokens.
+              "paper": each length has its own windows, consecutive across documents, with min(last, length)
+              targets; losses at different lengths are then of different tokens.
     context:  "document" or "stream", for "same-targets".
     """
     if protocol == "same-targets":
-        found = losses_by_length(
+        losses = losses_by_length(
             model,
             tokens,
             lengths,
@@ -86,7 +86,7 @@ def evaluate_by_length(
             batch_tokens=batch_tokens,
             progress=progress,
         )
-        return [found.score(n) for n in lengths]
+        return [losses.score(n) for n in lengths]
     last = check(lengths, last, windows, protocol, context)
     with scoring(model, batch_tokens=batch_tokens) as scorer:
         return [
@@ -97,14 +97,14 @@ def evaluate_by_length(
 def score(
     scorer: Scorer, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
 ) -> LengthScore:
-    """The score of the windows at one length."""
+    """Mean loss of the windows at one length, with its standard error."""
     return _score(windows, length, last, token_losses(scorer, tokens, windows, length, last, progress))
 
 
 def token_losses(
     scorer: Scorer, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
 ) -> np.ndarray:
-    """The loss of every target of the windows at one length [n, last]."""
+    """Loss of every target of the windows at one length [n, last]."""
     parts = []
     size = scorer.batch_size(length, last)
     for start in range(0, len(windows), size):
@@ -121,7 +121,7 @@ def _score(windows: Windows, length: int, last: int, losses: np.ndarray) -> Leng
 
 
 def check(lengths: Sequence[int], last: int | None, windows: int, protocol: str, context: str) -> int:
-    """The number of targets a window; an error in a sentence for what cannot be evaluated."""
+    """Number of targets per window; raises for settings that cannot be evaluated."""
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths={list(lengths)}: give at least one, each 1 or more")
     if windows < 1:

@@ -1,4 +1,4 @@
-"""Loss by position in the window: where a model profits from context, and where it breaks."""
+"""Loss by position in the evaluation window: where context helps a model, and where it breaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dape.evaluate.windows import Context, same_targets
 
 @dataclass(frozen=True)
 class PositionLoss:
-    """losses: [windows, length], of the token after 1, 2, … length tokens of input; documents: [windows]."""
+    """Losses by position: losses [windows, length] of the token after 1, 2, … length tokens of input; documents [windows]."""
 
     length: int
     losses: np.ndarray
@@ -45,7 +45,7 @@ def loss_by_position(
     batch_tokens: int = BATCH_TOKENS,
     progress: Progress | None = None,
 ) -> PositionLoss:
-    """The loss of every token of windows of `length` inputs."""
+    """Loss of every token in windows of `length` inputs."""
     check([length], length, windows, "same-targets", context)
     chosen = same_targets(tokens, length, length, windows, context=context)
     parts = []

@@ -1,8 +1,8 @@
 """Inference from few documents and few seeds: Student's t, seeds crossed with documents, pooled variances, pooled
 estimates over settings.
 
-Every function takes numbers and returns an `Estimate`: a value, its standard error, and the degrees of freedom that
-say how well the error itself is known.
+Every function takes numbers and returns an `Estimate`: a value, its standard error, and the degrees of freedom of
+that error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEVEL = 0.95
 class Estimate:
     """A value with its standard error; (value − truth) / error follows Student's t with `dof` degrees of freedom.
 
-    The error is NaN where it is not known.
+    The error is NaN if unknown.
     """
 
     value: float
@@ -31,14 +31,14 @@ class Estimate:
 
     @property
     def known(self) -> bool:
-        """Whether there is a value."""
+        """Whether the value is known."""
         return math.isfinite(self.value)
 
     @property
     def weight(self) -> float:
-        """The value in standard errors of a normal distribution: a value of so many would be as unlikely, were zero true.
+        """The equivalent z-score: the normal deviate with the same p-value.
 
-        0 where the error is not known.
+        0 if the error is unknown.
         """
         if not (self.known and math.isfinite(self.error) and self.dof > 0):
             return 0.0
@@ -49,20 +49,20 @@ class Estimate:
         return math.copysign(size, self.value)
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """The confidence interval; NaN where the error is not known."""
+        """The confidence interval; NaN if the error is unknown."""
         if not self.dof > 0:
             return math.nan, math.nan
         reach = student_quantile((1 + level) / 2, self.dof) * self.error
         return self.value - reach, self.value + reach
 
     def sign(self, level: float = LEVEL) -> int:
-        """−1 or 1 if the confidence interval lies on that side of zero, 0 if it does not, or is not known."""
+        """Sign of the value if the confidence interval excludes zero, else 0."""
         low, high = self.interval(level)
         return 1 if low > 0 else -1 if high < 0 else 0
 
     @property
     def p_value(self) -> float:
-        """Two-sided, of the value being zero."""
+        """Two-sided p-value of the hypothesis that the value is zero."""
         if not self.dof > 0 or math.isnan(self.error):
             return math.nan
         if self.error == 0:
@@ -82,7 +82,7 @@ def student_cdf(t: float, dof: float) -> float:
 
 
 def student_quantile(probability: float, dof: float) -> float:
-    """The t below which T lies with this probability."""
+    """The t with P(T ≤ t) = probability."""
     if not 0 < probability < 1:
         raise ValueError(f"probability={probability} is not between 0 and 1")
     if probability < 0.5:
@@ -124,21 +124,21 @@ def _bisect(rises: Callable[[float], float], low: float, high: float) -> float:
     return middle
 
 
-# The variance between seeds
+# Seed variance
 
 
 @dataclass(frozen=True)
 class VariancePrior:
-    """Prior of variances from many small samples: typically `variance`, worth `dof` further observations.
+    """Prior of variances from many small samples, with scale `variance` and the weight of `dof` observations.
 
-    True variances are taken to scatter as dof · variance / χ²(dof). Infinite dof: they are all the same.
+    True variances are distributed as dof · variance / χ²(dof). Infinite dof: they are all equal.
     """
 
     variance: float
     dof: float
 
     def posterior(self, variance: float = math.nan, dof: float = 0.0) -> tuple[float, float]:
-        """The variance of one sample moderated by the prior, with its degrees of freedom; of no sample, the prior."""
+        """Posterior variance of one sample and its degrees of freedom; without a sample, the prior's."""
         if dof == 0:
             return self.variance, self.dof
         if math.isinf(self.dof):
@@ -148,11 +148,11 @@ class VariancePrior:
 
 
 def variance_prior(variances: Sequence[float], dofs: Sequence[float]) -> VariancePrior:
-    """The prior that sample variances of one kind of comparison share, estimated on a logarithmic scale.
+    """Prior shared by the sample variances of one kind of comparison, estimated on a logarithmic scale.
 
-    On that scale a sample variance scatters around the true one by a known amount, whatever its size, so that one large
-    variance does not dominate. What they scatter beyond it is that true variances differ (Smyth, 2004). With n
-    seeds, dof = n − 1. Variances of zero say that two runs were the same one, and are not accepted.
+    On that scale a sample variance scatters around the true one by a known amount, independent of its size, so that one
+    large variance does not dominate. Scatter beyond it is attributed to differences of the true variances (Smyth, 2004).
+    With n seeds, dof = n − 1. A variance of zero means that two runs were the same one, and raises.
     """
     if not len(variances) == len(dofs) > 0:
         raise ValueError(
@@ -186,16 +186,16 @@ def _inverse_trigamma(value: float) -> float:
 
 
 def crossed_mean(sums: np.ndarray, counts: np.ndarray, *, seeds: VariancePrior | None = None) -> Estimate:
-    """Mean over the tokens of all documents and over seeds, for seeds and documents that others could have been.
+    """Mean over the tokens of all documents and over seeds, with seeds and documents as crossed random effects.
 
     sums:   of (differences of) losses [seeds, documents]; counts: tokens [documents].
-    seeds:  prior of the variance between seeds of the mean. Without it a single seed has the error over documents
-            alone, which says nothing of other seeds.
+    seeds:  prior of the seed variance of the mean. Without it a single seed has the error over documents alone, which
+            excludes the variance between seeds.
 
-    All seeds read the same documents, so the two vary crosswise: with mean squares of documents, of seeds and of the
-    rest, Var = (MS_d + MS_s − MS_rest) / (D · S), and degrees of freedom by Satterthwaite. For one seed it is
-    `clustered_mean`. Two seeds alone hardly know their variance, and 95 % intervals hold the truth 91 % of the time:
-    give a prior.
+    All seeds use the same documents, so the factors are crossed: with mean squares of documents, of seeds and of the
+    residual, Var = (MS_d + MS_s − MS_rest) / (D · S), and degrees of freedom by Satterthwaite. For one seed it is
+    `clustered_mean`. Two seeds alone estimate their variance poorly, and 95 % intervals cover the truth 91 % of the
+    time: pass a prior.
     """
     sums, counts = np.atleast_2d(np.asarray(sums, np.float64)), np.asarray(counts, np.float64)
     num_seeds, num_documents = sums.shape
@@ -205,7 +205,7 @@ def crossed_mean(sums: np.ndarray, counts: np.ndarray, *, seeds: VariancePrior |
     # Scaled so that the mean over documents is that over tokens.
     scatter = (sums - mean * counts) * num_documents / counts.sum()
     by_seed, by_document = scatter.mean(1), scatter.mean(0)
-    # The variance of the mean and the degrees of freedom that each source of variation has in it.
+    # Variance of the mean due to each source of variation, and its degrees of freedom.
     documents = (float(np.var(by_document, ddof=1)) / num_documents, num_documents - 1.0)
     sources = [documents]
     rest = 0.0
@@ -218,13 +218,13 @@ def crossed_mean(sums: np.ndarray, counts: np.ndarray, *, seeds: VariancePrior |
         sample = seeds.posterior(*sample) if sample else seeds.posterior()
     if sample is not None:
         sources.append((sample[0] / num_seeds, sample[1]))
-    # Each source contains the rest once; what is smaller than the rest has no variance of its own.
+    # Each source contains the residual once; one smaller than the residual has no variance of its own.
     total = sum(max(part, rest) for part, _ in sources) - rest * (len(sources) - 1)
     return Estimate(mean, math.sqrt(total), satterthwaite(total, sources))
 
 
 def satterthwaite(total: float, sources: Sequence[tuple[float, float]]) -> float:
-    """Degrees of freedom of a variance that is made of several, each with its own."""
+    """Degrees of freedom of a sum of variances, by Satterthwaite; sources: (variance, degrees of freedom)."""
     scatter = sum(part**2 / dof for part, dof in sources)
     return total**2 / scatter if scatter else math.inf
 
@@ -234,11 +234,11 @@ def satterthwaite(total: float, sources: Sequence[tuple[float, float]]) -> float
 
 @dataclass(frozen=True)
 class Pooled:
-    """A mean over settings, and how far their true values differ.
+    """Random-effects mean over settings.
 
-    estimate:    of the mean of settings like these.
+    estimate:    mean of the population of settings.
     between:     standard deviation of true values between settings (τ).
-    prediction:  of one further setting: the error includes that it differs.
+    prediction:  of one further setting: the error includes `between`.
     """
 
     estimate: Estimate
@@ -247,7 +247,7 @@ class Pooled:
 
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
-    """Mean over just these independent settings, each counting the same; it says nothing of settings like them."""
+    """Unweighted mean over these independent settings (fixed effects); no inference about other settings."""
     parts = [((one.error / len(estimates)) ** 2, one.dof) for one in estimates]
     total = sum(part for part, _ in parts)
     value = sum(one.value for one in estimates) / len(estimates)
@@ -258,8 +258,8 @@ def pool(estimates: Sequence[Estimate]) -> Pooled:
     """Random-effects meta-analysis of one comparison in several settings.
 
     τ² by restricted maximum likelihood; error and degrees of freedom (settings − 1) after Hartung and Knapp, never
-    below the error that the settings' own errors give. Settings must be independent: trainings of their own, on
-    documents of their own; seeds of one setting belong into its estimate (`crossed_mean`), not here.
+    below the error that follows from the settings' own errors. Settings must be independent: separate trainings on
+    separate documents; seeds of one setting belong in its estimate (`crossed_mean`), not here.
     """
     if not estimates:
         raise ValueError("there is nothing to pool")
@@ -284,7 +284,7 @@ def pool(estimates: Sequence[Estimate]) -> Pooled:
 
 
 def _between(values: np.ndarray, variances: np.ndarray) -> float:
-    """τ² that maximises the restricted likelihood, where its derivative is zero; 0 if it falls from there on."""
+    """τ² that maximises the restricted likelihood: the zero of its derivative, or 0 if it decreases from 0 on."""
 
     def falls(tau2: float) -> float:
         """Minus twice the derivative."""

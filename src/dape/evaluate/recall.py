@@ -1,10 +1,10 @@
-"""Loss by recall: tokens that repeat what the input has said before, against all others.
+"""Loss by recall: tokens that repeat an earlier n-gram of the input, against all others.
 
 A target is a *recall hit* if the n-gram that ends with it also occurs earlier in the input, so that it could be copied
 (after the associative-recall hits of Arora et al., 2023, "Zoology": bigrams there, without those that are frequent in
 training, as `max_training_count` leaves them out). Whether it is one depends on how long the input is; the shortest
-input that makes it one is a property of the target alone. So the targets are sorted once by that length, into bins
-that are the same at every length read and for every model.
+input that makes it one is a property of the target alone. Targets are therefore binned once by that length; the bins
+are the same at every evaluated length and for every model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dape.evaluate.by_length import WindowLosses
 from dape.evaluate.statistics import clustered_mean
 from dape.evaluate.windows import Windows
 
-# The length at which a target becomes a hit, if no input up to the longest makes it one.
+# Recall length of a target that no input up to the longest makes a hit.
 NEVER = np.iinfo(np.int64).max
 SLICES = ("all", "hit", "new", "other")
 DEFAULT_NGRAM = 3
@@ -49,28 +49,28 @@ def recall_lengths(
 
 
 def _recall_lengths(ids: np.ndarray, ngram: int) -> np.ndarray:
-    """[n, length + 1] of windows [n, length + 1], for every place; those before the first n-gram are NEVER."""
+    """[n, length + 1] of windows [n, length + 1], for every token position; those before the first n-gram are NEVER."""
     grams = _gram_codes(ids, ngram)
-    # Stable: occurrences of an n-gram stand in the order of the text, each after the one before it.
+    # Stable: occurrences of an n-gram are sorted in the order of the text, each after its predecessor.
     order = np.argsort(grams, axis=1, kind="stable")
     ordered = np.take_along_axis(grams, order, axis=1)
     again = ordered[:, 1:] == ordered[:, :-1]
     # Gram g begins at ids[g], and an input of `length` tokens at ids[-length - 1].
     needed = np.where(again, ids.shape[1] - 1 - order[:, :-1], NEVER)
-    found = np.full(ids.shape, NEVER)
-    np.put_along_axis(found, order[:, 1:] + ngram - 1, needed, axis=1)
-    return found
+    lengths = np.full(ids.shape, NEVER)
+    np.put_along_axis(lengths, order[:, 1:] + ngram - 1, needed, axis=1)
+    return lengths
 
 
 def _gram_codes(ids: np.ndarray, ngram: int) -> np.ndarray:
-    """A number for every n-gram [n, length + 2 − ngram], by its first token: the same for equal ones alone."""
+    """Code of every n-gram [n, length + 2 − ngram], by its first token: n-grams are equal if and only if codes are."""
     count = ids.shape[1] + 1 - ngram
     _, symbols = np.unique(ids, return_inverse=True)
     symbols = symbols.reshape(ids.shape)
     codes = symbols[:, :count]
     for shift in range(1, ngram):
         pairs = codes * (symbols.max() + 1) + symbols[:, shift : shift + count]
-        # Numbered anew, so that products stay below the square of the number of tokens.
+        # Renumbered, so that products stay below the square of the number of tokens.
         _, codes = np.unique(pairs, return_inverse=True)
         codes = codes.reshape(pairs.shape)
     return codes
@@ -80,7 +80,7 @@ def training_counts(train: Tokens, grams: np.ndarray, *, batch_tokens: int = BAT
     """Counts [...] of the n-grams `grams` [..., n] in the training tokens."""
     ngram = grams.shape[-1]
     size = int(max(train.ids.max(initial=0), grams.max(initial=0))) + 1
-    # One level a token: an n-gram's number follows from that of all but its last token, and from that token.
+    # One level per token: an n-gram's code follows from its last token and the code of the tokens before it.
     levels: list[np.ndarray] = []
     codes = np.zeros(grams.shape[:-1], np.int64)
     for column in range(ngram):
@@ -90,30 +90,30 @@ def training_counts(train: Tokens, grams: np.ndarray, *, batch_tokens: int = BAT
     counts = np.zeros(len(levels[-1]), np.int64)
     for start in range(0, len(train) - ngram + 1, batch_tokens):
         ids = train.ids[start : start + batch_tokens + ngram - 1].astype(np.int64)
-        places = np.arange(len(ids) - ngram + 1)
-        found = np.zeros(len(places), np.int64)
+        starts = np.arange(len(ids) - ngram + 1)
+        index = np.zeros(len(starts), np.int64)
         for column, level in enumerate(levels):
-            wanted = found * size + ids[places + column]
-            found = np.searchsorted(level, wanted)
-            known = level[np.minimum(found, len(level) - 1)] == wanted
-            places, found = places[known], found[known]
-        counts += np.bincount(found, minlength=len(counts))
+            wanted = index * size + ids[starts + column]
+            index = np.searchsorted(level, wanted)
+            known = level[np.minimum(index, len(level) - 1)] == wanted
+            starts, index = starts[known], index[known]
+        counts += np.bincount(index, minlength=len(counts))
     return counts[codes]
 
 
 @dataclass(frozen=True)
 class RecallBins:
-    """Targets by document and by the length that recall needs; the same for every model and every length read.
+    """Targets binned by document and recall length; the same for every model and every evaluated length.
 
     bounds: [bins − 1] lengths, ascending: bin b holds targets whose recall needs more than bounds[b − 1] and at most
             bounds[b] tokens of input, the last bin those that no length makes a hit.
-    place:  document · bins + bin of each target [windows, last]; counts: targets [documents, bins].
-    digest: of which tokens are scored, and how they are sorted.
+    cell_index: document · bins + bin of each target [windows, last]; counts: targets [documents, bins].
+    digest: hash of the target tokens and their bins.
     """
 
     bounds: tuple[int, ...]
     ngram: int
-    place: np.ndarray
+    cell_index: np.ndarray
     counts: np.ndarray
     digest: str
 
@@ -128,9 +128,9 @@ class RecallBins:
         train: Tokens | None = None,
         max_training_count: int | None = None,
     ) -> RecallBins:
-        """The bins of windows that are read at these lengths.
+        """Bins for windows evaluated at these lengths.
 
-        max_training_count: n-grams that `train` has more often are no recall: a model may know them by heart.
+        max_training_count: n-grams that occur more often in `train` do not count as recall: a model may have memorised them.
         """
         bounds = tuple(sorted(lengths))
         if not 1 <= ngram <= bounds[-1]:
@@ -145,26 +145,28 @@ class RecallBins:
             needed[hits] = np.where(training_counts(train, grams) > max_training_count, NEVER, needed[hits])
         _, document = np.unique(windows.documents, return_inverse=True)
         shape = (int(document.max()) + 1, len(bounds) + 1)
-        place = document[:, None] * shape[1] + np.searchsorted(bounds, needed)
-        counts = np.bincount(place.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
+        cell_index = document[:, None] * shape[1] + np.searchsorted(bounds, needed)
+        counts = np.bincount(cell_index.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
         targets = windows.ids(tokens, last)[:, 1:]
-        told = [windows.ends.tolist(), targets.tolist(), ngram, bounds, counts.tolist()]
-        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-        return RecallBins(bounds, ngram, place, counts, digest)
+        identity = [windows.ends.tolist(), targets.tolist(), ngram, bounds, counts.tolist()]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        return RecallBins(bounds, ngram, cell_index, counts, digest)
 
     def sums(self, losses: np.ndarray) -> np.ndarray:
         """Losses of the targets [windows, last] summed by document and bin [documents, bins]."""
         weights = losses.ravel().astype(np.float64)
-        return np.bincount(self.place.ravel(), weights, minlength=self.counts.size).reshape(self.counts.shape)
+        return np.bincount(self.cell_index.ravel(), weights, minlength=self.counts.size).reshape(
+            self.counts.shape
+        )
 
 
 @dataclass(frozen=True)
 class RecallSlices:
-    """Losses of one model, summed by document and by the length that recall needs; enough for every slice.
+    """Losses of one model, summed by document and recall length; every slice follows from the sums.
 
     bounds, ngram, counts, digest: of the RecallBins.
-    base: the length that changes are counted from, and past which a hit is new.
-    sums: by length read, of the losses [documents, bins].
+    base: reference length of changes; a hit that needs a longer input is new.
+    sums: by evaluated length, sums of the losses [documents, bins].
     """
 
     bounds: tuple[int, ...]
@@ -176,7 +178,7 @@ class RecallSlices:
 
     @staticmethod
     def of(bins: RecallBins, sums: Mapping[int, np.ndarray], *, base: int | None = None) -> RecallSlices:
-        """The slices of sums by length, as far as they are there; `base` is the shortest length by default."""
+        """Slices of the available sums by length; `base` is the shortest length by default."""
         base = bins.bounds[0] if base is None else base
         if base not in bins.bounds:
             raise ValueError(f"base={base} is not one of the lengths {', '.join(map(str, bins.bounds))}")
@@ -200,7 +202,7 @@ class RecallSlices:
         return self._mean(self.sums[length], self.bins(name, length))
 
     def change(self, length: int, name: str = "all") -> tuple[float, float]:
-        """Loss at a length minus loss of the same tokens at the base length; NaN before that was read."""
+        """Loss at a length minus loss of the same tokens at the base length; NaN if that was not evaluated yet."""
         if self.base not in self.sums:
             return math.nan, math.nan
         return self._mean(self.sums[length] - self.sums[self.base], self.bins(name, length))
@@ -210,12 +212,12 @@ class RecallSlices:
         return self._mean(self._against(other, length), self.bins(name, length))
 
     def contribution(self, other: RecallSlices, length: int, name: str = "all") -> tuple[float, float]:
-        """The part of the difference over all tokens that lies on a slice: parts of "hit" and "other" add up to it."""
+        """Share of a slice in the difference over all tokens: those of "hit" and "other" add up to it."""
         sums = self._against(other, length)[:, self.bins(name, length)].sum(1)
         return clustered_mean(sums, self.counts.sum(1), np.arange(len(sums)))
 
     def records(self, reference: RecallSlices | None = None) -> list[dict[str, Any]]:
-        """A record for each length and slice; "new" only where the input is longer than the base."""
+        """A record for each length and slice; "new" only for inputs longer than the base."""
         total = int(self.counts.sum())
         nothing = (math.nan, math.nan)
         return [
@@ -262,7 +264,7 @@ class RecallSlices:
         counts = self.counts[:, bins].sum(1)
         if not counts.any():
             return math.nan, math.nan
-        # Documents without a token of the slice say nothing about it.
+        # Documents without a token of the slice do not count as clusters.
         kept = counts > 0
         return clustered_mean(sums[:, bins].sum(1)[kept], counts[kept], np.arange(len(sums))[kept])
 
@@ -272,13 +274,13 @@ def recall_slices(
 ) -> RecallSlices:
     """Losses of windows, sliced by recall.
 
-    base:    the length that changes are counted from, such as that of training; the shortest by default.
-    options: those of `RecallBins.of`: ngram, the number of tokens that must have occurred before, the target
+    base:    reference length of changes, such as the training length; the shortest by default.
+    options: those of `RecallBins.of`: ngram, the length of the n-gram that must have occurred before, the target
              included; train and max_training_count.
     """
     bins = RecallBins.of(tokens, losses.windows, list(losses.losses), losses.last, **options)
     return RecallSlices.of(
-        bins, {length: bins.sums(found) for length, found in losses.losses.items()}, base=base
+        bins, {length: bins.sums(values) for length, values in losses.losses.items()}, base=base
     )
 
 

@@ -1,4 +1,4 @@
-"""An evaluation for people and programs: tables in 80 columns, JSON, CSV, a figure."""
+"""Reports of an evaluation: tables in 80 columns, JSON, CSV, a figure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLOT_ENDINGS = (".svg", ".pdf", ".png")
 
 @dataclass
 class Evaluation:
-    """Everything measured of one model; `reference` is another evaluation on the same targets, or None."""
+    """Results of one model; `reference` is another evaluation on the same targets, or None."""
 
     subject: Subject
     protocol: str
@@ -38,7 +38,7 @@ class Evaluation:
     sliding: list[SlidingScore] = field(default_factory=list)
 
     def changes(self) -> list[tuple[float, float] | None]:
-        """The paired change of the loss from the shortest length to each; None where it is not paired."""
+        """Paired change of the loss from the shortest length to each; None if not paired."""
         if self.protocol != "same-targets":
             return [None for _ in self.scores]
         shortest = min(self.scores, key=lambda score: score.eval_length)
@@ -55,11 +55,11 @@ class Evaluation:
         if self.recall is None:
             return []
         reference = None if self.reference is None else self.reference.recall
-        told = {"ngram": self.recall.ngram, "base": self.recall.base}
-        return [{**self.subject.identity, **told, **r} for r in self.recall.records(reference)]
+        settings = {"ngram": self.recall.ngram, "base": self.recall.base}
+        return [{**self.subject.identity, **settings, **r} for r in self.recall.records(reference)]
 
     def records(self) -> list[dict[str, Any]]:
-        """A record a length; `change` is against the shortest length, `difference` against the first model."""
+        """One record per length; `change` is against the shortest length, `difference` against the first model."""
         return [
             {**self.subject.identity, **score.record(), "protocol": self.protocol}
             | _pair("change", change)
@@ -86,7 +86,7 @@ def as_json(evaluations: Sequence[Evaluation], settings: dict[str, Any]) -> str:
             for record in position_records(e.by_position)
         ],
         "recall": [record for e in evaluations for record in e.recall_records()],
-        # Enough for every slice, and for differences to models evaluated elsewhere.
+        # Sufficient for every slice, and for differences to models evaluated elsewhere.
         "recall_sums": [
             {**e.subject.identity, **e.recall.as_json()} for e in evaluations if e.recall is not None
         ],
@@ -182,7 +182,7 @@ def plus_minus(value: float, error: float, *, sign: str = "") -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raise if that is no name for a picture."""
+    """Raise if the suffix is not that of an image."""
     if path.suffix.lower() not in PLOT_ENDINGS:
         raise ValueError(f"{path}: a figure's name ends in one of {', '.join(PLOT_ENDINGS)}")
 

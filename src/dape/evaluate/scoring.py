@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Numbers of logits that exist at a time (128 MB of float32).
+# Number of logits in memory at a time (128 MB of float32).
 LOGITS = 1 << 25
 # Input tokens of one forward pass, unless a single window has more.
 BATCH_TOKENS = 1 << 13
-# What is kept of logits [B, T, vocabulary] and targets [B, T].
+# Reduction of logits [B, T, vocabulary] and targets [B, T].
 Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 class Scorer:
     """A model as a function from windows to losses; use it inside `scoring(model)`.
 
-    positions: gives the position_ids [1, T] of every input of T tokens; without, the model counts from 0.
+    positions: returns the position_ids [1, T] for inputs of T tokens; by default the model counts from 0.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Scorer:
         self.positions = positions
 
     def batch_size(self, length: int, last: int) -> int:
-        """Windows that go through the model at a time."""
+        """Number of windows per forward pass."""
         rows = last if self.keeps else length
         room = LOGITS // (rows * self.vocab_size) if self.head is None else self.batch_tokens
         return max(1, min(self.batch_tokens // length, room))
@@ -58,8 +58,8 @@ class Scorer:
 
     def read(self, ids: np.ndarray, last: int) -> tuple[np.ndarray, np.ndarray]:
         """The same losses, and whether each of those tokens is the likeliest [n, last]."""
-        found = self._of_targets(ids, last, _losses_and_likeliest)
-        return found[..., 0], found[..., 1] > 0
+        values = self._of_targets(ids, last, _losses_and_likeliest)
+        return values[..., 0], values[..., 1] > 0
 
     @torch.no_grad()
     def _of_targets(self, ids: np.ndarray, last: int, measure: Measure) -> np.ndarray:
@@ -70,9 +70,9 @@ class Scorer:
                 f"the data was made with another tokenizer"
             )
         inputs, targets = window[:, :-1], window[:, -last:]
-        run = self._by_head if self.head is not None else self._by_logits
+        compute = self._by_head if self.head is not None else self._by_logits
         try:
-            return run(inputs, targets, measure).cpu().numpy()
+            return compute(inputs, targets, measure).cpu().numpy()
         except IndexError as error:
             raise ValueError(_too_long(self.model, inputs.shape[1])) from error
 
@@ -83,7 +83,7 @@ class Scorer:
         )
 
     def _by_head(self, inputs: Tensor, targets: Tensor, measure: Measure) -> Tensor:
-        """The output layer by itself, for as many rows at a time as fit."""
+        """Apply the output layer separately, to as many rows at a time as fit."""
         assert self.head is not None
         rows = targets.shape[1]
         hidden = self._hidden(inputs, rows)[:, -rows:]
@@ -95,7 +95,7 @@ class Scorer:
         return torch.cat(parts, dim=1)
 
     def _hidden(self, inputs: Tensor, rows: int) -> Tensor:
-        """[B, T or rows, hidden]: a model that can leave the other rows out of its last layer does."""
+        """Hidden states [B, T or rows, hidden]; models that can, skip the other rows in the last layer."""
         last = {"last_rows": rows} if self.spares else {}
         output = cast(Any, self.model).base_model(inputs, **self._options(inputs), **last)
         return output[0] if isinstance(output, tuple) else output.last_hidden_state
@@ -107,7 +107,7 @@ class Scorer:
 
     @torch.no_grad()
     def _head_is_all(self) -> bool:
-        """Whether logits are the output layer of the hidden states and nothing more (some models cap them)."""
+        """Whether logits are exactly the output layer of the hidden states (some models cap them)."""
         assert self.head is not None
         probe = torch.arange(8, device=self.device)[None] % self.vocab_size
         try:
@@ -118,20 +118,20 @@ class Scorer:
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """[B, T] from logits [B, T, vocabulary], in float32 or finer."""
+    """Losses [B, T] from logits [B, T, vocabulary], in float32 or finer."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
 
 def _losses_and_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
-    """[B, T, 2]: losses, and 1 where no token is likelier."""
+    """[B, T, 2]: losses, and 1 if no token is likelier."""
     losses = token_losses(logits, targets)
     return torch.stack([losses, (logits.argmax(-1) == targets).to(losses)], -1)
 
 
 @contextlib.contextmanager
 def scoring(model: nn.Module, **options: Any) -> Iterator[Scorer]:
-    """A scorer of the model, which is in evaluation mode meanwhile."""
+    """Context with a scorer of the model, which is in evaluation mode meanwhile."""
     training = model.training
     model.eval()
     try:
@@ -141,7 +141,7 @@ def scoring(model: nn.Module, **options: Any) -> Iterator[Scorer]:
 
 
 def _head(model: nn.Module) -> tuple[int, nn.Module | None]:
-    """The size of the vocabulary, and the output layer where the model is one of transformers."""
+    """Vocabulary size, and the output layer of a transformers model."""
     get = getattr(model, "get_output_embeddings", None)
     head = get() if callable(get) else None
     if head is not None and getattr(model, "base_model", model) is not model:

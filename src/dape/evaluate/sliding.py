@@ -16,7 +16,7 @@ from dape.evaluate.statistics import clustered_mean, perplexity
 
 @dataclass(frozen=True)
 class SlidingScore:
-    """Over all tokens but the first of each document."""
+    """Loss over all tokens but the first of each document."""
 
     length: int
     stride: int
@@ -39,10 +39,10 @@ def sliding_window(
     max_tokens: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> SlidingScore:
-    """The score with windows of `length` inputs that advance by `stride` (half of it by default).
+    """Loss and perplexity with windows of `length` inputs that advance by `stride` (half of it by default).
 
-    Each token is predicted once, from at least length − stride tokens where the document has them.
-    max_tokens: about so many, of the beginnings of all documents; without it, everything.
+    Each token is predicted once, from at least length − stride tokens if the document has them.
+    max_tokens: approximate number of tokens to evaluate, from the beginnings of all documents; None for all.
     """
     stride = max(1, length // 2) if stride is None else stride
     if not 1 <= stride <= length:
@@ -67,7 +67,7 @@ def sliding_window(
 
 
 def _document_loss(scorer: Scorer, ids: np.ndarray, length: int, stride: int) -> float:
-    """The summed loss of a document's tokens 1, 2, …"""
+    """Summed loss of a document's tokens 1, 2, …"""
     first = min(length, len(ids) - 1)
     total = scorer.losses(ids[None, : first + 1], first).sum(dtype=np.float64)
     for batch in _steps(len(ids), length, stride, scorer.batch_size(length, stride)):

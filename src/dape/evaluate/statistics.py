@@ -1,4 +1,4 @@
-"""Means with standard errors that know that windows of one document are not independent."""
+"""Means with standard errors clustered by document, as windows of one document are not independent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def clustered_mean(sums: np.ndarray, counts: np.ndarray, clusters: np.ndarray) -
     """Mean m = Σ sums / Σ counts, and its standard error over clusters.
 
     With r_g the sum over cluster g of (sums − m · counts), the error is √(G/(G−1) · Σ r_g²) / Σ counts:
-    for clusters of one window each, the textbook s/√n. One cluster says nothing of the spread: NaN.
+    for clusters of one window each, the textbook s/√n. NaN for a single cluster.
     """
     sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
     total = counts.sum()
@@ -31,9 +31,9 @@ def clustered_mean(sums: np.ndarray, counts: np.ndarray, clusters: np.ndarray) -
 class LengthScore:
     """Loss of the last tokens of windows, given `eval_length` tokens of input.
 
-    tokens:    how many target tokens there were in all.
+    tokens:    total number of target tokens.
     windows:   mean loss of each window [n]; documents: the document each belongs to [n];
-    ends:      where each window's targets end, as an index into the split's ids [n]; last: targets a window.
+    ends:      end of each window's targets, as an index into the split's ids [n]; last: targets per window.
     """
 
     eval_length: int
@@ -69,7 +69,7 @@ class LengthScore:
 
 
 def perplexity(nll: float) -> float:
-    """exp(nll), infinite where that overflows."""
+    """exp(nll), infinite on overflow."""
     return math.exp(nll) if nll < 700 else math.inf
 
 

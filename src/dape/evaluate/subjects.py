@@ -1,4 +1,4 @@
-"""Models that `dape eval` takes: those of run folders, and any causal language model of Hugging Face."""
+"""Models for `dape eval`: those of run folders, and any causal language model of Hugging Face."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dape.names import not_loaded
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and the data to evaluate it on; method, seed and train_length where they are known."""
+    """A model and the data to evaluate it on; method, seed and train_length if known."""
 
     label: str
     model: nn.Module
@@ -37,7 +37,7 @@ class Subject:
         }
 
     def same_tokens(self, other: Subject, split: str) -> bool:
-        """Whether both are evaluated on the very same token ids."""
+        """Whether both are evaluated on the same token ids."""
         mine, theirs = self.data.manifest, other.data.manifest
         return (
             mine["tokenizer"]["sha256"] == theirs["tokenizer"]["sha256"]
@@ -54,21 +54,21 @@ def open_subject(
     device: str = "auto",
     label: str | None = None,
 ) -> Iterator[Subject]:
-    """The subject that a user names: a run folder, or hf:PATH.
+    """Open a subject by name: a run folder, or hf:PATH.
 
-    data:   token data to use; a run has its own, otherwise it must fit the model's tokenizer.
-    corpus: text to pack with the model's own tokenizer (all of it, for the time of the evaluation).
-    label:  what to call it; by default its folder's name.
+    data:   token data, packed with the model's tokenizer; by default the run's own.
+    corpus: text to pack with the model's own tokenizer (all of it, for the duration of the evaluation).
+    label:  name in reports; by default its folder's.
     """
     if data is not None and corpus is not None:
         raise ValueError("give token data or a corpus, not both")
-    place = find_device(device)
+    torch_device = find_device(device)
     with contextlib.ExitStack() as cleanup:
         if name.startswith("hf:"):
             subject = _hugging_face(name, data, corpus, cleanup)
         else:
             subject = _run(name, data, corpus, cleanup)
-        subject.model.to(place)
+        subject.model.to(torch_device)
         yield subject if label is None else replace(subject, label=label)
 
 

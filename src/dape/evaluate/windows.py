@@ -1,4 +1,4 @@
-"""Which tokens are predicted, from where: the windows of an evaluation."""
+"""Evaluation windows: which tokens are predicted, and from which inputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Context = Literal["document", "stream"]
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows by the ends of their targets [n] (indices into ids, exclusive), and their documents [n]."""
+    """Evaluation windows: ends of their targets [n] (indices into ids, exclusive), and their documents [n]."""
 
     ends: np.ndarray
     documents: np.ndarray
 
     def ids(self, tokens: Tokens, length: int, chosen: slice = slice(None)) -> np.ndarray:
-        """[n, length + 1]: `length` inputs, and the token after each."""
-        places = self.ends[chosen, None] + np.arange(-length - 1, 0)
-        return tokens.ids[places].astype(np.int64)
+        """Token ids [n, length + 1]: `length` inputs, and the token after each."""
+        index = self.ends[chosen, None] + np.arange(-length - 1, 0)
+        return tokens.ids[index].astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -33,9 +33,9 @@ def same_targets(
 ) -> Windows:
     """Up to `count` windows of `last` targets, each with room for `longest` tokens of input before its end.
 
-    Targets never overlap. Of all that are possible, those chosen lie evenly over the split, so long
-    documents count for more, as their tokens do.
-    context: "document" never looks past the document's beginning; "stream" runs on into earlier ones.
+    Targets never overlap. The windows are spread evenly over all possible ones of the split, so long documents
+    weigh more, in proportion to their tokens.
+    context: "document" never reaches past the document's beginning; "stream" continues into earlier ones.
     """
     starts = tokens.documents[:-1] if context == "document" else tokens.documents[:1]
     stops = tokens.documents[1:] if context == "document" else tokens.documents[-1:]
@@ -48,7 +48,7 @@ def same_targets(
 
 
 def consecutive(tokens: Tokens, length: int, count: int) -> Windows:
-    """The first `count` windows of `length` inputs, one after the other, across documents: the paper's way."""
+    """The first `count` windows of `length` inputs, consecutive across documents: the paper's protocol."""
     ends = np.arange(length + 1, len(tokens) + 1, length)[:count]
     if not len(ends):
         raise ValueError(_too_short(tokens, length, "stream"))

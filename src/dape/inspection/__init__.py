@@ -1,4 +1,4 @@
-"""Look inside: what attention scores, biases, processors and weights look like on a text."""
+"""Inspection of attention on a text: maps of scores, bias, processed scores and weights."""
 
 from dape.inspection.maps import MAPS, Inspection, LayerMaps, inspect
 

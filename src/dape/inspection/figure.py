@@ -1,4 +1,4 @@
-"""The paper's picture: a row a head, scores, bias and what the processor adds side by side, the weights last."""
+"""The paper's figure: one row per head, with columns for scores, bias, processed scores and weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TITLES = {"scores": "S", "bias": "B", "processed": "f(S, B)", "weights": "weight
 
 
 def draw(inspection: Inspection, layer: int, path: Path, *, max_heads: int = 6) -> Path:
-    """Write the picture of one layer; the ending of `path` says the format (png, svg, pdf)."""
+    """Write the figure of one layer; the suffix of `path` selects the format (png, svg, pdf)."""
     figure = figure_of(inspection, layer, max_heads=max_heads)
     temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
     figure.savefig(temporary, dpi=110)
@@ -23,9 +23,9 @@ def draw(inspection: Inspection, layer: int, path: Path, *, max_heads: int = 6) 
 
 
 def figure_of(inspection: Inspection, layer: int, *, max_heads: int = 6) -> Figure:
-    """The picture of one layer."""
-    found = next(maps for maps in inspection.layers if maps.layer == layer)
-    heads, names = found.heads[:max_heads], [name for name in MAPS if name in found.maps]
+    """Figure of one layer."""
+    layer_maps = next(maps for maps in inspection.layers if maps.layer == layer)
+    heads, names = layer_maps.heads[:max_heads], [name for name in MAPS if name in layer_maps.maps]
     size = (2.6 * len(names) + 0.4, 2.5 * len(heads) + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(heads), len(names), squeeze=False)
@@ -53,12 +53,12 @@ def figure_of(inspection: Inspection, layer: int, *, max_heads: int = 6) -> Figu
 
 
 def shade(name: str, values: np.ndarray) -> np.ndarray:
-    """Values to draw: weights by their logarithm, as they span many orders of magnitude."""
+    """Values to draw: of weights the logarithm, as they span many orders of magnitude."""
     return np.log10(np.maximum(values, 1e-8)) if name == "weights" else values
 
 
 def limits(values: np.ndarray) -> Normalize:
-    """Colours from the 1st to the 99th percentile, so that a few extremes do not hide the rest."""
+    """Colour scale from the 1st to the 99th percentile, so that a few extremes do not hide the rest."""
     visible = values[np.isfinite(values)]
     low, high = np.percentile(visible, [1, 99]) if visible.size else (0.0, 1.0)
     return Normalize(low, high if high > low else low + 1.0)

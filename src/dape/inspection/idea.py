@@ -1,6 +1,6 @@
-"""The idea in one picture, from a trained recall model: scores, what the convolution adds, weights one key on.
+"""The idea in one figure, from a trained recall model: scores, output of the convolution, weights one key on.
 
-Drawn without a background and in middle shades, so that it can be read on light and on dark pages.
+Drawn without a background and in middle shades, to be readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PANELS = {
 
 
 def draw_idea(model: DapeForCausalLM, task: AssociativeRecall, path: Path, *, seed: int = 0) -> None:
-    """Write the picture of the model reading one input that it was not trained on."""
+    """Write the figure for one input that the model was not trained on."""
     ids = task.examples(1, 3 * PAIRS, generator_for(1, seed, 3 * PAIRS)).ids[0].tolist()
     figure = idea_figure(inspect(model, ids), ids, num_keys=task.keys)
     content = io.BytesIO()
@@ -53,7 +53,7 @@ def draw_idea(model: DapeForCausalLM, task: AssociativeRecall, path: Path, *, se
 
 
 def idea_figure(inspection: Inspection, ids: list[int], *, num_keys: int) -> Figure:
-    """Three maps of one head: rows are the questions, columns the pairs shown before them."""
+    """Three maps of one head: rows are the queries of the task, columns the pairs before them."""
     shown, asked = ids[: 2 * PAIRS], ids[2 * PAIRS :]
     matches = [shown.index(key) for key in asked]
     rows = np.arange(PAIRS)
@@ -104,7 +104,7 @@ def _mark(axis: Axes, column: int, row: int) -> None:
 
 
 def _token(token: int, num_keys: int) -> str:
-    """Keys as letters, values as numbers."""
+    """Spell a token: recall keys as letters, values as numbers."""
     return (
         chr(ord("A") + token)
         if token < min(26, num_keys)

@@ -1,7 +1,7 @@
-"""Looking inside attention: scores, bias, what the processor adds and the weights, as maps of bounded size.
+"""Attention maps of bounded size: scores, bias, processed scores and weights.
 
-Everything is computed for a tile of query rows at a time and pooled at once, so that no T×T tensor of all
-heads ever exists; a map of T tokens has at most `resolution` rows and columns.
+Maps are computed and pooled one tile of query rows at a time, so that no T×T tensor of all heads ever exists; a map
+of T tokens has at most `resolution` rows and columns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dape.positions import Positions
 from dape.retrofitting.attach import is_retrofitted, record
 from dape.retrofitting.attention import Inputs, watching
 
-# In the order in which the paper lays them out, the weights last.
+# In the paper's order, the weights last.
 MAPS = {
     "scores": "S: query times key, scaled",
     "bias": "B: the position encoding's bias",
@@ -37,16 +37,16 @@ MAPS = {
 }
 
 
-# Tiles reach over the keys in steps of this many.
+# Numbers of keys in a tile are multiples of this.
 KEYS_PER_STEP = 512
 
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """Maps of one layer, each [heads, P, P] with NaN where nothing is visible, and numbers by head.
+    """Maps of one layer, each [heads, P, P] with NaN where nothing is visible, and statistics per head.
 
     sink:    mean weight on the first token. entropy: mean entropy of the rows, in nats.
-    change:  mean share of a row's weight that f(S, B) moves elsewhere (total variation against softmax(S + B)).
+    change:  mean share of a row's weight that f(S, B) moves (total variation distance to softmax(S + B)).
     A map that a method does not have (the bias of RoPE, f of plain scores) is absent.
     """
 
@@ -73,21 +73,22 @@ class Inspection:
 
     def map(self, layer: int, head: int, name: str) -> np.ndarray:
         """One map [P, P]."""
-        for found in self.layers:
-            if found.layer == layer and head in found.heads:
-                if name not in found.maps:
-                    raise ValueError(f'"{self.method}" has no map "{name}"; it has {", ".join(found.maps)}')
-                return found.maps[name][found.heads.index(head)]
-        have = ", ".join(f"{found.layer}: heads {list(found.heads)}" for found in self.layers)
+        for inspected in self.layers:
+            if inspected.layer == layer and head in inspected.heads:
+                if name not in inspected.maps:
+                    available = ", ".join(inspected.maps)
+                    raise ValueError(f'"{self.method}" has no map "{name}"; it has {available}')
+                return inspected.maps[name][inspected.heads.index(head)]
+        have = ", ".join(f"{inspected.layer}: heads {list(inspected.heads)}" for inspected in self.layers)
         raise ValueError(f"layer {layer}, head {head} was not inspected; there are {have}")
 
     def most_changed(self) -> tuple[int, int]:
-        """The layer and head whose attention f(S, B) changes most; the first ones where there is no f."""
-        layer = max(self.layers, key=lambda found: float(found.change.max()))
+        """The layer and head whose attention f(S, B) changes most; the first ones if there is no f."""
+        layer = max(self.layers, key=lambda maps: float(maps.change.max()))
         return layer.layer, layer.heads[int(layer.change.argmax())]
 
     def plot(self, layer: int | None = None, *, max_heads: int = 6) -> Any:
-        """The paper's picture of one layer, by default the first: a row a head, a column a map (needs `dape[lab]`)."""
+        """The paper's figure of one layer, by default the first: rows are heads, columns maps (needs `dape[lab]`)."""
         from dape.inspection.figure import figure_of
 
         return figure_of(self, self.layers[0].layer if layer is None else layer, max_heads=max_heads)
@@ -103,9 +104,9 @@ def inspect(
     resolution: int = 512,
     rows_per_tile: int | None = None,
 ) -> Inspection:
-    """The maps of a model reading `ids` [T]: chosen layers and heads (all by default).
+    """Attention maps of a model on `ids` [T], for the given layers and heads (all by default).
 
-    rows_per_tile: queries at a time; by default as many as keep a tile small.
+    rows_per_tile: queries at a time; by default as many as fit a fixed amount of memory.
     """
     tokens = _token_ids(ids)
     if resolution < 1:
@@ -129,12 +130,12 @@ def inspect(
         if isinstance(model, DapeForCausalLM)
         else _retrofitted_inputs(model, shown, layers)
     )
-    found = [_layer_maps(layer, tuple(heads), read, edges, rows_per_tile) for layer, read in inputs]
-    return Inspection(method, tokens.tolist(), edges, found)
+    maps = [_layer_maps(layer, tuple(heads), read, edges, rows_per_tile) for layer, read in inputs]
+    return Inspection(method, tokens.tolist(), edges, maps)
 
 
 def _sizes(model: PreTrainedModel) -> tuple[DapeConfig, str]:
-    """Sizes as a model of ours has them, and the method's name."""
+    """Sizes as a DapeConfig, and the name of the method."""
     if isinstance(model, DapeForCausalLM):
         config = cast(DapeConfig, model.config)
         return config, str(config.method)
@@ -170,10 +171,10 @@ def _own_inputs(model: DapeForCausalLM, ids: Tensor, layers: Sequence[int]) -> I
 def _retrofitted_inputs(
     model: PreTrainedModel, ids: Tensor, layers: Sequence[int]
 ) -> Iterator[tuple[int, Inputs]]:
-    with watching() as found:
+    with watching() as recorded:
         model.base_model(input_ids=ids, use_cache=False)
     for layer in layers:
-        yield layer, found[layer]
+        yield layer, recorded[layer]
 
 
 def _token_ids(ids: Tensor | Sequence[int]) -> Tensor:
@@ -209,8 +210,8 @@ def _layer_maps(
     sink, entropy, change = torch.zeros(3, len(heads))
     for start in range(0, num_tokens, rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, num_tokens))
-        # A causal row needs the keys up to itself alone, and what its kernel reads of rows before it. But a width for
-        # every tile would have the convolutions prepared, and memory set aside, for each of them.
+        # A causal row needs only the keys up to itself, and the earlier rows that its kernel reads. But a different
+        # width for every tile would have convolutions planned, and memory allocated, for each of them.
         halo = slice(max(0, start - program.earlier_rows), rows.stop)
         num_keys = min(num_tokens, -(-rows.stop // KEYS_PER_STEP) * KEYS_PER_STEP)
         scores = q[:, :, halo] @ k[:, :, :num_keys].transpose(-1, -2) * inputs.scale
@@ -243,7 +244,7 @@ def _layer_maps(
         if program.pre:
             parts["processed"] = logits - scores - (0 if tile is None else tile)
         shown = logits[0, 0] > -torch.inf
-        # A map at a time, so that only one has a copy.
+        # One map at a time, so that only one is copied.
         pool.add(rows, shown, ((name, part[0, chosen]) for name, part in parts.items()))
         sink += weights[0, chosen, :, 0].sum(-1).cpu()
         entropy += torch.special.entr(weights[0, chosen]).sum((-1, -2)).cpu()
@@ -253,7 +254,7 @@ def _layer_maps(
 
 
 class _Pool:
-    """Sums over the pixels of maps, fed with tiles of rows."""
+    """Sums over the pixels of maps, accumulated tile by tile."""
 
     def __init__(self, edges: np.ndarray) -> None:
         self.edges, self.size = edges, len(edges) - 1
@@ -266,18 +267,18 @@ class _Pool:
         last = last + (self.edges[last] < rows.stop)
         down = np.maximum(self.edges[first:last] - rows.start, 0)
         across = self.edges[:-1][self.edges[:-1] < shown.shape[1]]
-        place = (..., slice(first, last), slice(0, len(across)))
+        pixels = (..., slice(first, last), slice(0, len(across)))
 
         def pooled(x: Tensor) -> np.ndarray:
             """Sums over the tile's share of each pixel, in float64."""
             columns = np.add.reduceat(x.cpu().numpy(), across, axis=-1, dtype=np.float64)
             return np.add.reduceat(columns, down, axis=-2)
 
-        self.count[place] += pooled(shown)
+        self.count[pixels] += pooled(shown)
         for name, part in parts:
             if name not in self.sums:
                 self.sums[name] = np.zeros((part.shape[0], self.size, self.size))
-            self.sums[name][place] += pooled(part.masked_fill(~shown, 0.0))
+            self.sums[name][pixels] += pooled(part.masked_fill(~shown, 0.0))
 
     def means(self) -> dict[str, np.ndarray]:
         """Maps [heads, P, P] in the paper's order, NaN where nothing is visible."""
@@ -285,17 +286,17 @@ class _Pool:
         return {name: (self.sums[name] / count).astype(np.float32) for name in MAPS if name in self.sums}
 
 
-# Memory for a tile of rows, all its copies together.
+# Memory of a tile of rows in bytes, including all its copies.
 TILE_BYTES = 256 * 2**20
 
 
 def bytes_per_pair(config: DapeConfig) -> int:
-    """Bytes for one query and one key of a tile: channels of the convolutions and several maps a head, in float32."""
+    """Bytes per query–key pair of a tile: channels of the convolutions and several maps per head, in float32."""
     return 4 * (4 * config.score_width + 20 * config.num_attention_heads)
 
 
 def affordable_rows(config: DapeConfig, num_tokens: int) -> int:
-    """Queries in a tile."""
+    """Number of queries in a tile."""
     return max(1, min(64, TILE_BYTES // (num_tokens * bytes_per_pair(config))))
 
 
@@ -306,7 +307,7 @@ def memory_needed(config: DapeConfig, num_tokens: int, *, num_maps: int, resolut
     working = 4 * num_tokens * (6 * config.hidden_size + 2 * config.intermediate_size)
     tile = rows * num_tokens * bytes_per_pair(config)
     pixels = min(resolution, num_tokens) ** 2
-    # Sums in float64 while they are made; afterwards float32 and the page's picture.
+    # Sums in float64 while they are accumulated; afterwards float32 and the page's image.
     maps = pixels * (8 * config.num_attention_heads * 5 + 8 * num_maps)
     # A quarter more for the allocator.
     return (states + working + tile + maps) * 5 // 4

@@ -1,4 +1,4 @@
-"""The interactive page: index.html with thumbnails of all heads, and a tile a map that loads when it is shown."""
+"""Interactive page: index.html with thumbnails of all heads, and one tile per map, loaded on demand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Named(NamedTuple):
 
 
 def write_page(runs: Sequence[Named], folder: Path) -> Path:
-    """Write index.html and tiles/ for one or more inspections; any two can be put side by side."""
+    """Write index.html and tiles/ for one or more inspections; any two can be shown side by side."""
     tiles = folder / "tiles"
     shutil.rmtree(tiles, ignore_errors=True)
     tiles.mkdir(parents=True)
@@ -40,23 +40,23 @@ def write_page(runs: Sequence[Named], folder: Path) -> Path:
     for number, (run, title) in enumerate(zip(runs, titles(runs), strict=True)):
         inspection = run.inspection
         layers = []
-        for found in inspection.layers:
+        for layer_maps in inspection.layers:
             maps = {}
-            for name, values in found.maps.items():
+            for name, values in layer_maps.maps.items():
                 entries = []
-                for head, drawn in zip(found.heads, values, strict=True):
-                    key = f"{number}-{found.layer}-{head}-{name}"
+                for head, drawn in zip(layer_maps.heads, values, strict=True):
+                    key = f"{number}-{layer_maps.layer}-{head}-{name}"
                     entry, tile = encoded(shade(name, drawn))
                     write_atomically(tiles / f"{key}.js", f'TILE("{key}","{tile}")\n')
                     entries.append({**entry, "key": key})
                 maps[name] = entries
             layers.append(
                 {
-                    "layer": found.layer,
-                    "heads": list(found.heads),
-                    "sink": np.round(found.sink.astype(float), 6).tolist(),
-                    "entropy": np.round(found.entropy.astype(float), 4).tolist(),
-                    "change": np.round(found.change.astype(float), 6).tolist(),
+                    "layer": layer_maps.layer,
+                    "heads": list(layer_maps.heads),
+                    "sink": np.round(layer_maps.sink.astype(float), 6).tolist(),
+                    "entropy": np.round(layer_maps.entropy.astype(float), 4).tolist(),
+                    "change": np.round(layer_maps.change.astype(float), 6).tolist(),
                     "maps": maps,
                 }
             )
@@ -82,16 +82,16 @@ def write_page(runs: Sequence[Named], folder: Path) -> Path:
 
 
 def titles(runs: Sequence[Named]) -> list[str]:
-    """Runs by their methods, with the length, and with the folder's name where a method occurs twice."""
-    named = [f"{run.inspection.method}, {len(run.tokens)} tokens" for run in runs]
-    often = Counter(named)
+    """Titles of runs: method and length, and the folder's name if a method occurs twice."""
+    plain = [f"{run.inspection.method}, {len(run.tokens)} tokens" for run in runs]
+    often = Counter(plain)
     return [
-        f"{title} ({run.name})" if often[title] > 1 else title for run, title in zip(runs, named, strict=True)
+        f"{title} ({run.name})" if often[title] > 1 else title for run, title in zip(runs, plain, strict=True)
     ]
 
 
 def encoded(values: np.ndarray) -> tuple[dict[str, object], str]:
-    """The page's entry of a map [P, P], and its tile: the lower triangle, since no query sees later keys.
+    """Description of a map [P, P] in the page, and its tile: the lower triangle, since no query sees later keys.
 
     A tile is the high eight bits of every value, then the low four, two in a byte; deflated, in base 64.
     """

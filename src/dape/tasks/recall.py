@@ -121,7 +121,7 @@ FIXED = replace(SUITE, train_lengths=tuple(range(24, 49, 6)), test_lengths=(48, 
 
 @dataclass(frozen=True)
 class RecallManyKeys(AssociativeRecall):
-    """Associative recall with many more keys than values, so that a value alone carries little information about its key (zoology).
+    """Associative recall with many more keys than values, so that a value says little about its key (zoology).
 
     >>> RecallManyKeys(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
     [-100, -100, -100, -100, 4, 5]
