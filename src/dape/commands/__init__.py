@@ -1,1 +1,1 @@
-"""The subcommands of `dape` that are not a library of their own."""
+"""Subcommands of `dape`, one file each."""

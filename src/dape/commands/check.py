@@ -1,4 +1,4 @@
-"""`dape check FILE`: does an encoding or a processor of one's own have the properties that make a method exact?"""
+"""`dape check FILE`: conformance properties of an encoding or a processor in a user's file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dape.positions import POSITIONS
 from dape.scores import SCORES
 from dape.settings import setting
 
-# Beside which a new encoding or processor is tried.
+# Partners with which a new encoding or processor is tested.
 PROCESSORS = ("{}", "dape1x3-{}")
 ENCODINGS = ("nope", "kerple", "rope")
 
@@ -22,10 +22,10 @@ ENCODINGS = ("nope", "kerple", "rope")
 @dataclass(frozen=True)
 class Options:
     """Run the conformance properties on every encoding and processor that a file registers: nothing leaks from the
-    future, decoding equals prefill, padding changes nothing, gradients are right, what is saved is what is loaded."""
+    future, decoding equals prefill, padding changes nothing, gradients are right, saving and loading are exact."""
 
     file: tyro.conf.Positional[Path] = setting(
-        help="A file that registers them.", reads="file", suffixes=(".py",)
+        help="Python file that registers them.", reads="file", suffixes=(".py",)
     )
 
 
@@ -52,13 +52,13 @@ def main(arguments: list[str]) -> int:
 
 
 def report(name: str) -> int:
-    """Print what fails of a method; 1 if anything does."""
+    """Print the properties that fail for a method; 1 if any does."""
     from dape.conformance import failures, properties
 
     method = parse_method(name)
-    found, count = failures(method), len({prop for prop, _, _ in properties(method)})
-    print(f"{name}: {'all ' + str(count) + ' properties hold' if not found else 'fails'}")
-    for prop, error in found.items():
+    failed, count = failures(method), len({prop for prop, _, _ in properties(method)})
+    print(f"{name}: {'all ' + str(count) + ' properties hold' if not failed else 'fails'}")
+    for prop, error in failed.items():
         reason = " ".join(str(error).split())
         print(f"  {prop.replace('_', ' ')}: {reason[:300]}")
-    return int(bool(found))
+    return int(bool(failed))

@@ -19,17 +19,17 @@ from dape.lab.records import VIEWS
 from dape.lab.tables import chosen
 from dape.lab.terminal import plot
 
-DESCRIPTION = """Train methods alike and see how each holds up beyond its training length.
+DESCRIPTION = """Train methods under the same conditions and evaluate each beyond its training length.
 
   dape compare --jobs 2                          five methods on Python's library
   dape compare --corpus my_texts/ --methods rope,dape1x3-kerple --seeds 0,1,2
   dape compare --preset 125m --config mine.toml  the paper's recipe, changed
 
-Every method sees the same data in the same order and starts from the same weights where they share any; every
-length is scored on the same target tokens, with standard errors over documents. Given again, the command goes
-on where it was interrupted, tries again what failed and keeps what is done, so methods, seeds and lengths can
-be added later. The folder then holds results.json, results.csv, table.tex, figures/ and report.html."""
-# Lengths that fit beside the method, the change and the time in 80 columns.
+Every method sees the same data in the same order, and weights that methods share start equal; every length is
+evaluated on the same target tokens, with standard errors over documents. The same command resumes an interrupted
+comparison, retries failed runs and keeps finished ones, so methods, seeds and lengths can be added later. The
+folder then holds results.json, results.csv, table.tex, figures/ and report.html."""
+# Number of lengths that fit into 80 columns with the method, the change and the time.
 COLUMNS = 5
 
 
@@ -38,16 +38,16 @@ class CommandLine(ModelOptions, CompareConfig):
     pass
 
 
-# What tyro calls it where it says what is wrong.
+# Name of the options in tyro's error messages.
 CommandLine.__name__ = "dape compare"
 
 
 def main(arguments: list[str]) -> int:
     config = parse(arguments)
     console = terminal()
-    found = run(config, console)
-    show(found, console)
-    return int(found.failed)
+    comparison = run(config, console)
+    show(comparison, console)
+    return int(comparison.failed)
 
 
 def terminal() -> Console:
@@ -57,28 +57,28 @@ def terminal() -> Console:
 def parse(
     arguments: list[str], kind: Any = CommandLine, prog: str = "dape compare", description: str = DESCRIPTION
 ) -> Any:
-    """The options: the preset's recipe, changed by the file, changed by those given."""
+    """Parse the options: the preset's recipe, overridden by the file, overridden by the command line."""
     changes = training_defaults(arguments)
     default = by_recipe(changes["preset"], **changes)
     parsed: Any = parse_options(
         kind, arguments, default=kind(**asdict(default)), prog=prog, description=description
     )
     config = with_options(CompareConfig, parsed)
-    # A method that cannot be built does not keep the others from being compared; an option that does not fit does.
+    # A method that cannot be built does not stop the comparison of the others; an option that does not fit does.
     has_options = config.position_options or config.score_options
     check_options(config, config.method_list if has_options else [])
     return config if kind is CommandLine else (config, parsed)
 
 
 def run(config: CompareConfig, console: Console, **options: Any) -> Comparison:
-    """The comparison, with a bar for every run under way, or a line for each that ends if nobody watches."""
+    """Execute the comparison, with a progress bar per run on a terminal, else a line for each finished run."""
     with display(console, at_once=config.jobs, summary=summary_of) as announce:
         return run_comparison(config, announce, progress=console.is_terminal, **options)
 
 
-def show(found: Comparison, console: Console) -> None:
-    """The verdict, tables, the plot of the first view, and where everything is."""
-    results = found.results
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the verdict, the tables, the plot of the first view, and the paths of all files."""
+    results = comparison.results
     shown = views(results)
     console.print()
     for sentence in [*(verdict(results, view) for view in shown), *warnings(results)]:
@@ -89,9 +89,9 @@ def show(found: Comparison, console: Console) -> None:
         console.print()
         console.print(table.rich([*chosen(lengths, COLUMNS), *range(lengths, len(table.heads))]))
     for failure in results["failures"]:
-        where = VIEWS.get(failure.get("view", ""), "")
+        view = VIEWS.get(failure.get("view", ""), "")
         console.print(
-            f"failed: {failure['method']}, seed {failure['seed']}, {where}: {failure['error']}",
+            f"failed: {failure['method']}, seed {failure['seed']}, {view}: {failure['error']}",
             style="red",
             markup=False,
         )
@@ -103,7 +103,7 @@ def show(found: Comparison, console: Console) -> None:
         console.print()
         console.print(plot(curves(results, view), train_length(results)))
     console.print()
-    if found.folder is not None:
+    if comparison.folder is not None:
         for name, path in (
             ("numbers", "results.csv"),
             ("table", "table.tex"),
@@ -111,4 +111,4 @@ def show(found: Comparison, console: Console) -> None:
             ("report", "report.html"),
         ):
             style = "bold" if name == "report" else ""
-            console.print(f"{name:<9}{found.folder / path}", soft_wrap=True, markup=False, style=style)
+            console.print(f"{name:<9}{comparison.folder / path}", soft_wrap=True, markup=False, style=style)

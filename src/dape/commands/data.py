@@ -1,4 +1,4 @@
-"""`dape data prepare` and `dape data show`: from text to packed tokens, and what is in them."""
+"""`dape data prepare` and `dape data show`: pack text into tokens, and summarise packed tokens."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from dape.settings import setting
 class Prepare:
     """Pack a corpus into memory-mapped tokens, split by document into training and validation.
 
-    Interrupted, it goes on where it was; done before, it does nothing; other settings or changed
-    texts in the same folder are an error.
+    An interrupted packing resumes; finished data is kept; other settings or changed texts in the same folder are an
+    error.
     """
 
     corpus: tyro.conf.Positional[str] = setting(
         "stdlib",
         help='"stdlib" (the library sources of this Python); a file, folder or glob (.txt .md .tex .py .jsonl .jsonl.gz .jsonl.zst .parquet); or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD], streamed.',
     )
-    out: Path = setting(Path("data"), help="The folder to make.", writes="folder")
+    out: Path = setting(Path("data"), help="Output folder.", writes="folder")
     tokenizer: str = setting(
         "bytes",
         help='"bytes"; "bpe:VOCAB", trained on the training split; a tokenizer.json; a Hugging Face name or folder.',
     )
     validation: str = setting(
         "0.1",
-        help="The fraction of documents to hold out, or their names, separated by commas.",
+        help="Fraction of documents to hold out, or their names, separated by commas.",
         test=parse_validation,
     )
-    seed: int = setting(0, help="Of the choice of documents to hold out.", low=0, high=2**63 - 1)
-    field: str = setting("text", help="Where a JSON line or a parquet row has its text.")
+    seed: int = setting(0, help="Seed of the choice of documents to hold out.", low=0, high=2**63 - 1)
+    field: str = setting(
+        "text", help="Field of a JSON line, or column of a parquet file, that holds the text."
+    )
     cut: int | None = setting(
         None,
         help="Make documents of at least this many characters out of longer ones. By default fewer than 10 text files "
@@ -51,7 +53,7 @@ class Prepare:
         False,
         help="Leave out documents that are empty, binary, not UTF-8 or without the field, and count them.",
     )
-    restart: bool = setting(False, help="Throw away an interrupted packing instead of going on with it.")
+    restart: bool = setting(False, help="Discard an interrupted packing instead of resuming it.")
 
     def run(self) -> None:
         data = prepare(
@@ -74,9 +76,9 @@ class Show:
     """Summary of a folder of packed tokens."""
 
     folder: tyro.conf.Positional[Path] = setting(
-        help="The folder that `dape data prepare` made.", reads="folder"
+        help="Folder written by `dape data prepare`.", reads="folder"
     )
-    verify: bool = setting(False, help="Read all of it and compare with the checksums.")
+    verify: bool = setting(False, help="Verify the checksums of all data.")
 
     def run(self) -> None:
         data = open_data(self.folder)
@@ -97,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
 
 def print_data(data: TokenData, console: Console | None = None) -> None:
-    """The manifest for people, in 80 columns."""
+    """Print a summary of the manifest, in 80 columns."""
     console = console or Console(width=80, highlight=False)
     recipe, sources = data.manifest["recipe"], data.manifest["sources"]
     console.print(str(data.folder), markup=False)

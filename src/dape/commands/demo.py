@@ -1,4 +1,4 @@
-"""`dape demo`: see the idea work in seconds, then compare five methods beyond their training length."""
+"""`dape demo`: associative recall in seconds, then a comparison of five methods beyond their training length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dape.settings import setting
 METHODS = {"nope": "plain attention", "dape1x3-nope": "with the 1×3 convolution"}
 TRAIN_LENGTH = 24
 TEST_LENGTHS = (12, 24, 48, 96)
-# Short enough for a few minutes on two cores, long enough for methods to part.
+# Short enough for a few minutes on two cores, long enough for methods to differ.
 COMPARISON: dict[str, Any] = {"steps": 400, "windows": 64, "last": 32}
 REPAIRED = "dape1x3-kerple"
 REPAIR: dict[str, Any] = {
@@ -44,17 +44,17 @@ class DemoOptions:
     picture: Path | None = setting(
         None,
         help="Draw the recall part: scores, convolution, weights (svg, png or pdf); the accuracies go into a JSON file "
-        "beside it.",
+        "next to it.",
         writes="file",
     )
     steps: int = setting(
         120,
-        help="Training steps of each model of the recall part; the comparison has its own.",
+        help="Training steps of each model in the recall part; the comparison has its own.",
         low=1,
         high=10**9,
     )
-    seed: int = setting(0, help="Of initial weights and data.", low=0, high=2**63 - 1)
-    out: str = setting("runs/demo", help="The folder for the comparison and its report.", writes="folder")
+    seed: int = setting(0, help="Seed of initial weights and data.", low=0, high=2**63 - 1)
+    out: str = setting("runs/demo", help="Folder of the comparison and its report.", writes="folder")
 
 
 def main(arguments: list[str]) -> int:
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def recall(options: DemoOptions, console: Console) -> int:
-    """Associative recall: which value went with this key?"""
+    """Train and test associative recall with and without the convolution."""
     console.print(
         "[bold]Associative recall[/]: 8 key–value pairs, then 8 keys: name the value of each.\n"
         "One layer, width 64, two heads, no position encoding, trained at length 24.\n"
@@ -105,8 +105,8 @@ def recall(options: DemoOptions, console: Console) -> int:
         draw_idea(models["dape1x3-nope"], AssociativeRecall(), options.picture, seed=options.seed)
         record = {
             "accuracy": {
-                method: {length: round(share, 4) for length, share in found.items()}
-                for method, found in accuracy.items()
+                method: {length: round(share, 4) for length, share in shares.items()}
+                for method, shares in accuracy.items()
             },
             "train_length": TRAIN_LENGTH,
             "steps": options.steps,
@@ -122,7 +122,7 @@ def recall(options: DemoOptions, console: Console) -> int:
 def train_and_test(
     method: str, options: DemoOptions, show: Callable[[dict[str, float]], None]
 ) -> tuple[dict[int, float], Any]:
-    """Accuracy by length of a model trained from nothing, and the model."""
+    """Accuracy by length of a model trained from scratch, and the model."""
     from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
     from dape.tasks import build_task
     from dape.training import LoopSettings, fit
@@ -149,7 +149,7 @@ def train_and_test(
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Threads cost a model this small more than they bring."""
+    """Limit torch to one thread: a model this small does not profit from more."""
     import torch
 
     before = torch.get_num_threads()
@@ -168,7 +168,7 @@ def show_on(progress: Progress, bar: TaskID) -> Callable[[dict[str, float]], Non
 
 
 def verdict(accuracy: dict[str, dict[int, float]]) -> str:
-    """Two lines on what was just seen, read from the numbers."""
+    """Two-line summary of the accuracies."""
     longest = TEST_LENGTHS[-1]
     plain, convolved = (100 * accuracy[method][longest] for method in METHODS)
     if convolved > 90 and plain < 50:
@@ -184,7 +184,7 @@ def verdict(accuracy: dict[str, dict[int, float]]) -> str:
 
 
 def comparison(options: DemoOptions, console: Console) -> int:
-    """Five methods on text: which hold up to 16 times the length they were trained at?"""
+    """Compare five methods on text, up to 16 times their training length."""
     from dape.commands.compare import run, show
     from dape.lab.compare import by_recipe
     from dape.lab.environment import num_cores
@@ -196,13 +196,13 @@ def comparison(options: DemoOptions, console: Console) -> int:
         f"length {settings.train_length} for {settings.steps} steps, evaluated to {settings.length_list[-1]}: "
         f"a few minutes on two cores.\n"
     )
-    found = run(settings, console)
-    show(found, console)
-    return int(found.failed)
+    result = run(settings, console)
+    show(result, console)
+    return int(result.failed)
 
 
 def repair(options: DemoOptions, console: Console) -> int:
-    """The RoPE model of the comparison, its positions exchanged for Kerple with the convolution."""
+    """Retrofit the RoPE model of the comparison with Kerple and the convolution."""
     import torch
     import transformers
 
@@ -277,7 +277,7 @@ def repair(options: DemoOptions, console: Console) -> int:
 
 
 def trained_run(folder: Path, method: str, steps: int, seed: int) -> Any:
-    """The comparison's run of a method, with the schedule that all have."""
+    """The comparison's run of a method with these steps and seed; None if there is none."""
     from dape.training import load_run
 
     for path in sorted((folder / "runs").glob("*")):

@@ -1,4 +1,4 @@
-"""`dape doctor`: what this machine can run, and what to do about the rest. Needs torch alone."""
+"""`dape doctor`: report which backends this machine can run, with advice for the others. Needs torch alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dape.ops.score_attention import PLAIN, DistanceBias, conv_program
 from dape.ops.score_attention.api import BACKENDS
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
-# What each extra brings, by import name.
+# Import names of the packages in each extra.
 EXTRAS = {
     "models": ("transformers", "safetensors"),
     "lab": ("tokenizers", "rich", "tyro", "matplotlib", "plotly", "yaml"),
@@ -32,8 +32,8 @@ FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "as
 def main(arguments: list[str]) -> int:
     parser = Parser(
         prog="dape doctor",
-        description="Say what is installed, which attention backends can run here and, for each that "
-        "cannot, why and what to do; run each backend's kernels once against float64.",
+        description="Report the installed versions, the attention backends that can run here and, for each "
+        "that cannot, the reason and a remedy; run each backend's kernels once against float64.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args(arguments)
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `dape doctor` knows, ready for JSON."""
+    """All findings of `dape doctor`, as JSON-serialisable data."""
     return {
         "versions": versions(),
         "machine": machine(),
@@ -55,13 +55,13 @@ def examine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"dape": dape.__version__, "python": platform.python_version()}
+    installed: dict[str, str | None] = {"dape": dape.__version__, "python": platform.python_version()}
     for name in ("torch", "triton", "transformers"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def machine() -> dict[str, Any]:
@@ -78,25 +78,25 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_features() -> list[str]:
-    """Vector instruction sets that the processor reports, of those that the kernel uses."""
+    """Vector instruction sets used by the kernel that the CPU supports."""
     words = cpu_field("flags", "Features").split()
     return [feature for feature in FEATURES if feature in words]
 
 
 def backends() -> list[dict[str, Any]]:
-    """Every backend, whether it can run a small call here, and if not, why."""
+    """Whether each backend can run a small call here, and if not, the reason."""
     device = find_device("auto")
-    found = []
+    results = []
     for name, module in BACKENDS.items():
         reason = module.unsupported(_small_call(name, device))
-        found.append({"name": name, "runs": reason is None, "reason": reason})
-    return found
+        results.append({"name": name, "runs": reason is None, "reason": reason})
+    return results
 
 
 def kernels(device: torch.device) -> list[dict[str, Any]]:
-    """Every backend with kernels of its own run once, forward and backward, against the definition in float64.
+    """Run every backend with kernels of its own once, forward and backward, against the reference in float64.
 
-    Of each: the dtypes, the greatest error as a share of the greatest value, and whether that is rounding.
+    For each: the dtypes, the largest error relative to the largest value, and whether rounding explains it.
     """
     from dape.benchmarks import workload
 
@@ -106,7 +106,7 @@ def kernels(device: torch.device) -> list[dict[str, Any]]:
         "wide heads, kernel 5": workload.Sizes(40, 40, 1, 3, 80, 32, 5),
         "decoding": workload.Sizes(70, 1, 1, 4, 32, 16, 3),
     }
-    found = []
+    results = []
     for backend in backends():
         if not backend["runs"] or backend["name"] == "reference":
             continue
@@ -116,15 +116,15 @@ def kernels(device: torch.device) -> list[dict[str, Any]]:
                 result: dict[str, Any] = {"backend": backend["name"], "dtype": number, "call": name}
                 try:
                     result |= {"passes": True, "error": workload.check(backend["name"], sizes, dtype, device)}
-                # A kernel may fail in any way, and the others are still to be tried.
+                # A kernel may fail in any way, and the others must still be tested.
                 except Exception as error:
                     result |= {"passes": False, "reason": f"{type(error).__name__}: {error}"}
-                found.append(result)
-    return found
+                results.append(result)
+    return results
 
 
 def _small_call(backend: str, device: torch.device) -> Problem:
-    """A typical call: two heads, kernel 3, a bias by distance; plain attention for the backend that does no other."""
+    """A typical call: two heads, kernel 3, a bias by distance; plain attention for the backend that supports no other."""
     q = torch.zeros(1, 2, 4, 16, device=device)
     if backend == "sdpa":
         return Problem(q, q, q, PLAIN, None, EVERYTHING, True, 1.0, 0.0)
@@ -135,7 +135,7 @@ def _small_call(backend: str, device: torch.device) -> Problem:
 
 
 def bfloat16() -> dict[str, Any]:
-    """Whether a bfloat16 product works on the CPU: tried in a process of its own, which it may kill."""
+    """Whether bfloat16 products work on the CPU; tried in a subprocess, which may crash."""
     if cpu_multiplies(torch.bfloat16):
         return {"works": True, "advice": None}
     if cpu_multiplies(torch.bfloat16, BF16_WORKAROUND):
@@ -146,16 +146,16 @@ def bfloat16() -> dict[str, Any]:
 
 
 def extras() -> dict[str, dict[str, Any]]:
-    found = {}
+    status = {}
     for extra, modules in EXTRAS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
         advice = install(extra) if missing else None
-        found[extra] = {"missing": missing, "advice": advice}
-    return found
+        status[extra] = {"missing": missing, "advice": advice}
+    return status
 
 
 def text(findings: dict[str, Any]) -> str:
-    """The findings as lines to read."""
+    """The findings as text."""
     lines = ["versions"]
     lines += [f"  {name:<13}{version or 'not installed'}" for name, version in findings["versions"].items()]
     host = findings["machine"]

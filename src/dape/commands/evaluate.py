@@ -34,7 +34,7 @@ from dape.training.run import CONFIG, add_to_card
 class Evaluate:
     """Perplexity of the same target tokens at every length, with growing left context.
 
-    The first model is the one that the others are compared with, token by token.
+    The first model is the reference with which the others are compared, token by token.
     """
 
     models: tyro.conf.Positional[list[str]]
@@ -55,11 +55,11 @@ class Evaluate:
     windows: int = setting(128, help="Windows, at most.", low=1, high=10**9)
     protocol: Literal["same-targets", "paper"] = setting(
         "same-targets",
-        help='"paper": each length has its own windows, one after the other, so its own target tokens.',
+        help='"paper": each length has its own consecutive windows, and so its own target tokens.',
     )
     context: Literal["document", "stream"] = setting(
         "document",
-        help='"stream" lets the context run on into earlier documents (for corpora of short ones).',
+        help='"stream" lets the context continue into earlier documents (for corpora of short ones).',
     )
     split: Literal["train", "validation"] = setting("validation", help="Which documents.")
     data: Path | None = setting(
@@ -74,17 +74,17 @@ class Evaluate:
     )
     slices: Literal["none", "recall"] = setting(
         "none",
-        help='"recall": also the loss of tokens that repeat what the input said before, against all others.',
+        help='"recall": also the loss of tokens that repeat an earlier n-gram of the input, against all others.',
     )
     ngram: int | None = setting(
         None,
-        help="How many tokens must have occurred before for a token to count as recall, itself included; 3 by default.",
+        help="Length of the n-gram that must have occurred before for a token to count as recall; 3 by default.",
         low=1,
         high=1024,
     )
     max_training_count: int | None = setting(
         None,
-        help="Count as recall only n-grams that the training split has at most so often; by default all of them.",
+        help="Count as recall only n-grams with at most this many occurrences in the training split; by default all.",
         low=0,
         high=10**12,
     )
@@ -92,11 +92,11 @@ class Evaluate:
         None, help="Also the sliding-window perplexity with windows of this length.", low=1, high=2**24
     )
     stride: int | None = setting(
-        None, help="How far the sliding window advances; half of its length by default.", low=1, high=2**24
+        None, help="Stride of the sliding window; half of its length by default.", low=1, high=2**24
     )
     sliding_tokens: int = setting(
         100_000,
-        help="About how many tokens the sliding window goes over, at the beginnings of all documents.",
+        help="Approximate number of tokens for the sliding window, at the beginnings of all documents.",
         low=1,
         high=10**12,
     )
@@ -104,7 +104,7 @@ class Evaluate:
         None, help="Write everything to this file as JSON.", writes="file", fixes_run=False
     )
     csv: Path | None = setting(
-        None, help="Write the scores to this file as CSV.", writes="file", fixes_run=False
+        None, help="Write the losses to this file as CSV.", writes="file", fixes_run=False
     )
     plot: Path | None = setting(
         None,
@@ -113,10 +113,10 @@ class Evaluate:
         suffixes=PICTURES,
         fixes_run=False,
     )
-    card: bool = setting(False, help="Write the scores into the model cards of the runs.", fixes_run=False)
-    device: str = setting(
-        "auto", help='Where to run: "auto", "cpu", "cuda", …', test=device_name, fixes_run=False
+    card: bool = setting(
+        False, help="Write the perplexities into the model cards of the runs.", fixes_run=False
     )
+    device: str = setting("auto", help='Device: "auto", "cpu", "cuda", …', test=device_name, fixes_run=False)
 
 
 def main(arguments: list[str]) -> int:
@@ -173,16 +173,18 @@ def main(arguments: list[str]) -> int:
 
 
 def save_plot(evaluations: list[Evaluation], path: Path) -> None:
-    """Perplexity by length in the style of the reports' figures; bars are paired where models read the same tokens."""
+    """Plot perplexity by length in the style of the reports; error bars are paired if models have the same tokens."""
     from dape.lab.api import Scored, results_of
     from dape.lab.figures import comparison_figure, save
     from dape.lab.records import STEP
 
     scored = []
-    for found in evaluations:
-        unit = found.subject.train_length or found.scores[0].eval_length
-        scored.append(Scored(found.subject, unit, sorted(found.scores, key=lambda score: score.eval_length)))
-    paired = all(found.reference is not None for found in evaluations[1:])
+    for evaluation in evaluations:
+        unit = evaluation.subject.train_length or evaluation.scores[0].eval_length
+        scored.append(
+            Scored(evaluation.subject, unit, sorted(evaluation.scores, key=lambda score: score.eval_length))
+        )
+    paired = all(evaluation.reference is not None for evaluation in evaluations[1:])
     figure = comparison_figure(results_of(scored, paired=paired), STEP)
     figure.axes[0].set_title("", loc="left")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +212,7 @@ def evaluate(subject: Subject, lengths: list[int], options: Evaluate) -> Evaluat
 
 
 def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Evaluate) -> Evaluation:
-    """Scores by length, and the slices that are asked for, from the same pass over the windows."""
+    """Losses by length and, if requested, by slice, from one pass over the windows."""
     columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24), TimeRemainingColumn())
     with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
         # The cost of a window grows with its length.
@@ -239,10 +241,10 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
 
 
 def default_lengths(subject: Subject) -> list[int]:
-    """Up to 16 times the training length, where it is known."""
+    """Lengths up to 16 times the training length, if known."""
     return [(subject.train_length or 64) * times for times in (1, 2, 4, 8, 16)]
 
 
 def settings(options: Evaluate) -> dict[str, Any]:
-    """The options that decide the numbers."""
+    """The options that determine the results."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in fixed(options).items()}

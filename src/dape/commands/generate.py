@@ -1,4 +1,4 @@
-"""`dape generate`: text from a trained run, as it is written."""
+"""`dape generate`: streamed text from a trained run."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from dape.training.run import load_run
 
 @dataclass(frozen=True)
 class Options:
-    """Continue a prompt with a trained run, for as long as you like: past its training length too.
+    """Continue a prompt with a trained run, also beyond its training length.
 
     dape generate runs/dape1x3-kerple-tiny-64-0 --prompt 'def main(' --tokens 1000
     """
 
     run: tyro.conf.Positional[Path] = setting(
-        help="The folder that `dape train` wrote, a retrofitted model's, or an adapter's.", reads="folder"
+        help="Folder of a run, a retrofitted model or an adapter.", reads="folder"
     )
-    prompt: str = setting("\n", help="What to continue; - reads it from standard input.")
-    tokens: int = setting(256, help="How many tokens to write.", low=1, high=10**9)
+    prompt: str = setting("\n", help="Prompt to continue; - reads it from standard input.")
+    tokens: int = setting(256, help="Number of tokens to generate.", low=1, high=10**9)
     temperature: float = setting(
         0.8,
-        help="Below 1 likelier tokens gain, above 1 they lose; 0 takes the likeliest each time.",
+        help="Sampling temperature; 0 for greedy decoding.",
         low=0,
         high=1e6,
     )
-    top_k: int | None = setting(None, help="Draw from this many likeliest tokens only.", low=1, high=2**31)
+    top_k: int | None = setting(None, help="Sample from this many likeliest tokens only.", low=1, high=2**31)
     top_p: float | None = setting(
-        None, help="Draw from the likeliest tokens that together have this probability only.", above=0, high=1
+        None, help="Sample from the likeliest tokens with this total probability only.", above=0, high=1
     )
-    seed: int = setting(0, help="The same seed, the same text.", low=0, high=2**63 - 1)
+    seed: int = setting(0, help="Seed of the sampling.", low=0, high=2**63 - 1)
     device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)
 
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape generate")
-    loaded, place, about = opened(options.run)
+    loaded, tokenizer_path, about = opened(options.run)
     model = loaded.to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
-    tokenizer = load_tokenizer(place)
+    tokenizer = load_tokenizer(tokenizer_path)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
 
     def write(text: str) -> None:
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
 
 
 def opened(folder: Path) -> tuple[PreTrainedModel, str, str]:
-    """The model of a run or a retrofitted one, where its tokenizer is, and a word about it."""
+    """Model of a run or a retrofitted one, path of its tokenizer, and a description."""
     if describes_retrofit(folder):
         model = load_retrofitted(folder, dtype=torch.float32).eval()
         return model, tokenizer_source(folder, model), f"retrofitted with {record(model).method}"

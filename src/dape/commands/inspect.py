@@ -1,4 +1,4 @@
-"""`dape inspect`: what the attention of trained runs looks like on a text."""
+"""`dape inspect`: attention maps of trained runs on a text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dape.retrofitting.loading import tokenizer_source
 from dape.settings import setting, split_names, split_numbers
 from dape.training.run import load_run, no_bars
 
-# A single word with an ending, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
+# A single word with a suffix, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
 FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
 
 
@@ -39,13 +39,13 @@ def known_formats(text: str) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """Scores, bias, what the processor adds and the weights, as pictures and as a page to explore.
+    """Maps of scores, bias, processed scores and weights, as figures and as an interactive page.
 
     dape inspect runs/dape-kerple runs/dape1x3-kerple --text book.txt --lengths 512,2048
 
-    Two runs can be put side by side on the page, which opens on the head that the processor changes most. The
-    weight on the first token (the attention sink) and the entropy of every head are printed and saved, the share of the
-    weight that the processor moves is saved.
+    The page shows two runs side by side and opens on the head that the processor changes most. The weight on the
+    first token (the attention sink) and the entropy of every head are printed and saved; the share of the weight that
+    the processor moves is saved.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = setting(
@@ -54,7 +54,7 @@ class Options:
     text: str = setting(help="A file, or the text itself.")
     lengths: str = setting(
         "512",
-        help="How many tokens to look at; several lengths by commas (the paper shows 512,2048,8192).",
+        help="Number of tokens to inspect; several lengths by commas (the paper shows 512,2048,8192).",
         listed=int,
         low=1,
         high=2**24,
@@ -66,18 +66,21 @@ class Options:
         "all", help="Heads by commas, from 0.", listed=int, low=0, high=2**16, words=("all",)
     )
     resolution: int = setting(
-        256, help="Most rows and columns of a map; longer texts are averaged into as many.", low=1, high=2**16
+        256, help="Maximum rows and columns of a map; longer texts are averaged.", low=1, high=2**16
     )
     formats: str = setting(
-        "png", help="Of the pictures: png, svg, pdf, several by commas.", listed=str, test=known_formats
+        "png",
+        help="Formats of the figures: png, svg, pdf, several by commas.",
+        listed=str,
+        test=known_formats,
     )
     tokenizer: str | None = setting(
         None,
-        help="bytes, a tokenizer.json or a folder, for models that come without; by default the one beside the weights.",
+        help="bytes, a tokenizer.json or a folder, for models without one; by default the model's own.",
     )
     out: Path = setting(
         Path("inspection"),
-        help="Where to write index.html with its tiles, heads.json and the pictures.",
+        help="Output folder of index.html with its tiles, heads.json and the figures.",
         writes="folder",
     )
 
@@ -93,7 +96,7 @@ def main(arguments: list[str]) -> int:
     if not options.runs:
         raise ValueError("name at least one run")
     console = Console()
-    text, named = read(options.text), []
+    text, inspections = read(options.text), []
     for name, model, tokenizer in opened(options.runs, options.tokenizer):
         ids = tokenizer.encode(text)
         for length in lengths:
@@ -101,21 +104,24 @@ def main(arguments: list[str]) -> int:
                 raise ValueError(
                     f"the text has {len(ids)} tokens for {name}, too few for a length of {length}"
                 )
-            found = inspect(model, ids[:length], layers=layers, heads=heads, resolution=options.resolution)
-            named.append(Named(name, found, [tokenizer.decode([token]) for token in ids[:length]]))
-            console.print(heads_table(name, found))
+            inspection = inspect(
+                model, ids[:length], layers=layers, heads=heads, resolution=options.resolution
+            )
+            inspections.append(Named(name, inspection, [tokenizer.decode([token]) for token in ids[:length]]))
+            console.print(heads_table(name, inspection))
             options.out.mkdir(parents=True, exist_ok=True)
-            draw_all(named[-1], options.out, formats, console)
+            draw_all(inspections[-1], options.out, formats, console)
     write_atomically(
-        options.out / "heads.json", json.dumps([record for run in named for record in records(run)], indent=1)
+        options.out / "heads.json",
+        json.dumps([record for run in inspections for record in records(run)], indent=1),
     )
-    write_page(named, options.out)
+    write_page(inspections, options.out)
     console.print(f"Explore: {options.out / 'index.html'}   Pictures: {options.out}", soft_wrap=True)
     return 0
 
 
 def read(text: str) -> str:
-    """The contents of the file of that name, or the text itself."""
+    """Contents of the file if one of that name exists, else the text itself."""
     path = Path(text)
     try:
         if path.is_file():
@@ -137,8 +143,8 @@ def opened(
         elif describes_retrofit(folder):
             with no_bars():
                 retrofitted = load_retrofitted(folder, dtype=torch.float32).eval()
-            place = Path(tokenizer_source(folder, retrofitted))
-            yield name, retrofitted, find_tokenizer(place, tokenizer)
+            tokenizer_path = Path(tokenizer_source(folder, retrofitted))
+            yield name, retrofitted, find_tokenizer(tokenizer_path, tokenizer)
         elif (folder / "config.json").exists():
             if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":
                 raise ValueError(
@@ -153,38 +159,38 @@ def opened(
             raise FileNotFoundError(f"{folder} is neither a run nor a model: it has no config.json")
 
 
-def find_tokenizer(folder: Path, named: str | None) -> Tokenizer:
-    """The one that is named, or the folder's own."""
-    if named is None and not (folder / "tokenizer.json").exists():
+def find_tokenizer(folder: Path, spec: str | None) -> Tokenizer:
+    """Load the given tokenizer, or the folder's own."""
+    if spec is None and not (folder / "tokenizer.json").exists():
         raise FileNotFoundError(
             f'there is no tokenizer in {folder}: pass --tokenizer with a folder that has one, or "bytes" for a model '
             f"of bytes"
         )
-    return load_tokenizer(folder if named is None else named)
+    return load_tokenizer(folder if spec is None else spec)
 
 
-def draw_all(named: Named, out: Path, formats: list[str], console: Console) -> None:
-    length = len(named.inspection.ids)
-    jobs = [(found.layer, ending) for found in named.inspection.layers for ending in formats]
-    for layer, ending in track(jobs, f"pictures of {named.name}", console=console, transient=True):
-        draw(named.inspection, layer, out / f"{named.name}-{length}-layer{layer}.{ending}")
+def draw_all(run: Named, out: Path, formats: list[str], console: Console) -> None:
+    length = len(run.inspection.ids)
+    jobs = [(layer_maps.layer, ending) for layer_maps in run.inspection.layers for ending in formats]
+    for layer, ending in track(jobs, f"pictures of {run.name}", console=console, transient=True):
+        draw(run.inspection, layer, out / f"{run.name}-{length}-layer{layer}.{ending}")
 
 
-def records(named: Named) -> list[dict[str, object]]:
+def records(run: Named) -> list[dict[str, object]]:
     return [
         {
-            "run": named.name,
-            "method": named.inspection.method,
-            "length": len(named.inspection.ids),
-            "layer": found.layer,
+            "run": run.name,
+            "method": run.inspection.method,
+            "length": len(run.inspection.ids),
+            "layer": layer_maps.layer,
             "head": head,
             "sink_share": round(float(sink), 6),
             "entropy": round(float(entropy), 6),
             "change": round(float(change), 6),
         }
-        for found in named.inspection.layers
+        for layer_maps in run.inspection.layers
         for head, sink, entropy, change in zip(
-            found.heads, found.sink, found.entropy, found.change, strict=True
+            layer_maps.heads, layer_maps.sink, layer_maps.entropy, layer_maps.change, strict=True
         )
     ]
 
@@ -194,7 +200,9 @@ def heads_table(name: str, inspection: Inspection) -> Table:
     table.add_column("layer", justify="right")
     for head in inspection.layers[0].heads:
         table.add_column(f"head {head}", justify="right")
-    for found in inspection.layers:
-        cells = [f"{100 * s:.1f} % | {e:.2f}" for s, e in zip(found.sink, found.entropy, strict=True)]
-        table.add_row(str(found.layer), *cells)
+    for layer_maps in inspection.layers:
+        cells = [
+            f"{100 * s:.1f} % | {e:.2f}" for s, e in zip(layer_maps.sink, layer_maps.entropy, strict=True)
+        ]
+        table.add_row(str(layer_maps.layer), *cells)
     return table

@@ -23,9 +23,9 @@ from dape.settings import setting
 
 @dataclass(frozen=True)
 class Options:
-    """Score a model on tasks of the lm-evaluation-harness, local ones or the hub's.
+    """Evaluate a model on tasks of the lm-evaluation-harness, local ones or the hub's.
 
-    A task file can name Python functions to run (`!function`): use files of people whose code you would run.
+    A task file can execute Python functions (`!function`): only use files that you trust.
     """
 
     run: tyro.conf.Positional[str] = setting(help="A run's folder, a Hugging Face model's, or an adapter's.")
@@ -33,14 +33,14 @@ class Options:
         help="Task files (YAML, which can run code by `!function`), folders of them, or names of the harness's own "
         "tasks (these download data)."
     )
-    tokenizer: str | None = setting(None, help='A folder, or "bytes"; by default the one beside the model.')
+    tokenizer: str | None = setting(None, help='A folder, or "bytes"; by default the model\'s own.')
     num_fewshot: int | None = setting(
         None,
         help="Solved examples before each question; by default the task's own number.",
         low=0,
         high=10_000,
     )
-    limit: int | None = setting(None, help="Examples a task, for a quick look.", low=1, high=10**9)
+    limit: int | None = setting(None, help="Maximum examples per task, for a quick test.", low=1, high=10**9)
     batch_size: int = setting(8, help="Requests at a time.", low=1, high=2**20)
     max_length: int = setting(2048, help="Tokens of context.", low=2, high=2**24)
     device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     if not options.tasks:
         raise ValueError("--tasks is empty: name at least one task or file")
     register()
-    # The harness would go on on the CPU without a word.
+    # The harness would silently use the CPU.
     device = find_device(options.device)
     names, manager = find_tasks(list(options.tasks))
     model = DapeLM(
@@ -79,11 +79,11 @@ def main(arguments: list[str]) -> int:
 
 
 def find_tasks(tasks: list[str]) -> tuple[list[Any], TaskManager]:
-    """Tasks for the harness, local ones as their configuration, and a manager that knows what they refer to."""
+    """Tasks for the harness, local ones as their configuration, and a task manager for their includes."""
     files = [file for task in tasks for file in task_files(task)]
     configurations = [read_task(file) for file in files]
     names = [task for task in tasks if not is_local(task)]
-    # The harness reads thousands of files to know its own tasks, and every file below a folder that it is told of.
+    # The harness reads thousands of files to index its own tasks, and every file below a folder passed to it.
     groups = any("group" in configuration for configuration in configurations)
     manager = TaskManager(
         include_path=sorted({str(file.parent) for file in files}) if groups else None,
@@ -98,7 +98,7 @@ def find_tasks(tasks: list[str]) -> tuple[list[Any], TaskManager]:
 
 
 def read_task(file: Path) -> dict[str, Any]:
-    """The configuration in a task's file, with whatever it includes."""
+    """Read the configuration in a task's file, with its includes."""
     try:
         configuration = load_yaml(file, resolve_func=True)
     except (yaml.YAMLError, ValueError) as error:

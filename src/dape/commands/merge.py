@@ -16,21 +16,23 @@ from dape.settings import setting
 
 @dataclass(frozen=True)
 class Options:
-    """Put the results of several comparisons or sweeps into one report; where they share a method, its folder tells
-    them apart. Scored on the same tokens, they are compared token by token."""
+    """Merge the results of several comparisons or sweeps into one report; a method in several of them is labelled with
+    its folder. Results on the same target tokens are compared token by token."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of `dape compare` or `dape sweep`, or their results.json."""
-    out: Path = setting(Path("runs/merged"), help="The folder for results and report.", writes="folder")
+    out: Path = setting(Path("runs/merged"), help="Folder for results and report.", writes="folder")
 
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape merge")
     if len(options.folders) < 2:
         raise ValueError("name two folders or more")
-    found = merge([load_comparison(folder) for folder in options.folders], distinct_names(options.folders))
+    comparison = merge(
+        [load_comparison(folder) for folder in options.folders], distinct_names(options.folders)
+    )
     options.out.mkdir(parents=True, exist_ok=True)
-    found = Comparison(found.results, options.out.absolute())
-    found.save(options.out)
-    show(found, terminal())
-    return int(found.failed)
+    comparison = Comparison(comparison.results, options.out.absolute())
+    comparison.save(options.out)
+    show(comparison, terminal())
+    return int(comparison.failed)

@@ -1,4 +1,4 @@
-"""`dape methods`: encodings and score processors, of which every pair is a method."""
+"""`dape methods`: list encodings and score processors; every pair is a method."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def record(method: Method) -> dict[str, object]:
 
 
 def table() -> str:
-    """One screen: encodings × processors, and how a pair is written."""
+    """Listing on one screen: encodings × processors, and the syntax of a pair."""
     processors = {name: (written(name), cls.summary) for name, cls in SCORES.items() if name != "plain"}
     lines = ["position encodings (alone: plain scores)"]
     lines += _rows({name: encoding.summary for name, encoding in POSITIONS.items()})
@@ -55,10 +55,10 @@ def table() -> str:
 
 
 def written(processor: str) -> str:
-    """A processor as it stands before an encoding, its smallest kernel and one more: "dape-, dape1x3- …"."""
+    """A processor as a prefix of an encoding, with its smallest kernel and one more: "dape-, dape1x3- …"."""
     names = [method.short_name for method in all_methods() if method.processor == processor]
-    found = list(dict.fromkeys(name.partition("-")[0] + "-" for name in names))
-    return ", ".join(found[:2]) + (" …" if len(found) > 2 else "")
+    prefixes = list(dict.fromkeys(name.partition("-")[0] + "-" for name in names))
+    return ", ".join(prefixes[:2]) + (" …" if len(prefixes) > 2 else "")
 
 
 def _rows(rows: dict[str, str]) -> list[str]:
@@ -68,7 +68,7 @@ def _rows(rows: dict[str, str]) -> list[str]:
     for name, summary in rows.items():
         first, *rest = textwrap.wrap(summary, columns - width) or [""]
         head = f"  {name}"
-        # A long name stands on a line of its own.
+        # A long name has a line of its own.
         lines += [f"{head:<{width}}{first}"] if len(head) < width else [head, " " * width + first]
         lines += [" " * width + line for line in rest]
     return lines

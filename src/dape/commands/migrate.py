@@ -1,4 +1,4 @@
-"""`dape migrate`: bring results of earlier versions into the present schema."""
+"""`dape migrate`: convert results of earlier versions to the current schema."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dape.lab.migrate import migrate
 
 @dataclass(frozen=True)
 class Options:
-    """Rewrite results.json of earlier versions in the present schema; every number stays what it was."""
+    """Rewrite results.json of earlier versions in the current schema; numbers do not change."""
 
     files: tyro.conf.Positional[tuple[Path, ...]]
-    """Files, or folders in which every results.json and results-paper.json is meant."""
+    """Files, or folders of which every results.json and results-paper.json is converted."""
 
 
 def main(arguments: list[str]) -> int:

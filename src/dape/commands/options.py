@@ -1,4 +1,4 @@
-"""Options of the form name=value, which several commands have."""
+"""Options of the form name=value, shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dape.models import DapeForCausalLM
 from dape.training import TrainConfig
 from dape.training.config import check_memory, read_config
 
-# Several after one flag, or the flag several times.
+# Several values after one flag, or the flag several times.
 Named = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE …")
 ]
@@ -27,16 +27,16 @@ DERIVED_FROM: dict[str, type] = {"steps": int, "learning_rate": float, "data": s
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options of the parts that a method names, beside those that every method has."""
+    """Options of a method's encoding and processor, in addition to those of every method."""
 
     position_option: Named = ()
-    """Of the position encoding, such as scaling=ntk factor=4 for rope; a wrong name lists them."""
+    """Options of the position encoding, such as scaling=ntk factor=4 for rope; a wrong name lists them."""
     score_option: Named = ()
-    """Of the score convolution, such as depth=3 padding=causal; a wrong name lists them."""
+    """Options of the score convolution, such as depth=3 padding=causal; a wrong name lists them."""
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """name=value, the value a Python literal or else a word."""
+    """Parse name=value; the value is a Python literal or else a word."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f'option "{text}" is not of the form name=value')
@@ -47,12 +47,12 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 
 def named(given: Iterable[Iterable[str]]) -> dict[str, Any]:
-    """Values by name; of a name that is given twice, the last."""
+    """Values by name; the last one of a repeated name."""
     return dict(parse_option(text) for texts in given for text in texts)
 
 
 def with_options(kind: type[Config], parsed: Any) -> Config:
-    """The configuration in what was parsed: the options of a file, changed by those given."""
+    """Configuration from parsed options: those of the file, overridden by the command line."""
     values = {field.name: getattr(parsed, field.name) for field in fields(kind)}
     values["position_options"] = {**parsed.position_options, **named(parsed.position_option)}
     values["score_options"] = {**parsed.score_options, **named(parsed.score_option)}
@@ -60,7 +60,7 @@ def with_options(kind: type[Config], parsed: Any) -> Config:
 
 
 def training_defaults(arguments: list[str]) -> dict[str, Any]:
-    """Options that other defaults depend on: those of the file, the preset, steps, learning rate, data."""
+    """Options on which other defaults depend: those of the file, the preset, steps, learning rate, data."""
     early = Parser(add_help=False, allow_abbrev=False)
     for name in ("config", "preset", *DERIVED_FROM):
         early.add_argument(f"--{name.replace('_', '-')}")
@@ -82,10 +82,10 @@ def training_defaults(arguments: list[str]) -> dict[str, Any]:
 
 
 def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
-    """Raise for options that do not go together, before any work; every method is built once on the meta device."""
+    """Raise for incompatible options before any work; every method is built once on the meta device."""
     if "width" in config.score_options:
         raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
-    # Before models are built, which takes long for absurd sizes; of several processes, each asks when it starts.
+    # Before models are built, which is slow for absurd sizes; under torchrun, each process checks when it starts.
     if config.distributed == "none":
         check_memory(config, weights_alone=True)
     for method in methods:

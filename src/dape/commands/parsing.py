@@ -1,4 +1,4 @@
-"""Command lines: options from a dataclass of settings or from argparse; a mistake is one sentence."""
+"""Command line parsing by a dataclass of settings or argparse; errors are one sentence."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Options = TypeVar("Options")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises its complaint, for the one place that prints errors."""
+    """An argparse parser that raises errors, which `dape.cli` prints."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
 
 
 def parse(kind: type[Options] | Any, arguments: list[str], *, prog: str, **options: Any) -> Options:
-    """The settings that a command line gives, their values and output paths checked.
+    """Parse a command line into settings; values, inputs and output paths are checked.
 
     kind:    a dataclass of settings, or a union of them for subcommands.
     options: of tyro.cli.
@@ -53,36 +53,36 @@ def parse(kind: type[Options] | Any, arguments: list[str], *, prog: str, **optio
 
 
 def with_suggestion(complaint: str, kind: Any) -> str:
-    """The complaint about an unknown option, with the option that is nearest to it."""
+    """The error message for an unknown option, with the nearest option."""
     unknown = re.match(r"Unrecognized options: .*?(--[\w-]+)", complaint)
     near = unknown and difflib.get_close_matches(unknown[1], option_names(kind), n=1)
     return f"{complaint}; did you mean {near[0]}?" if near else complaint
 
 
 def option_names(kind: Any) -> list[str]:
-    """The options of a dataclass of settings, or of all that a union has."""
+    """Names of the options of a dataclass of settings, or of all members of a union."""
     if is_dataclass(kind):
         return [option_name(member.name) for member in fields(kind)]
     return [name for part in typing.get_args(kind) for name in option_names(part)]
 
 
 def check_inputs(settings: Any) -> None:
-    """Raise for an input that is not there, or is a folder where a file is expected, or the reverse."""
+    """Raise for an input that does not exist, or is a folder instead of a file, or the reverse."""
     for member in fields(settings):
         value, rule = getattr(settings, member.name), rule_of(member)
         if value is None or rule.reads is None:
             continue
-        path, named = Path(value), shown_name(settings, member.name)
+        path, option = Path(value), shown_name(settings, member.name)
         if not path.exists():
-            raise FileNotFoundError(f"{named}: there is no {rule.reads} {path}")
+            raise FileNotFoundError(f"{option}: there is no {rule.reads} {path}")
         if rule.reads == "folder" and not path.is_dir():
-            raise NotADirectoryError(f"{named}: {path} is a file, expected a folder")
+            raise NotADirectoryError(f"{option}: {path} is a file, expected a folder")
         if rule.reads == "file" and path.is_dir():
-            raise IsADirectoryError(f"{named}: {path} is a folder, expected a file")
+            raise IsADirectoryError(f"{option}: {path} is a folder, expected a file")
 
 
 def check_outputs(settings: Any) -> None:
-    """Raise for an output that could not be written, before the work whose results it should take."""
+    """Raise for an output that could not be written, before any work."""
     for member in fields(settings):
         value, rule = getattr(settings, member.name), rule_of(member)
         if value is not None and rule.writes is not None:
@@ -93,7 +93,7 @@ def check_outputs(settings: Any) -> None:
 
 
 def shown_name(settings: Any, name: str) -> str:
-    """The option as it is written: --name, or NAME for what has no dashes."""
+    """An option as on the command line: --name, or NAME of a positional one."""
     import tyro
 
     hint = typing.get_type_hints(type(settings), include_extras=True)[name]
@@ -103,13 +103,13 @@ def shown_name(settings: Any, name: str) -> str:
 
 def one_line(complaint: str) -> str:
     """tyro's error message as one sentence that begins with the option."""
-    # A title, then paragraphs between rules; where the encoding has no box, the title has a rule below it.
+    # A title, then paragraphs between rules; without box characters in the encoding, the title has a rule below it.
     lines = [line.strip("│╭╮╰╯ ") for line in complaint.splitlines()]
     rest = lines[2:] if len(lines) > 1 and re.fullmatch(r"[─-]+", lines[1]) else lines[1:]
     said = itertools.takewhile(lambda line: not re.fullmatch(r"[─-]+", line), rest)
     text = " ".join(" ".join(said).split()) or " ".join(complaint.split())
-    if found := re.match(r"Error parsing ([^:]*): (.*)", text):
+    if match := re.match(r"Error parsing ([^:]*): (.*)", text):
         # Of a single option, or of the settings as a whole, whose own sentence begins with the field's name.
-        subject, text = found.groups()
+        subject, text = match.groups()
         text = f"{subject}: {text}" if subject.startswith("-") or subject.isupper() else text
     return re.sub(r"^([a-z]\w*)=", lambda match: f"{option_name(match[1])}=", text)

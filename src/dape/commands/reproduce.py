@@ -1,4 +1,4 @@
-"""`dape reproduce`: the papers' tables and figures, one command each, at three scales."""
+"""`dape reproduce`: tables and figures of the papers, one command each, at three scales."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from dape.lab.records import Results, find_results
 from dape.lab.runner import LauncherName, make_launcher, torchrun_command
 from dape.settings import check, setting
 
-DESCRIPTION = """Run the tables and figures of the papers, and judge their claims by the results.
+DESCRIPTION = """Reproduce tables and figures of the papers, and judge their claims by the results.
 
-  dape reproduce --list                              what there is
-  dape reproduce baselines --scale smoke             everything runs, in seconds
+  dape reproduce --list                              list the experiments
+  dape reproduce baselines --scale smoke             a full pass in seconds
   dape reproduce baselines --corpora TEXTS --jobs 2  real text, on a laptop (hours)
   dape reproduce baselines --scale paper --dry-run   as commands for torchrun
   dape reproduce baselines --scale paper --launcher slurm --slurm partition=gpu gpus_per_node=8
 
-A training that several experiments share is done once. Results are written whenever a training is finished; given
-again, the command goes on where it was interrupted and tries again what failed."""
+A training shared by several experiments runs once. Results are written after each training; the same command
+resumes an interrupted reproduction and retries failed trainings."""
 
 
 @dataclass(frozen=True)
 class Options:
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Experiments, as --list names them."""
+    """Names of experiments, see --list."""
     scale: Literal["smoke", "laptop", "paper"] = "laptop"
     """smoke: seconds; laptop: real text on two cores; paper: the published settings."""
     all: bool = False
     """Every experiment, by rank: the first seed of each before the second of any."""
     list: bool = False
-    """Show the experiments, and how far each is at this scale; one that is named, with what it shows."""
+    """List the experiments and their progress at this scale; for named ones, also their purpose."""
     claims: bool = False
-    """Print the ledger: every claim of the papers, or of the experiments named, and what the results say of it."""
+    """Print the ledger: every claim of the papers, or of the named experiments, and its verdict."""
     report: bool = False
     """Write the README of every experiment, and one page of all of them."""
     jobs: int = setting(
         1,
-        help="Trainings at a time, each in a process of its own; the cores are divided among them.",
+        help="Concurrent trainings, each in its own process; the cores are divided among them.",
         low=1,
         high=1024,
     )
@@ -66,15 +66,15 @@ class Options:
     slurm: Named = ()
     """Options of the cluster's jobs, such as partition=gpu gpus_per_node=8 timeout_min=2880."""
     corpora: Path | None = None
-    """The folder that holds the texts, by default that of the environment variable DAPE_CORPORA."""
+    """Folder of the texts, by default that of the environment variable DAPE_CORPORA."""
     papers: Path | None = None
-    """The folder of experiments, by default papers/ here or beside the sources."""
+    """Folder of experiments, by default papers/ here or next to the sources."""
     work: Path = Path("runs/reproduce")
-    """The folder for runs."""
+    """Folder for runs."""
     out: Path = Path("runs/reproduce/report.html")
-    """The page that --report writes."""
+    """Page written by --report."""
     dry_run: bool = False
-    """Print what would be trained; at the paper's scale, as commands for torchrun."""
+    """Print the trainings that are left; at the paper's scale, as commands for torchrun."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
 
 
 def dry_run(experiments: Sequence[Experiment], workspace: Workspace, console: Console) -> int:
-    """Print what is left to train; at the paper's scale the specs are left in files, and nothing is trained."""
+    """Print the trainings that are left; at the paper's scale, write job specs to files. Nothing is trained."""
     plans = [make_plan(experiment, workspace) for experiment in experiments]
     left = [(plan, item) for plan, item in left_of(plans) if plan.experiment.kind in ("language", "maps")]
     for plan, item in left:
@@ -165,13 +165,13 @@ def print_list(experiments: Sequence[Experiment], workspace: Workspace, console:
 def finish(
     experiments: Sequence[Experiment], results: Sequence[Results], workspace: Workspace, console: Console
 ) -> int:
-    """Where everything is; 1 if something failed."""
-    for experiment, found in zip(experiments, results, strict=True):
-        state = "incomplete, " + f"{len(found['missing'])} missing" if found["missing"] else "complete"
-        failed = f", {len(found['failures'])} failed" if found["failures"] else ""
-        text = f"{experiment.name}: {state}{failed}, {found['seconds']:.0f} s of training: {workspace.results(experiment)}"
+    """Print the paths of the results; 1 if something failed."""
+    for experiment, result in zip(experiments, results, strict=True):
+        state = "incomplete, " + f"{len(result['missing'])} missing" if result["missing"] else "complete"
+        failed = f", {len(result['failures'])} failed" if result["failures"] else ""
+        text = f"{experiment.name}: {state}{failed}, {result['seconds']:.0f} s of training: {workspace.results(experiment)}"
         console.print(text, soft_wrap=True, markup=False)
-        for failure in found["failures"]:
+        for failure in result["failures"]:
             text = f"  {failure['label']}: {failure['error']}"
             console.print(text, soft_wrap=True, markup=False, style="red")
-    return int(any(found["failures"] for found in results))
+    return int(any(result["failures"] for result in results))

@@ -1,4 +1,4 @@
-"""`dape retrofit`: a pretrained model with other positions and scores, trained on for a short while."""
+"""`dape retrofit`: give a pretrained model other positions and scores, and tune it briefly."""
 
 from __future__ import annotations
 
@@ -37,17 +37,16 @@ from dape.training.config import LoopSettings
 from dape.training.display import clock
 from dape.training.loop import fit
 
-DESCRIPTION = """Give a pretrained model the positions and score processor of a method, and train it on.
+DESCRIPTION = """Give a pretrained model the positions and score processor of a method, and tune it.
 
   dape retrofit MODEL --method dape1x3-kerple --corpus my_texts/ --out runs/longer
   dape retrofit MODEL --method dape1x3-kerple --corpus self --trains attention --match-steps 200 --distill 1
 
-Training is at the model's own length; the table before and after goes beyond it. An interrupted command is
-continued by the same command. OUT/model is the retrofitted model, for dape.load_retrofitted and
-`dape eval hf:OUT/model`."""
+Training is at the model's own length; the table before and after goes beyond it. The same command resumes an
+interrupted one. OUT/model is the retrofitted model, for dape.load_retrofitted and `dape eval hf:OUT/model`."""
 
 RESULTS, SAMPLES = "retrofit.json", "samples.npy"
-# Of sampled text, kept from training for the table.
+# Share of sampled text held out from training for the table.
 HELD_OUT = 0.1
 
 
@@ -59,7 +58,7 @@ class Options(LoopSettings):
     )
     corpus: str = setting(
         "self",
-        help="Text to train on, as `dape data prepare` takes it, or self: text that the model samples itself.",
+        help="Text to train on, as for `dape data prepare`, or self: text sampled from the model.",
     )
     out: str = setting("runs/retrofit", help="Where everything goes.", writes="folder", fixes_run=False)
     steps: int = setting(300, help="Optimizer steps in all.", low=1, high=10**9)
@@ -79,7 +78,9 @@ class Options(LoopSettings):
     added_rate: float = setting(
         ADDED_RATE, help="Learning-rate multiplier of the added parameters.", above=0, high=1e6
     )
-    trains: Trains = setting("all", help="What trains: everything, attention layers, or what was added.")
+    trains: Trains = setting(
+        "all", help="Trainable parameters: all, those of attention layers, or added ones."
+    )
     width: int = setting(32, help="Hidden channels of the score processor.", low=1, high=2**16)
     train_length: int | None = setting(
         None, help="Tokens of a training window; by default the model's own length.", low=2, high=2**24
@@ -87,13 +88,13 @@ class Options(LoopSettings):
     batch_size: int = setting(8, help="Windows in a step.", low=1, high=2**24)
     distill: float = setting(
         0.0,
-        help="Share of the loss that is the divergence from the base's own predictions.",
+        help="Share of distillation in the loss: the divergence from the base's predictions.",
         low=0,
         high=1,
     )
     predicted_share: float = setting(
         1.0,
-        help="Of a window's positions, the share whose next token is predicted in a step, drawn anew.",
+        help="Share of a window's positions whose next token is predicted, drawn anew in each step.",
         above=0,
         high=1,
     )
@@ -134,7 +135,7 @@ class Options(LoopSettings):
             raise SettingError("match_steps", self.match_steps, f" is more than --steps {self.steps}")
 
 
-# What tyro calls it where it says what is wrong.
+# Name of the options in tyro's error messages.
 Options.__name__ = "dape retrofit"
 
 
@@ -232,7 +233,7 @@ def text(options: Options, model: PreTrainedModel, length: int) -> tuple[np.ndar
     if options.corpus != "self":
         data = prepare(options.corpus, options.folder / "data", tokenizer=options.model, seed=options.seed)
         return data.train.ids, data.validation, "document"
-    # Beyond its own length the base writes nothing worth reading.
+    # Beyond its own length the base samples no usable text.
     length = min(length, own_length(model) or length)
     path, about = options.folder / SAMPLES, options.folder / "samples.json"
     recipe = {
@@ -268,12 +269,12 @@ def text(options: Options, model: PreTrainedModel, length: int) -> tuple[np.ndar
 def scores(
     model: nn.Module, tokens: Tokens, lengths: list[int], options: Options, context: Context, name: str
 ) -> list[dict[str, Any]]:
-    """Loss by length, of the same target tokens at every length; windows' means for paired differences."""
+    """Loss by length on the same target tokens, with the means of windows for paired differences."""
     print(f"{name}: loss at {', '.join(map(str, lengths))} tokens", file=sys.stderr)
-    found = evaluate_by_length(
+    results = evaluate_by_length(
         model, tokens, lengths, last=options.last, windows=options.windows, context=context
     )
-    return [{**_plain(score), "eval_length": score.eval_length} for score in found]
+    return [{**_plain(score), "eval_length": score.eval_length} for score in results]
 
 
 def _plain(score: LengthScore) -> dict[str, Any]:
@@ -305,7 +306,7 @@ def table(options: Options, before: list[dict[str, Any]], after: list[dict[str, 
 
 
 def save(model: PreTrainedModel, options: Options) -> None:
-    """OUT/model, with the tokenizer where the base has one."""
+    """Write OUT/model, with the tokenizer if the base has one."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model, **hub_options(options.model))
     except (OSError, ValueError):

@@ -19,23 +19,23 @@ DESCRIPTION = """A small Llama trained at a short length, retrofitted, tuned at 
 (minutes on two cores). Three models, the same target bytes at every length:
 
   base                     the Llama as trained
-  base, trained on         the same further steps without convolutions: what tuning alone brings
+  base, trained on         the same further steps without convolutions: the effect of tuning alone
   retrofitted, trained on  the same further steps with convolutions"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     out: Path = setting(
-        Path("results/retrofit"), help="Where results.json and README.md go.", writes="folder"
+        Path("results/retrofit"), help="Folder of results.json and README.md.", writes="folder"
     )
     method: str = setting("dape1x3", help="Of the convolution.")
-    steps: int = setting(500, help="Of training the base.", low=1, high=10**9)
-    tune_steps: int = setting(200, help="Of training on, with and without.", low=1, high=10**9)
+    steps: int = setting(500, help="Training steps of the base.", low=1, high=10**9)
+    tune_steps: int = setting(200, help="Further steps, with and without convolutions.", low=1, high=10**9)
     train_length: int = setting(64, help="Bytes in a training window.", low=2, high=2**20)
     batch_size: int = setting(16, help="Windows in a step.", low=1, high=2**20)
-    targets: int = setting(32, help="Scored bytes at the end of each window.", low=1, high=2**20)
-    windows: int = setting(64, help="Scored at each length.", low=2, high=10**6)
-    seed: int = setting(0, help="Of weights and batches.", low=0, high=2**62)
+    targets: int = setting(32, help="Predicted bytes at the end of each window.", low=1, high=2**20)
+    windows: int = setting(64, help="Evaluation windows at each length.", low=2, high=10**6)
+    seed: int = setting(0, help="Seed of weights and batches.", low=0, high=2**62)
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,7 +69,7 @@ def check_method(method: str) -> None:
 
 
 def readme(results: Results) -> str:
-    """The folder's README, from its results."""
+    """README of the folder, from its results."""
     from dape.lab.kinds.retrofit import table
 
     about = results["environment"]

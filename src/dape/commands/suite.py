@@ -1,4 +1,4 @@
-"""`dape suite`: a model asked about longer and longer texts, task by task."""
+"""`dape suite`: evaluate models on questions about longer and longer texts, task by task."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dape.settings import check, setting, split_numbers
 from dape.suite import PROBES, ask
 from dape.suite.probes import NOISE
 
-DESCRIPTION = """Ask models questions about texts that grow: needles, chains of variables, common words, phone books, facts in a
-book, state tracking, copying, sorting, addition. Everything is generated; the same seed gives the same questions.
+DESCRIPTION = """Ask models questions about texts of growing length: needles, chains of variables, common words, phone books, facts
+in a book, state tracking, copying, sorting, addition. Texts are generated; the same seed gives the same questions.
 
   dape suite hf:MODEL runs/a --lengths 256,512,1024 --tasks needle,phonebook --haystack book.txt
 
-An answer counts if greedy decoding would give it whole. Zero-shot: a model that was not trained on such text fails at
-every length, and its loss says more. OUT/suite.json has every score with its standard error; done ones are not
-asked again."""
+An answer is right if greedy decoding gives all of it. Zero-shot: a model that was not trained on such text fails at
+every length, and its loss is more informative. OUT/suite.json has every result with its standard error; finished ones
+are not computed again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,15 @@ class Options:
         "256,512,1024", help="Tokens of prompt and answer, by commas.", listed=int, low=8, high=2**24
     )
     tasks: str = setting("all", help=f"By commas: {', '.join(PROBES)}.")
-    examples: int = setting(32, help="Of each task at each length.", low=2, high=10**9)
+    examples: int = setting(32, help="Examples per task and length.", low=2, high=10**9)
     seed: int = setting(0, help="Of the questions.", low=0, high=2**62)
     haystack: Path | None = setting(
         None,
-        help="A text whose sentences needles and facts are hidden in; by default eight plain ones.",
+        help="Text in whose sentences needles and facts are hidden; by default eight plain sentences.",
         reads="file",
     )
     device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)
-    out: Path = setting(Path("runs/suite"), help="Where suite.json and the heat maps go.", writes="folder")
+    out: Path = setting(Path("runs/suite"), help="Folder of suite.json and the heat maps.", writes="folder")
 
     def __post_init__(self) -> None:
         check(self)
@@ -118,15 +118,17 @@ def sentences(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return NOISE
     text = " ".join(path.read_text("utf-8", errors="replace").split())
-    found = tuple(part.strip() for part in re.split(r"(?<=[.!?])\s+", text) if part.strip())
-    if not found:
+    parts = tuple(part.strip() for part in re.split(r"(?<=[.!?])\s+", text) if part.strip())
+    if not parts:
         raise ValueError(f"{path} has no sentence to hide anything in")
-    return found
+    return parts
 
 
-def _cell(records: list[dict[str, Any]], task: str, length: int) -> dict[str, Any] | None:
-    found = [r for r in records if (r["task"], r["length"]) == (task, length) and r["accuracy"] is not None]
-    return found[0] if found else None
+def _record(records: list[dict[str, Any]], task: str, length: int) -> dict[str, Any] | None:
+    matching = [
+        r for r in records if (r["task"], r["length"]) == (task, length) and r["accuracy"] is not None
+    ]
+    return matching[0] if matching else None
 
 
 def table(name: str, records: list[dict[str, Any]], tasks: list[str], lengths: list[int]) -> Table:
@@ -136,10 +138,10 @@ def table(name: str, records: list[dict[str, Any]], tasks: list[str], lengths: l
     for task in tasks:
         cells = []
         for length in lengths:
-            found = _cell(records, task, length)
+            record = _record(records, task, length)
             cells.append(
-                f"{100 * found['accuracy']:.0f} ± {100 * found['accuracy_se']:.0f}  {found['nll']:.2f}"
-                if found
+                f"{100 * record['accuracy']:.0f} ± {100 * record['accuracy_se']:.0f}  {record['nll']:.2f}"
+                if record
                 else "too short"
             )
         drawn.add_row(task, *cells)
@@ -152,7 +154,7 @@ def draw(name: str, records: list[dict[str, Any]], tasks: list[str], lengths: li
 
     figure, ((axes,),) = canvas(1.8 + 0.75 * len(lengths), 0.9 + 0.28 * len(tasks))
     values = [
-        [100 * cell["accuracy"] if (cell := _cell(records, task, n)) else float("nan") for n in lengths]
+        [100 * record["accuracy"] if (record := _record(records, task, n)) else float("nan") for n in lengths]
         for task in tasks
     ]
     axes.imshow(values, vmin=0, vmax=100, cmap="viridis", aspect="auto")

@@ -16,14 +16,14 @@ DESCRIPTION = """Train every method with every combination of some options, and 
   dape sweep --methods kerple,dape1x3-kerple --over num_layers=2,4 --over hidden_size=128,256
   dape sweep --methods rope[scaling=ntk,factor=4],rope[scaling=linear,factor=4]     variants need no sweep
 
-Options are those of `dape train`. A combination is a variant of its method, named by what it changes; everything else
-is as in `dape compare`: the same folder goes on where it was, and holds the same report."""
+Options are those of `dape train`. A combination is a variant of its method, named by its options; everything else is
+as in `dape compare`: the same command resumes, and the folder holds the same report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepLine(CommandLine):
     over: Named = ()
-    """What is varied, as NAME=VALUE,VALUE …; several are combined."""
+    """Option to vary, as NAME=VALUE,VALUE …; several are combined."""
 
 
 SweepLine.__name__ = "dape sweep"
@@ -47,13 +47,13 @@ def main(arguments: list[str]) -> int:
     console = terminal()
     over = [f"{name}={','.join(map(str, values))}" for name, values in axes.items()]
     command = f"{config.command('sweep')} --over {shlex.join(over)}"
-    found = run(config, console, blocks=blocks, command=command)
-    show(found, console)
-    return int(found.failed)
+    comparison = run(config, console, blocks=blocks, command=command)
+    show(comparison, console)
+    return int(comparison.failed)
 
 
 def axes_of(given: tuple[tuple[str, ...], ...]) -> dict[str, list[object]]:
-    """Names with their values; a name that no training has is refused when its values are checked."""
+    """Values by option name; an unknown name is rejected when its values are checked."""
     axes: dict[str, list[object]] = {}
     for text in itertools.chain.from_iterable(given):
         name, equals, values = text.partition("=")

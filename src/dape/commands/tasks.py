@@ -30,7 +30,7 @@ from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 # Characters of a line that `show` prints.
 WIDTH = 80
 
-# Names that stand for several.
+# Names of groups.
 TASK_GROUPS = {
     "che": [name for name in TASKS if issubclass(TASKS[name], ChomskyTask)],
     "paper": list(paper_table()["accuracy"]),
@@ -42,7 +42,7 @@ METHOD_GROUPS = {"paper": paper_table()["methods"]}
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Train and test methods on generated tasks; what the folder has already is not run again."""
+    """Train and test methods on generated tasks; runs with results in the folder are skipped."""
 
     names: tyro.conf.Positional[tuple[str, ...]]
     """Tasks, or che (all fifteen), paper (the fourteen of the paper's table), suite (the length suite's), recall
@@ -51,7 +51,7 @@ class RunOptions:
     """Methods (`dape methods` lists them), or paper (the eleven of the paper's table)."""
     out: Path = setting(
         Path("tasks"),
-        help="Folder for results.json, README.md, accuracy.png; unfinished runs go on from there.",
+        help="Folder for results.json, README.md, accuracy.png; unfinished runs resume.",
         writes="folder",
     )
     seed: tuple[int, ...] = setting((0,), help="Seeds; each is a run.", low=0, high=2**63 - 1)
@@ -68,7 +68,7 @@ class RunOptions:
         high=1000000000,
     )
     batch_size: int | None = setting(
-        None, help="Samples a step. Default: 128 for che, 32 for suite, else 64.", low=1, high=16777216
+        None, help="Samples per step. Default: 128 for che, 32 for suite, else 64.", low=1, high=16777216
     )
     learning_rate: float | None = setting(None, help="Default: 1e-3 for che, else 3e-3.", above=0, high=1000)
     train_lengths: str | None = None
@@ -76,7 +76,7 @@ class RunOptions:
     test_lengths: str | None = None
     """Such as 41:500, 41:500:51 (every 51st) or 12,24,48. Default: 41:500 for che."""
     samples: int | None = setting(
-        None, help="Inputs a tested length. Default: 512, 128 for suite.", low=1, high=1000000000
+        None, help="Inputs per test length. Default: 512, 128 for suite.", low=1, high=1000000000
     )
     randomized_positions: int | None = setting(
         None,
@@ -86,7 +86,7 @@ class RunOptions:
     )
     option: Named = ()
     """Options of the task, such as keys=64 pairs=8 (`dape tasks list` shows them)."""
-    jobs: int = setting(1, help="Runs at a time, in processes of their own.", low=1, high=1024)
+    jobs: int = setting(1, help="Concurrent runs, each in its own process.", low=1, high=1024)
     launcher: LauncherName = "local"
     """slurm submits every run as a job of the cluster (through submitit)."""
 
@@ -130,7 +130,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Print the results of a folder beside the paper's, and write its README.md and accuracy.png anew."""
+    """Print the results of a folder next to the paper's, and rewrite its README.md and accuracy.png."""
 
     folder: tyro.conf.Positional[Path] = Path("tasks")
     """The folder with the results.json of `dape tasks run`."""
@@ -164,7 +164,7 @@ def list_tasks(arguments: list[str]) -> int:
         for name, kind in TASKS.items():
             if kind.level == level:
                 task = build_task(name)
-                constant = f"a constant answer scores {100 * task.constant_accuracy:.0f} %"
+                constant = f"accuracy of a constant answer {100 * task.constant_accuracy:.0f} %"
                 print(f"  {name}: {task.vocab_size} tokens, {task.num_labels} labels, {constant}")
                 options = " ".join(f"{key}={value}" for key, value in task.options().items())
                 summary = (kind.__doc__ or "").strip().splitlines()[0]
@@ -178,17 +178,17 @@ def list_tasks(arguments: list[str]) -> int:
 
 @dataclass(frozen=True)
 class ListOptions:
-    """List every task with its sizes, what always giving one answer scores, and its options."""
+    """List every task with its sizes, the accuracy of a constant answer, and its options."""
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Print an example of a task: its tokens with what is asked below them, and the same as text for any model."""
+    """Print an example of a task: its tokens with the labels below them, and the same as text for any model."""
 
     name: tyro.conf.Positional[str]
-    """A task, as `dape tasks list` names them."""
+    """Name of a task, see `dape tasks list`."""
     length: int | None = setting(
-        None, help="Of the input. Default: a short one of those trained at.", low=1, high=2**20
+        None, help="Length of the input. Default: a short training length.", low=1, high=2**20
     )
     seed: int = setting(0, help="Another seed is another example.", low=0, high=2**62)
     option: Named = ()
@@ -221,7 +221,7 @@ def show_example(arguments: list[str]) -> int:
 
 
 def folded(columns: list[int], width: int) -> list[tuple[int, int]]:
-    """First and last + 1 of the columns that stand in each line of so many characters, a space between."""
+    """Range (first, last + 1) of the columns in each line of `width` characters, with spaces between."""
     lines, first, used = [], 0, 0
     for index, size in enumerate(columns):
         if used + size > width and index > first:
@@ -240,7 +240,7 @@ def run_tasks(arguments: list[str]) -> int:
         *(before.get("commands", []) if before else []),
         shlex.join(["dape", "tasks", "run", *arguments]),
     ]
-    where = before["environment"] if before else environment(options.jobs)
+    machine = before["environment"] if before else environment(options.jobs)
     about = {"commands": list(dict.fromkeys(commands)), "command": commands[-1], "settings": {}}
     local = options.launcher == "local"
     workspace = Workspace(out, jobs=options.jobs, in_process=local and options.jobs == 1)
@@ -248,7 +248,7 @@ def run_tasks(arguments: list[str]) -> int:
     launcher = None if local else make_launcher(options.launcher, out)
     with display(console, at_once=options.jobs, summary=summary_of) as announce:
         (results,) = execute(
-            [experiment], workspace, announce, launcher=launcher, about={**about, "environment": where}
+            [experiment], workspace, announce, launcher=launcher, about={**about, "environment": machine}
         )
     if not results["failures"]:
         shutil.rmtree(out / "unfinished", ignore_errors=True)
@@ -264,7 +264,7 @@ def show_table(arguments: list[str]) -> int:
 
 
 def show(results: Results, folder: Path, console: Console) -> int:
-    """Write the folder's pages and print the tables; 1 if a run failed."""
+    """Write the folder's README and figure, and print the tables; 1 if a run failed."""
     for table in write_folder(results, folder) if results["runs"] else []:
         console.print(table.rich())
         console.print()
@@ -281,7 +281,7 @@ def expand(names: tuple[str, ...], known: dict[str, list[str]]) -> list[str]:
 
 
 def parse_lengths(text: str | None) -> tuple[int, ...] | None:
-    """1:40 (both ends included), 41:500:51, or 12,24,48."""
+    """Parse lengths: 1:40 (both ends included), 41:500:51, or 12,24,48."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`dape train`: a model on a text, by a recipe, a file or options."""
+"""`dape train`: train a model on a text, by a recipe, a file or options."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ DESCRIPTION = """Train a language model with any method, on your own text.
   dape train --preset 125m --config mine.toml  the paper's recipe, with changes
   torchrun --nproc-per-node 8 -m dape train --distributed fsdp --preset 350m
 
-The defaults below are the preset's recipe (add --preset to see another's). An interrupted run is continued by
-the same command. The folder then holds run.json, metrics.jsonl and model/; once trained, it is one that
-AutoModelForCausalLM.from_pretrained reads after `import dape.models`."""
+The defaults below are the preset's recipe (add --preset to see another's). The same command resumes an interrupted
+run. The folder then holds run.json, metrics.jsonl and model/; once trained, it can be loaded by
+AutoModelForCausalLM.from_pretrained after `import dape.models`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine(ModelOptions, TrainConfig):
     config: Path | None = setting(
         None,
-        help="A TOML, YAML or JSON file of these options (underscores for dashes); what is given here wins.",
+        help="A TOML, YAML or JSON file of these options (underscores for dashes); the command line takes precedence.",
         reads="file",
     )
 
 
-# What tyro calls it where it says what is wrong.
+# Name of the options in tyro's error messages.
 CommandLine.__name__ = "dape train"
 
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def parse(arguments: list[str]) -> TrainConfig:
-    """The configuration: the preset's recipe, changed by the file, changed by the options."""
+    """Parse the configuration: the preset's recipe, overridden by the file, overridden by the command line."""
     changes = training_defaults(arguments)
     default = recipe(changes["preset"], **changes)
     parsed: CommandLine = parse_options(
