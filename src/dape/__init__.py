@@ -2,7 +2,7 @@
 
 Shapes everywhere: B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width, W convolution
 width, k kernel size. Words: *scores* before the softmax, *weights* after, *bias* additive from positions,
-*positions* integer positions passed as data, *visible* who sees whom.
+*positions* integer positions passed as data, *visible* the mask.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 
-# What needs more than torch is imported when it is first named: name → module.
+# Imported on first access, because they need more than torch: name → module.
 LATER = {
     "compare": "dape.lab.compare",
     "load_comparison": "dape.lab.compare",

@@ -1,4 +1,4 @@
-"""Checksums of files that belong together: written beside them, checked before they are believed.
+"""Checksums of the files of a folder, verified before the files are read.
 
 checksums.json  {"format": 1, "files": {name: {"sha256": …, "bytes": …}}}
 """
@@ -19,21 +19,21 @@ CHECKSUMS = "checksums.json"
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file, read in pieces."""
+    """SHA-256 of a file, read in blocks."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
+        while block := file.read(1 << 22):
+            digest.update(block)
     return digest.hexdigest()
 
 
 def content_digest(content: dict[str, Any]) -> str:
-    """SHA-256 of a JSON object, however it is laid out."""
+    """SHA-256 of a JSON object, independent of its formatting."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_checksums(folder: str | os.PathLike[str]) -> None:
-    """Give every file of the folder, itself excepted, a checksum, and the usual mode of a new file."""
+    """Write the checksums of all other files of the folder, and give them the usual mode of a new file."""
     folder, entries = Path(folder), {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != CHECKSUMS and not path.name.startswith("."):
@@ -43,7 +43,7 @@ def write_checksums(folder: str | os.PathLike[str]) -> None:
 
 
 def renew_checksum(folder: str | os.PathLike[str], name: str) -> None:
-    """Note that one file of the folder was changed on purpose; the others keep the checksums that they had."""
+    """Update the checksum of one file that was changed on purpose; the others keep theirs."""
     folder = Path(folder)
     if not (folder / CHECKSUMS).exists():
         return
@@ -53,7 +53,7 @@ def renew_checksum(folder: str | os.PathLike[str], name: str) -> None:
 
 
 def names_with_checksums(folder: str | os.PathLike[str]) -> set[str]:
-    """The files directly in the folder that its checksums are of; none where there are no checksums to read."""
+    """Files directly in the folder that have checksums; none if there are no readable checksums."""
     try:
         names = read_json(Path(folder) / CHECKSUMS)["files"]
         return {name for name in names if Path(name).name == name}

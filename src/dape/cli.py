@@ -1,4 +1,4 @@
-"""The command `dape`: one table of subcommands, each a function that is imported only when called."""
+"""The command `dape`: a table of subcommands, each a function imported only when called."""
 
 from __future__ import annotations
 
@@ -25,46 +25,42 @@ class Command(NamedTuple):
     summary: str
 
 
-# A subcommand is a function `main(arguments) -> exit code`; `extra` names what brings its modules.
+# A subcommand is a function `main(arguments) -> exit code`; `extra` is the extra that installs its dependencies.
 COMMANDS = {
     "methods": Command("dape.commands.methods:main", "", "list every method with a line of explanation"),
-    "data": Command("dape.commands.data:main", "lab", "pack a corpus into tokens, and show what is in them"),
+    "data": Command("dape.commands.data:main", "lab", "pack a corpus into tokens, show packed tokens"),
     "train": Command("dape.commands.train:main", "lab", "train a language model with any method on any text"),
-    "generate": Command("dape.commands.generate:main", "lab", "text from a trained run, as it is written"),
+    "generate": Command("dape.commands.generate:main", "lab", "generate text with a trained run"),
     "eval": Command("dape.commands.evaluate:main", "lab", "perplexity by length, with standard errors"),
     "compare": Command(
         "dape.commands.compare:main", "lab", "train methods alike, evaluate by length, report"
     ),
     "sweep": Command("dape.commands.sweep:main", "lab", "a comparison over a grid of any options"),
     "merge": Command("dape.commands.merge:main", "lab", "several comparisons in one report"),
-    "demo": Command(
-        "dape.commands.demo:main", "lab", "see the idea work in seconds, then a comparison in minutes"
-    ),
+    "demo": Command("dape.commands.demo:main", "lab", "the idea in seconds, then a comparison in minutes"),
     "bench": Command(
         "dape.benchmarks:main", "lab", "time attention backends, decoding and models, as ratios"
     ),
-    "inspect": Command("dape.commands.inspect:main", "lab", "look inside the attention of trained runs"),
+    "inspect": Command("dape.commands.inspect:main", "lab", "attention maps of trained runs"),
     "tasks": Command("dape.commands.tasks:main", "lab", "generated tasks: list, show, run, table"),
     "suite": Command("dape.commands.suite:main", "lab", "questions about longer and longer texts, by task"),
     "reproduce": Command("dape.commands.reproduce:main", "lab", "run a paper's tables, and judge its claims"),
     "check": Command("dape.commands.check:main", "lab", "test an encoding or processor of your own"),
-    "migrate": Command("dape.commands.migrate:main", "lab", "bring results of earlier versions up to date"),
+    "migrate": Command("dape.commands.migrate:main", "lab", "convert results of earlier versions"),
     "lm-eval": Command(
-        "dape.commands.lm_eval:main", "lm-eval", "score a model on tasks of the lm-evaluation-harness"
+        "dape.commands.lm_eval:main", "lm-eval", "evaluate a model on tasks of the lm-evaluation-harness"
     ),
     "retrofit": Command(
         "dape.commands.retrofit:main",
         "lab",
-        "change a pretrained model's positions and scores, train on",
+        "change a pretrained model's positions and scores, tune it",
     ),
     "retrofit-demo": Command(
         "dape.commands.retrofit_demo:main",
         "lab",
         "a small Llama before and after retrofitting, in one table",
     ),
-    "doctor": Command(
-        "dape.commands.doctor:main", "", "what this machine can run, and what to do about the rest"
-    ),
+    "doctor": Command("dape.commands.doctor:main", "", "report what this machine can run, with advice"),
 }
 
 
@@ -81,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever reads, such as `head`, has enough: say nothing, here and in the flush at exit.
+        # The reader of a pipe, such as `head`, has closed it: exit silently, also in the flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
@@ -129,7 +125,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        # The one place where errors end: nothing below needs to know how they are shown.
+        # The only handler that prints errors.
         if debug:
             raise
         more = "" if expected(error) else " (a fault of dape: --debug shows where)"
@@ -140,8 +136,8 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 @contextlib.contextmanager
 def narrow_output() -> Iterator[None]:
-    """Wrap what is printed inside to the width of the terminal: tyro does not wrap descriptions."""
-    # tyro asks for the encoding and for a terminal before it draws boxes and colours.
+    """Wrap output printed in the block to the width of the terminal: tyro does not wrap descriptions."""
+    # tyro checks the encoding and for a terminal before it draws boxes and colours.
     printed = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)
     printed.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # of this one object
     try:
@@ -155,11 +151,11 @@ def narrow_output() -> Iterator[None]:
 
 
 def without_none(text: str) -> str:
-    """Help in which an option that may be absent reads as any other: tyro writes {None}|STR and (default: None)."""
-    changed = re.sub(r"\{None\}\|([^\s\x1b│]+)", lambda found: found[1] + " " * len("{None}|"), text)
+    """Help text without None: tyro writes {None}|STR and (default: None) for optional options."""
+    changed = re.sub(r"\{None\}\|([^\s\x1b│]+)", lambda match: match[1] + " " * len("{None}|"), text)
     # A default may be broken over two lines of a box.
     changed = re.sub(
-        r"\(default:(?: |\s*│?\n│?\s*)None\)", lambda found: re.sub(r"[^\s│]", " ", found[0]), changed
+        r"\(default:(?: |\s*│?\n│?\s*)None\)", lambda match: re.sub(r"[^\s│]", " ", match[0]), changed
     )
     blank = re.compile(r"[\s│]*")
     pairs = zip(text.splitlines(), changed.splitlines(), strict=True)
@@ -167,8 +163,8 @@ def without_none(text: str) -> str:
 
 
 def narrow(line: str, columns: int) -> str:
-    """A line in several of at most so many columns, the later ones below its last column of text."""
-    # Lines with colours are those that tyro has broken itself.
+    """Wrap a line to at most `columns` columns; continuation lines are aligned with its last column of text."""
+    # Lines with colours were already wrapped by tyro.
     if len(line) <= columns or "\x1b" in line:
         return line
     margin = re.match(r"\s*(?:\S.*\s{2,}(?=\S))?", line)

@@ -1,7 +1,7 @@
-"""The properties that make a method exact, each a function that raises where a method lacks it.
+"""Conformance properties of methods, each a function that raises if a method violates it.
 
-They are stated of one attention layer with its encoding, in float64, for any method: those of the package and those that
-users register. The tests run every property over every pair of encoding and processor.
+Each is checked on one attention layer with its encoding, in float64, for any method of the package or of users. The
+tests run every property over every pair of encoding and processor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Property = Callable[[Method, bool], None]
 
 @dataclass
 class Cache:
-    """Keys and values of earlier calls, in the order they came."""
+    """Key-value cache of earlier calls, in order."""
 
     parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class Cache:
 
 
 class Layer(nn.Module):
-    """One attention layer with its encoding, from embeddings to output, with parameters that hide no mistake."""
+    """One attention layer with its encoding, from embeddings to output, with parameters that do not hide mistakes."""
 
     def __init__(
         self, method: Method, dtype: torch.dtype = torch.float64, backend: str = "auto", seed: int = 0
@@ -72,7 +72,7 @@ def tokens(batch: int = 1, count: int = TOKENS, dtype: torch.dtype = torch.float
 
 
 def in_chunks(layer: Layer, x: Tensor, tokens_at: Tensor, sizes: list[int], *, consecutive: bool) -> Tensor:
-    """The output of a causal layer that is fed `sizes` tokens at a time."""
+    """Output of a causal layer on successive chunks of `sizes` tokens."""
     cache, outputs, seen = Cache(), [], 0
     for size in sizes:
         rows = slice(seen, seen + size)
@@ -143,14 +143,14 @@ def packed_documents_equal_each_alone(method: Method, causal: bool) -> None:
 
 
 def positions_are_data(method: Method, causal: bool) -> None:
-    """Told explicitly, consecutive positions give what the promise of them gives."""
+    """Explicit consecutive positions give the same output as `consecutive=True`."""
     layer, x = Layer(method), tokens(2)
     positions = Positions.of(TOKENS, causal=causal)
     same(layer(x, replace(positions, consecutive=False)), layer(x, positions))
 
 
 def positions_may_differ_by_batch_entry(method: Method, causal: bool) -> None:
-    """With randomized positions each entry gives what it gives alone, decoded or not."""
+    """With randomized positions each batch entry gives the same output as alone, decoded or not."""
     layer, x = Layer(method), tokens(2)
     positions = randomized_positions(TOKENS, 500, batch=2, generator=torch.Generator().manual_seed(1))
     together = layer(x, Positions(positions, positions, causal))
@@ -202,7 +202,7 @@ def the_weights_shown_are_the_weights_used(method: Method, causal: bool) -> None
     same(layer.attention.out(mixed.transpose(1, 2).flatten(2)), layer(x, positions))
 
 
-# Of causal attention alone, and of both directions where the encoding has them.
+# Properties of causal attention alone, and of both directions if the encoding supports them.
 CAUSAL: dict[str, Property] = {
     function.__name__: function
     for function in (
@@ -229,18 +229,18 @@ BOTH: dict[str, Property] = {
 
 def properties(method: Method) -> list[tuple[str, Property, bool]]:
     """Properties of a method: name, test, and whether attention is causal."""
-    found = [(name, check, True) for name, check in (CAUSAL | BOTH).items()]
+    checks = [(name, check, True) for name, check in (CAUSAL | BOTH).items()]
     if POSITIONS[method.position].direction == "both":
-        found += [(f"{name}_in_both_directions", check, False) for name, check in BOTH.items()]
-    return found
+        checks += [(f"{name}_in_both_directions", check, False) for name, check in BOTH.items()]
+    return checks
 
 
 def failures(method: Method) -> dict[str, str]:
-    """The properties that a method lacks, each with what was seen."""
-    found = {}
+    """The properties that a method violates, each with its error."""
+    errors = {}
     for name, check, causal in properties(method):
         try:
             check(method, causal)
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            errors[name] = f"{type(error).__name__}: {error}"
+    return errors

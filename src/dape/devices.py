@@ -1,4 +1,4 @@
-"""Devices by name, what the system says of the processor, and whether what is asked for fits a device's memory."""
+"""Devices by name, CPU features, and memory checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def device_name(name: str) -> None:
-    """Refuse what names no device; whether the device is there is found out when it is used."""
+    """Raise if the name is not that of a device; its existence is checked on use."""
     if name == "auto":
         return
     try:
@@ -22,7 +22,7 @@ def device_name(name: str) -> None:
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of that name, tried; "auto" is the accelerator this process should take, or the CPU."""
+    """The device of that name, after a test; "auto" is this process's accelerator, or the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device_name(name)
@@ -42,7 +42,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be had, or None where nobody says."""
+    """Free memory of a device in bytes, or None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -56,7 +56,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def check_fits(needed: int, what: str, *, advice: str, device: torch.device | None = None) -> None:
-    """Raise if that many bytes, a lower bound of what is needed, are not free."""
+    """Raise if `needed` bytes, a lower bound, are not free."""
     free = free_memory(device or torch.device("cpu"))
     if free is not None and needed > free:
         raise ValueError(
@@ -68,9 +68,9 @@ def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB"
 
 
-# Some processors advertise matrix units that end the process; oneDNN then has to be told to leave them alone.
+# Some CPUs advertise matrix units that crash the process; this setting makes oneDNN avoid them.
 BF16_WORKAROUND = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
-# Sizes at which vendor libraries take their matrix units, which is where unusable ones end the process.
+# Sizes at which vendor libraries use matrix units, where unusable ones crash the process.
 PROBE = """
 import torch
 with torch.autocast("cpu", dtype=getattr(torch, "{dtype}")):
@@ -81,7 +81,7 @@ with torch.autocast("cpu", dtype=getattr(torch, "{dtype}")):
 
 @functools.cache
 def cpu_multiplies(dtype: torch.dtype, *settings: str) -> bool:
-    """Whether a matrix product in this dtype works on the CPU, tried in a subprocess, which it may kill.
+    """Whether a matrix product in this dtype works on the CPU; tried in a subprocess, which may crash.
 
     settings: environment variables of that process, NAME=VALUE.
     """
@@ -94,7 +94,7 @@ def cpu_multiplies(dtype: torch.dtype, *settings: str) -> bool:
 
 
 def cpu_field(*names: str) -> str:
-    """The value of the first line of /proc/cpuinfo that begins with one of the names, or nothing."""
+    """Value of the first line of /proc/cpuinfo that begins with one of the names, or "" if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

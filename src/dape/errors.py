@@ -1,4 +1,4 @@
-"""Errors as one sentence: what the command line prints, and what a worker leaves for whoever started it."""
+"""Errors as one sentence, printed by the command line and reported by workers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import errno
 import re
 
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota of the disk is used up"}
-# How torch says that an allocation failed, on the CPU and on a GPU.
+# torch's messages of failed allocations, on the CPU and on a GPU.
 ALLOCATION = re.compile(r"tried to allocate ([\d.,]+\s*\w+)|allocate ([\d.]+ \w+)", re.IGNORECASE)
 
 
 def install(extra: str) -> str:
-    """How to get an extra of this package, which is on no index yet."""
+    """Command that installs an extra of this package, which is not on an index yet."""
     return f'pip install ".[{extra}]" in a clone of dape'
 
 
 def sentence(error: BaseException) -> str:
-    """The error in one line, with the path or the size in it; unexpected ones with their kind."""
+    """The error in one line, with the path or the size in it; unexpected ones with their type."""
     text = " ".join(str(error).split())
     if out_of_memory(error):
         size = ALLOCATION.search(text)
@@ -36,7 +36,7 @@ def sentence(error: BaseException) -> str:
 
 
 def expected(error: BaseException) -> bool:
-    """Whether the user or the machine can mend it; anything else is a fault of the program."""
+    """Whether the error is due to the user or the machine; any other is a bug."""
     return isinstance(error, ValueError | TypeError | OSError | MemoryError) or out_of_memory(error)
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, written under a temporary name and then renamed; and names to tell folders by."""
+"""Atomic writes by temporary file and rename, JSON files, locks, and distinct names for paths."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# Files and folders on their way begin like this, then say whose they are, so that what a kill leaves can be swept.
+# Prefix of temporary files and folders, followed by their owner, so that leftovers of a kill can be removed.
 WRITING = ".writing-"
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:
-    """Remove what writers into this folder left that do not live any more; `replacing` does so before it writes."""
+    """Remove temporary files of dead processes from the folder; `replacing` calls it before it writes."""
     for path in Path(folder).glob(f"{WRITING}*"):
         process, _, machine = path.name.removeprefix(WRITING).split("-")[0].partition("@")
-        # A process of another machine, or of another container, cannot be asked whether it lives.
+        # Whether a process of another machine or container is alive cannot be checked.
         if not process.isdecimal() or machine != _machine() or _lives(int(process)):
             continue
         if path.is_dir():
@@ -46,7 +46,7 @@ def _lives(process: int) -> bool:
 
 @functools.cache
 def _machine() -> str:
-    """What tells apart where process ids count: the machine's name and, on Linux, the container."""
+    """Identifier of the process id namespace: the machine's name and, on Linux, the container."""
     try:
         container = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -55,26 +55,26 @@ def _machine() -> str:
 
 
 def _begin(folder: str | os.PathLike[str]) -> str:
-    """How names of temporary files there begin, after a sweep."""
+    """Prefix of temporary files in the folder, after a sweep."""
     os.makedirs(folder, exist_ok=True)
     sweep(folder)
     return f"{WRITING}{os.getpid()}@{_machine()}-"
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Replace the file by `content` (text as UTF-8): a reader, or a crash, sees the old file or the new one."""
+    """Replace the file by `content` (text as UTF-8) atomically: readers see the old file or the new one."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 class DamagedFile(ValueError, KeyError):
-    """A file of ours lacks an entry. A KeyError for readers that can do without it, a sentence for everybody else."""
+    """A file of ours lacks an entry. Also a KeyError, for readers to which the entry is optional."""
 
     __str__ = ValueError.__str__
 
 
 class Entries(dict[str, Any]):
-    """An object in a JSON file of ours: to ask for an entry that is not there raises a sentence with the path."""
+    """An object in a JSON file of ours; a missing entry raises an error with the path."""
 
     def __init__(self, entries: Iterable[tuple[str, Any]] = (), path: Path | None = None) -> None:
         super().__init__(entries)
@@ -88,7 +88,7 @@ class Entries(dict[str, Any]):
 
 
 def read_json(path: str | os.PathLike[str], kind: type = dict) -> Any:
-    """The JSON in a file of ours; anything else in it, or an entry missing later, is a ValueError that names the file."""
+    """Read a JSON file of ours; invalid content, or a missing entry later, is a ValueError with the path."""
     path = Path(path)
     try:
         content = _parsed(path, path.read_text("utf-8"))
@@ -100,7 +100,7 @@ def read_json(path: str | os.PathLike[str], kind: type = dict) -> Any:
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> Iterator[Entries]:
-    """The objects in a file of ours that has one a line; anything else is a ValueError that names file and line."""
+    """Read a file of ours with one JSON object per line; invalid content is a ValueError with path and line."""
     path = Path(path)
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -127,14 +127,14 @@ def _parsed(path: Path, text: str) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path`, for writers that take a name; it becomes `path` if the block succeeds.
+    """A temporary path next to `path`, for writers that take a name; it becomes `path` if the block succeeds.
 
-    A link is followed and stays one. What is no regular file, such as a device or a pipe, is never replaced: the
-    content is written into it when the block has succeeded.
+    A link is followed and stays one. A special file, such as a device or a pipe, is never replaced: the content is
+    written into it after the block.
     """
     path = Path(path)
     target = _regular_target(path)
-    # The suffix stays, because writers of pictures and archives choose the format by it.
+    # The suffix is kept, because writers of images and archives select the format by it.
     folder = tempfile.gettempdir() if target is None else target.parent
     prefix = f"{_begin(folder)}{path.stem[:120]}."
     handle, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=path.suffix)
@@ -158,10 +158,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str | os.PathLike[str], *, last: str) -> Iterator[Path]:
-    """An empty folder beside `path`, for writers of several files; it becomes `path` if the block succeeds.
+    """An empty folder next to `path`, for writers of several files; it becomes `path` if the block succeeds.
 
-    A folder that is there keeps its other files, and gets the new ones by renames: each is whole at every moment.
-    last: the file that comes after all others, such as checksums, which then tell a folder that is half new.
+    An existing folder keeps its other files, and each new file is moved into it atomically.
+    last: the file that is moved after all others, such as checksums, which then reveal a partly updated folder.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
@@ -190,7 +190,7 @@ def replacing_folder(path: str | os.PathLike[str], *, last: str) -> Iterator[Pat
 
 
 def _name(error: BaseException, path: Path) -> None:
-    """An error of a write says no name, and one of our temporary file says one that nobody knows."""
+    """Put `path` into an error of a write, which has no name or that of our temporary file."""
     if isinstance(error, OSError) and error.errno is not None:
         known = str(error.filename or "")
         if not known or Path(known).name.startswith(WRITING):
@@ -198,9 +198,9 @@ def _name(error: BaseException, path: Path) -> None:
 
 
 def _regular_target(path: Path) -> Path | None:
-    """The file to replace, links followed; None for a device, a pipe or an open file's name under /dev or /proc."""
+    """The file to replace, with links followed; None for a device, a pipe or an open file under /dev or /proc."""
     for _ in range(40):
-        # /dev/stdout leads to a file that is open already: a file of the same name would not be that one.
+        # /dev/stdout leads to an open file: a new file of the same name would not be that one.
         if os.path.realpath(path.parent).split(os.sep)[1:2] in (["dev"], ["proc"]):
             return None
         if not path.is_symlink():
@@ -218,7 +218,7 @@ def _copy_into(source: Path, device: Path) -> None:
 
 
 def _adopt(temporary: Path, path: Path) -> None:
-    """Give the new file the mode and owner of the one that it replaces, or the mode of any new file."""
+    """Give the new file the mode and owner of the one that it replaces, or the default mode."""
     if not path.exists():
         os.chmod(temporary, 0o666 & ~_umask())
         return
@@ -229,17 +229,17 @@ def _adopt(temporary: Path, path: Path) -> None:
 
 
 def check_output(path: str | os.PathLike[str], *, folder: bool = False) -> None:
-    """Raise an OSError that says why the file or folder could not be written; nothing stays behind."""
+    """Raise an OSError with the reason if the file or folder could not be written; leaves no files behind."""
     path = Path(path)
     try:
         if folder:
             if path.exists() and not path.is_dir():
                 raise NotADirectoryError(f"{path} is a file, expected a folder")
-            place = path
-            while not place.exists():
-                _check_name(place)
-                place = place.parent
-            _try_writing(place)
+            existing = path
+            while not existing.exists():
+                _check_name(existing)
+                existing = existing.parent
+            _try_writing(existing)
             return
         target = _regular_target(path)
         if target is None:
@@ -260,19 +260,19 @@ def _check_name(path: Path) -> None:
 
 
 def _try_writing(folder: Path) -> None:
-    # Permissions do not say it all: the file system may be read-only, full, or not one for files.
+    # Permissions are not sufficient: the file system may be read-only, full, or a special one.
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Have the file's bytes on the disk before going on."""
+    """Flush the file to the disk."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:
-    """Have the folder's entries on the disk, where the system lets a folder be opened."""
+    """Flush the folder's entries to the disk, if the system lets a folder be opened."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -283,7 +283,7 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a lock file, waiting for whoever holds it; the system frees it when a process dies."""
+    """Hold a lock file, waiting for its current holder; the system releases it when a process dies."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system: one process at a time is then up to the user
@@ -292,7 +292,7 @@ def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
     while True:
         with open(path, "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever held it before has removed the file: a lock on it keeps nobody out.
+            # The previous holder has removed the file: a lock on it excludes nobody.
             if not _is_still(file.fileno(), path):
                 continue
             try:
@@ -310,7 +310,7 @@ def _is_still(handle: int, path: str | os.PathLike[str]) -> bool:
 
 
 def usual_mode(path: str | os.PathLike[str]) -> None:
-    """Give a file the mode that any new file has; some libraries leave it to its owner alone."""
+    """Give a file the default mode of new files; some libraries restrict it to the owner."""
     with contextlib.suppress(PermissionError):
         os.chmod(path, 0o666 & ~_umask())
 
@@ -322,7 +322,7 @@ def _umask() -> int:
 
 
 def distinct_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """A name for each path, fit for a file: as many of its last parts, joined by "-", as tell all of them apart."""
+    """File names for paths: as many of their last parts, joined by "-", as make them distinct."""
     parts = [[part for part in Path(path).parts if part != os.sep] or [str(path)] for path in paths]
     names: list[str] = []
     for count in range(1, max(map(len, parts), default=0) + 1):
@@ -333,7 +333,7 @@ def distinct_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """The value with None for numbers that JSON cannot hold, lists for tuples, texts for keys."""
+    """The value as JSON data: None for non-finite numbers, lists for tuples, strings for dictionary keys."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

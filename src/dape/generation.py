@@ -1,4 +1,4 @@
-"""Text from a model as it is written: a streamer for our tokenizers, and sampling through transformers."""
+"""Text generation: a streamer for our tokenizers, and sampling through transformers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from dape.data import Tokenizer
 
-# What decoders write for bytes that are not, or not yet, a character.
+# Replacement character for bytes that are not, or not yet, a character.
 UNFINISHED = "\ufffd"
 
 
 class TextStreamer(BaseStreamer):
-    """Hands on text token by token, characters always whole.
+    """Streams text token by token, in whole characters.
 
-    A token is decoded together with those of the piece before it, because decoders treat the first token of
-    a text differently, and held back while its last character is unfinished.
+    A token is decoded together with those before it, because decoders treat the first token of a text differently,
+    and held back while its last character is incomplete.
     """
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object]) -> None:
@@ -62,9 +62,9 @@ def generate_text(
     seed: int | None = None,
     write: Callable[[str], object] | None = None,
 ) -> str:
-    """The continuation of a prompt, `tokens` tokens long; `write` gets it piece by piece.
+    """Generate `tokens` tokens after a prompt; `write` is called with the text as it is generated.
 
-    temperature: 0 takes the likeliest token each time. seed: None draws anew at every call.
+    temperature: 0 for greedy decoding. seed: None for a different sample at every call.
     """
     ids = tokenizer.encode(prompt)
     if not ids:
@@ -87,7 +87,7 @@ def generate_text(
         produced = model.generate(  # type: ignore[operator]  # of transformers, untyped
             inputs,
             attention_mask=torch.ones_like(inputs),
-            # Special tokens are named for others' tools; no text that we trained on has one to end with.
+            # Special tokens are set for other tools; our training texts do not end with one.
             min_new_tokens=tokens,
             max_new_tokens=tokens,
             use_cache=model.config.use_cache,

@@ -1,6 +1,6 @@
 """Our models in EleutherAI's lm-evaluation-harness: `--model dape`. Needs `dape[lm-eval]`.
 
-`python -m dape.harness …` is the harness's own command line with our model known to it. Importing this module
+`python -m dape.harness …` is the harness's own command line with our model registered. Importing this module
 registers nothing; `register()` does, for this process.
 """
 
@@ -24,8 +24,8 @@ class DapeLM(HFLM):
     """A trained run, an exported folder or a retrofitted model; other arguments are those of `--model hf`.
 
     pretrained: a run's folder, its `model` folder, or an adapter's folder.
-    tokenizer:  "bytes", a folder, or by default the one beside the weights.
-    max_length: of the context; a model without learned positions has no limit of its own, 2048 by default.
+    tokenizer:  "bytes", or a folder; by default the model's own.
+    max_length: length of the context, 2048 by default; a model without learned positions has no limit of its own.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DapeLM(HFLM):
                 f"the tokenizer has {len(tokenizer)} tokens, the model knows {model.config.vocab_size}: "
                 f"pass the tokenizer that it was trained with"
             )
-        # The harness asks for a GPU unless told otherwise, and takes the CPU where there is none; so do we.
+        # As the harness: a GPU by default, or the CPU if there is none.
         device = device if device and (torch.cuda.is_available() or "cuda" not in device) else "cpu"
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without a name of a device
         super().__init__(
@@ -66,7 +66,7 @@ def model_folder(run: str | Path) -> Path:
 
 
 def _is_model(folder: Path) -> bool:
-    # A run has a config.json of its own; a model's lies beside weights.
+    # A run has a config.json of its own; a model's is next to weights.
     return (folder / "config.json").exists() and any(folder.glob("model*.safetensors*"))
 
 
@@ -75,7 +75,7 @@ def load_model(run: str | Path, *, dtype: str = "auto") -> PreTrainedModel:
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder, or token = byte for "bytes"."""
+    """Load the tokenizer in a folder, or the byte tokenizer for "bytes"."""
     if source == "bytes":
         from dape.models.byte_tokenizer import byte_tokenizer
 
@@ -92,7 +92,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 
 
 def register() -> None:
-    """The harness knows our model as "dape", in this process."""
+    """Register our model as "dape" with the harness, in this process."""
     if "dape" not in model_registry:
         model_registry.register("dape", target="dape.harness:DapeLM")
 

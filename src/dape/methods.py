@@ -1,4 +1,4 @@
-"""Method names as the paper writes them: a score processor and a position encoding, parsed in one place.
+"""Parsing of method names as in the paper: a score processor and a position encoding.
 
 kerple                          plain scores
 dape-kerple                     score convolution with kernel 1 (DAPE)
@@ -7,7 +7,7 @@ dape3x3-kerple                  the same over 3 queries × 3 keys, a query's own
 talking-alibi, mta-rope         any other processor, by its name in SCORES
 rope[scaling=linear,factor=8]   options, of the encoding or the processor, whichever has them
 kerple[normaliser=ssmax]        a normaliser other than the softmax, with any processor
-rope/rope/rope/nope             one method a layer, cycled over the layers
+rope/rope/rope/nope             one method per layer, cycled over the layers
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dape.positions import POSITIONS, PositionEncoding, build_position
 from dape.rebuilding import constructor_parameters as _parameters
 from dape.scores import SCORES, Normalised, ScoreProcessor
 
-# What a method decides for the constructor of its processor.
+# Constructor arguments of a processor that the method decides.
 OWN = ("num_heads", "kernel_size", "query_kernel_size")
 # Separates the methods of different layers in one name.
 LAYERS = "/"
@@ -30,7 +30,7 @@ LAYERS = "/"
 
 @dataclass(frozen=True)
 class Method:
-    """A pair: `position` names an encoding, `processor` a score processor.
+    """A pair of a position encoding and a score processor, by their names.
 
     kernel:  (queries, keys) of the processor, None for one that has no kernel.
     options: (name, value) of either constructor, and "normaliser".
@@ -56,12 +56,12 @@ class Method:
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores are left as they are."""
+        """Whether scores are not processed."""
         return self.processor == "plain"
 
     @property
     def summary(self) -> str:
-        """A line of explanation."""
+        """One-line description."""
         encoding = POSITIONS[self.position].summary
         if self.is_plain:
             return encoding
@@ -71,7 +71,7 @@ class Method:
     def build_position(
         self, *, num_heads: int, head_width: int, hidden_size: int, **options: Any
     ) -> PositionEncoding:
-        """The position encoding; options are its own, beside those in the name."""
+        """Build the position encoding; `options` are in addition to those in the name."""
         own = {name: value for name, value in self.options if self._is_position_option(name)}
         return build_position(
             self.position,
@@ -82,9 +82,9 @@ class Method:
         )
 
     def build_scores(self, num_heads: int, *, width: int | None = None, **options: Any) -> ScoreProcessor:
-        """The score processor; options are its own, beside those in the name.
+        """Build the score processor; `options` are in addition to those in the name.
 
-        width: the default of processors that have hidden channels.
+        width: default number of hidden channels, for processors that have them.
         """
         options = {
             name: value for name, value in self.options if not self._is_position_option(name)
@@ -123,7 +123,7 @@ class Method:
 
 
 def parse_method(name: str) -> Method:
-    """The method of that name; an unknown one raises with the nearest names."""
+    """Parse a method name; an unknown one raises with the nearest names."""
     match = re.fullmatch(r"(?P<pair>[^\[\]]+)(?:\[(?P<options>[^\[\]]*)\])?", name)
     method = _parse_pair(match["pair"]) if match else None
     if match is None or method is None:
@@ -150,7 +150,7 @@ def parse_method(name: str) -> Method:
 
 
 def parse_layers(method: str | Sequence[str]) -> tuple[Method, ...]:
-    """The methods of a model's layers, to be cycled over them: of a name, a list, or names with "/" between."""
+    """Parse the methods of a model's layers, cycled over them: a name, a list, or names separated by "/"."""
     names = split_outside_brackets(method, LAYERS) if isinstance(method, str) else list(method)
     if not names:
         raise ValueError("an empty list of methods: give at least one")
@@ -158,33 +158,33 @@ def parse_layers(method: str | Sequence[str]) -> tuple[Method, ...]:
 
 
 def canonical(method: str | Sequence[str]) -> str:
-    """The name by which a method, or a list of them for layers, is known everywhere."""
+    """Canonical name of a method, or of a list of methods for layers."""
     return LAYERS.join(parsed.name for parsed in parse_layers(method))
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str]:
-    """The parts of a text between separators that are not within brackets."""
+    """Split a text at separators outside brackets."""
     return re.findall(rf"(?:\[[^\]]*\]|[^\[{re.escape(separator)}])+", text)
 
 
 def all_methods() -> list[Method]:
-    """Every encoding with every processor, in the kernel sizes that are listed."""
-    found = []
+    """Every encoding with every processor, in the listed kernel sizes."""
+    methods = []
     for processor, cls in SCORES.items():
         kernels: tuple = cls.listed or (None,)
-        found += [Method(position, processor, kernel) for kernel in kernels for position in POSITIONS]
-    return found
+        methods += [Method(position, processor, kernel) for kernel in kernels for position in POSITIONS]
+    return methods
 
 
 def register_scores(name: str, processor: type[ScoreProcessor]) -> None:
-    """Make a score processor of your own a method everywhere: "NAME-kerple", "NAME-rope" …"""
+    """Register a score processor of your own for all methods: "NAME-kerple", "NAME-rope" …"""
     if not re.fullmatch(r"[a-z][a-z_]*", name):
         raise ValueError(f'a processor\'s name is written in the letters a to z and "_", got "{name}"')
     _register(SCORES, name, processor, ScoreProcessor)
 
 
 def register_position(name: str, encoding: type[PositionEncoding]) -> None:
-    """Make a position encoding of your own a method everywhere: "NAME", "dape1x3-NAME" …"""
+    """Register a position encoding of your own for all methods: "NAME", "dape1x3-NAME" …"""
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise ValueError(f'an encoding\'s name is written in a to z, 0 to 9, "_" and "-", got "{name}"')
     _register(POSITIONS, name, encoding, PositionEncoding)

@@ -1,4 +1,4 @@
-"""Names that are folders here or stand on the Hugging Face hub."""
+"""Names of models and tokenizers: folders, or names on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlparse
 
 
 def not_loaded(what: str, name: str, error: Exception) -> str:
-    """The sentence for a name that transformers could not load: where it was looked for, and why it was not had."""
+    """Error message for a name that transformers could not load: where it was searched, and the reason."""
     reason = next(iter(str(error).splitlines()), "").rstrip(" .:")
     if os.path.isdir(name):
         return f'no {what} in the folder "{name}": {reason}'
@@ -18,7 +18,7 @@ def not_loaded(what: str, name: str, error: Exception) -> str:
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the hub can be reached, found out in seconds; a proxy is trusted to lead there."""
+    """Whether the hub can be reached, checked within seconds; a proxy is assumed to lead there."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     endpoint = urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
@@ -30,6 +30,6 @@ def hub_reachable() -> bool:
 
 
 def hub_options(name: str) -> dict[str, bool]:
-    """Options of from_pretrained: no code from elsewhere; without the hub, the cache at once, not the hub five times."""
+    """Options of from_pretrained: no remote code; without the hub, the cache at once instead of five attempts."""
     offline = not os.path.isdir(name) and not hub_reachable()
     return {"trust_remote_code": False, **({"local_files_only": True} if offline else {})}

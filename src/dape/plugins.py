@@ -1,8 +1,8 @@
-"""Encodings and processors in users' own files: loaded before a command works, in its worker processes too.
+"""Plug-ins: encodings and processors in users' own files, loaded before a command and in its workers.
 
-A file, or a module, that calls `dape.register_position` or `dape.register_scores` is named by `--import` of any
-command, by the environment variable DAPE_IMPORT (several with the system's path separator between), or by an entry
-point of the group "dape.plugins" of an installed package.
+A plug-in is a file or a module that calls `dape.register_position` or `dape.register_scores`. It is given by `--import`
+of any command, by the environment variable DAPE_IMPORT (several separated by the system's path separator), or by an
+entry point of the group "dape.plugins" of an installed package.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from pathlib import Path
 from types import ModuleType
 
 VARIABLE, GROUP = "DAPE_IMPORT", "dape.plugins"
-# What was loaded: name → the file's checksum, or the module's name.
+# Loaded plug-ins: name → the file's checksum, or the module's name.
 LOADED: dict[str, str] = {}
 
 
 def take_imports(arguments: list[str]) -> list[str]:
-    """The arguments without `--import NAME`, which goes into the environment, where worker processes find it."""
-    rest, named = [], []
+    """The arguments without `--import NAME`, which is put into the environment for worker processes."""
+    rest, imports = [], []
     words = iter(arguments)
     for word in words:
         if word == "--import":
             name = next(words, None)
             if name is None:
                 raise ValueError("--import is followed by a file, or the name of a module")
-            named.append(name)
+            imports.append(name)
         elif word.startswith("--import="):
-            named.append(word.partition("=")[2])
+            imports.append(word.partition("=")[2])
         else:
             rest.append(word)
-    if named:
+    if imports:
         known = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
-        full = [str(Path(name).absolute()) if name.endswith(".py") else name for name in named]
+        full = [str(Path(name).absolute()) if name.endswith(".py") else name for name in imports]
         os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *full]))
     return rest
 
 
 def load_plugins() -> None:
-    """Load what the environment and installed packages name, each once."""
+    """Load the plug-ins of the environment and of installed packages, each once."""
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         load(name)
     for point in entry_points(group=GROUP):
@@ -53,7 +53,7 @@ def load_plugins() -> None:
 
 
 def load(name: str) -> None:
-    """Load a file, or a module by its name; a second time is nothing, whichever way it is named."""
+    """Load a file, or a module by its name; no effect the second time, by either name."""
     if not name.endswith(".py"):
         try:
             importlib.import_module(name)
@@ -78,7 +78,7 @@ def loaded_imports() -> dict[str, str]:
 
 
 def load_file(path: Path) -> ModuleType:
-    """The file as a module of its own name, which classes that are saved can be found by."""
+    """Load a file as a module of its own name, by which saved classes are found."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

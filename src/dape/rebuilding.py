@@ -1,4 +1,4 @@
-"""Modules that know how they were built, so that their parameters can be drawn anew without a method for it."""
+"""Modules that record their constructor arguments, so that their parameters can be reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Rebuildable(nn.Module):
     """A module whose `reset_parameters` builds it again with the same arguments.
 
-    Whatever start its constructor gives the parameters, an identity for instance, is the start after a reset, too.
+    The initialisation by the constructor, such as an identity, is also that of a reset.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -25,18 +25,18 @@ class Rebuildable(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Give the parameters the values that a new module of the same kind has."""
+        """Reset the parameters to those of a newly built module."""
         args, kwargs = self._built_with  # type: ignore[misc]  # set by __new__, for nn.Module any attribute
         with torch.device("cpu"):
             new = type(self)(*args, **kwargs)
         fresh = {**dict(new.named_parameters()), **dict(new.named_buffers())}
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-            # transformers marks what it has loaded from a checkpoint.
+            # transformers marks parameters loaded from a checkpoint.
             if not getattr(tensor, "_is_hf_initialized", False):
                 tensor.copy_(fresh[name])
 
 
 def constructor_parameters(cls: type[nn.Module]) -> list[str]:
-    """The names of the arguments that a module's constructor takes."""
+    """Names of the arguments of a module's constructor."""
     _, *parameters = inspect.signature(cls.__init__).parameters.values()
     return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

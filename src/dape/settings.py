@@ -1,4 +1,4 @@
-"""Settings: dataclass fields that carry their help, range and role, and one check for all of them.
+"""Settings: dataclass fields with help, range and role, and one check for all of them.
 
     @dataclass(frozen=True, kw_only=True)
     class Options:
@@ -24,22 +24,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 RULE = "rule"
-# What figures can be written as.
+# Suffixes of figures.
 PICTURES = (".svg", ".pdf", ".png")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Constraints of a setting, beside its type. None is always allowed where the type has it.
+    """Constraints of a setting in addition to its type. None is always allowed if the type includes it.
 
     low, high:    inclusive bounds of a number, or of every number of a tuple or list.
     above, below: exclusive bounds.
-    listed:       the value is text: items of that type, separated by commas, none of them twice.
-    words:        texts that are accepted in place of a list.
-    reads:        the value names an existing file or folder.
-    writes:       the value names a file or folder to be written; `dape.files.check_output` looks before the work.
-    suffixes:     endings that the name of a file may have.
-    test:         raises ValueError for a value that it refuses.
+    listed:       the value is text: distinct items of this type, separated by commas.
+    words:        texts that are accepted instead of a list.
+    reads:        the value is the path of an existing file or folder.
+    writes:       the value is the path of a file or folder to write; checked by `dape.files.check_output` before the work.
+    suffixes:     allowed suffixes of the file.
+    test:         raises ValueError for an invalid value.
     fixes_run:    a run or a comparison continues only with the same value.
     """
 
@@ -64,7 +64,7 @@ class Rule:
 
 
 class SettingError(ValueError):
-    """A setting whose value cannot be taken; `name` is the field's, the message says `name=value` and why."""
+    """Invalid value of the setting `name`; the message has `name=value` and the reason."""
 
     def __init__(self, name: str, value: Any, problem: str) -> None:
         super().__init__(f"{name}={shown(value)}{problem}")
@@ -72,7 +72,7 @@ class SettingError(ValueError):
 
     @property
     def as_option(self) -> str:
-        """The message in the words of a command line."""
+        """The message with the option's name on the command line."""
         return f"{option_name(self.name)}={shown(self.value)}{self.problem}"
 
 
@@ -110,7 +110,7 @@ def check(settings: Any) -> None:
 
 
 def free_names(kind: type) -> set[str]:
-    """The settings that do not fix a run."""
+    """Names of the settings that do not fix a run."""
     return {member.name for member in fields(kind) if not rule_of(member).fixes_run}
 
 
@@ -120,7 +120,7 @@ def fixed(settings: Any) -> dict[str, Any]:
 
 
 def changed(before: dict[str, Any], settings: Any) -> tuple[str, Any, Any] | None:
-    """The first setting that fixes a run and has another value now: name, old, new. Unknown to `before`: the default."""
+    """First changed setting among those that fix a run: name, old, new. One missing in `before` had the default."""
     for member in fields(settings):
         if not rule_of(member).fixes_run:
             continue
@@ -137,7 +137,7 @@ def changed(before: dict[str, Any], settings: Any) -> tuple[str, Any, Any] | Non
 
 
 def split_numbers(name: str, text: str) -> list[int]:
-    """Whole numbers separated by commas."""
+    """Parse whole numbers separated by commas."""
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -145,7 +145,7 @@ def split_numbers(name: str, text: str) -> list[int]:
 
 
 def split_names(text: str) -> list[str]:
-    """Names separated by commas."""
+    """Parse names separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

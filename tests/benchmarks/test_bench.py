@@ -11,7 +11,7 @@ import torch
 
 from dape import benchmarks
 from dape.benchmarks import attention, decode, gpu_estimate, memory, model, report, stages, timing, workload
-from dape.benchmarks.attention import Where
+from dape.benchmarks.attention import Placement
 from dape.benchmarks.workload import BOTH, FORWARD, Sizes, Workload
 from dape.cli import main
 from dape.ops.score_attention import api, native
@@ -238,10 +238,10 @@ def test_a_backend_that_cannot_run_is_left_out_or_refused(monkeypatch, capsys):
     cannot = SimpleNamespace(unsupported=lambda problem: "it wants a moon", attend=None)
     monkeypatch.setitem(api.BACKENDS, "lunar", cannot)
     sizes = Sizes(5, 5, heads=2, head_width=4, width=3)
-    assert "lunar" not in attention.candidates("all", sizes, [], attention.Where())
+    assert "lunar" not in attention.candidates("all", sizes, [], attention.Placement())
     assert "it wants a moon" in capsys.readouterr().out
     with pytest.raises(ValueError, match="it wants a moon"):
-        attention.candidates("lunar", sizes, [], attention.Where())
+        attention.candidates("lunar", sizes, [], attention.Placement())
 
 
 def test_every_candidate_computes_the_same_thing():
@@ -365,7 +365,7 @@ def test_flexattention_is_a_candidate_where_it_can_run(capsys):
         torch.testing.assert_close(out, call.attend("reference"))
     assert "no backward pass on the processor" in call.unsupported(workload.FLEX)
     assert "sees one score" in Workload(Sizes(5, 5, heads=2, head_width=4)).unsupported(workload.FLEX)
-    assert workload.FLEX not in attention.candidates("all", sizes, [workload.FLEX], Where())
+    assert workload.FLEX not in attention.candidates("all", sizes, [workload.FLEX], Placement())
     assert "left out: FlexAttention" in capsys.readouterr().out
 
 
@@ -411,7 +411,7 @@ def test_half_precision_is_checked_and_timed(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named():
     with pytest.raises(ValueError, match='device="cuda:1", but PyTorch finds no GPU'):
-        Where.of("cuda:1", "bf16")
+        Placement.of("cuda:1", "bf16")
 
 
 def test_the_estimate_without_a_gpu(tmp_path, capsys):

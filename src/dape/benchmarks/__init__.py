@@ -1,19 +1,19 @@
-"""`dape bench`: attention backends, decoding steps and whole models, timed interleaved and reported as ratios."""
+"""`dape bench`: interleaved timings of attention backends, decoding steps and whole models, as ratios."""
 
 from __future__ import annotations
 
 import importlib
 
 COMMANDS = {
-    "attention": "forward and backward of every backend, beside the paper's listing and PyTorch's own attention",
-    "stages": "each stage of the C++ kernel by itself, as a share of the core's multiply-add peak",
-    "decode": "one query against a cache of keys, beside PyTorch's own attention",
-    "model": "a training step of a preset for several methods, beside kerple",
-    "train": "a step of the training loop beside a bare one, and methods beside kerple",
-    "data": "packing text into tokens, beside a plain copy and beside the tokenizer alone",
+    "attention": "forward and backward of every backend, against the paper's listing and PyTorch's own attention",
+    "stages": "each stage of the C++ kernel separately, as a share of the core's multiply-add peak",
+    "decode": "one query against a cache of keys, against PyTorch's own attention",
+    "model": "a training step of a preset for several methods, against kerple",
+    "train": "a step of the training loop against a bare one, and methods against kerple",
+    "data": "packing text into tokens, against a plain copy and the tokenizer alone",
     "eval": "time and peak memory of evaluating a preset by length",
     "gpu-estimate": "resources and simulated clocks of the Triton kernels, estimated without a GPU",
-    "tasks": "sampling batches of the generated tasks, beside a training step on them",
+    "tasks": "sampling batches of the generated tasks, against a training step on them",
 }
 
 

@@ -1,4 +1,4 @@
-"""`dape bench attention`: every backend beside the paper's listing and PyTorch's own attention."""
+"""`dape bench attention`: every backend against the paper's listing and PyTorch's own attention."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from dape.settings import PICTURES, setting, split_numbers
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-BIAS_HELP = "Form of the bias, all with gradients: by distance (Kerple), separable (numbers a token), by tiles (FIRE)."
-CLOCK_HELP = "wall, or process: processor time, for a busy machine; with --threads 1, on a CPU."
+BIAS_HELP = "Form of the bias, all with gradients: by distance (Kerple), separable (numbers per token), by tiles (FIRE)."
+CLOCK_HELP = "wall, or process: CPU time, for a busy machine; with --threads 1, on a CPU."
 COLUMNS = (
     ("pass", "pass", ""),
     ("length", "length", "d"),
@@ -52,12 +52,12 @@ class Options:
     """Time attention with convolved scores (Kerple bias, causal), forward and with backward.
 
     Candidates take turns in one process; a time is the median over the rounds. Every candidate is checked against
-    the definition in float64 before anything is timed.
+    the reference in float64 before it is timed.
     """
 
     lengths: str = setting(
         "512,1024,2048",
-        help="Tokens, separated by commas. Three or more also print how the time grows with the length.",
+        help="Tokens, separated by commas. With three or more, the growth of the time with the length is printed.",
         listed=int,
         low=1,
         high=2**24,
@@ -67,40 +67,38 @@ class Options:
         help="Candidates, separated by commas: listing, sdpa, flex and the op's own backends; all: those that can run here.",
         listed=str,
     )
-    passes: str = setting(f"{FORWARD},{BOTH}", help="What to time, separated by commas.", listed=str)
+    passes: str = setting(f"{FORWARD},{BOTH}", help="Passes to time, separated by commas.", listed=str)
     batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
     head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
-    width: int = setting(32, help="Channels between the two convolutions.", low=1, high=4096)
+    width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(
         3, help="Kernel size of the convolutions; odd, as in the listing.", low=1, high=1023
     )
     processor: str = setting(
         "",
-        help="Score processor in place of the two convolutions, as names write it: plain, talking, mta, dape3x3, "
+        help="Score processor instead of the two convolutions, as in method names: plain, talking, mta, dape3x3, "
         "dape1x3[groups=3,width=24]. With plain, SDPA with the same bias is timed as well.",
     )
     bias: str = setting("distance", help=BIAS_HELP)
-    device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
-    dtype: str = setting("fp32", help="Of all tensors: fp32, fp16 or bf16.")
-    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
-    rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
+    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.")
+    dtype: str = setting("fp32", help="Dtype of all tensors: fp32, fp16 or bf16.")
+    threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
+    rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
     compile: bool = setting(
-        False, help="Also time torch.compile of the listing (compiling takes a minute a length)."
+        False, help="Also time torch.compile of the listing (compiling takes a minute per length)."
     )
     memory: bool = setting(
-        True, help="Also measure the peak memory of every cell, in processes of their own (Linux)."
+        True, help="Also measure the peak memory of every case, each in its own process (Linux)."
     )
     times: bool = setting(True, help="--no-times: measure memory alone.")
     clock: str = setting("wall", help=CLOCK_HELP)
-    busy: int = setting(
-        0, help="Also time beside so many processes that keep a core busy each.", low=0, high=4096
-    )
+    busy: int = setting(0, help="Also time with this many busy processes running.", low=0, high=4096)
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a cell.", writes="file"
+        None, help="Write one record per case.", writes="file"
     )
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Draw milliseconds over length.", writes="file", suffixes=PICTURES
+        None, help="Plot milliseconds over length.", writes="file", suffixes=PICTURES
     )
 
 
@@ -116,7 +114,7 @@ def main(arguments: list[str]) -> int:
 
 
 def finish(records: list[Record], json: Path | None, plot: Path | None) -> None:
-    """Say what was left out and how times grow; write the files."""
+    """Print skipped cases and the growth of times; write the files."""
     for record in records:
         if record["skipped"]:
             print(f"{record['backend']}, {record['pass']}, {record['length']}: {record['skipped']}")
@@ -129,7 +127,7 @@ def finish(records: list[Record], json: Path | None, plot: Path | None) -> None:
 
 
 def run(options: Options) -> list[Record]:
-    """One record a cell, in the order of passes, lengths and backends."""
+    """One record per case, in the order of passes, lengths and backends."""
     if options.kernel % 2 == 0:
         raise ValueError(f"kernel={options.kernel}: the listing is defined for odd kernels")
     lengths, passes = split_numbers("lengths", options.lengths), options.passes.split(",")
@@ -155,27 +153,27 @@ def run(options: Options) -> list[Record]:
     square = [LISTING, *([COMPILED] if options.compile else [])]
     square += [SDPA_BIAS] if options.processor == "plain" else []
     square.append(FLEX)
-    where = Where.of(options.device, options.dtype)
-    backends = candidates(options.backends, sizes[0], square, where)
+    placement = Placement.of(options.device, options.dtype)
+    backends = candidates(options.backends, sizes[0], square, placement)
     if not (options.times or options.memory):
         raise ValueError("--no-times and --no-memory leave nothing to measure")
     rounds = options.rounds if options.times else 0
     check_clock(options.clock)
     memory, clock, busy = options.memory, options.clock, options.busy
     return measure(
-        sizes, backends, passes, rounds=rounds, memory_too=memory, where=where, clock=clock, busy=busy
+        sizes, backends, passes, rounds=rounds, memory_too=memory, placement=placement, clock=clock, busy=busy
     )
 
 
 @dataclass(frozen=True)
-class Where:
-    """The device and dtype of all tensors."""
+class Placement:
+    """Device and dtype of all tensors."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
 
     @staticmethod
-    def of(device: str, dtype: str) -> Where:
+    def of(device: str, dtype: str) -> Placement:
         if dtype not in DTYPES:
             raise ValueError(f'dtype="{dtype}": choose {", ".join(DTYPES)}')
         kind = torch.device(device).type
@@ -183,7 +181,7 @@ class Where:
             raise ValueError(f'device="{device}": choose cpu or a CUDA device')
         if kind == "cuda" and not torch.cuda.is_available():
             raise ValueError(f'device="{device}", but PyTorch finds no GPU here')
-        return Where(device, DTYPES[dtype])
+        return Placement(device, DTYPES[dtype])
 
 
 def hardware(device: str) -> str:
@@ -192,10 +190,10 @@ def hardware(device: str) -> str:
     return f"{torch.get_num_threads()} threads"
 
 
-def candidates(text: str, sizes: Sizes, further: list[str], where: Where) -> list[str]:
-    """The backends named, or with "all" every one that can run; each is checked for being right."""
+def candidates(text: str, sizes: Sizes, further: list[str], placement: Placement) -> list[str]:
+    """The given backends, or with "all" every one that can run; each is checked for correctness."""
     short = replace(sizes, keys=min(sizes.keys, 8), queries=min(sizes.queries, 8), batch=1)
-    call = Workload(short, where.dtype, where.device)
+    call = Workload(short, placement.dtype, placement.device)
     known = [*further, *(name for name in BACKENDS if name != SDPA), SDPA]
     names = known if text == "all" else text.split(",")
     chosen = []
@@ -204,7 +202,7 @@ def candidates(text: str, sizes: Sizes, further: list[str], where: Where) -> lis
             raise ValueError(f'unknown backend "{name}": choose from {", ".join(known)}')
         reason = call.unsupported(name)
         if reason is None:
-            workload.check(name, sizes, where.dtype, where.device)
+            workload.check(name, sizes, placement.dtype, placement.device)
             chosen.append(name)
         elif text == "all":
             print(f"left out: {reason}")
@@ -221,38 +219,38 @@ def measure(
     rounds: int,
     memory_too: bool,
     label: str = "",
-    where: Where,
+    placement: Placement,
     clock: str = "wall",
     busy: int = 0,
 ) -> list[Record]:
-    """One record a cell; `label` is the pass's name in the records, if not its own. No rounds: nothing is timed.
+    """One record per case; `label` replaces the pass's name in the records. No rounds: nothing is timed.
 
-    busy: how many busy processes a second timing has beside it.
+    busy: number of busy processes during a second timing.
     """
     records: list[Record] = []
     for name in passes:
         for size in sizes:
-            reasons = {backend: _too_large(size, backend, where.device) for backend in backends}
-            call = Workload(size, where.dtype, where.device)
+            reasons = {backend: _too_large(size, backend, placement.device) for backend in backends}
+            call = Workload(size, placement.dtype, placement.device)
             able = [backend for backend in backends if reasons[backend] is None and rounds]
             calls = {b: functools.partial(call.run, b, name) for b in able}
-            timings = interleave(calls, max(rounds, 1), where.device, clock)
+            timings = interleave(calls, max(rounds, 1), placement.device, clock)
             loaded: dict[str, Timing] = {}
             if busy and rounds:
                 with spinning(busy):
-                    loaded = interleave(calls, rounds, where.device, clock)
+                    loaded = interleave(calls, rounds, placement.device, clock)
             for backend in backends:
-                timing, beside = timings.get(backend), loaded.get(backend)
+                timing, busy_timing = timings.get(backend), loaded.get(backend)
                 records.append({
                     "backend": backend, "pass": label or name, "length": size.keys, "batch": size.batch,
                     "milliseconds": timing and timing.milliseconds, "spread": timing and timing.spread,
                     "ratio_to_sdpa": _ratio(timing, timings.get(SDPA)),
                     "speedup_over_listing": _ratio(timings.get(LISTING), timing),
                     "peak_extra_mb": None, "skipped": reasons[backend],
-                    "busy": busy, "busy_milliseconds": beside and beside.milliseconds,
-                    "busy_ratio": _ratio(beside, timing),
+                    "busy": busy, "busy_milliseconds": busy_timing and busy_timing.milliseconds,
+                    "busy_ratio": _ratio(busy_timing, timing),
                     "threads": torch.get_num_threads(), "torch": torch.__version__,
-                    "device": where.device, "hardware": hardware(where.device), "dtype": str(where.dtype),
+                    "device": placement.device, "hardware": hardware(placement.device), "dtype": str(placement.dtype),
                     "heads": size.heads, "head_width": size.head_width, "width": size.width, "kernel": size.kernel,
                     "processor": size.processor, "bias": size.bias, "clock": clock,
                 })  # fmt: skip
@@ -264,25 +262,25 @@ def measure(
             if not r["skipped"]
         ]
         requests = [request for _, request in asked]
-        if torch.device(where.device).type == "cuda":
-            peaks: list[float | None] = [_peak_on_gpu(request, where) for request in requests]
+        if torch.device(placement.device).type == "cuda":
+            peaks: list[float | None] = [_peak_on_gpu(request, placement) for request in requests]
         else:
-            peaks = memory.peak_extra_mb(requests, torch.get_num_threads(), where.dtype)
+            peaks = memory.peak_extra_mb(requests, torch.get_num_threads(), placement.dtype)
         for (record, _), peak in zip(asked, peaks, strict=True):
             record["peak_extra_mb"] = peak
     return records
 
 
-def _peak_on_gpu(request: memory.Request, where: Where) -> float:
+def _peak_on_gpu(request: memory.Request, placement: Placement) -> float:
     """Megabytes that a pass allocates beyond its inputs."""
     backend, name, sizes = request
-    call = Workload(sizes, where.dtype, where.device)
-    torch.cuda.synchronize(where.device)
-    torch.cuda.reset_peak_memory_stats(where.device)
-    before = torch.cuda.memory_allocated(where.device)
+    call = Workload(sizes, placement.dtype, placement.device)
+    torch.cuda.synchronize(placement.device)
+    torch.cuda.reset_peak_memory_stats(placement.device)
+    before = torch.cuda.memory_allocated(placement.device)
     call.run(backend, name)
-    torch.cuda.synchronize(where.device)
-    return (torch.cuda.max_memory_allocated(where.device) - before) / 1e6
+    torch.cuda.synchronize(placement.device)
+    return (torch.cuda.max_memory_allocated(placement.device) - before) / 1e6
 
 
 def _ratio(above: Timing | None, below: Timing | None) -> float | None:
@@ -297,7 +295,7 @@ def _too_large(sizes: Sizes, backend: str, device: str) -> str | None:
 
 
 def available_bytes(device: str = "cpu") -> int:
-    """Memory that programs can still have."""
+    """Free memory in bytes."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -308,7 +306,7 @@ def available_bytes(device: str = "cpu") -> int:
 
 
 def growth(records: list[Record]) -> list[str]:
-    """A line for every backend and pass that was timed at three lengths or more."""
+    """Growth of the time, a line for every backend and pass timed at three lengths or more."""
     lines = []
     for backend, name in dict.fromkeys((r["backend"], r["pass"]) for r in records):
         cells = [r for r in records if (r["backend"], r["pass"]) == (backend, name) and r["milliseconds"]]

@@ -1,4 +1,4 @@
-"""`dape bench data`: packing, beside the least that could be done and beside the tokenizer alone."""
+"""`dape bench data`: packing, against a plain copy and against the tokenizer alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ COLUMNS: list[report.Column] = [
     ("ms", "milliseconds", ".0f"),
     ("spread", "spread", ".0f"),
     ("MB/s", "megabytes_per_second", ".1f"),
-    ("× beside", "ratio", ".2f"),
-    ("beside", "beside", ""),
+    ("× baseline", "ratio", ".2f"),
+    ("baseline", "beside", ""),
 ]
 
 
@@ -37,10 +37,12 @@ class Options:
 
     megabytes: int = setting(100, help="Text to pack as bytes.", low=1, high=10**6)
     bpe_megabytes: int = setting(8, help="Text to pack with a BPE.", low=1, high=10**6)
-    vocab: int = setting(2048, help="Of that BPE, which is trained beforehand.", low=256, high=2**24)
-    rounds: int = setting(3, help="Rounds; the median counts.", low=1, high=10**6)
+    vocab: int = setting(
+        2048, help="Vocabulary of that BPE, which is trained beforehand.", low=256, high=2**24
+    )
+    rounds: int = setting(3, help="Rounds; the median is reported.", low=1, high=10**6)
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a row.", writes="file"
+        None, help="Write one record per row.", writes="file"
     )
 
 
@@ -67,7 +69,7 @@ def _bytes(options: Options, folder: Path) -> list[report.Record]:
         "bytes, text files": packing(files, folder / "packed-files", "bytes"),
         "bytes, JSON lines": packing(records, folder / "packed-records", "bytes"),
     }
-    return table(candidates, options.rounds, size(texts), beside="copy")
+    return table(candidates, options.rounds, size(texts), baseline="copy")
 
 
 def _bpe(options: Options, folder: Path) -> list[report.Record]:
@@ -80,11 +82,11 @@ def _bpe(options: Options, folder: Path) -> list[report.Record]:
         "tokenizers": lambda: [tokenizer.encode_batch(batch) for batch in batches],
         f"bpe:{options.vocab}, text files": packing(files, folder / "packed", str(folder / "tokenizer")),
     }
-    return table(candidates, options.rounds, size(texts), beside="tokenizers")
+    return table(candidates, options.rounds, size(texts), baseline="tokenizers")
 
 
 def library(megabytes: int) -> list[str]:
-    """Documents of the library, over and over, each time a little different, until there is enough."""
+    """Documents of the library, repeated with small changes up to the requested size."""
     sources = find_corpus("stdlib").sources
     texts: list[str] = []
     total = 0
@@ -109,7 +111,7 @@ def write(texts: list[str], folder: Path) -> tuple[Path, Path]:
 
 
 def copy(files: Path, target: Path) -> None:
-    """What any packing has to do at least: read every file, widen the bytes, write them."""
+    """The minimal work of any packing: read every file, widen the bytes, write them."""
     with open(target, "wb") as out:
         for path in sorted(files.iterdir()):
             out.write(np.frombuffer(path.read_bytes(), np.uint8).astype(np.uint16).tobytes())
@@ -140,7 +142,7 @@ def size(texts: list[str]) -> float:
 
 
 def table(
-    candidates: dict[str, Callable[[], object]], rounds: int, megabytes: float, *, beside: str
+    candidates: dict[str, Callable[[], object]], rounds: int, megabytes: float, *, baseline: str
 ) -> list[report.Record]:
     timings = interleave(candidates, rounds)
     return [
@@ -150,8 +152,8 @@ def table(
             "milliseconds": timing.milliseconds,
             "spread": timing.spread,
             "megabytes_per_second": megabytes / timing.milliseconds * 1e3,
-            "ratio": timing.milliseconds / timings[beside].milliseconds,
-            "beside": beside,
+            "ratio": timing.milliseconds / timings[baseline].milliseconds,
+            "beside": baseline,
         }
         for name, timing in timings.items()
     ]

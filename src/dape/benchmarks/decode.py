@@ -1,4 +1,4 @@
-"""`dape bench decode`: one query against a cache of keys, beside PyTorch's own attention."""
+"""`dape bench decode`: one query against a cache of keys, compared with PyTorch's own attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import tyro
 
 from dape.benchmarks import report
-from dape.benchmarks.attention import BIAS_HELP, CLOCK_HELP, COLUMNS, Where, candidates, finish, measure
+from dape.benchmarks.attention import BIAS_HELP, CLOCK_HELP, COLUMNS, Placement, candidates, finish, measure
 from dape.benchmarks.timing import check_clock
 from dape.benchmarks.workload import FORWARD, Sizes, check_bias
 from dape.commands.parsing import parse
@@ -32,23 +32,23 @@ class Options:
     batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
     head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
-    width: int = setting(32, help="Channels between the two convolutions.", low=1, high=4096)
+    width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=1023)
     processor: str = setting(
-        "", help="Score processor in place of the two convolutions, as names write it: plain, talking, mta."
+        "", help="Score processor instead of the two convolutions, as in method names: plain, talking, mta."
     )
     bias: str = setting("distance", help=BIAS_HELP)
-    device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
-    dtype: str = setting("fp32", help="Of all tensors: fp32, fp16 or bf16.")
-    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
-    rounds: int = setting(50, help="Rounds; the median counts.", low=1, high=10**6)
+    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.")
+    dtype: str = setting("fp32", help="Dtype of all tensors: fp32, fp16 or bf16.")
+    threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
+    rounds: int = setting(50, help="Rounds; the median is reported.", low=1, high=10**6)
     clock: str = setting("wall", help=CLOCK_HELP)
-    memory: bool = setting(True, help="Also measure the peak memory of every cell (Linux).")
+    memory: bool = setting(True, help="Also measure the peak memory of every case (Linux).")
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a cell.", writes="file"
+        None, help="Write one record per case.", writes="file"
     )
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Draw milliseconds over length.", writes="file", suffixes=PICTURES
+        None, help="Plot milliseconds over length.", writes="file", suffixes=PICTURES
     )
 
 
@@ -82,9 +82,16 @@ def run(options: Options) -> list[report.Record]:
         )
         for n in split_numbers("lengths", options.lengths)
     ]
-    where = Where.of(options.device, options.dtype)
-    backends = candidates(options.backends, sizes[0], [], where)
+    placement = Placement.of(options.device, options.dtype)
+    backends = candidates(options.backends, sizes[0], [], placement)
     rounds, memory, clock = options.rounds, options.memory, options.clock
     return measure(
-        sizes, backends, [FORWARD], rounds=rounds, memory_too=memory, label="decode", where=where, clock=clock
+        sizes,
+        backends,
+        [FORWARD],
+        rounds=rounds,
+        memory_too=memory,
+        label="decode",
+        placement=placement,
+        clock=clock,
     )

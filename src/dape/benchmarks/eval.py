@@ -33,10 +33,10 @@ COLUMNS: list[report.Column] = [
 
 @dataclass(frozen=True)
 class Options:
-    """Evaluate a model with random weights on random tokens; the peak is that of the whole process up to then."""
+    """Evaluate a model with random weights on random tokens; the peak is that of the whole process so far."""
 
     preset: str = setting("125m", help="tiny, 125m, 350m, 2.7b or 6.7b.")
-    method: str = setting("dape1x3-kerple", help="Of the model; `dape methods` lists them.")
+    method: str = setting("dape1x3-kerple", help="Method of the model; `dape methods` lists them.")
     lengths: str = setting(
         "512,8192",
         help="Tokens of input, separated by commas, in rising order (a peak never falls).",
@@ -46,14 +46,14 @@ class Options:
     )
     windows: int = setting(
         16,
-        help="Windows of each length; memory depends on those that go through the model at a time.",
+        help="Windows of each length; memory depends on those in one forward pass.",
         low=1,
         high=10**9,
     )
     last: int = setting(256, help="Tokens predicted at the end of each window.", low=1, high=2**24)
-    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
+    threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a length.", writes="file"
+        None, help="Write one record per length.", writes="file"
     )
 
 
@@ -95,6 +95,6 @@ def measure(model: DapeForCausalLM, length: int, options: Options, weights: floa
 
 
 def peak_bytes() -> int:
-    """The most memory this process has had so far."""
+    """Peak memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,4 +1,4 @@
-"""Plain causal attention in the manner of FlashAttention-2, in Triton: what estimates are held against. Never run."""
+"""Plain causal attention in the manner of FlashAttention-2, in Triton: the baseline of estimates. Never executed."""
 
 # Kernels are compiled from a language of their own.
 # mypy: ignore-errors
@@ -13,7 +13,7 @@ from dape.ops.score_attention.triton.call import head_part
 from dape.ops.score_attention.triton.compile import Launch
 from dape.ops.score_attention.triton.forward import LOG2E, load_rows
 
-# Rows and keys of a tile, warps, stages of the pipeline: the fastest by the simulation counts.
+# Rows and keys of a tile, warps, stages of the pipeline: the fastest in simulation is used.
 CONFIGURATIONS = (
     (128, 64, 4, 3),
     (128, 64, 8, 3),
@@ -66,14 +66,14 @@ def flash_kernel(
             highest = higher
     for part in tl.static_range(PARTS):
         dim = part * PART + tl.arange(0, PART)
-        place = out + head * q_head + row[:, None] * token + dim[None, :]
-        tl.store(place, (sums[part] / total[:, None]).to(out.dtype.element_ty), mask=(dim < D)[None, :])
+        address = out + head * q_head + row[:, None] * token + dim[None, :]
+        tl.store(address, (sums[part] / total[:, None]).to(out.dtype.element_ty), mask=(dim < D)[None, :])
 
 
 def launches(
     *, num_heads: int, head_width: int, dtype: torch.dtype, num_groups: int | None = None
 ) -> list[Launch]:
-    """What plain attention of a shape would launch, by every configuration."""
+    """Launches of plain attention for a shape, one per configuration."""
     part = head_part(head_width)
     shape: dict[str, Any] = {"H": num_heads, "G": num_groups or num_heads, "D": head_width}
     shape |= {"PART": part, "PARTS": -(-head_width // part), "length": 2048, "scale": 0.125}

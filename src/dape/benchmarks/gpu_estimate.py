@@ -1,4 +1,4 @@
-"""`dape bench gpu-estimate`: what the compiler makes of the Triton kernels, and simulated clocks. No GPU is needed.
+"""`dape bench gpu-estimate`: compiled resources and simulated clocks of the Triton kernels. No GPU is needed.
 
 Estimated, not measured: resources are the compiler's own numbers, clocks come from a simulation (gpu_simulator.py).
 """
@@ -50,9 +50,9 @@ class Options:
     """Compile the Triton kernels and print registers, spilled bytes, shared memory, blocks on a multiprocessor,
     instructions of a warp and simulated clocks, each for a visible pair of query and key (all heads).
 
-    Estimated, not measured. A total is the sum of the kernels of a pass, beside plain attention by the same simulation:
-    forward, a kernel in the manner of FlashAttention-2; backward, ours without a convolution. Launches are those of our
-    kernels for one sequence, forward or backward; what PyTorch does before and after them is left out.
+    Estimated, not measured. A total is the sum of the kernels of a pass, against plain attention in the same
+    simulation: forward, a kernel in the manner of FlashAttention-2; backward, ours without a convolution. Launches are
+    those of our kernels for one sequence, forward or backward, without PyTorch's own kernels before and after.
     """
 
     shapes: str = setting(
@@ -61,20 +61,20 @@ class Options:
     capabilities: str = setting(
         "80,86,90,100", help="GPU generations, compute capability times ten.", listed=int, low=75, high=120
     )
-    dtype: str = setting("fp16", help="Of the inputs: fp16, bf16 or fp32.")
-    width: int = setting(32, help="Channels between the two convolutions.", low=1, high=128)
+    dtype: str = setting("fp16", help="Dtype of the inputs: fp16, bf16 or fp32.")
+    width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=128)
     kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=15)
     backward: bool = setting(True, help="Also the kernels of the backward pass.")
     read: str | None = setting(
         None,
-        help="Files that --json wrote, separated by commas: print these in place of compiling.",
+        help="Files written by --json, separated by commas: print these instead of compiling.",
         listed=str,
     )
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a kernel.", writes="file"
+        None, help="Write one record per kernel.", writes="file"
     )
     markdown: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Put the tables between the markers <!-- gpu-estimate --> of a page.", writes="file"
+        None, help="Write the tables between the markers <!-- gpu-estimate --> of a page.", writes="file"
     )
 
 
@@ -89,12 +89,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-# Keys of the calls whose launches are counted.
+# Numbers of keys for which launches are counted.
 LENGTHS = (2048, 8192)
 
 
 def print_tables(records: list[Record]) -> None:
-    """A table a pass, each within 80 columns."""
+    """Print one table per pass, each within 80 columns."""
     print("estimated, not measured; numbers per visible pair of query and key")
     groups = dict.fromkeys((x["shape"], x["capability"], x["pass"]) for x in records)
     for group in groups:
@@ -104,7 +104,7 @@ def print_tables(records: list[Record]) -> None:
 
 
 def launch_words(total: Record) -> str:
-    """How often kernels are started, as the record of a whole pass says it."""
+    """Number of kernel launches, from the record of a whole pass."""
     counts = total.get("launches", {})
     words = " and ".join(f"{count:,} at {int(length):,}" for length, count in counts.items())
     return f": {words} keys, started kernels" if words else ""
@@ -154,7 +154,7 @@ def estimate(name: str, shape: dict[str, Any], capability: int, options: Options
 
 @functools.cache
 def count_launches(backward: bool, **shape: Any) -> dict[str, dict[str, int]]:
-    """How many kernels a forward and a backward pass start, by the number of keys: the same on every GPU."""
+    """Kernel launches of a forward and a backward pass, by the number of keys: the same on every GPU."""
     found: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
     for length in LENGTHS:
         forward = len(backend.record_launches(**shape | {"length": length}, backward=False))
@@ -166,13 +166,13 @@ def count_launches(backward: bool, **shape: Any) -> dict[str, dict[str, int]]:
 
 
 def backward_kernels(shape: dict[str, Any]) -> list[list[Launch]]:
-    """The kernels of a backward pass, those among them that repeat the forward pass."""
+    """Kernels of a backward pass, including those that repeat the forward pass."""
     forward = len(backend.record_launches(**shape, backward=False))
     return first_chunk(backend.record_launches(**shape)[forward:])
 
 
 def best(records: list[Record]) -> Record:
-    """The record with the fewest clocks among those that spill nothing."""
+    """The record with the fewest clocks among those without spills."""
     clean = [x for x in records if not x["spills"]] or records
     return min(clean, key=lambda x: math.inf if x["clocks"] is None else x["clocks"])
 
@@ -183,10 +183,10 @@ def sum_or_none(numbers: list[float | None]) -> float | None:
 
 
 def first_chunk(launches: list[list[Launch]]) -> list[list[Launch]]:
-    """The launches of a pass's first chunk of rows: until its first kernel comes again."""
+    """Launches of a pass's first chunk of rows: up to the repetition of its first kernel."""
     first = launches[0][0].kernel.__name__
     again = (
-        place for place, variants in enumerate(launches) if variants[0].kernel.__name__ == first and place
+        index for index, variants in enumerate(launches) if variants[0].kernel.__name__ == first and index
     )
     return launches[: next(again, len(launches))]
 
@@ -195,11 +195,11 @@ _known: dict[tuple, Record] = {}
 
 
 def _records(launches: list[list[Launch]], capability: int) -> list[Record]:
-    return [_record(variants, capability, launches[place - 1][0]) for place, variants in enumerate(launches)]
+    return [_record(variants, capability, launches[index - 1][0]) for index, variants in enumerate(launches)]
 
 
 def _record(variants: list[Launch], capability: int, before: Launch | None = None) -> Record:
-    """What there is to say of a launch, once for all that are compiled alike and walk alike."""
+    """Record of a launch, cached for launches with the same code and loop."""
     launch = first_that_fits(variants, capability, SHARED_MEMORY[capability]) or variants[-1]
     trips = trips_per_pair(launch, before)
     key = (capability, trips, launch.grid, *launch.key())
@@ -209,7 +209,7 @@ def _record(variants: list[Launch], capability: int, before: Launch | None = Non
 
 
 def _examine(launch: Launch, capability: int, trips: float) -> Record:
-    """trips: of a block's loop, for a pair of query and key, all heads."""
+    """Record of a launch; trips: of a block's loop per query–key pair, over all heads."""
     compiled = inspect(launch, capability)
     loop = main_loop(*disassemble(compiled.cubin))
     warps = launch.options["num_warps"]
@@ -233,16 +233,16 @@ def _examine(launch: Launch, capability: int, trips: float) -> Record:
 
 
 def trips_per_pair(launch: Launch, before: Launch | None = None) -> float:
-    """How many trips of the main loop one pair of query and key costs, over all heads and parts of channels.
+    """Trips of the main loop per query–key pair, over all heads and parts of channels.
 
-    before: the launch whose parts a launch adds up.
+    before: the launch whose partial sums this launch adds up.
     """
     given, name = launch.arguments, launch.kernel.__name__
     if "BLOCK_K" in given:
         return given["H"] / (given.get("ROWS", given["BLOCK_R"]) * given["BLOCK_K"])
     if name == "diagonals_kernel":
         rows = given["row_stop"] - given["row_start"]
-        # Lanes run into a diagonal and out of it.
+        # Lanes enter a diagonal and leave it.
         return launch.grid[1] * (rows + given["BLOCK_D"] - 1) / rows / given["BLOCK_D"] / given["UNROLL"]
     if name == "fold_kernel":
         assert before is not None
@@ -258,7 +258,7 @@ def trips_per_pair(launch: Launch, before: Launch | None = None) -> float:
 
 MARKER = "<!-- gpu-estimate -->"
 
-# FlashAttention-2's backward pass of 12 heads of 64 on sm_80, in clocks for a pair.
+# FlashAttention-2's backward pass of 12 heads of 64 on sm_80, in clocks per pair.
 FLASH_BACKWARD = 9.0
 
 
@@ -269,7 +269,7 @@ def fill_page(page: Path, records: list[Record]) -> None:
 
 
 def limits(records: list[Record]) -> list[tuple[str, str, str]]:
-    """What is demanded of the kernels, the demand, and the estimate, for those records that there are."""
+    """Requirements of the kernels: name, limit, and estimate, for the available records."""
     totals = {(x["shape"], x["capability"], x["pass"]): x for x in records if x["kernel"] == "all"}
     found = []
     for shape, most in (("125m", 6), ("llama-3-8b", 3)):
@@ -290,7 +290,7 @@ def limits(records: list[Record]) -> list[tuple[str, str, str]]:
 
 
 def tables(records: list[Record]) -> str:
-    """Demands, totals by shape, then the kernels of the first shape, as Markdown."""
+    """Requirements, totals by shape, then the kernels of the first shape, as Markdown."""
     totals = [x for x in records if x["kernel"] == "all"]
     lines = ["| | demanded | estimated |", "|---|---|---|"]
     lines += [f"| {name} | {demand} | {estimate} |" for name, demand, estimate in limits(records)]

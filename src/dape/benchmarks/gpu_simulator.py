@@ -1,10 +1,10 @@
 """A simulation of one GPU multiprocessor that runs the main loop of a compiled kernel: clocks per trip.
 
-The assembler writes into every instruction how long to stall after it and which scoreboards to wait for. The simulation
-plays these for all warps of the resident blocks, with throughputs and latencies from public micro-benchmarks. It knows
-no bank conflicts, one multiprocessor, and a constant bandwidth of the L2 cache; asynchronous tensor products (WGMMA)
-occupy the tensor cores for their number of multiplications, and those of sm_100, which go through a memory of their own,
-are not modelled. So ratios between two kernels mean something, to 10 or 15 %; times do not.
+The assembler encodes in every instruction how long to stall after it and which scoreboards to wait for. The simulation
+replays these for all warps of the resident blocks, with throughputs and latencies from public micro-benchmarks. It
+models one multiprocessor without bank conflicts, with a constant L2 bandwidth; asynchronous tensor products (WGMMA)
+occupy the tensor cores for their number of multiplications, and those of sm_100, which use a memory of their own, are
+not modelled. Ratios between two kernels are therefore meaningful to 10 or 15 %; times are not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dape.ops.score_attention.triton.compile import tools
 
 @dataclass(frozen=True)
 class Instruction:
-    """One machine instruction: its operation, and what the assembler says of waiting."""
+    """One machine instruction: its operation, and the stalls encoded by the assembler."""
 
     text: str
     operation: str
@@ -42,13 +42,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Machine:
-    """Clocks between issues of a kind on one of the four schedulers, and latencies."""
+    """Clocks between issues by kind of instruction on one of the four schedulers, and latencies."""
 
     multiply: int = 2
     integer: int = 2
     special: int = 8
     tensor: float = 8
-    # Multiplications of one scheduler's tensor core in a clock, where products are asynchronous.
+    # Multiplications per clock of one scheduler's tensor core, for asynchronous products.
     tensor_rate: float = 256
     tensor_latency: int = 32
     uniform: int = 2
@@ -60,18 +60,18 @@ class Machine:
     special_latency: int = 20
     barrier_latency: int = 16
     async_latency: int = 280
-    # Bytes of the L2 cache that one multiprocessor gets in a clock.
+    # L2 bandwidth of one multiprocessor, in bytes per clock.
     bandwidth: float = 45.0
 
 
 MACHINES = {
     80: Machine(),
-    # Professional cards: half the tensor cores of sm_80; those for games have half of that again with float32 sums.
+    # Professional cards: half the tensor cores of sm_80; gaming cards have half of that again with float32 sums.
     86: Machine(multiply=1, tensor=16, bandwidth=26.0),
     90: Machine(multiply=1, tensor=6.4, tensor_rate=512, async_latency=300, bandwidth=32.0),
 }
 
-# What a multiprocessor has: registers, bytes of shared memory, warps.
+# Resources of a multiprocessor: registers, bytes of shared memory, warps.
 REGISTERS = 65_536
 SHARED = {75: 65_536, 80: 167_936, 86: 102_400, 89: 102_400, 90: 233_472, 100: 233_472}
 WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64}
@@ -119,7 +119,7 @@ MEMORY = frozenset(
 
 
 def disassemble(cubin: bytes) -> tuple[list[Instruction], dict[str, int]]:
-    """The instructions of a kernel, and the place of every label."""
+    """The instructions of a kernel, and the index of every label."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -156,10 +156,10 @@ def main_loop(instructions: list[Instruction], labels: dict[str, int]) -> list[I
     Without tensor instructions, of the loops that hold no other, the one with the most loads, the shortest of several.
     """
     spans = []
-    for place, instruction in enumerate(instructions):
+    for index, instruction in enumerate(instructions):
         target = re.search(r"`\((\.L\w+)\)", instruction.text) if instruction.name == "BRA" else None
-        if target and labels.get(target[1], len(instructions)) <= place:
-            spans.append((labels[target[1]], place + 1))
+        if target and labels.get(target[1], len(instructions)) <= index:
+            spans.append((labels[target[1]], index + 1))
     if not spans:
         return instructions
     loops = [instructions[start:stop] for start, stop in spans]
@@ -175,7 +175,7 @@ def main_loop(instructions: list[Instruction], labels: dict[str, int]) -> list[I
 
 
 def resident_blocks(registers: int, shared: int, warps: int, capability: int) -> int:
-    """How many blocks of a kernel run on a multiprocessor at a time."""
+    """Number of blocks of a kernel resident on a multiprocessor."""
     by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
     by_shared = SHARED[capability] // (shared + 1024)
     return max(1, min(by_registers, by_shared, WARPS[capability] // warps, 16))
@@ -183,13 +183,13 @@ def resident_blocks(registers: int, shared: int, warps: int, capability: int) ->
 
 @dataclass
 class _Warp:
-    """Where a warp is, and what it waits for."""
+    """State of a warp: its instruction and the events it waits for."""
 
     block: int
-    place: int = 0
+    index: int = 0
     trips: int = 0
     ready: float = 0.0
-    # When everything that its next instruction waits for is there.
+    # Clock at which its next instruction is ready.
     wakes: float = 0.0
     at_barrier: bool = False
     copies: float = 0.0
@@ -218,7 +218,7 @@ def clocks_per_trip(
             for warp in team[scheduler::4]:
                 if warp.trips >= trips or warp.at_barrier:
                     continue
-                pipe, cost = costs[warp.place]
+                pipe, cost = costs[warp.index]
                 ready = warp.wakes
                 if pipe:
                     ready = max(ready, pipes[scheduler][pipe])
@@ -228,13 +228,13 @@ def clocks_per_trip(
                 if ready > clock:
                     soonest = min(soonest, ready)
                     continue
-                age = warp.trips * len(loop) + warp.place
+                age = warp.trips * len(loop) + warp.index
                 if chosen is None or age < chosen[0]:
                     chosen = (age, warp, pipe, cost)
             if chosen is None:
                 continue
             _, warp, pipe, cost = chosen
-            instruction, issued = loop[warp.place], True
+            instruction, issued = loop[warp.index], True
             if pipe:
                 pipes[scheduler][pipe] = clock + cost  # type: ignore[assignment]  # some costs are fractions
             warp.ready = clock + max(1, instruction.stall)
@@ -267,12 +267,12 @@ def clocks_per_trip(
                         other.at_barrier = False
                         other.ready = max(other.ready, clock + machine.barrier_latency)
                         other.wakes = max(other.wakes, other.ready)
-            warp.place += 1
-            if warp.place == len(loop):
-                warp.place, warp.trips = 0, warp.trips + 1
+            warp.index += 1
+            if warp.index == len(loop):
+                warp.index, warp.trips = 0, warp.trips + 1
                 warp.ends.append(clock)
                 running -= warp.trips >= trips
-            warp.wakes = max([warp.ready, *_awaited(loop[warp.place], warp)])
+            warp.wakes = max([warp.ready, *_awaited(loop[warp.index], warp)])
         clock = clock + 1 if issued or soonest == float("inf") else max(clock + 1, int(-(-soonest // 1)))
     # The first trips fill the pipes.
     return sum(warp.ends[-1] - warp.ends[1] for warp in team) / len(team) / (trips - 2)
@@ -298,7 +298,7 @@ def _pipe(instruction: Instruction, machine: Machine) -> tuple[str | None, float
 
 
 def _awaited(instruction: Instruction, warp: _Warp) -> list[float]:
-    """When everything that an instruction waits for is there."""
+    """Clocks at which the operands of an instruction are ready."""
     ends = [end for board in range(6) if instruction.waits >> board & 1 for end in warp.boards[board]]
     if instruction.name == "DEPBAR":
         allowed = re.search(r"SB0,\s*(0x[0-9a-f]+)", instruction.text)

@@ -1,4 +1,4 @@
-"""The baseline that everything is measured against: a score program computed eagerly, as the paper's listing does it.
+"""Baseline of the benchmarks: a score program computed eagerly, as in the paper's listing.
 
 Scores and bias of all heads become the channels of one T×T image, its upper triangle is set to zero, padded
 convolutions run over it, and the result is added to scores and bias. The image and all maps exist in full.
@@ -17,7 +17,7 @@ from dape.ops.score_attention.reference import image_of
 def listing_attention(q: Tensor, k: Tensor, v: Tensor, program: ScoreProgram, bias: Tensor) -> Tensor:
     """Causal attention output [B, H, T, D] of a program with a softmax; bias: [1, H, T, T].
 
-    Where taps reach right, its last rows depend on where the tensor ends, which those of the reference do not.
+    If taps reach right, its last rows depend on the end of the tensor, unlike those of the reference.
     """
     num_tokens = q.shape[2]
     ahead = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=q.device).triu(1)

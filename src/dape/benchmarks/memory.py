@@ -1,8 +1,8 @@
-"""Peak memory of a pass beyond its inputs, measured in a process of its own.
+"""Peak memory of a pass beyond its inputs, measured in a separate process.
 
 A fresh process is forked for every measurement; it builds the inputs, runs the pass once on a short call (so that
-libraries are loaded and threads started), resets the kernel's record of its peak, runs the pass and reads the record
-again. What is counted: scratch, saved tensors, the output and the gradients.
+libraries are loaded and threads started), resets the peak in /proc, runs the pass and reads the peak again. Counted
+are scratch, saved tensors, the output and the gradients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Request = tuple[str, str, Sizes]
 def peak_extra_mb(
     requests: Sequence[Request], threads: int, dtype: torch.dtype = torch.float32
 ) -> list[float | None]:
-    """Megabytes (10⁶ bytes) for every request; None where this system cannot tell. Says why a request failed."""
+    """Megabytes (10⁶ bytes) for every request; None if not supported here. Prints the reason if a request failed."""
     if not hasattr(os, "fork") or not os.path.exists("/proc/self/clear_refs"):
         return [None] * len(requests)
     number = str(dtype).removeprefix("torch.")
@@ -38,11 +38,11 @@ def peak_extra_mb(
     )
     if done.returncode:
         raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
-    found = json.loads(done.stdout)
-    for (backend, name, sizes), peak in zip(requests, found, strict=True):
+    peaks = json.loads(done.stdout)
+    for (backend, name, sizes), peak in zip(requests, peaks, strict=True):
         if isinstance(peak, str):
             print(f"{backend}, {name}, {sizes.keys}: its memory could not be measured: {peak}")
-    return [None if isinstance(peak, str) else peak for peak in found]
+    return [None if isinstance(peak, str) else peak for peak in peaks]
 
 
 def _measure(backend: str, name: str, sizes: Sizes, threads: int, dtype: torch.dtype) -> float:
@@ -59,7 +59,7 @@ def _measure(backend: str, name: str, sizes: Sizes, threads: int, dtype: torch.d
 
 
 def _give_back_freed_memory() -> None:
-    """What building the inputs left in malloc's hands would be used again by the pass, and not be counted."""
+    """Return freed memory to the system: the pass would reuse it, and it would not be counted."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc has it
         trim(0)
@@ -72,22 +72,22 @@ def _status(field: str) -> int:
 
 
 def _in_a_fork(request: Sequence) -> float | str:
-    """The measurement, or the sentence why there is none."""
+    """The measurement, or the reason why there is none."""
     backend, name, sizes, threads, dtype = request
     reader, writer = os.pipe()
-    # Nothing has run in this process yet, so there are no threads that a fork would lose.
+    # Nothing has run in this process yet, so there are no threads for a fork to lose.
     if (child := os.fork()) == 0:
         try:
-            found: float | str = _measure(backend, name, Sizes(**sizes), threads, getattr(torch, dtype))
+            peak: float | str = _measure(backend, name, Sizes(**sizes), threads, getattr(torch, dtype))
         except BaseException as error:
-            found = f"{type(error).__name__}: {error}"
-        os.write(writer, json.dumps(found).encode())
+            peak = f"{type(error).__name__}: {error}"
+        os.write(writer, json.dumps(peak).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     _, status = os.waitpid(child, 0)
-    # One that is killed, for want of memory perhaps, writes nothing.
+    # A killed process, such as by lack of memory, writes nothing.
     return json.loads(text) if text else f"its process ended with status {os.waitstatus_to_exitcode(status)}"
 
 

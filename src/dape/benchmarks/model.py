@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dape.benchmarks import report, steps
-from dape.benchmarks.attention import Where
+from dape.benchmarks.attention import Placement
 from dape.benchmarks.steps import BASELINE
 from dape.benchmarks.timing import interleave
 from dape.models import Attention, DapeForCausalLM, preset
@@ -32,7 +32,7 @@ class Options(steps.StepOptions):
     )
     length: int = setting(512, help="Tokens of an input.", low=1, high=2**24)
     batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
-    rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
+    rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: Options) -> list[report.Record]:
-    """One record a method."""
+    """One record per method."""
     options.prepare()
     methods = list(dict.fromkeys([*options.methods.split(","), BASELINE]))
     candidates = {method: training_step(method, options) for method in methods}
@@ -61,17 +61,17 @@ def run(options: Options) -> list[report.Record]:
 
 def training_step(method: str, options: Options) -> Callable[[], None]:
     """A step of a new model on random tokens; its attention is first checked against the reference."""
-    where = Where.of(options.device, options.dtype)
+    placement = Placement.of(options.device, options.dtype)
     torch.manual_seed(0)
     model = DapeForCausalLM(preset(options.preset, method, backend=options.backend))
-    torch.nn.Module.to(model, where.device)
-    tokens = torch.randint(model.config.vocab_size, (options.batch, options.length)).to(where.device)
-    kind, half = torch.device(where.device).type, where.dtype != torch.float32
+    torch.nn.Module.to(model, placement.device)
+    tokens = torch.randint(model.config.vocab_size, (options.batch, options.length)).to(placement.device)
+    kind, half = torch.device(placement.device).type, placement.dtype != torch.float32
     check(model, method, tokens[:1, :64])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
-        with torch.autocast(kind, where.dtype if half else None, enabled=half):
+        with torch.autocast(kind, placement.dtype if half else None, enabled=half):
             loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         optimizer.step()
@@ -82,7 +82,7 @@ def training_step(method: str, options: Options) -> Callable[[], None]:
 
 @torch.no_grad()
 def check(model: DapeForCausalLM, method: str, tokens: torch.Tensor) -> None:
-    """Raise with a sentence unless the model gives what it gives with the reference backend."""
+    """Raise unless the model's logits agree with those of the reference backend."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     backend = layers[0].backend
     results = {}

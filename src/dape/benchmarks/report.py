@@ -20,7 +20,7 @@ Column = tuple[str, str, str]
 
 
 def print_table(title: str, columns: Sequence[Column], records: Sequence[Record]) -> None:
-    """A table without lines, headings broken between words where it would not fit 80 columns."""
+    """Print a table without lines; headings are broken between words to fit 80 columns."""
     rows = [
         ["–" if record.get(key) is None else format(record[key], form) for _, key, form in columns]
         for record in records
@@ -37,7 +37,7 @@ def print_table(title: str, columns: Sequence[Column], records: Sequence[Record]
         table.add_column(escape(heading), justify="right" if form else "left", width=width, no_wrap=not form)
     for row in rows:
         table.add_row(*map(escape, row))
-    # Whole numbers, even where the terminal is narrower.
+    # Numbers are not truncated, even on a narrower terminal.
     Console(width=max(sum(widths) + 2 * len(widths), 80)).print(table)
 
 
@@ -46,7 +46,7 @@ def write_json(path: Path, records: Sequence[Record]) -> None:
 
 
 def write_plot(path: Path, records: Sequence[Record]) -> None:
-    """Milliseconds over length, both logarithmic, a panel a pass, a line a backend."""
+    """Plot milliseconds over length, both logarithmic, one panel per pass, one line per backend."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""`dape bench stages`: each stage of the C++ kernel by itself, as a share of what one core can multiply and add."""
+"""`dape bench stages`: each stage of the C++ kernel separately, as a share of one core's multiply-add peak."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dape.ops.score_attention import cpu, native, op
 from dape.ops.score_attention.api import make_problem
 from dape.settings import setting
 
-# As numbered in csrc/stages.h: which pass a stage belongs to, its name, and how often it runs for each chunk there.
+# As numbered in csrc/stages.h: the pass of a stage, its name, and its number of executions per chunk.
 PEAK = 0
 STAGES = {
     1: ("forward", "dots", "q · k"),
@@ -45,7 +45,7 @@ COLUMNS = (
     ("% of peak", "percent_of_peak", ".0f"),
     ("% of the pass", "percent_of_pass", ".0f"),
 )
-# Long enough that the clock and the call itself do not count.
+# Long enough that the overhead of clock and call is negligible.
 LEAST_SECONDS = 0.02
 
 
@@ -53,22 +53,22 @@ LEAST_SECONDS = 0.02
 class Options:
     """Time the stages of the C++ kernel one by one, on one core, with their data in its caches.
 
-    A chunk is what the kernel computes at a time: a tile of query rows by some keys, all heads. Multiply-accumulates are
-    those that are computed (Winograd's convolutions take two thirds); the peak is that of independent multiply-adds in
+    A chunk is the kernel's unit of work: a tile of query rows by some keys, all heads. Multiply-accumulates are those
+    actually computed (Winograd's convolutions take two thirds); the peak is that of independent multiply-adds in
     registers, measured in turn with the stages.
     """
 
     length: int = setting(2048, help="Tokens of the call that the chunk is taken from.", low=64, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
     head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
-    width: int = setting(32, help="Channels between the two convolutions.", low=1, high=4096)
+    width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(3, help="Kernel size of the convolutions; odd.", low=1, high=1023)
     build: str = setting(
         "", help="avx512, avx512_short, avx2 or portable; empty: the fastest that runs here."
     )
-    rounds: int = setting(5, help="Rounds; the median counts.", low=1, high=10**6)
+    rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a stage.", writes="file"
+        None, help="Write one record per stage.", writes="file"
     )
 
 
@@ -87,21 +87,21 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: Options) -> list[Record]:
-    """One record a stage, and one for all stages of each pass together."""
+    """One record per stage, and one for all stages of each pass together."""
     if native.PROBLEM is not None:
         raise ValueError(f"there is no kernel to time: {native.PROBLEM}")
     build = options.build or native.builds()[0]
     call, _alive = _backward_call(options)
     with native.use_build(build):
-        found = _measure(call, options.rounds)
-    peak = found[PEAK][1] / found[PEAK][0]
+        measured = _measure(call, options.rounds)
+    peak = measured[PEAK][1] / measured[PEAK][0]
     records: list[Record] = []
     for name in ("forward", "backward", "a tile"):
         members = [number for number, (step, *_) in STAGES.items() if step == name]
-        seconds, macs = (sum(found[number][part] for number in members) for part in (0, 1))
+        seconds, macs = (sum(measured[number][part] for number in members) for part in (0, 1))
         for number in members:
             records.append(
-                _record(name, STAGES[number][1], STAGES[number][2], *found[number], seconds, peak, build)
+                _record(name, STAGES[number][1], STAGES[number][2], *measured[number], seconds, peak, build)
             )
         if len(members) > 1:
             records.append(
@@ -123,7 +123,7 @@ def _record(
 
 
 def _backward_call(options: Options) -> tuple[native.Call, list[object]]:
-    """A causal call with a bias by distance, as the kernel sees it, and the tensors that it points to."""
+    """A causal call of the kernel with a bias by distance, and the tensors that it points to."""
     sizes = Sizes(
         options.length, options.length, 1, options.heads, options.head_width, options.width, options.kernel
     )
@@ -162,7 +162,7 @@ def _enough_repeats(number: int, call: native.Call) -> int:
 
 
 def _seconds(number: int, call: native.Call, repeats: int) -> float:
-    """Time of this thread alone: what others do with the core meanwhile does not count."""
+    """CPU time of this thread alone."""
     start = time.thread_time()
     macs = native.run_stage(number, call, repeats)
     assert macs >= 0, (number, macs)

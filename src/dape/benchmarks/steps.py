@@ -1,4 +1,4 @@
-"""What the benchmarks of training steps share: options, the table's title, and the fields of a record."""
+"""Common parts of the benchmarks of training steps: options, the table's title, and the fields of a record."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from dape.commands.parsing import parse
 from dape.settings import setting
 
 BASELINE = "kerple"
-METHODS_HELP = f"Separated by commas; {BASELINE} is always among them."
+METHODS_HELP = f"Methods, separated by commas; {BASELINE} is always included."
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """A model, its batch, where it runs, and how it is timed."""
+    """Options of model, batch, device and timing."""
 
     preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
     methods: str = setting(f"{BASELINE},dape1x3-kerple", help=METHODS_HELP, listed=str)
     length: int = setting(64, help="Tokens of an input.", low=1, high=2**24)
     batch: int = setting(16, help="Inputs at a time.", low=1, high=2**20)
-    backend: str = setting("auto", help="Of the attention op.")
-    device: str = setting("cpu", help="Where to run: cpu, or a GPU such as cuda or cuda:1.")
-    dtype: str = setting("fp32", help="Of the autocast: fp32 (none), fp16 or bf16.")
-    threads: int = setting(0, help="Threads of PyTorch; 0 leaves its own choice.", low=0, high=4096)
-    rounds: int = setting(9, help="Rounds; the median counts.", low=1, high=10**6)
+    backend: str = setting("auto", help="Backend of the attention op.")
+    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.")
+    dtype: str = setting("fp32", help="Dtype of the autocast: fp32 (none), fp16 or bf16.")
+    threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
+    rounds: int = setting(9, help="Rounds; the median is reported.", low=1, high=10**6)
     clock: str = setting("wall", help=CLOCK_HELP)
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record a method.", writes="file"
+        None, help="Write one record per method.", writes="file"
     )
 
     def prepare(self) -> None:
@@ -45,7 +45,7 @@ class StepOptions:
             torch.set_num_threads(self.threads)
 
     def record(self) -> report.Record:
-        """What every record says of the model and the machine."""
+        """Fields of every record about the model and the machine."""
         return {
             "preset": self.preset,
             "length": self.length,

@@ -1,4 +1,4 @@
-"""`dape bench tasks`: what sampling a batch of a generated task costs, beside a training step on it."""
+"""`dape bench tasks`: cost of sampling a batch of a generated task, against a training step on it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class BenchOptions:
 
     names: tyro.conf.Positional[tuple[str, ...]] = setting(tuple(TASKS), help="Tasks; all by default.")
     batch_size: int = setting(128, help="Samples a batch.", low=1, high=2**24)
-    length: int = setting(40, help="Of the training batch.", low=1, high=2**24)
-    long_length: int = setting(500, help="Of the test batch.", low=1, high=2**24)
-    method: str = setting("kerple", help="The model's method: a cheap one makes the strictest comparison.")
-    rounds: int = setting(5, help="Rounds, of which the median is shown.", low=1, high=10**6)
-    json: Path | None = setting(None, help="Write the records there.", writes="file")
+    length: int = setting(40, help="Length of the training batch.", low=1, high=2**24)
+    long_length: int = setting(500, help="Length of the test batch.", low=1, high=2**24)
+    method: str = setting("kerple", help="Method of the model: a cheap one makes the strictest comparison.")
+    rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
+    json: Path | None = setting(None, help="Write the records to this file.", writes="file")
 
 
 def main(arguments: list[str]) -> int:
     options: BenchOptions = parse(BenchOptions, arguments, prog="dape bench tasks")
     records = [measure(name, options) for name in track(options.names, "measuring", transient=True)]
-    where = f"lengths {options.length} and {options.long_length}, {torch.get_num_threads()} threads"
-    print_table(f"batch {options.batch_size}, {where}", COLUMNS, records)
+    settings = f"lengths {options.length} and {options.long_length}, {torch.get_num_threads()} threads"
+    print_table(f"batch {options.batch_size}, {settings}", COLUMNS, records)
     if options.json:
         write_json(options.json, records)
     return 0
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 def measure(name: str, options: BenchOptions) -> Record:
     """Median milliseconds of each."""
-    # Associative recall has as many pairs as keys at most; fixed pairs allow any length.
+    # Associative recall has at most as many pairs as keys; fixed pairs allow any length.
     task = build_task(name, **({"pairs": 12} if name == "associative_recall" else {}))
     protocol = task.protocol
     model = build_model(

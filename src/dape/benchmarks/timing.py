@@ -1,4 +1,4 @@
-"""Timing: candidates take turns, so that whatever disturbs the machine disturbs all of them alike."""
+"""Interleaved timing: candidates take turns, so that disturbances of the machine affect all alike."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Timing:
     spread: float
 
 
-# Time that passes, or time that this process has a core: the second is nearly the same on a busy machine, but counts
-# all threads, those that wait included.
+# Wall-clock time, or CPU time of this process: the second hardly changes on a busy machine, but counts all threads,
+# waiting ones included.
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
 
 
@@ -37,14 +37,14 @@ def check_clock(name: str) -> None:
 def interleave(
     candidates: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu", clock: str = "wall"
 ) -> dict[str, Timing]:
-    """The timing of every candidate over that many rounds, each of which runs every candidate once."""
+    """Timing of every candidate over `rounds` rounds, each of which runs every candidate once."""
     return {name: summary(taken) for name, taken in take_turns(candidates, rounds, device, clock).items()}
 
 
 def take_turns(
     candidates: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu", clock: str = "wall"
 ) -> dict[str, list[float]]:
-    """Milliseconds of every candidate in each round, after one that does not count."""
+    """Milliseconds of every candidate in each round, after a warm-up round."""
     if rounds < 1:
         raise ValueError(f"rounds={rounds} must be at least 1")
     for run in candidates.values():
@@ -56,13 +56,13 @@ def take_turns(
     return taken
 
 
-# Ends with the process that started it, however that ends.
+# Ends when its parent process ends.
 SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
 
 
 @contextmanager
 def spinning(processes: int) -> Iterator[list[subprocess.Popen]]:
-    """So many busy processes beside this one, inside the block."""
+    """Keep `processes` busy processes running inside the block."""
     command = [sys.executable, "-S", "-c", SPIN, str(os.getpid())]
     running = [subprocess.Popen(command) for _ in range(processes)]
     try:
@@ -103,7 +103,7 @@ def median_and_range(values: list[float]) -> tuple[float, float]:
 
 
 def growth_exponent(lengths: list[int], milliseconds: list[float]) -> float:
-    """The slope of log time over log length: 2 for a cost that grows as T²."""
+    """Slope of log time over log length: 2 for a cost that grows as T²."""
     return statistics.linear_regression(
         [math.log(length) for length in lengths], [math.log(ms) for ms in milliseconds]
     ).slope

@@ -1,4 +1,4 @@
-"""`dape bench train`: what a method costs a training step, and what the training loop costs beside the model."""
+"""`dape bench train`: cost of a method in a training step, and of the training loop beyond the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dape.benchmarks import report, steps
-from dape.benchmarks.attention import Where
+from dape.benchmarks.attention import Placement
 from dape.benchmarks.steps import BASELINE
 from dape.benchmarks.timing import interleave
 from dape.models import DapeForCausalLM, preset
@@ -33,8 +33,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Options(steps.StepOptions):
-    """Time a step of `dape train` (data, loss, clipping, optimizer, metrics) beside a bare loop of the same model
-    and fused AdamW on a batch at hand, and each method beside kerple. Ten steps of every candidate in turn."""
+    """Time a step of `dape train` (data, loss, clipping, optimizer, metrics) against a bare loop of the same model
+    and fused AdamW on a fixed batch, and each method against kerple. Ten steps of every candidate in turn."""
 
 
 def main(arguments: list[str]) -> int:
@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: Options) -> list[report.Record]:
-    """One record a method."""
+    """One record per method."""
     options.prepare()
-    where = Where.of(options.device, options.dtype)
+    placement = Placement.of(options.device, options.dtype)
     methods = list(dict.fromkeys([BASELINE, *options.methods.split(",")]))
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -56,9 +56,9 @@ def run(options: Options) -> list[report.Record]:
                 build_task(method, ids, options), folder / method, stack, options
             )
             candidates[f"{method} bare"] = bare_steps(
-                build_task(method, ids, options), where.device, options.dtype
+                build_task(method, ids, options), placement.device, options.dtype
             )
-        timings = interleave(candidates, options.rounds, where.device, options.clock)
+        timings = interleave(candidates, options.rounds, placement.device, options.clock)
     milliseconds = {name: timing.milliseconds / STEPS_A_ROUND for name, timing in timings.items()}
     return [
         {
@@ -82,11 +82,11 @@ def build_task(method: str, ids: np.ndarray, options: Options) -> LanguageModell
 def loop_steps(
     task: LanguageModelling, folder: Path, stack: contextlib.ExitStack, options: Options
 ) -> Callable[[], None]:
-    """Ten steps of the training loop with their metrics written; no checkpoint falls among them."""
+    """Ten steps of the training loop including metrics, without checkpoints."""
     folder.mkdir()
-    settings = LoopSettings(steps=1_000_000, log_every=STEPS_A_ROUND, precision=options.dtype)  # type: ignore[arg-type]  # Where.of has checked it
-    place = Parallel("none", 0, 1, torch.device(options.device))
-    loop = Loop(task, settings, folder, place, StopRequest())
+    settings = LoopSettings(steps=1_000_000, log_every=STEPS_A_ROUND, precision=options.dtype)  # type: ignore[arg-type]  # Placement.of has checked it
+    parallel = Parallel("none", 0, 1, torch.device(options.device))
+    loop = Loop(task, settings, folder, parallel, StopRequest())
     loop.open_logs(stack, progress=False)
 
     def steps() -> None:
@@ -97,9 +97,11 @@ def loop_steps(
     return steps
 
 
-def bare_steps(task: LanguageModelling, place: str = "cpu", precision: str = "fp32") -> Callable[[], None]:
-    """Ten times forward, backward and fused AdamW on one batch; without the scaling of losses that float16 wants."""
-    device = torch.device(place)
+def bare_steps(
+    task: LanguageModelling, device_name: str = "cpu", precision: str = "fp32"
+) -> Callable[[], None]:
+    """Ten times forward, backward and fused AdamW on one batch, without the loss scaling of float16."""
+    device = torch.device(device_name)
     batch, model = move(task.batch(0), device), torch.nn.Module.to(task.model, device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 

@@ -1,4 +1,4 @@
-"""One call of attention to be measured, the same for every backend, and the check that a backend computes it."""
+"""One attention call to be measured, the same for every backend, and a correctness check of backends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dape.positions.base import Positions
 from dape.positions.fire import FIRE
 
 LISTING, COMPILED, SDPA, SDPA_BIAS, FLEX = "listing", "compiled listing", "sdpa", "sdpa with bias", "flex"
-# What builds T×T maps.
+# Candidates that build T×T maps.
 QUADRATIC = (LISTING, COMPILED, SDPA_BIAS, "reference")
 FORWARD, BOTH = "forward", "forward+backward"
 BIASES = ("distance", "separable", "tiles")
@@ -34,11 +34,11 @@ def check_bias(name: str) -> None:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Queries stand at the end of the keys.
+    """Sizes of a call; the queries are the last of the keys.
 
-    bias:      its form, all with gradients: by "distance" (Kerple), "separable" (numbers a token) or by "tiles" (FIRE).
-    processor: a score processor as names write it, "talking" or "dape1x3[groups=3,width=24]"; empty: two convolutions
-               of 1×kernel with `width` channels between.
+    bias:      its form, all with gradients: by "distance" (Kerple), "separable" (numbers per token) or by "tiles" (FIRE).
+    processor: a score processor as in method names, "talking" or "dape1x3[groups=3,width=24]"; empty: two convolutions
+               of 1×kernel with `width` hidden channels.
     """
 
     keys: int
@@ -69,7 +69,7 @@ class Workload:
         *,
         rounded: torch.dtype | None = None,
     ) -> None:
-        """rounded: the dtype that holds all numbers exactly, if it has fewer digits than `dtype`."""
+        """rounded: a lower-precision dtype to which all numbers are rounded."""
         self.sizes, self.device = sizes, torch.device(device)
         generator = torch.Generator().manual_seed(0)
 
@@ -87,7 +87,7 @@ class Workload:
             with torch.random.fork_rng():
                 torch.manual_seed(0)
                 program = parse_method(s.method).build_scores(s.heads, width=s.width).program()
-            # A start as the identity would hide mistakes; small numbers keep its scale.
+            # An identity initialisation would hide mistakes; small numbers keep its scale.
             tensors = {
                 name: (tensor.detach().to(self.device) + draw(*tensor.shape, bound=0.05).detach())
                 .to(dtype)
@@ -120,13 +120,13 @@ class Workload:
         self.grad_out = draw(*self.q.shape).detach()
 
     def bias(self) -> Bias:
-        """The bias in the form that the op takes."""
+        """The bias in the form of the op's argument."""
         s = self.sizes
         if s.bias == "separable":
             return SeparableBias(self.of_bias["row"], self.of_bias["column"])
         if s.bias == "tiles":
-            place = torch.arange(s.keys, device=self.device)[None]
-            positions = Positions(place[:, -s.queries :], place, True, EVERYTHING, consecutive=True)
+            index = torch.arange(s.keys, device=self.device)[None]
+            positions = Positions(index[:, -s.queries :], index, True, EVERYTHING, consecutive=True)
             return self.fire.bias(self.q, self.k, positions, scale=1.0)
         return DistanceBias(self._by_distance())
 
@@ -142,15 +142,15 @@ class Workload:
                 self.q, self.k, self.v, is_causal=self.sizes.queries == self.sizes.keys > 1
             )
         if backend in (LISTING, COMPILED):
-            place = torch.arange(self.sizes.keys, device=self.device)
+            index = torch.arange(self.sizes.keys, device=self.device)
             bias = self.kerple(
-                (place[:, None] - place).clamp(min=0).to(torch.promote_types(self.q.dtype, torch.float32))
+                (index[:, None] - index).clamp(min=0).to(torch.promote_types(self.q.dtype, torch.float32))
             ).to(self.q.dtype)[None]
             listing = _compiled() if backend == COMPILED else listing_attention
             return listing(self.q, self.k, self.v, self.program, bias)
         if backend == SDPA_BIAS:
-            place = torch.arange(self.sizes.keys, device=self.device)
-            distance = place[-self.sizes.queries :, None] - place
+            index = torch.arange(self.sizes.keys, device=self.device)
+            distance = index[-self.sizes.queries :, None] - index
             gathered = self._by_distance()[:, distance.clamp(min=0)].masked_fill(distance < 0, -torch.inf)
             return F.scaled_dot_product_attention(self.q, self.k, self.v, gathered[None].to(self.q.dtype))
         if backend == FLEX:
@@ -168,7 +168,7 @@ class Workload:
         return self.kerple(torch.arange(self.sizes.keys, device=self.device).to(dtype))
 
     def run(self, backend: str, name: str) -> None:
-        """The pass of that name, once."""
+        """Run the pass `name` once."""
         if name == FORWARD:
             with torch.no_grad():
                 self.attend(backend)
@@ -214,7 +214,7 @@ def _flex(compiled: bool) -> Callable[..., Any]:
 
 
 def required_bytes(sizes: Sizes, backend: str) -> int:
-    """Roughly what a call needs at once: T×T maps for those that build them, else a few times its inputs."""
+    """Approximate peak memory of a call: T×T maps for backends that build them, else a few times its inputs."""
     s = sizes
     if backend in QUADRATIC:
         return 4 * s.batch * s.queries * s.keys * (11 * s.heads + 2 * s.width)
@@ -224,13 +224,13 @@ def required_bytes(sizes: Sizes, backend: str) -> int:
 def check(
     backend: str, sizes: Sizes, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> float:
-    """The greatest error of that backend on a short call of these sizes; raises with a sentence if it is wrong.
+    """Largest error of a backend on a short call of these sizes; raises if it is wrong.
 
-    An error is the distance to float64, as a share of the greatest value.
+    Errors are distances to float64, relative to the largest value.
     """
     keys = min(sizes.keys, 70)
     short = replace(sizes, keys=keys, queries=min(sizes.queries, keys), batch=min(sizes.batch, 2))
-    # The listing's last rows depend on the tensor's edge; the definition's do not.
+    # The listing's last rows depend on the tensor's edge; the reference's do not.
     exact = Workload(short, torch.float64, rounded=dtype)
     right = sum(stage.right for stage in (*exact.program.pre, *exact.program.post))
     rows = slice(0, max(1, short.queries - (right if backend in (LISTING, COMPILED) else 0)))
