@@ -1,4 +1,4 @@
-"""The public function: checks its input, brings the bias into a backend's form, chooses the backend."""
+"""Public functions of the op: check the arguments, choose a backend, convert the bias to its form."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dape.ops.score_attention.types import (
 )
 
 # In order of speed, for most calls. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
-# returns None or the sentence that says why it cannot run this call, and is all that is asked. Importing one must be quick:
-# what it needs beyond torch, it imports when it runs.
+# returns None or the reason, as a sentence, why it cannot run this call. Importing one must be quick: dependencies
+# beyond torch are imported when it runs.
 BACKENDS: dict[str, ModuleType] = {
     "sdpa": sdpa,
     "triton": triton,
@@ -32,14 +32,14 @@ BACKENDS: dict[str, ModuleType] = {
     "reference": reference,
 }
 
-# From so many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
-# leaves out what no query sees, is faster than PyTorch's own; before, what a call costs by itself decides.
+# From this many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
+# skips invisible pairs, is faster than PyTorch's own; below, the overhead of a call decides.
 LARGE_PLAIN = 4 * 1024 * 1024
 
 
 @runtime_checkable
 class HasProgram(Protocol):
-    """A module, such as a ScoreProcessor, that says what it does to scores."""
+    """A module with a score program, such as a ScoreProcessor."""
 
     def program(self) -> ScoreProgram: ...
 
@@ -60,9 +60,9 @@ def attention(
     """Attention output [B, H, Tq, D], with a trainable bias and processed scores, in O(T) memory.
 
     q: [B, H, Tq, D]; k, v: [B, G, Tk, D], where G divides H (query head h reads head h · G // H).
-    program: what happens to the scores: a ScoreProgram, a score processor such as ScoreConv, or None for softmax(S + B).
+    program: processing of the scores: a ScoreProgram, a score processor such as ScoreConv, or None for softmax(S + B).
     bias:    None, a tensor [1 or B, H, Tq, Tk], a DistanceBias, a SeparableBias, or a TileBias; all have gradients.
-    causal:  the last query stands at the last key and nobody sees ahead; False: everybody sees everything.
+    causal:  mask the future, the last query being at the last key; False: every query sees every key.
     visible: further limits, an interval of keys for each query (padding, windows, packed documents).
     scale:   of the dot products, 1/√D by default, applied before the program.
     dropout: probability, on the attention weights.
@@ -89,7 +89,7 @@ def attention_weights(
     visible: Visible | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """The weights [B, H, Tq, Tk] that `attention` gives the values, by the reference: T×T memory, for looking at."""
+    """Attention weights [B, H, Tq, Tk] of `attention`, by the reference, for inspection: T×T memory."""
     problem = make_problem(q, k, k, program, bias=bias, causal=causal, visible=visible, scale=scale)
     return reference.weights(problem).to(q.dtype)
 
@@ -106,8 +106,8 @@ def make_problem(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Problem:
-    """A call of `attention`, its arguments checked."""
-    # Decoding comes here for every token: looking up a protocol's members takes longer than most checks.
+    """Check the arguments of `attention`."""
+    # Called for every decoded token: looking up a protocol's members takes longer than most checks.
     found = program
     if not isinstance(program, ScoreProgram) and isinstance(program, HasProgram):
         found = program.program()
@@ -133,8 +133,8 @@ def _attend(problem: Problem, backend: str) -> Tensor:
 
 
 def _takes_bias(problem: Problem, backend: str) -> bool:
-    """Whether a backend takes the call's bias in the form that it has; else it is given dense tiles of it."""
-    # Rows that read others are cut into tiles by the backends themselves.
+    """Whether a backend takes the call's bias in its own form; else it is passed as dense tiles."""
+    # For programs that read other rows, the backends themselves split into tiles.
     if problem.program.earlier_rows:
         return True
     # Dense tiles of plain attention go to PyTorch's own where that is faster.
@@ -146,7 +146,7 @@ def _takes_bias(problem: Problem, backend: str) -> bool:
 
 
 def choose(problem: Problem, backend: str = "auto") -> ModuleType:
-    """The backend module for a call: the one named, or the fastest that can run."""
+    """The backend module for a call: the given one, or the fastest that can run."""
     names = _by_speed(problem) if backend == "auto" else [backend]
     reasons = []
     for name in names:
@@ -159,7 +159,7 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
 
 def _by_speed(problem: Problem) -> list[str]:
     """All backends, the fastest for this call first."""
-    # A length that is not known, in a graph that is to serve all, decides nothing: asking would fix its range.
+    # An unknown length, in a graph for any length, is not compared: that would fix its range.
     known = not any(isinstance(size, torch.SymInt) for size in problem.sizes)
     if problem.program.is_plain and known and math.prod(problem.sizes) < LARGE_PLAIN:
         return list(BACKENDS)
@@ -193,7 +193,7 @@ def _check(problem: Problem) -> None:
 
 
 def check_backend(name: str) -> None:
-    """Raise if there is no backend of that name, whatever this machine can run."""
+    """Raise if there is no backend of that name, whether or not it can run on this machine."""
     if name != "auto" and name not in BACKENDS:
         raise ValueError(f'unknown backend "{name}": choose "auto" or one of {", ".join(BACKENDS)}')
 
@@ -269,7 +269,7 @@ def _check_bias(bias: Bias, q: Tensor, num_keys: int, *, causal: bool) -> None:
 
 
 def _holds_a_mask(bias: Bias) -> bool:
-    """Whether a constant dense bias hides keys, as its first and last rows tell; where reading numbers is free."""
+    """Whether a constant dense bias hides keys, by its first and last rows; on the CPU, where reading values is cheap."""
     if torch.compiler.is_compiling() or type(bias) is not Tensor or bias.device.type != "cpu":
         return False
     # Few numbers: looking at all of them takes time, and threads that a forked process does not have.

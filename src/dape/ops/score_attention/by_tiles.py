@@ -1,4 +1,4 @@
-"""Attention with a bias that exists for a tile of query rows at a time, given to a backend as a dense tensor."""
+"""Attention with a bias evaluated for a tile of query rows at a time, passed to a backend as a dense tensor."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.utils.checkpoint import checkpoint
 
 from dape.ops.score_attention.types import Problem, TileBias, Visible
 
-# A tile bias is evaluated for as many query rows at a time as fit in this many numbers.
+# Maximum number of elements of a tile bias that are evaluated at a time.
 TILE_NUMBERS = 4 * 1024 * 1024
 
 
 def attend(
     problem: Problem, bias: TileBias, attend_tile: Callable[[Problem, Tensor | None], Tensor]
 ) -> Tensor:
-    """Attention output [B, H, Tq, D]; `bias` stands in place of the problem's own.
+    """Attention output [B, H, Tq, D]; `bias` replaces the problem's own.
 
-    attend_tile(tile, earlier): the output of some rows as a call of their own. earlier [1 or B, rows]: how many rows
-    right before its own each row may read, where the program reads any and visibility limits it; the tile's own
-    visibility does not say, because the last query of a bidirectional tile need not stand at the last key.
+    attend_tile(tile, earlier): output of some rows as a separate call. earlier [1 or B, rows]: number of rows right
+    before its own that each row may read, if the program reads any and visibility limits it; it does not follow from
+    the tile's own visibility, because the last query of a bidirectional tile need not be at the last key.
     """
     causal, program = problem.causal, problem.program
     _, num_heads, num_queries, num_keys, _ = problem.sizes
@@ -46,26 +46,26 @@ def attend(
         )
         return attend_tile(tile, None if earlier is None else earlier[:, rows])[:, :, drop:]
 
-    # A number of tiles that depends on the length cannot be exported.
+    # A length-dependent number of tiles cannot be exported.
     if torch.compiler.is_exporting():
         return attend_rows(problem.q, problem.k, problem.v, 0, 0)
     rows_per_tile = TILE_NUMBERS // max(1, bias.batch * num_heads * num_keys)
-    # The rows that a tile reads before its own are computed again: they should not be most of it.
+    # The rows that a tile reads before its own are recomputed: they should be the smaller part.
     rows_per_tile = max(1, 4 * program.earlier_rows, rows_per_tile)
     if rows_per_tile >= num_queries:
         return attend_rows(problem.q, problem.k, problem.v, 0, 0)
     outputs = []
     for start in range(0, num_queries, rows_per_tile):
-        reading = max(0, start - program.earlier_rows)
+        first_row = max(0, start - program.earlier_rows)
         arguments = (
-            problem.q[:, :, reading : start + rows_per_tile],
+            problem.q[:, :, first_row : start + rows_per_tile],
             problem.k,
             problem.v,
-            reading,
-            start - reading,
+            first_row,
+            start - first_row,
         )
         if torch.is_grad_enabled():
-            # Recomputing a tile in the backward pass is what keeps the memory linear in T.
+            # Recomputing a tile in the backward pass keeps the memory linear in T.
             outputs.append(checkpoint(attend_rows, *arguments, use_reentrant=False))
         else:
             outputs.append(attend_rows(*arguments))

@@ -1,4 +1,4 @@
-"""Where the maps of a call hold numbers, and where they are zero: the edges of visibility.
+"""Support of the score image and hidden maps: which entries are zero at the edges of visibility.
 
 A row depends on its visible keys alone. To the right of a causal query's last visible key the hidden maps go on,
 computed from zeros; to the left of the first visible key they are zero. Without causality they are zero on both
@@ -25,8 +25,8 @@ class Edges:
 
     first, last: [B or 1, Tq], the keys that each query sees.
     last_read:   [B or 1, Tq], the last key in the image; `last`, unless the future leaks.
-    last_hidden: [B or 1, Tq], the last column of the hidden maps, or None where they go on.
-    earlier:     [B or 1, Tq], how many rows before its own each row may read; None for all that there are.
+    last_hidden: [B or 1, Tq], the last column of the hidden maps, or None if they go on.
+    earlier:     [B or 1, Tq], number of rows before its own that each row may read; None for all.
     """
 
     first: Tensor
@@ -52,12 +52,12 @@ class Edges:
         if leak_future:
             last_read = visible.bounds(*sizes, causal=False, device=device)[1]
             last_hidden = torch.full_like(last, num_keys - 1)
-        # Where every query sees the first key, it may read all rows that there are.
+        # If every query sees the first key, it may read all rows before it.
         earlier = None if visible.first is None else visible.readable_rows(*sizes, device=device)
         return Edges(first, last, last_read, last_hidden, earlier, num_keys)
 
     def tile(self, entries: slice, rows: slice, num_keys: int) -> Edges:
-        """The edges of some rows of some batch entries, before the first `num_keys` keys."""
+        """The edges of some rows of some batch entries, for the first `num_keys` keys."""
 
         def cut(x: Tensor | None) -> Tensor | None:
             return None if x is None else (x if x.shape[0] == 1 else x[entries])[:, rows]
@@ -74,15 +74,15 @@ class Edges:
 
     @property
     def num_visible(self) -> Tensor:
-        """How many keys each query sees, [B or 1, 1, Tq, 1]."""
+        """Number of keys that each query sees, [B or 1, 1, Tq, 1]."""
         return (self.last - self.first + 1).clamp(min=0)[:, None, :, None]
 
     def image(self, x: Tensor) -> Tensor:
-        """An image [B, C, Tq, Tk], zero where it may not be read."""
+        """An image [B, C, Tq, Tk], set to zero where it may not be read."""
         return x.masked_fill(~self._between(self.last_read, x.shape[-1]), 0.0)
 
     def hidden(self, x: Tensor) -> Tensor:
-        """A hidden map [B, C, Tq, n], n at least Tk, zero outside its columns."""
+        """A hidden map [B, C, Tq, n], n at least Tk, set to zero outside its columns."""
         inside = self._between(self.last_hidden, x.shape[-1]) & (self.first <= self.last)[:, None, :, None]
         return x.masked_fill(~inside, 0.0)
 

@@ -1,7 +1,7 @@
 """One operator for all backends with a hand-written backward: a list of tensors and a plan.
 
-A backend registers two functions under its name. The operator itself knows nothing of what they compute, so one more
-tensor or one more number is a matter of the backend alone.
+A backend registers two functions under its name. The operator itself is independent of their arguments, so a further
+tensor or number concerns the backend alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a kernel is given: its tensors by name (those that there are), its plan, and where distances begin."""
+    """Arguments of a kernel: the present tensors by name, its plan, and the lowest distance."""
 
     tensors: dict[str, Tensor]
     plan: dict[str, Any]
@@ -47,9 +47,9 @@ KERNELS: dict[str, tuple[Forward, Backward]] = {}
 def run(kernel: str, tensors: dict[str, Tensor | None], plan: dict[str, Any], *, lowest: int = 0) -> Tensor:
     """Attention output [B, H, Tq, D] by the kernel of that name.
 
-    tensors: by name, "q" among them; None for one that there is not. Those that are floating may have gradients.
-    plan:    plain numbers, strings and lists of them, the same for all calls of a kind: torch.compile takes them as
-             constants. `lowest`, which may follow a length, is passed beside it.
+    tensors: by name, including "q"; None for absent ones. Floating-point tensors may have gradients.
+    plan:    plain numbers, strings and lists of them, the same for all calls of a kind: constants for torch.compile.
+    lowest:  lowest distance; separate from the plan, because it may depend on a length.
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if _runs_directly(present):
@@ -74,7 +74,7 @@ def _runs_directly(tensors: dict[str, Tensor]) -> bool:
 
 
 def encode(value: Any) -> str:
-    """A plan as a Python literal, by operations that torch.compile can follow (it cannot follow json)."""
+    """A plan as a Python literal, by operations that torch.compile can trace (it cannot trace json)."""
     if isinstance(value, dict):
         return "{" + "".join([f"{key!r}:{encode(item)}," for key, item in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
@@ -155,9 +155,9 @@ _backward.register_autograd(_refuse_second_derivative)
 
 
 def unsupported_transform(problem: Problem) -> str | None:
-    """Why a derivative written for `backward` cannot run inside torch.func.grad, jvp, vmap and their like, or None.
+    """Reason why a hand-written backward cannot run inside torch.func.grad, jvp, vmap and the like, or None.
 
-    PyTorch would give zero tangents without a word in the forward mode, and has no rule to batch the operator.
+    In forward mode PyTorch would silently give zero tangents, and it has no rule to batch the operator.
     """
     if torch.compiler.is_compiling():
         return None

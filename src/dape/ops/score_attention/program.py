@@ -1,10 +1,10 @@
-"""Score programs: everything that happens to q·k on its way to attention weights, as one value.
+"""Score programs: the processing of q·k into attention weights, as one value.
 
 A program is a list of stages over the score image (heads are channels, queries rows, keys columns), a residual, a
-normaliser, and stages over the weights after it. Whatever runs, shows, caches or retrofits attention reads this value
-and nothing else.
+normaliser, and stages over the weights after it. Backends, inspection, caches and retrofits depend on this value
+alone.
 
-Shapes: H heads, C input channels of the first stage (2H where it reads the bias, else H), kq×k kernel size.
+Shapes: H heads, C input channels of the first stage (2H if it reads the bias, else H), kq×k kernel size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 Residual = Literal["scores+bias", "scores", "bias", "none"]
-# Numbers a head of the normaliser.
+# Tensors [H] of the normaliser.
 VECTORS = ("sink", "length_scale", "length_offset")
 
 
@@ -27,9 +27,9 @@ class Stage:
 
     weight: [out, in / groups, kq, k]. Row kq − 1 belongs to the query itself, the rows before it to earlier queries.
     offset: [out], added before the activation, or None.
-    left:   how many keys to the left of its own the taps reach; the others reach right.
-    groups: of channels that do not mix, as in torch.nn.Conv2d.
-    slope:  of the LeakyReLU below zero; 1 makes the stage linear.
+    left:   number of taps to the left of a key; the rest reach right.
+    groups: as in torch.nn.Conv2d.
+    slope:  negative slope of the LeakyReLU; 1 makes the stage linear.
     """
 
     weight: Tensor
@@ -56,12 +56,12 @@ class Stage:
 
     @property
     def right(self) -> int:
-        """How many keys to the right of its own the taps reach."""
+        """Number of taps to the right of a key."""
         return self.kernel_size - 1 - self.left
 
     @property
     def signature(self) -> tuple:
-        """Everything but the numbers: shapes, reach, groups, slope."""
+        """All properties except the values: shapes, reach, groups, slope."""
         return (*self.weight.shape, self.offset is not None, self.left, self.groups, self.slope)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pair:
-    """The paper's pair of 1×k convolutions, as the kernels made for it take them.
+    """The paper's pair of 1×k convolutions, for kernels specialised to it.
 
     expand_weight [W, C, 1, k], expand_bias [W], project_weight [H, W, 1, k], project_bias [H].
     """
@@ -106,24 +106,24 @@ class Pair:
 
 @dataclass(frozen=True)
 class ScoreProgram:
-    """What becomes of scores S and bias B on their way to attention weights.
+    """Processing of scores S and bias B into attention weights.
 
         X      = S, or [S ; B] over heads (as many channels as the first stage reads), 0 where not visible
         logits = residual + pre(X) where visible, else −∞
         P      = exp(logits) / (Σ exp(logits) + exp(sink)), the logits scaled first, see length_scale
         weights = post(P) where visible, else 0
 
-    pre:      stages before the softmax; none of them means logits = S + B.
+    pre:      stages before the softmax; with none, logits = S + B.
     post:     stages on the weights after it.
-    residual: what is added to the result of `pre`: "scores+bias", "scores", "bias" or "none".
-    sink:     [H], the logit of one more key, whose value is zero; None for none.
+    residual: added to the result of `pre`: "scores+bias", "scores", "bias" or "none".
+    sink:     [H], the logit of an additional key with value zero, or None.
     length_scale: [H], SSMax's factor s: logits are multiplied by s · log n, n the number of visible keys.
-    length_offset: [H], b beside it: by s · log n + b; None for 0.
-    softcap:  S is replaced by softcap · tanh(S / softcap) before everything else.
-    leak_future: the paper's cheating experiment: `pre` reads keys that the query may not see.
+    length_offset: [H], offset b of that factor: s · log n + b; None for 0.
+    softcap:  S is replaced by softcap · tanh(S / softcap) first.
+    leak_future: the paper's leakage experiment: `pre` reads keys that the mask hides from the query.
 
-    Channels of a grouped first stage that reads the bias stand group by group: the scores of a group's heads, then
-    their bias.
+    Channels of a grouped first stage that reads the bias are ordered group by group: the scores of a group's heads,
+    then their bias.
     """
 
     pre: tuple[Stage, ...] = ()
@@ -144,7 +144,7 @@ class ScoreProgram:
 
     @property
     def pair(self) -> Pair | None:
-        """The paper's two convolutions of 1×k, if that is what this program is."""
+        """The paper's two convolutions of 1×k, if the program has this form, else None."""
         if len(self.pre) != 2 or self.post or self.normalises or self.softcap is not None:
             return None
         expand, project = self.pre
@@ -172,17 +172,17 @@ class ScoreProgram:
 
     @property
     def normalises(self) -> bool:
-        """Whether the normaliser is more than a softmax."""
+        """Whether the normaliser is not a plain softmax."""
         return self.sink is not None or self.length_scale is not None
 
     @property
     def earlier_rows(self) -> int:
-        """How many queries before its own a row of the weights depends on."""
+        """Number of queries before its own on which a row of the weights depends."""
         return sum(stage.query_kernel_size - 1 for stage in (*self.pre, *self.post))
 
     @property
     def signature(self) -> tuple:
-        """Everything but the numbers, hashable: what decides whether a backend can run the program."""
+        """All properties except the values, hashable: they decide whether a backend can run the program."""
         return (
             tuple(stage.signature for stage in self.pre),
             tuple(stage.signature for stage in self.post),
@@ -210,7 +210,7 @@ class ScoreProgram:
                 yield name, vector
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> ScoreProgram:
-        """The same program with other numbers, named as by `tensors`."""
+        """The same program with other tensors, named as by `tensors`."""
 
         def renewed(where: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
             return tuple(
@@ -236,7 +236,7 @@ class ScoreProgram:
         return self.with_tensors({name: tensor.to(dtype) for name, tensor in self.tensors()})
 
     def check(self, num_heads: int, *, has_bias: bool) -> None:
-        """Raise, in a sentence, if the stages do not fit together or to so many heads."""
+        """Raise if the stages do not fit each other or the number of heads."""
         if self.residual not in get_args(Residual):
             raise ValueError(f'residual="{self.residual}", expected one of {", ".join(get_args(Residual))}')
         if not self.pre and self.residual != "scores+bias":

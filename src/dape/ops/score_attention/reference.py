@@ -1,13 +1,13 @@
-"""The definition: attention by a score program, written like its formulas. Any dtype, any device, T×T memory.
+"""Reference implementation of attention with a score program, close to the formulas: any dtype and device, T×T memory.
 
     X       = S, or [S ; B] over heads, 0 where not visible
     logits  = residual + pre(X) where visible, else −∞
-    P       = softmax(logits), its sum with the sink, logits scaled by length_scale · log n + length_offset
+    P       = softmax(logits), with the sink in its sum, logits scaled by length_scale · log n + length_offset
     weights = post(P) where visible, else 0
     out     = weights · v
 
-A stage is a convolution and a LeakyReLU; DAPE V2 has pre = project ∘ LeakyReLU ∘ expand. What maps hold at the edges
-of visibility stands in edges.py.
+A stage is a convolution and a LeakyReLU; DAPE V2 has pre = project ∘ LeakyReLU ∘ expand. The values of maps at the
+edges of visibility are defined in edges.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def attend(problem: Problem) -> Tensor:
 
 
 def weights(problem: Problem) -> Tensor:
-    """The attention weights [B, H, Tq, Tk] of a call, in its compute dtype."""
+    """Attention weights [B, H, Tq, Tk] of a call, in its compute dtype."""
     dtype, (_, num_heads, num_queries, num_keys, _) = problem.compute_dtype, problem.sizes
     program, bias = problem.program.to(dtype), problem.dense_bias()
     edges = Edges.of(
@@ -81,7 +81,7 @@ def normalise(logits: Tensor, program: ScoreProgram, edges: Edges) -> Tensor:
 
 
 def image_of(scores: Tensor, bias: Tensor | None, program: ScoreProgram) -> Tensor:
-    """The channels [B, C, Tq, Tk] that the first stage reads."""
+    """Input channels [B, C, Tq, Tk] of the first stage."""
     if bias is None or not program.reads_bias(scores.shape[1]):
         return scores
     groups = (program.pre[0].groups, -1)
@@ -90,7 +90,7 @@ def image_of(scores: Tensor, bias: Tensor | None, program: ScoreProgram) -> Tens
 
 
 def apply_stages(image: Tensor, stages: tuple[Stage, ...], edges: Edges) -> Tensor:
-    """What the stages make of an image [B, C, Tq, Tk]: [B, H, Tq, Tk]."""
+    """Apply the stages to an image [B, C, Tq, Tk] → [B, H, Tq, Tk]."""
     # As many columns past the last key as the later stages reach.
     image = F.pad(image, (0, sum(stage.right for stage in stages[1:])))
     for stage in stages:
@@ -99,7 +99,7 @@ def apply_stages(image: Tensor, stages: tuple[Stage, ...], edges: Edges) -> Tens
 
 
 def convolve(image: Tensor, stage: Stage, edges: Edges) -> Tensor:
-    """A stage's convolution [B, in, Tq, n] → [B, out, Tq, n], its activation not yet applied."""
+    """Convolution of a stage [B, in, Tq, n] → [B, out, Tq, n], without its activation."""
     padded = F.pad(image, (stage.left, stage.right))
     total = image.new_zeros(()) if stage.offset is None else stage.offset[:, None, None]
     for row in range(stage.query_kernel_size):

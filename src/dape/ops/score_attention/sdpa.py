@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, SeparableBias, TileBias
 
-# Above this many numbers a mask or bias of T×T is no longer a detail.
+# Largest number of elements of a T×T mask or bias to build.
 MASK_NUMBERS = 16 * 1024 * 1024
 
 
@@ -31,7 +31,7 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def _is_plain(problem: Problem) -> bool:
-    """No bias, nothing hidden but by a square causal triangle: the case without any mask."""
+    """Whether no mask is needed: no bias, and no limits other than square causality."""
     _, _, num_queries, num_keys, _ = problem.sizes
     square = num_queries == num_keys or num_queries == 1 or not problem.causal
     return problem.bias is None and problem.visible == EVERYTHING and square

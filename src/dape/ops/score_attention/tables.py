@@ -1,4 +1,4 @@
-"""What the first convolution makes of a bias by distance, as tables: computed once, for all rows and batches.
+"""The first convolution of a bias by distance as tables, computed once for all rows and batches.
 
 The convolution is linear before its activation, so expand([S ; B]) = expand_S(S) + (expand_B(B) + b₁), and
 for B by distance d = i − j the second term depends on d alone, except in the first columns of a row,
@@ -39,8 +39,8 @@ def stage_tables(
 ) -> HiddenTables:
     """Tables of a first stage that reads [S ; B], for distances −ahead … num_keys − 1.
 
-    Differentiable in the bias and the weights. A kernel over several queries reads rows that are all there, or see no
-    key: as many queries as keys.
+    Differentiable in the bias and the weights. A kernel over several queries needs as many queries as keys: the rows
+    it reads then exist, or see no key.
     """
     num_heads, groups, num_rows = bias.values.shape[0], stage.groups, stage.query_kernel_size
     values = bias.values[:, -bias.lowest : num_keys - bias.lowest].to(dtype)
@@ -50,7 +50,7 @@ def stage_tables(
     length = num_keys + ahead
     offset = values.new_zeros(stage.outputs) if stage.offset is None else stage.offset.to(dtype)
     sums = [offset.view(groups, -1, 1).expand(-1, -1, length)]
-    # The op computes in `dtype`, whatever autocast is on.
+    # The op computes in `dtype`, regardless of autocast.
     with torch.autocast(values.device.type, enabled=False):
         for tap in range(stage.kernel_size - 1, -1, -1):
             total = sums[-1]

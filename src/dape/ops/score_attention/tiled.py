@@ -1,8 +1,8 @@
 """Pure PyTorch by tiles of query rows: any device, dtype and bias, O(T) memory, hand-written backward.
 
-The forward pass keeps the log-sum-exp of every row; the backward pass computes the tiles again. What happens
-inside a tile is in tiled_forward.py and tiled_backward.py; here are the two passes. Programs other
-than plain scores and the paper's two convolutions of 1×k are in tiled_program.py.
+The forward pass keeps the log-sum-exp of every row; the backward pass recomputes the tiles. The computation inside a
+tile is in tiled_forward.py and tiled_backward.py, the two passes are here. Programs other than plain scores and the
+paper's two convolutions of 1×k are in tiled_program.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def attend(problem: Problem) -> Tensor:
             w1 = w1[:, : problem.q.shape[1]]
         else:
             b1 = conv.expand_bias.to(dtype)
-    # Read by the kernel, so that compiled code draws anew.
+    # Read by the kernel, so that compiled code draws a new seed at each call.
     seed = torch.randint(2**62, (), device="cpu") if problem.dropout else None
     tensors = {
         "q": problem.q, "k": problem.k, "v": problem.v, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dense": dense,

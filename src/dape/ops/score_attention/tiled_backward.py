@@ -1,4 +1,4 @@
-"""The gradients of the tiled backend: every tile's maps are computed again and differentiated by hand."""
+"""Gradients of the tiled backend: the maps of every tile are recomputed and differentiated by hand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class TableGradient:
     def add_diagonals(self, top: int, image: Tensor) -> None:
         """Add image [channels, entries, rows, pitch], whose element (0, 0) is at distance `top`.
 
-        Its rows must end in as many zeros as reading it along diagonals runs over.
+        Its rows must end in as many zeros as the view along diagonals overruns.
         """
         channels, entries, rows, pitch = image.shape
         skewed = image.as_strided(
             (channels, entries, rows, pitch), (image.stride(0), image.stride(1), pitch - 1, 1)
         )
-        place = self.table.place(top)
-        self.reverse[:, place : place + pitch] += skewed.sum((1, 2))
+        start = self.table.index(top)
+        self.reverse[:, start : start + pitch] += skewed.sum((1, 2))
 
     def result(self) -> Tensor:
         return self.reverse.flip(1)[:, self.table.below :].contiguous()
@@ -87,11 +87,11 @@ class Gradients:
 
     def _add_rows(self, target: Tensor, tile: Tile, weights: Tensor, rows: Tensor) -> None:
         """Add weightsᵀ · rows to the tile's keys of target [B, G, Tk, D]."""
-        place = target[tile.entries, :, tile.keys].flatten(0, 1)
-        torch.baddbmm(place, tile.grouped(weights).transpose(1, 2), tile.grouped(rows), out=place)
+        part = target[tile.entries, :, tile.keys].flatten(0, 1)
+        torch.baddbmm(part, tile.grouped(weights).transpose(1, 2), tile.grouped(rows), out=part)
 
     def _through_convolutions(self, tile: Tile, grad_logits: Tensor) -> None:
-        """Add to grad_logits what flows to the scores through the convolutions; adds the weights' gradients."""
+        """Backward pass of the convolutions: adds to grad_logits the scores' gradients, and to those of the weights."""
         call = self.call
         assert self.b2 is not None
         backwards = [-shift for shift in call.shifts]
@@ -107,7 +107,7 @@ class Gradients:
 
         if self.b1 is not None:
             self.b1 += flat.sum(1)
-        self.expand.addmm_(flat, tile.windows.T)
+        self.expand.addmm_(flat, tile.stacked.T)
         taps = tile.map_like("taps", call.kernel_size, call.channels)
         torch.mm(call.expand.T, flat, out=taps.view(-1, flat.shape[1]))
         if call.bias_channels:
@@ -121,11 +121,11 @@ class Gradients:
         self._add_tables(tile, grad_hidden)
 
     def _add_bias(self, tile: Tile, grad: Tensor) -> None:
-        """grad: [entries, H, rows, columns], zero where hidden."""
+        """Add to the gradient of the bias; grad: [entries, H, rows, columns], zero where not visible."""
         if self.dense is not None:
             shared = self.dense.shape[0] == 1
-            place = self.dense[slice(None) if shared else tile.entries, :, tile.rows, tile.keys]
-            place += (grad.sum(0, keepdim=True) if shared else grad).flip(2)
+            part = self.dense[slice(None) if shared else tile.entries, :, tile.rows, tile.keys]
+            part += (grad.sum(0, keepdim=True) if shared else grad).flip(2)
         if self.values is not None:
             # Reversed causal rows end one column earlier each: one zero then separates their diagonals.
             call = self.call
@@ -137,13 +137,16 @@ class Gradients:
             self.values.add_diagonals(tile.top, image)
 
     def _add_tables(self, tile: Tile, grad: Tensor) -> None:
-        """grad: [W, entries, rows, pitch], of the hidden map before its activation; its first columns are cleared."""
+        """Add to the gradients of the tables; grad: [W, entries, rows, pitch], of the hidden map before its activation.
+
+        The first columns of grad are cleared.
+        """
         if self.hidden is None or self.edges is None:
             return
         edges = self.edges.reverse.unflatten(0, (self.call.left, self.call.width))
         for c in range(min(self.call.left, tile.columns)):
-            place = self.edges.table.place(tile.top) + c
-            edges[c, :, place : place + tile.num_rows] += grad[..., c].sum(1)
+            start = self.edges.table.index(tile.top) + c
+            edges[c, :, start : start + tile.num_rows] += grad[..., c].sum(1)
             grad[..., c] = 0.0
         self.hidden.add_diagonals(tile.top, grad)
 

@@ -1,9 +1,9 @@
-"""One tile of query rows of the tiled backend: where it lies, what it reads, and its logits.
+"""One tile of query rows of the tiled backend: its position, its inputs, and its logits.
 
-Rows are independent, so a tile of rows is exact. Scores lie as [entries, H, rows, columns], the maps of the
-convolutions channel by channel, [channels, entries, rows, pitch]: a convolution is then one matrix product
+Rows are independent, so a tile of rows is exact. Scores are stored as [entries, H, rows, columns], the maps of the
+convolutions channels first, [channels, entries, rows, pitch]: a convolution is then one matrix product
 with its k shifted inputs stacked, or one whose k outputs are added with a shift, whichever side is narrower.
-Rows stand in reverse order: so a bias by distance is a view of its reversed table with positive strides,
+Rows are in reverse order: a bias by distance is then a view of its reversed table with positive strides,
 and the sums of its gradient along diagonals are a view as well.
 """
 
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from dape.ops.score_attention.types import Visible
 
-# Rows × columns (over all batch entries) of a tile: its maps stay in the processor's last cache.
+# Rows × columns (over all batch entries) of a tile: its maps fit into the CPU's last-level cache.
 PIXELS = 64 * 1024
-# Rows of one batch entry in a tile: fewer make its products too thin, more compute too much of a triangle.
+# Rows of one batch entry in a tile: fewer make its products too thin, more compute too many invisible pairs.
 FEWEST_ROWS, MOST_ROWS = 8, 64
 
 
 class Scratch:
-    """Buffers by name, allocated once and used by every tile; what they hold at first is undefined."""
+    """Buffers by name, allocated once and used by every tile; uninitialised."""
 
     def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
         self.like, self.dtype = like, dtype
@@ -43,30 +43,31 @@ class Scratch:
 class DistanceTable:
     """A table [channels, N] by distance, column m for distance m + lowest, of which tiles are views.
 
-    It is kept in reverse, and goes on with zeros for `below` distances under its lowest: those belong to
-    pairs that are hidden.
+    It is stored in reverse, and continued with zeros for `below` distances under its lowest: those belong to
+    pairs that are not visible.
     """
 
     def __init__(self, table: Tensor, lowest: int, below: int) -> None:
         self.lowest, self.below = lowest, below
         self.reverse = F.pad(table, (below, 0)).flip(1).contiguous()
 
-    def place(self, distance: int) -> int:
+    def index(self, distance: int) -> int:
+        """Column of a distance in the reversed table."""
         return self.reverse.shape[1] - 1 - self.below - (distance - self.lowest)
 
     def tile(self, top: int, rows: int, columns: int) -> Tensor:
         """View [channels, rows, columns] whose element (0, 0) is at distance `top`, each step one less."""
         return self.reverse.as_strided(
-            (self.reverse.shape[0], rows, columns), (self.reverse.stride(0), 1, 1), self.place(top)
+            (self.reverse.shape[0], rows, columns), (self.reverse.stride(0), 1, 1), self.index(top)
         )
 
 
 @dataclass
 class Call:
-    """The arguments of one call and the sizes that every tile needs.
+    """Arguments of one call, and sizes for all tiles.
 
-    w1, b1, w2, b2: the two convolutions; dense, values: the bias, by pairs or by distance; hidden, edges: what the
-    first convolution makes of it (tables.py); first, last: the keys that each query sees.
+    w1, b1, w2, b2: the two convolutions; dense, values: the bias, by pairs or by distance; hidden, edges: tables of
+    its first convolution (tables.py); first, last: the keys that each query sees.
     """
 
     q: Tensor
@@ -108,11 +109,11 @@ class Call:
         if self.w1 is not None and self.w2 is not None:
             self.width, self.channels, self.kernel_size = self.w1.shape
             self.right = self.kernel_size - 1 - self.left
-            # Tap t of an output reads the input `shifts[t]` columns on.
+            # Tap t of an output reads the input `shifts[t]` columns further.
             self.shifts = [t - self.left for t in range(self.kernel_size)]
             self.expand = self.w1.transpose(1, 2).reshape(self.width, -1)
             self.project = self.w2.permute(2, 0, 1).reshape(-1, self.width)
-        # The bias is a channel of the first convolution, unless tables stand for it.
+        # The bias is a channel of the first convolution, unless tables replace it.
         self.bias_channels = self.w1 is not None and self.channels == 2 * self.num_heads
         below = self.num_queries + self.right + 1
         self.bias_table = self.hidden_table = self.edge_table = None
@@ -135,7 +136,7 @@ class Call:
 
 
 class Interval:
-    """The columns first … last of every row of a map of `width` columns, and how to fill all others."""
+    """The columns first … last of every row of a map of `width` columns, with a method to fill all others."""
 
     def __init__(self, first: Tensor, last: Tensor, width: int) -> None:
         begin, end = int(first.max()), min(int(last.min()) + 1, width)
@@ -148,13 +149,13 @@ class Interval:
                 self.outside.append((slice(low, high), outside))
 
     def fill(self, image: Tensor, value: float) -> None:
-        """Fill the columns of image [channels, entries, rows, width] that lie outside."""
+        """Fill the columns of image [channels, entries, rows, width] outside the interval."""
         for columns, outside in self.outside:
             image[..., columns].masked_fill_(outside, value)
 
 
 class Tile:
-    """One tile of rows: its place, its logits, and the maps that the backward pass reads again."""
+    """One tile of rows: its position, its logits, and the maps that the backward pass reads again."""
 
     def __init__(self, call: Call, entries: slice, rows: slice) -> None:
         self.call, self.entries, self.rows = call, entries, rows
@@ -169,7 +170,7 @@ class Tile:
         stop = call.num_keys - 1 if call.leak else max(int(last.max()), self.start)
         self.columns = stop + 1 - self.start
         self.keys = slice(self.start, stop + 1)
-        # Sums along diagonals want a column of zeros at the end of a row.
+        # Sums along diagonals need a column of zeros at the end of a row.
         self.pitch = self.columns + call.right + (call.hidden is not None)
         self.top = rows.stop - 1 + call.offset - self.start
 
@@ -202,7 +203,7 @@ class Tile:
         return self.call.scratch.take(name, *channels, self.num_entries, self.num_rows, self.pitch)
 
     def stack(self, name: str, images: Sequence[Tensor], shifts: Sequence[int]) -> Tensor:
-        """Scratch [taps · channels, pixels]: the images' channels once a tap, column j from column j + shift."""
+        """Scratch [taps · channels, pixels]: the images' channels for every tap, column j from column j + shift."""
         channels = sum(image.shape[0] for image in images)
         stacked = self.map_like(name, len(shifts), channels)
         for shift, taps in zip(shifts, stacked, strict=True):
@@ -232,7 +233,7 @@ class Tile:
         return call.bias_table.tile(self.top, self.num_rows, self.columns)[None]
 
     def forward(self) -> Tensor:
-        """Logits [entries, H, rows, columns], −∞ where hidden; leaves the maps on self."""
+        """Logits [entries, H, rows, columns], −∞ where not visible; keeps the maps on self."""
         call = self.call
         self.q = self.take(call.q).mul_(call.scale)
         self.k = call.keys[self.entries, :, self.keys].flatten(0, 1)
@@ -249,7 +250,7 @@ class Tile:
         return scores
 
     def _refine(self, scores: Tensor, bias: Tensor | None) -> Tensor:
-        """What the second convolution makes of every tap, [k, H, entries, rows, pitch]; adds its bias to scores."""
+        """Product of the second convolution for every tap, [k, H, entries, rows, pitch]; adds its offset to scores."""
         call = self.call
         assert call.b2 is not None
         images = [scores.transpose(0, 1)]
@@ -258,7 +259,7 @@ class Tile:
             images.append(self.scores_like("bias").copy_(bias).transpose(0, 1))
         for image in images:
             self.seen.fill(image, 0.0)
-        self.windows = self.stack("windows", images, call.shifts)
+        self.stacked = self.stack("inputs", images, call.shifts)
 
         hidden = self.map_like("hidden", call.width)
         if call.hidden_table is not None and call.edge_table is not None:
@@ -272,7 +273,7 @@ class Tile:
             assert call.b1 is not None
             hidden.copy_(call.b1[:, None, None, None].expand_as(hidden))
         self.flat = hidden.view(call.width, -1)
-        torch.addmm(self.flat, call.expand, self.windows, out=self.flat)
+        torch.addmm(self.flat, call.expand, self.stacked, out=self.flat)
         F.leaky_relu_(self.flat, call.slope)
         self.hidden.fill(hidden, 0.0)
 
@@ -282,7 +283,7 @@ class Tile:
         return taps
 
     def keep(self, like: Tensor) -> Tensor:
-        """The dropout mask, already divided by the probability of keeping: the same in both passes."""
+        """The dropout mask, divided by the probability of keeping: the same in both passes."""
         index = self.entries.start * self.call.num_queries + self.rows.start
         generator = torch.Generator(like.device).manual_seed(int(cast(Tensor, self.call.seed)) + index)
         keep = 1 - self.call.dropout

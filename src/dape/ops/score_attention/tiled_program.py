@@ -1,6 +1,6 @@
 """The tiled backend for every score program: tiles of query rows, O(T) memory, gradients by autograd.
 
-A tile reads as many rows before its own as the program reaches, and is computed again in the backward pass.
+A tile reads as many rows before its own as the program reaches, and is recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dape.ops.score_attention.types import Problem, TileBias, bias_tile
 
 # Rows × columns (over all batch entries) of a tile.
 PIXELS = 32 * 1024
-# Rows of one batch entry in a tile, those it reads beside its own apart: more compute too much of a triangle.
+# Rows of one batch entry in a tile, not counting earlier rows that it reads: more compute too many invisible pairs.
 FEWEST_ROWS, MOST_ROWS = 8, 64
-# Columns that tiles differ by, at least, and how many different numbers of columns there are about.
+# Minimum difference between the numbers of columns of tiles, and the approximate number of different ones.
 FEWEST_COLUMNS, MOST_WIDTHS = 64, 16
 
 
@@ -44,7 +44,7 @@ def attend(problem: Problem) -> Tensor:
 
 
 class Call:
-    """One call, and what its rows see."""
+    """One call with the visibility of its rows."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.program, self.dtype = problem, problem.program, problem.compute_dtype
@@ -60,7 +60,7 @@ class Call:
         )
 
     def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
-        """Tiles of rows from the first, each with the batch entries that it is cut into."""
+        """Tiles of rows from the first, each with its parts by batch entries."""
         start = 0
         while start < self.num_queries:
             columns = self.columns(min(start + MOST_ROWS, self.num_queries))
@@ -71,9 +71,9 @@ class Call:
             start += rows
 
     def columns(self, stop: int) -> int:
-        """How many keys tiles that end before row `stop` take: those they read, and some more, all hidden.
+        """Number of columns of tiles that end before row `stop`: the keys they read, and some invisible ones.
 
-        Convolutions of every new shape are prepared by libraries that keep what they prepared, so there are few.
+        Libraries plan convolutions for every new shape and cache the plans, so there are few different numbers.
         """
         needed = self.num_keys if self.reads_ahead else stop + self.num_keys - self.num_queries
         step = max(FEWEST_COLUMNS, self.num_keys // MOST_WIDTHS)
@@ -91,31 +91,35 @@ class Tile:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         """Output [entries, H, rows, D]."""
-        # The op computes in its own dtype, whatever autocast is on.
+        # The op computes in its own dtype, regardless of autocast.
         with torch.autocast(q.device.type, enabled=False):
             call, dtype = self.call, self.call.dtype
             program = call.program.with_tensors(
                 {name: tensor.to(dtype) for name, tensor in zip(self.names, tensors, strict=True)}
             )
             columns = call.columns(self.rows.stop)
-            reading = slice(max(0, self.rows.start - program.earlier_rows), self.rows.stop)
-            edges = call.edges.tile(self.entries, reading, columns)
-            q, k, v = q[self.entries, :, reading], k[self.entries, :, :columns], v[self.entries, :, :columns]
+            rows_read = slice(max(0, self.rows.start - program.earlier_rows), self.rows.stop)
+            edges = call.edges.tile(self.entries, rows_read, columns)
+            q, k, v = (
+                q[self.entries, :, rows_read],
+                k[self.entries, :, :columns],
+                v[self.entries, :, :columns],
+            )
             scores = (q.to(dtype) * call.problem.scale).reshape(*k.shape[:2], -1, q.shape[3])
             scores = (scores @ k.to(dtype).transpose(-1, -2)).view(*q.shape[:3], columns)
-            logits = reference.process(scores, self._bias(reading, columns), program, edges)
-            weights = reference.normalise(logits, program, edges)[:, :, self.rows.start - reading.start :]
+            logits = reference.process(scores, self._bias(rows_read, columns), program, edges)
+            weights = reference.normalise(logits, program, edges)[:, :, self.rows.start - rows_read.start :]
             weights = F.dropout(weights, call.problem.dropout)
             out = weights.reshape(*k.shape[:2], -1, columns) @ v.to(dtype)
             return out.view(*weights.shape[:3], -1).to(q.dtype)
 
-    def _bias(self, reading: slice, columns: int) -> Tensor | None:
-        """The bias of the rows `reading`, [entries or 1, H, rows, columns], or None."""
+    def _bias(self, rows_read: slice, columns: int) -> Tensor | None:
+        """The bias of the rows `rows_read`, [entries or 1, H, rows, columns], or None."""
         call, bias = self.call, self.call.problem.bias
         if isinstance(bias, TileBias):
-            tile: Tensor | None = bias.checked(reading, columns, call.num_heads)
+            tile: Tensor | None = bias.checked(rows_read, columns, call.num_heads)
         else:
-            tile = bias_tile(bias, reading, columns, num_queries=call.num_queries, total_keys=call.num_keys)
+            tile = bias_tile(bias, rows_read, columns, num_queries=call.num_queries, total_keys=call.num_keys)
         if tile is None:
             return None
         return (tile if tile.shape[0] == 1 else tile[self.entries]).to(call.dtype)

@@ -1,4 +1,4 @@
-"""What the op takes beside q, k, v and a score program: who sees whom, and the bias in its four forms.
+"""Arguments of the op other than q, k, v and a score program: visibility, and the bias in its four forms.
 
 Shapes: B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width.
 """
@@ -75,7 +75,7 @@ class Visible:
 
     @staticmethod
     def packed(cu_seqlens: Tensor) -> Visible:
-        """Documents end to end in one row, none seeing another; cu_seqlens: [0, n₁, n₁ + n₂, …, T], as FlashAttention."""
+        """Packed documents in one row, none seeing another; cu_seqlens: [0, n₁, n₁ + n₂, …, T], as in FlashAttention."""
         if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
             raise ValueError(
                 f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected whole numbers "
@@ -108,9 +108,9 @@ class Visible:
         return ((key >= first[..., None]) & (key <= last[..., None]))[:, None]
 
     def readable_rows(self, num_queries: int, num_keys: int, *, device: torch.device) -> Tensor:
-        """How many queries right before each query have a key of their own that it sees, [B or 1, Tq].
+        """Number of queries right before each query whose own key it sees, [B or 1, Tq].
 
-        The key of query i is i + Tk − Tq, the last query's the last. What a kernel over several queries may read:
+        The key of query i is i + Tk − Tq, the last query's the last. A kernel over several queries may read these:
         neither padding nor another document.
         """
         first, _ = self.bounds(num_queries, num_keys, causal=False, device=device)
@@ -125,8 +125,8 @@ EVERYTHING = Visible()
 class DistanceBias:
     """A bias that depends on the distance alone: B[h, i, j] = values[h, i − j + Tk − Tq − lowest].
 
-    values: [H, N], one column a distance, from `lowest` (0 for a causal use, −(Tk − 1) for a
-    bidirectional one) upwards. The last query stands at the place of the last key.
+    values: [H, N], one column per distance, from `lowest` (0 for a causal use, −(Tk − 1) for a
+    bidirectional one) upwards. The last query is at the last key.
     """
 
     values: Tensor
@@ -134,9 +134,9 @@ class DistanceBias:
 
     def dense(self, num_queries: int, num_keys: int, rows: slice | None = None) -> Tensor:
         """The same bias as a tensor [1, H, rows, Tk]; pairs outside the table get 0."""
-        # A slice's own indices would be numbers, where an export leaves the length open.
+        # The indices of a slice would be constants, but an export leaves the length open.
         start, stop = (0, num_queries) if rows is None else rows.indices(num_queries)[:2]
-        # The tile reads the columns low … high − 1 of the table, each row one further than the row before.
+        # The tile reads the columns low … high − 1 of the table, each row shifted by one from the row before.
         low = start + (num_keys - num_queries) - (num_keys - 1) - self.lowest
         high = low + (stop - start) + (num_keys - 1)
         below, above = min(max(0, -low), high - low), min(max(0, high - self.values.shape[1]), high - low)
@@ -149,7 +149,7 @@ class TileBias:
     """A bias evaluated by tiles: `tile(rows, num_keys)` → [batch, H, len(rows), num_keys].
 
     `batch` is 1 or B. A tile covers the queries `rows` and the first `num_keys` keys. Gradients flow
-    through whatever tensors `tile` uses; the op calls it again in the backward pass instead of keeping
+    through all tensors that `tile` uses; the op calls it again in the backward pass instead of keeping
     its results.
     """
 
@@ -157,7 +157,7 @@ class TileBias:
     batch: int = 1
 
     def checked(self, rows: slice, num_keys: int, num_heads: int) -> Tensor:
-        """The tile, refused if it has another shape than promised."""
+        """The tile; raises if its shape is not the expected one."""
         tile, shape = self.tile(rows, num_keys), (self.batch, num_heads, rows.stop - rows.start, num_keys)
         if tile.shape != shape:
             raise ValueError(
@@ -193,10 +193,10 @@ Bias = Tensor | DistanceBias | SeparableBias | TileBias | None
 def bias_tile(bias: Bias, rows: slice, num_keys: int, *, num_queries: int, total_keys: int) -> Tensor | None:
     """A bias of any form as a tensor [1 or B, H, rows, num_keys], or None.
 
-    rows: of the num_queries queries; num_keys: how many of the total_keys keys, from the first.
+    rows: of the num_queries queries; num_keys: number of keys, the first of total_keys.
     """
     if isinstance(bias, DistanceBias):
-        # The same distances in a smaller call, whose last row may stand past its last key.
+        # The same distances in a smaller call, whose last row may be past its last key.
         return bias.dense(num_queries - (total_keys - num_keys), num_keys, rows)
     if isinstance(bias, SeparableBias):
         bias = bias.tiles()
@@ -207,7 +207,7 @@ def bias_tile(bias: Bias, rows: slice, num_keys: int, *, num_queries: int, total
 
 @dataclass(frozen=True)
 class Problem:
-    """One checked call of the op, as a backend receives it."""
+    """A checked call of the op, the argument of backends."""
 
     q: Tensor
     k: Tensor
@@ -226,7 +226,7 @@ class Problem:
 
     @property
     def pair(self) -> Pair | None:
-        """The program's two convolutions, if it is the paper's: it reads the bias where there is one."""
+        """The program's two convolutions, if it is the paper's and reads the bias if there is one, else None."""
         reads_all = self.bias is None or self.program.reads_bias(self.q.shape[1])
         return self.program.pair if reads_all else None
 

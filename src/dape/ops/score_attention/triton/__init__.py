@@ -1,8 +1,8 @@
 """Triton kernels for GPUs: fp16, bf16 and fp32, any bias, any number of stages, O(T) memory.
 
 Three steps over chunks of query rows whose images stay in the L2 cache: scores into an image, the stages over it,
-softmax · V over scores recomputed and the image (forward.py). The backward pass repeats the first two and walks the
-stages back (backward.py, passes.py). Sums over programs are partial buffers added in order: results are
+softmax · V over recomputed scores and the image (forward.py). The backward pass repeats the first two and walks back
+through the stages (backward.py, passes.py). Sums over programs are partial buffers added in order: results are
 deterministic. Importing this does not import triton.
 """
 
@@ -34,7 +34,7 @@ from dape.ops.score_attention.types import (
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-# Beyond these sizes nothing was ever tried.
+# Largest tested sizes.
 MAX_KERNEL, MAX_HEADS, MAX_WIDTH, MAX_HEAD_WIDTH = 15, 128, 128, 256
 
 
@@ -59,7 +59,7 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def _unsupported_program(problem: Problem) -> str | None:
-    """What of the program the kernels do not have, or None."""
+    """Reason why the kernels do not support the program, or None."""
     program = problem.program
     if program.leak_future:
         return "it cannot read keys that the query may not see (leak_future=True)"
@@ -81,7 +81,7 @@ def _unsupported_program(problem: Problem) -> str | None:
 
 
 def _too_large(problem: Problem) -> str | None:
-    """Why the sizes of a call are beyond the kernels, or None."""
+    """Reason why the sizes of a call are too large for the kernels, or None."""
     _, num_heads, num_queries, num_keys, head_width = problem.sizes
     sizes = [("heads", num_heads, MAX_HEADS), ("numbers a head", head_width, MAX_HEAD_WIDTH)]
     for stage in (*problem.program.pre, *problem.program.post):
@@ -102,14 +102,14 @@ def _too_large(problem: Problem) -> str | None:
 
 
 def _cannot_launch(problem: Problem) -> str | None:
-    """Why the device cannot hold the kernels of a call, or None."""
+    """Reason why the device cannot hold the kernels of a call, or None."""
     if problem.q.device.type != "cuda" or interpreting():
         return None
     return missing_resources(problem.q.device.index or 0, **shape_of(problem))
 
 
 def shape_of(problem: Problem) -> dict[str, Any]:
-    """What of a call decides which kernels it launches, as `record_launches` takes it."""
+    """Properties of a call that decide its kernels, as arguments of `record_launches`."""
     tensors = [problem.q, problem.k, problem.v, *_bias_tensors(problem.bias).values()]
     tensors += [tensor for _, tensor in problem.program.tensors()]
     kinds = {type(None): "none", DistanceBias: "distance", SeparableBias: "separable"}
@@ -135,7 +135,7 @@ def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
 
 
 def missing_resources(device: int, **shape: Any) -> str | None:
-    """The sentence that says which kernel of such a call the device cannot hold, or None; a warning at the first time."""
+    """Reason that names the kernel that the device cannot hold, or None; warns the first time."""
     key = (device, *shape.items())
     if key not in _answers:
         capability, limit = limits(torch.device("cuda", device))
@@ -149,7 +149,7 @@ def missing_resources(device: int, **shape: Any) -> str | None:
     return _answers[key]
 
 
-# torch.compile takes the answer as it is: what torch._dynamo.assume_constant_result does, which is slow to import.
+# torch.compile treats the result as a constant: as torch._dynamo.assume_constant_result, which is slow to import.
 missing_resources._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function takes any attribute
 _answers: dict[tuple, str | None] = {}
 
@@ -173,10 +173,11 @@ def record_launches(
     queries: int | None = None,
     device: str = "cpu",
 ) -> list[list[Launch]]:
-    """What a call of that shape would launch, each with its variants: recorded on tensors without numbers.
+    """Kernel launches of a call of that shape, each with its variants: recorded on tensors without data.
 
-    The program is that of a `signature`, or two convolutions with `width` channels between (None: plain scores).
-    bounded: whether queries have a first and a last visible key of their own. length: keys, and queries unless given.
+    The program is that of a `signature`, or two convolutions with `width` hidden channels (None: plain scores).
+    bounded: whether queries have a first and a last visible key of their own. length: number of keys, and of queries
+    unless given.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -218,7 +219,7 @@ def record_launches(
 
 
 def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
-    """A program of that signature, its numbers whatever they are."""
+    """A program of that signature, with arbitrary values."""
     pre, post, residual, sink, length_scale, length_offset, softcap, leak_future = signature
 
     def stages(signatures: tuple) -> tuple[Stage, ...]:
@@ -249,7 +250,7 @@ def attend(problem: Problem) -> Tensor:
 
 
 def _arguments(problem: Problem) -> op.Arguments:
-    """The tensors and the plan of a call."""
+    """Tensors and plan of a call."""
     program, bias, num_heads = problem.program, problem.bias, problem.q.shape[1]
     tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v}
     tensors |= {"first": problem.visible.first, "last": problem.visible.last, "sink": program.sink}
@@ -257,8 +258,8 @@ def _arguments(problem: Problem) -> op.Arguments:
     pair = problem.pair
     stages = [stage_weight(stage, num_heads) for stage in program.pre]
     shifts = [stage.offset for stage in program.pre]
-    # Tables want rows that end at distance 0, wherever they begin, and have the columns behind it that a second
-    # stage reaches.
+    # Tables need rows that end at distance 0, wherever they begin, and include the columns after it that a second
+    # stage reads.
     if (
         isinstance(bias, DistanceBias)
         and pair is not None
@@ -294,7 +295,7 @@ def _arguments(problem: Problem) -> op.Arguments:
 
 
 def stage_weight(stage: Stage, num_heads: int) -> Tensor:
-    """A stage's weight as one matrix a tap, [out, in, k]: groups are blocks of it, scores come before the bias."""
+    """A stage's weight as one matrix per tap, [out, in, k]: groups are blocks of it, scores come before the bias."""
     weight, groups = stage.weight[:, :, 0], stage.groups
     if groups == 1:
         return weight
@@ -302,7 +303,7 @@ def stage_weight(stage: Stage, num_heads: int) -> Tensor:
     unit = torch.eye(groups, dtype=weight.dtype, device=weight.device)
     dense = torch.einsum("goik,gh->gohik", blocks, unit).flatten(2, 3).flatten(0, 1)
     if stage.inputs == 2 * num_heads:
-        # Channels stand group by group, the scores of a group's heads and then their bias.
+        # Channels are ordered group by group, the scores of a group's heads and then their bias.
         dense = dense.unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1, 3)
     return dense
 

@@ -4,8 +4,8 @@ The backward pass of a chunk of rows repeats its forward pass, keeping the image
 stages back: the gradient of an image is a stage with turned weights (stage_kernel), the gradient of the weights a
 product of two images over all their pixels (taps_kernel). Sums over programs are partial buffers, added in order.
 
-Where a chunk takes a segment of the keys, its images also have the columns around it that these depend on. Gradients
-that are sums over keys count the segment's own alone, own_start … own_stop − 1.
+If a chunk covers a segment of the keys, its images also have the columns around it that these depend on. Gradients
+that are sums over keys include the segment's own alone, own_start … own_stop − 1.
 """
 
 # Kernels are compiled from a language of their own.
@@ -39,7 +39,7 @@ def weight_tiles(
     IMAGES: tl.constexpr, BIAS: tl.constexpr, FACTOR: tl.constexpr, MODE: tl.constexpr, EDGE: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The rows begin … end − 1 of a chunk before a tile of keys; returns sums with what they add to grad_v."""
+    """The rows begin … end − 1 of a chunk against a tile of keys; returns sums including their part of grad_v."""
     for top in tl.range(begin, end, BLOCK_R, num_stages=STAGES):
         local = top + tl.arange(0, BLOCK_R)
         row = row_start + local
@@ -130,11 +130,11 @@ def weights_kernel(
 ):  # fmt: skip
     """The weights of a chunk, or the gradients of its logits, as an image `result`, 0 where not visible.
 
-    MODE: "weights"; "gradients", with what the rows add to grad_v [B, H, grad_keys, D] from key own_start on; "given": the gradients of the weights
-    are an image `given`. FACTOR: logits are multiplied by factor [1 or B, H, Tq], whose gradients go to grad_factor
-    [key tiles, B, H, out_rows]. WHOLE: nothing but causality hides keys.
+    MODE: "weights"; "gradients", which also adds the rows' part of grad_v [B, H, grad_keys, D] from key own_start on;
+    "given": the gradients of the weights are an image `given`. FACTOR: logits are multiplied by factor [1 or B, H, Tq],
+    whose gradients go to grad_factor [key tiles, B, H, out_rows]. WHOLE: only causality hides keys.
     The grid is (key tiles, H, B); a program takes a tile of keys and walks along the rows, ROWS at a time. BLOCK_R is
-    that of the images: where a row of a block sees a key, all rows of the block are written.
+    that of the images: if a row of a block sees a key, all rows of the block are written.
     """
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     first_key = left + tile * BLOCK_K
@@ -189,7 +189,7 @@ def weights_kernel(
             bias_row, bias_key, image_channel,
             D, PART, PARTS, ROWS, SCORES, IMAGES, BIAS, FACTOR, MODE, False, PRECISION, STAGES)  # fmt: skip
         begin = stop
-    # To the end of the last block: what sums over rows reads zeros there.
+    # To the end of the last block: sums over rows read zeros there.
     end = tl.cdiv(end, BLOCK_R) * BLOCK_R
     sums = weight_tiles(
         keys, values, sums, unit, extra, key, own, q, grad_out, image, given, bias, first, last, lse, delta, factor,
@@ -197,11 +197,11 @@ def weights_kernel(
         bias_row, bias_key, image_channel,
         D, PART, PARTS, ROWS, SCORES, IMAGES, BIAS, FACTOR, MODE, True, PRECISION, STAGES)  # fmt: skip
     if MODE == "gradients":
-        place = ((batch * H + head) * grad_keys + key - own_start) * D
+        index = ((batch * H + head) * grad_keys + key - own_start) * D
         for part in tl.static_range(PARTS):
             dim = part * PART + tl.arange(0, PART)
             mask = own[:, None] & (dim < D)[None, :]
-            target = grad_v + place[:, None] + dim[None, :]
+            target = grad_v + index[:, None] + dim[None, :]
             tl.store(target, tl.load(target, mask=mask, other=0.0) + sums[part], mask=mask)
 
 
@@ -230,8 +230,8 @@ def inner_kernel(
         mask = (key < stop)[:, None]
         one, two = tl.load(x + pixel, mask=mask, other=0.0), tl.load(y + pixel, mask=mask, other=0.0)
         total += tl.sum(one.to(tl.float32) * two.to(tl.float32), 0)
-    place = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + local
-    tl.store(sums + place, total, mask=row < row_stop)
+    index = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + local
+    tl.store(sums + index, total, mask=row < row_stop)
 
 
 @triton.jit(
@@ -259,9 +259,9 @@ def stage_kernel(
 ):  # fmt: skip
     """One stage over an image, of any size.
 
-    weights: [K, IN_PARTS · IN_PART, OUT_PARTS · OUT_PART]. held, wanted: columns past the visible ones that the image
-    has and that the result shall have. START: "offsets", "table" or "zero"; VALUES: with a bias by distance. FINISH: "none", "leaky" (then zero
-    outside of the row's hidden map), "gate" (the derivative of the LeakyReLU that made `gate`, likewise), or
+    weights: [K, IN_PARTS · IN_PART, OUT_PARTS · OUT_PART]. held, wanted: columns past the visible ones in the image and
+    in the result. START: "offsets", "table" or "zero"; VALUES: with a bias by distance. FINISH: "none", "leaky" (then
+    zero outside of the row's hidden map), "gate" (the derivative of the LeakyReLU that made `gate`, likewise), or
     "residual": RESIDUALS channels of `residual`, channel c modulo REPEAT, are added where visible, 0 elsewhere.
     The grid is (row blocks, walks · OUT_PARTS, B).
     """
@@ -313,10 +313,10 @@ def stage_kernel(
                         image_channel,
                         IN,
                     )
-                    place = (tap * IN_PARTS * IN_PART + inputs[:, None]) * (OUT_PARTS * OUT_PART) + channel[
+                    index = (tap * IN_PARTS * IN_PART + inputs[:, None]) * (OUT_PARTS * OUT_PART) + channel[
                         None, :
                     ]
-                    total = dot(x, tl.load(weights + place), total, PRECISION)
+                    total = dot(x, tl.load(weights + index), total, PRECISION)
         else:
             for number in tl.range(0, K * IN_PARTS):
                 tap = number // IN_PARTS
@@ -324,26 +324,26 @@ def stage_kernel(
                 x = load_column(
                     image, column + tap - LEFT, begin, image_stop, local, num_rows, inputs, image_channel, IN
                 )
-                place = (tap * IN_PARTS * IN_PART + inputs[:, None]) * (OUT_PARTS * OUT_PART) + channel[
+                index = (tap * IN_PARTS * IN_PART + inputs[:, None]) * (OUT_PARTS * OUT_PART) + channel[
                     None, :
                 ]
-                total = dot(x, tl.load(weights + place), total, PRECISION)
-        place = column * num_rows + local[:, None] + channel[None, :] * out_channel
+                total = dot(x, tl.load(weights + index), total, PRECISION)
+        index = column * num_rows + local[:, None] + channel[None, :] * out_channel
         mask = (channel < OUTS)[None, :]
         if FINISH == "leaky":
             total = tl.where(inside_row(column, low, high, CAUSAL)[:, None], leaky(total, slope), 0.0)
         if FINISH == "gate":
-            active = tl.load(gate + place, mask=mask, other=0.0)
+            active = tl.load(gate + index, mask=mask, other=0.0)
             total = tl.where(active > 0, total, total * slope)
             total = tl.where(inside_row(column, low, high, CAUSAL)[:, None], total, 0.0)
         if FINISH == "residual":
             shown = (column >= low) & (column <= high)
             source = column * num_rows + local[:, None] + (channel % REPEAT)[None, :] * residual_channel
-            # Behind the last visible key of the block there is no gradient.
+            # After the last visible key of the block there is no gradient.
             there = (column < end) & (channel < RESIDUALS)[None, :]
             total += tl.load(residual + source, mask=there, other=0.0).to(tl.float32)
             total = tl.where(shown[:, None], total, 0.0)
-        tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
+        tl.store(out + index, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(
@@ -401,8 +401,8 @@ def taps_kernel(
             tap = first_tap + i
             source = column + tap - LEFT
             inside = (source >= begin) & (source < image_stop) & (tap < K)
-            place = source * num_rows + local[None, :] + inputs[:, None] * image_channel
-            x = tl.load(image + place, mask=inside & (inputs < IN)[:, None], other=0.0)
+            index = source * num_rows + local[None, :] + inputs[:, None] * image_channel
+            x = tl.load(image + index, mask=inside & (inputs < IN)[:, None], other=0.0)
             # The offset is the weight of a channel of ones.
             x = (x + tl.where(tap == K, 1.0, 0.0).to(x.dtype)).to(dtype)
             updated = updated + (dot(x, direction, totals[i], PRECISION),)
@@ -410,10 +410,10 @@ def taps_kernel(
     for i in tl.static_range(TAPS):
         tap = first_tap + i
         if tap <= K:
-            place = ((program * (K + 1) + tap) * IN_PARTS * IN_PART + inputs[:, None]) * (
+            index = ((program * (K + 1) + tap) * IN_PARTS * IN_PART + inputs[:, None]) * (
                 OUT_PARTS * OUT_PART
             )
-            target = sums + place + channel[None, :]
+            target = sums + index + channel[None, :]
             tl.store(target, tl.load(target) + totals[i])
 
 
@@ -464,12 +464,12 @@ def queries_kernel(
             tile = load_rows(k, key, key < num_keys, part, k_token, D, PART)
             updated = updated + (dot(grad.to(tile.dtype), tile, sums[part], PRECISION),)
         sums = updated
-    place = (((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start) * D
+    index = (((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start) * D
     for part in tl.static_range(PARTS):
         dim = part * PART + tl.arange(0, PART)
         mask = (row < row_stop)[:, None] & (dim < D)[None, :]
         result = (sums[part] * scale).to(grad_q.dtype.element_ty)
-        tl.store(grad_q + place[:, None] + dim[None, :], result, mask=mask)
+        tl.store(grad_q + index[:, None] + dim[None, :], result, mask=mask)
 
 
 @triton.jit(
@@ -490,7 +490,7 @@ def keys_kernel(
     H: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk adds to grad_k [B, H, grad_keys, D]: the gradients of the scores (an image), turned, times queries.
+    """Add a chunk's part of grad_k [B, H, grad_keys, D]: the gradients of the scores (an image), transposed, times queries.
 
     grad_k is that of the segment's keys. The grid is (key tiles, H, B); BLOCK_R is that of the image.
     """
@@ -515,40 +515,40 @@ def keys_kernel(
             queries = load_rows(q, row, row < row_stop, part, q_token, D, PART)
             updated = updated + (dot(grad.to(queries.dtype), queries, sums[part], PRECISION),)
         sums = updated
-    place = ((batch * H + head) * grad_keys + key - own_start) * D
+    index = ((batch * H + head) * grad_keys + key - own_start) * D
     for part in tl.static_range(PARTS):
         dim = part * PART + tl.arange(0, PART)
         mask = (key < tl.minimum(num_keys, own_stop))[:, None] & (dim < D)[None, :]
-        target = grad_k + place[:, None] + dim[None, :]
+        target = grad_k + index[:, None] + dim[None, :]
         tl.store(target, tl.load(target, mask=mask, other=0.0) + sums[part] * scale, mask=mask)
 
 
-@triton.jit(do_not_specialize=["splits", "row_size", "row_place", "row_stride"])
+@triton.jit(do_not_specialize=["splits", "row_size", "row_begin", "row_stride"])
 def fold_kernel(
-    parts, target, rest, splits, size, row_size, row_place, row_stride, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    parts, target, rest, splits, size, row_size, row_begin, row_stride, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of parts [splits, size], in order, into target: the numbers row_place … row_place + row_size − 1 of
-    each of its stretches of row_stride numbers.
+    """Write the sum of parts [splits, size], in order, to the elements row_begin … row_begin + row_size − 1 of each
+    block of row_stride elements of target.
 
-    ADD: it is added to what target and rest hold. What a dtype below float32 cuts off is kept in rest, for the next
-    time. The grid is (blocks of numbers,).
+    ADD: add to the values of target and rest. The rounding error of a dtype below float32 is kept in rest for the
+    next addition. The grid is (blocks of elements,).
     """
     CUTS: tl.constexpr = target.dtype.element_ty != tl.float32
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = number < size
-    place = (number // row_size).to(tl.int64) * row_stride + row_place + number % row_size
+    index = (number // row_size).to(tl.int64) * row_stride + row_begin + number % row_size
     total = tl.zeros([BLOCK], tl.float32)
     for split in tl.range(0, splits):
         total += tl.load(parts + split * size + number, mask=mask, other=0.0)
     if ADD:
         if CUTS:
-            total += tl.load(rest + place, mask=mask, other=0.0).to(tl.float32)
-        total += tl.load(target + place, mask=mask, other=0.0).to(tl.float32)
+            total += tl.load(rest + index, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(target + index, mask=mask, other=0.0).to(tl.float32)
     result = total.to(target.dtype.element_ty)
-    tl.store(target + place, result, mask=mask)
+    tl.store(target + index, result, mask=mask)
     if ADD and CUTS:
         cut = total - result.to(tl.float32)
-        tl.store(rest + place, cut.to(rest.dtype.element_ty), mask=mask)
+        tl.store(rest + index, cut.to(rest.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -557,7 +557,7 @@ def diagonal_steps(
     image_channel, C: tl.constexpr, PLANES: tl.constexpr, EVERY: tl.constexpr, WHOLE: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """totals with the pixels of the steps begin … end − 1; without EVERY only those of the last plane."""
+    """Add the pixels of the steps begin … end − 1 to totals; without EVERY only those of the last plane."""
     for step in tl.range(begin, end, UNROLL):
         for i in tl.static_range(UNROLL):
             local = step + i + lane
@@ -570,9 +570,9 @@ def diagonal_steps(
                 low = tl.load(first + row, mask=counts, other=0)
                 high = tl.load(last + row, mask=counts, other=-1)
                 counts = counts & (low <= high) & (column >= low) & (column <= high + extra)
-            place = column * num_rows + local
+            index = column * num_rows + local
             x = tl.load(
-                image + place[:, None] + channel[None, :] * image_channel,
+                image + index[:, None] + channel[None, :] * image_channel,
                 mask=counts[:, None] & (channel < C)[None, :],
                 other=0.0,
             ).to(tl.float32)
@@ -623,7 +623,7 @@ def diagonals_kernel(
     shift = row_start + offset - base
     begin = tl.maximum(1 - BLOCK_D, own_start - shift)
     end = tl.minimum(row_stop - row_start, own_stop - shift)
-    # Rows before see nothing.
+    # Earlier rows see nothing.
     least = tl.maximum(0, -offset - row_start) if CAUSAL else 0
     totals = ()
     for _ in tl.static_range(PLANES):
@@ -647,7 +647,7 @@ def diagonals_kernel(
                 num_rows, offset, extra, image_channel, C, PLANES, False, WHOLE, UNROLL)  # fmt: skip
     n = base + lane - lowest
     mask = ((n >= 0) & (n < num_distances))[:, None] & (channel < C)[None, :]
-    place = n[:, None] * sums_distance + channel[None, :] * sums_channel
+    index = n[:, None] * sums_distance + channel[None, :] * sums_channel
     for plane in tl.static_range(PLANES):
-        target = sums + plane * sums_plane + place
+        target = sums + plane * sums_plane + index
         tl.store(target, tl.load(target, mask=mask, other=0.0) + totals[plane], mask=mask)

@@ -1,4 +1,4 @@
-"""One call of the Triton backend: its tensors and options in the forms that the kernels take, and its chunks."""
+"""One call of the Triton backend: kernel arguments and chunks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from dape.ops.score_attention.types import Visible
 
-# Bytes of a chunk's images: for small calls what stays in the L2 cache of a large GPU; for calls with more numbers in k
-# (for all heads) more, because starting kernels would take longer than running them. Forward, rows over so many keys
-# that a block of them is larger take a smaller block, or the third number.
+# Bytes of a chunk's images: for small calls what fits into the L2 cache of a large GPU; for calls with more numbers in
+# k (for all heads) more, because launching kernels would take longer than running them. In the forward pass, rows over
+# so many keys that a block of them is larger take a smaller block, or the third number.
 SCRATCH, LARGE_SCRATCH, MOST_SCRATCH = 40 * 2**20, 96 * 2**20, 192 * 2**20
 SMALL_CALL = 3 * 2**20
-# Rows that a chunk of the backward pass should have at least: with fewer it takes the keys by segments.
+# Minimum rows of a chunk of the backward pass: with fewer, the keys are split into segments.
 CHUNK_ROWS = 128
 # Rows of a block in an image, and keys of a tile.
 BLOCK_R, BLOCK_K = 64, 64
@@ -34,19 +34,19 @@ def interpreting() -> bool:
 
 
 def precision() -> str:
-    """How float32 products are made: three passes over tensor cores unless PyTorch's setting allows one."""
+    """Precision of float32 products: three passes over tensor cores unless PyTorch's setting allows one."""
     if interpreting():
         return "interpreted"
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def padded(size: int) -> int:
-    """The power of two, at least 16, that holds `size`."""
+    """The smallest power of two, at least 16, that is not below `size`."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def head_part(head_width: int) -> int:
-    """Numbers of a head that the kernels take at a time."""
+    """Number of a head's features that the kernels process at a time."""
     widths = [64, 32, 16] if head_width % 128 else [128]
     return next((part for part in widths if -(-head_width // part) * part <= 1.1 * head_width), 16)
 
@@ -64,7 +64,7 @@ class StageTensors:
     offset: Tensor | None
     left: int
     slope: float
-    # What was made of them for the kernels, once for all chunks.
+    # Kernel arguments derived from them, computed once for all chunks.
     made: dict[tuple, Tensor] = field(default_factory=dict, compare=False)
 
     @property
@@ -91,7 +91,7 @@ class StageTensors:
         return self.made["taps", dtype]
 
     def turned(self, dtype: torch.dtype) -> Tensor:
-        """Taps of the stage that takes gradients of the result to those of the image, [k, out, in], padded."""
+        """Taps of the transposed stage, from gradients of the result to those of the image, [k, out, in], padded."""
         if ("turned", dtype) not in self.made:
             weight = self.weight.permute(2, 0, 1).flip(0).to(dtype)
             self.made["turned", dtype] = pad(weight, padded(self.num_out), padded(self.num_in))
@@ -107,14 +107,14 @@ class StageTensors:
 
 @dataclass(frozen=True)
 class Chain:
-    """Stages one after the other; held: columns past the visible ones that the image before each has, and the last."""
+    """Consecutive stages; held: columns past the visible ones in the image before each stage, and in the last image."""
 
     stages: list[StageTensors]
     held: list[int]
 
     @staticmethod
     def of(stages: list[StageTensors], *, causal: bool) -> Chain:
-        # What later stages reach; without causality images end with the visible keys.
+        # Reach of the later stages; without causality images end with the visible keys.
         rights = [stage.right if causal else 0 for stage in stages]
         return Chain(stages, [0, *(sum(rights[s:]) for s in range(1, len(rights))), 0])
 
@@ -132,10 +132,10 @@ class Call:
     """A call, or the part of it that belongs to some of its batch entries.
 
     values: bias by distance [H, distances] from `lowest` on; dense: [1 or B, H, Tq, Tk]; row, column: the parts of a
-    separable bias, [1 or B, H, Tq] and [1 or B, H, Tk]; table: what the first stage makes of a bias by distance,
+    separable bias, [1 or B, H, Tq] and [1 or B, H, Tk]; table: first stage of a bias by distance,
     [planes, distances, W] (tables.py). Without a table, a bias is further channels of the first image.
-    residual: which of "scores" and "bias" are added to what the stages make. factor: of the logits, [1 or B, H, Tq];
-    sink: [H]. whole: nothing but causality hides keys. scratch: bytes for images, decided by the whole call.
+    residual: which of "scores" and "bias" are added to the output of the stages. factor: of the logits,
+    [1 or B, H, Tq]; sink: [H]. whole: only causality hides keys. scratch: bytes for images, decided by the whole call.
     """
 
     q: Tensor
@@ -158,7 +158,7 @@ class Call:
     sink: Tensor | None = None
     whole: bool = False
     scratch: int = 0
-    # What was made of the tensors for the kernels, once for all chunks and batch entries.
+    # Kernel arguments derived from the tensors, computed once for all chunks and batch entries.
     made: dict[str, Any] = field(default_factory=dict)
     grad_dtype: torch.dtype = field(init=False)
 
@@ -192,7 +192,7 @@ class Call:
 
     @property
     def channels(self) -> int:
-        """Channels of the first image: the scores, and the bias where it goes through the first stage."""
+        """Channels of the first image: the scores, and the bias if it goes through the first stage."""
         return self.pre.stages[0].num_in
 
     @property
@@ -200,7 +200,7 @@ class Call:
         return bool(self.pre) and self.channels > self.num_heads
 
     def batches(self, bytes_per_pair: int) -> Iterator[tuple[slice, Call]]:
-        """The call by as few batch entries at a time as make full chunks."""
+        """Parts of the call with as few batch entries as make full chunks."""
         pairs = self.scratch // bytes_per_pair
         size = max(1, pairs // (256 * self.num_keys))
         for start in range(0, self.batch, size):
@@ -224,13 +224,13 @@ class Call:
     def segments(self, bytes_per_pair: int) -> Iterator[tuple[Segment, list[Chunk]]]:
         """Segments of the keys, and for each the chunks of rows that see some of them.
 
-        A pass that knows the log-sum-exp needs no row as a whole. Stages after the softmax want sums over a row.
+        With the log-sum-exp known, a pass needs no complete rows. Stages after the softmax need sums over a row.
         """
         pairs = max(1, self.scratch // (bytes_per_pair * self.batch))
         if self.post or self.num_keys * CHUNK_ROWS <= pairs:
             yield (whole := Segment(0, NO_LIMIT, 0)), list(self._chunks(whole, bytes_per_pair))
             return
-        # What a key's gradient depends on: as far as the stages reach, there and back.
+        # Range on which a key's gradient depends: the reach of the stages, forward and backward.
         halo = sum(stage.kernel_size - 1 for stage in self.pre.stages)
         most = max(1, (pairs // (2 * CHUNK_ROWS) - 2 * halo) // BLOCK_K)
         count = -(-self.num_keys // (most * BLOCK_K))
@@ -260,7 +260,7 @@ class Call:
             stop = start
 
     def _rows(self, bytes_per_row: int) -> int:
-        """Rows of a chunk: whole blocks, or half and quarter blocks where one is too large."""
+        """Rows of a chunk: whole blocks, or half and quarter blocks if one is too large."""
         if bytes_per_row <= 0:
             return -(-self.num_queries // BLOCK_R) * BLOCK_R
         if (rows := self.scratch // bytes_per_row) >= BLOCK_R:
@@ -269,13 +269,13 @@ class Call:
         return next(rows for rows in (BLOCK_R, 32, 16) if rows <= max(16, min(most, BLOCK_R)))
 
     def arguments(self) -> dict[str, Any]:
-        """What kernels take that see q, k, v and the bias: a dict of its own for each call of this."""
+        """Arguments of kernels that read q, k, v and the bias, as a new dict."""
         if self._arguments is None:
             self._arguments = self._make_arguments()
         return dict(self._arguments)
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once for all chunks and batch entries."""
+        """Result of `make`, computed once for all chunks and batch entries."""
         if name not in self.made:
             self.made[name] = make()
         return self.made[name]
@@ -286,7 +286,7 @@ class Call:
         if self.values is not None:
             kind = "strided"
             values = self.once("values", self.values.float().contiguous)
-            # A view that starts where query 0 meets key 0; distances grow with the query and fall with the key.
+            # A view that starts at query 0 and key 0; distances grow with the query and fall with the key.
             bias, strides = values.view(-1)[self.offset - self.lowest :], (0, values.shape[1], 1, -1)
         elif self.dense is not None:
             bias, kind = self.dense, "strided"
@@ -331,7 +331,7 @@ class Chunk:
     """The query rows start … stop − 1 of a call over a segment of the keys, and their images.
 
     An image is [B, channels, columns, size] and begins with column `left`, the segment's first less its halo; `right`
-    is the column behind its last.
+    is the column after its last.
     """
 
     call: Call
@@ -358,7 +358,7 @@ class Chunk:
         return blank_memory(call.batch, channels, self.columns, self.size, dtype=dtype, device=call.device)
 
     def walk(self) -> int:
-        """Columns that a program walks along: as many programs as fill the GPU, but few halos."""
+        """Number of columns per program: enough programs to fill the GPU, but few halos."""
         share = self.call.batch * self.blocks * self.columns // PROGRAMS
         return max(8, min(128, share))
 

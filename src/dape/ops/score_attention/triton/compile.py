@@ -1,7 +1,7 @@
-"""Kernels compiled without a GPU: what a call would launch, and what a GPU must have to run it.
+"""Compilation of kernels without a GPU: the launches of a call, and their resources.
 
-A launch that asks for more shared memory than a block may have fails on the device. So the launches of a call are
-recorded on tensors without numbers, compiled for the device at hand, and held against its limit before anything runs.
+A launch with more shared memory than a block may have fails on the device. Therefore the launches of a call are
+recorded on tensors without data, compiled for the device, and compared with its limit before anything runs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Options = dict[str, Any]
 
 _recorded: ContextVar[list[list[Launch]] | None] = ContextVar("recorded", default=None)
 _shared: dict[tuple, int] = {}
-# Seconds for one kernel that are worth a word, said once.
+# Compile time of a kernel in seconds from which a message is logged, once.
 LONG = 2.0
 _announced: list[str] = []
 
@@ -55,7 +55,7 @@ class Launch:
     options: dict[str, int]
 
     def key(self) -> tuple:
-        """What the compiled kernel depends on."""
+        """Properties on which the compiled kernel depends."""
         values = []
         for parameter in self.kernel.params:
             value = self.arguments[parameter.name]
@@ -71,7 +71,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a GPU would need to run a kernel, in bytes (registers: a thread's), and its code."""
+    """Resources of a kernel, in bytes (registers: per thread), and its code."""
 
     registers: int
     spills: int
@@ -82,7 +82,7 @@ class Compiled:
 
 @contextmanager
 def recording() -> Iterator[list[list[Launch]]]:
-    """Launches inside are appended to the list, each with all its variants, instead of run."""
+    """Append launches in the block to the list, each with all its variants, instead of executing them."""
     launches: list[list[Launch]] = []
     token = _recorded.set(launches)
     try:
@@ -92,13 +92,13 @@ def recording() -> Iterator[list[list[Launch]]]:
 
 
 def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], variants: Sequence[Options]) -> None:
-    """Start a kernel with those of the arguments that it takes, by the first of its variants that the device can hold.
+    """Launch a kernel with those arguments that it declares, in the first variant that the device can hold.
 
     variants: compiler options and constants of the kernel, the fastest first. The device is the tensors'.
     """
     if 0 in grid:
         return
-    # One after the other: building a launch takes time, and the first nearly always fits.
+    # Lazily: building a launch takes time, and the first nearly always fits.
     launches = (_launch(kernel, grid, arguments, variant) for variant in variants)
     if (recorded := _recorded.get()) is not None:
         recorded.append(list(launches))
@@ -127,12 +127,12 @@ def _start(launch: Launch) -> None:
 
 
 def first_that_fits(launches: Iterable[Launch], capability: int, limit: int) -> Launch | None:
-    """The first launch whose shared memory the device has, or None."""
+    """The first launch whose shared memory fits the limit, or None."""
     return next((launch for launch in launches if shared_memory(launch, capability) <= limit), None)
 
 
 def too_large(launches: Sequence[Launch], capability: int, limit: int) -> str:
-    """The sentence for launches of which none fits."""
+    """Error message for launches of which none fits."""
     least = min(shared_memory(launch, capability) for launch in launches)
     return (
         f"{launches[0].kernel.__name__} needs {least} bytes of shared memory for this shape, "
@@ -147,7 +147,7 @@ def compile_launch(launch: Launch, capability: int) -> Any:
     from triton.compiler import ASTSource
 
     signature, constants, attributes = {}, {}, {}
-    for place, parameter in enumerate(launch.kernel.params):
+    for number, parameter in enumerate(launch.kernel.params):
         name, value = parameter.name, launch.arguments[parameter.name]
         # Arguments equal to 1 become constants, multiples of 16 are marked: as at a launch.
         special = isinstance(value, int) and not parameter.do_not_specialize
@@ -157,13 +157,13 @@ def compile_launch(launch: Launch, capability: int) -> Any:
         kinds = {float: "fp32", int: "i32"}
         signature[name] = POINTERS[value.dtype] if torch.is_tensor(value) else kinds[type(value)]
         if torch.is_tensor(value) or (special and value % 16 == 0):
-            attributes[(place,)] = [["tt.divisibility", 16]]
+            attributes[(number,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
 
 
 def shared_memory(launch: Launch, capability: int) -> int:
-    """Bytes of shared memory that a block of the launch needs; compiling is done once, and announced if it takes long."""
+    """Bytes of shared memory per block of the launch; compiled once, with a message if that takes long."""
     key = (capability, launch.key())
     if key not in _shared:
         start = time.perf_counter()
@@ -184,7 +184,7 @@ def inspect(launch: Launch, capability: int) -> Compiled:
     registers, stack = resources(cubin)
     spills = 0
     if stack:
-        # Assembling once more, only to be told, takes as long as the first time.
+        # Assembling again for this message takes as long as the first time.
         found = re.search(
             r"(\d+) bytes spill stores, (\d+) bytes spill loads", _assemble(compiled.asm["ptx"], capability)
         )
@@ -193,7 +193,7 @@ def inspect(launch: Launch, capability: int) -> Compiled:
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes that it has beside them: spilled registers are there."""
+    """Registers per thread, and bytes of local memory, which hold spilled registers."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -212,7 +212,7 @@ def tools() -> Path:
 
 
 def _assemble(ptx: str, capability: int) -> str:
-    """What the assembler says of its use of registers."""
+    """The assembler's report on registers."""
     tool = tools() / ("ptxas-blackwell" if capability >= 100 else "ptxas")
     name = f"sm_{capability}{'a' if capability >= 90 else ''}"
     command = [str(tool), "-v", f"--gpu-name={name}", "-o", "/dev/null", "/dev/stdin"]
@@ -225,5 +225,5 @@ def limits(device: torch.device) -> tuple[int, int]:
     from triton.runtime import driver
 
     major, minor = torch.cuda.get_device_capability(device)
-    # What Triton itself compares with at a launch.
+    # The limit that Triton itself checks at a launch.
     return 10 * major + minor, driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]

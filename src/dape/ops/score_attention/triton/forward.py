@@ -1,9 +1,10 @@
 """The forward kernels: scores, convolutions over the score image, softmax · V.
 
 Maps in scratch are images [B, channels, columns, rows]: a column is a key, rows are the queries of a chunk, and
-contiguous; it begins with column `left` and ends before column `right`. A convolution along the keys walks from column to column with BLOCK_R rows at a time as the rows of a
-matrix product and channels as its reduction axis: the shift of a tap is the walk itself. For a block of rows, an
-image is written in the columns that some row sees, and as far beyond as later stages reach.
+contiguous; it begins with column `left` and ends before column `right`. A convolution along the keys walks from column
+to column with BLOCK_R rows at a time as the rows of a matrix product and channels as its reduction axis: the shift of a
+tap is the walk itself. For a block of rows, an image is written in the columns that some row sees, and as far beyond as
+later stages reach.
 
 Padded sizes (CHANNELS, WIDTH, OUT) are powers of two, at least 16; the head width goes by PARTS of PART numbers.
 """
@@ -41,14 +42,14 @@ def load_rows(
 ):
     """Rows `token` of x, PART numbers of each: [tokens, PART], 0 where a token does not exist; without EDGE all do."""
     dim = part * PART + tl.arange(0, PART)
-    place = token[:, None] * token_stride + dim[None, :]
+    index = token[:, None] * token_stride + dim[None, :]
     if EDGE:
         mask = exists[:, None] & (dim[None, :] < D) if D % PART else exists[:, None]
-        return tl.load(x + place, mask=mask, other=0.0)
+        return tl.load(x + index, mask=mask, other=0.0)
     elif D % PART:
-        return tl.load(x + place, mask=(dim < D)[None, :], other=0.0)
+        return tl.load(x + index, mask=(dim < D)[None, :], other=0.0)
     else:
-        return tl.load(x + place)
+        return tl.load(x + index)
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def load_bias(bias, row, key, shown, row_stride, key_stride):
 
 @triton.jit
 def to_image(x, dtype: tl.constexpr):
-    """x in the dtype of an image, its greatest number in place of an overflow."""
+    """x in the dtype of an image, clamped to its largest number."""
     x = x.to(dtype)
     if dtype == tl.float16:
         most = tl.full([1, 1], 65504.0, tl.float16)
@@ -151,26 +152,26 @@ def scores_kernel(
 
 
 @triton.jit
-def load_pixels(image, place, there, EDGE: tl.constexpr):
+def load_pixels(image, index, there, EDGE: tl.constexpr):
     """Pixels of an image; with EDGE, 0 where they are not there."""
     if EDGE:
-        return tl.load(image + place, mask=there, other=0.0)
+        return tl.load(image + index, mask=there, other=0.0)
     else:
-        return tl.load(image + place)
+        return tl.load(image + index)
 
 
 @triton.jit
 def load_column(image, column, begin, end, local, num_rows, channel, image_channel, NUMBER: tl.constexpr,
                 EDGE: tl.constexpr = True):  # fmt: skip
     """One column of an image, [rows, channels]; 0 outside (without EDGE it is inside) and in padded channels."""
-    place = column * num_rows + local[:, None] + channel[None, :] * image_channel
+    index = column * num_rows + local[:, None] + channel[None, :] * image_channel
     if EDGE:
         inside = (column >= begin) & (column < end)
-        return tl.load(image + place, mask=inside & (channel < NUMBER)[None, :], other=0.0)
+        return tl.load(image + index, mask=inside & (channel < NUMBER)[None, :], other=0.0)
     elif channel.shape[0] > NUMBER:
-        return tl.load(image + place, mask=(channel < NUMBER)[None, :], other=0.0)
+        return tl.load(image + index, mask=(channel < NUMBER)[None, :], other=0.0)
     else:
-        return tl.load(image + place)
+        return tl.load(image + index)
 
 
 @triton.jit
@@ -178,8 +179,8 @@ def load_taps(taps, row, column, KERNEL: tl.constexpr, ROWS: tl.constexpr, COLUM
     """A tuple of the KERNEL matrices taps [KERNEL, ROWS, COLUMNS]."""
     matrices = ()
     for tap in tl.static_range(KERNEL):
-        place = (tap * ROWS + row[:, None]) * COLUMNS + column[None, :]
-        matrices = matrices + (tl.load(taps + place),)
+        index = (tap * ROWS + row[:, None]) * COLUMNS + column[None, :]
+        matrices = matrices + (tl.load(taps + index),)
     return matrices
 
 
@@ -201,32 +202,32 @@ def inside_row(column, low, high, CAUSAL: tl.constexpr):
 @triton.jit
 def hidden_start(offset1, table, table_plane, reach, column, low, channel, WIDTH: tl.constexpr,
                  LEFT: tl.constexpr, TABLE: tl.constexpr, EDGE: tl.constexpr):  # fmt: skip
-    """What a column of the hidden map starts from, [rows, channels]: the offset, or the table by distance with it.
+    """Initial value of a column of the hidden map, [rows, channels]: the offset, or the table by distance, which includes it.
 
-    table: [LEFT + 1, distances, WIDTH], plane c < LEFT for the column c keys after the first visible one; a row finds
-    column j in place reach − j.
+    table: [LEFT + 1, distances, WIDTH], plane c < LEFT for the column c keys after the first visible one; column j of a
+    row is at index reach − j.
     """
     if TABLE:
-        place = (reach - column) * WIDTH + LEFT * table_plane
+        index = (reach - column) * WIDTH + LEFT * table_plane
         if EDGE:
             plane = tl.minimum(tl.maximum(column - low, 0), LEFT)
             distance = tl.minimum(tl.maximum(reach - column, 0), table_plane // WIDTH - 1)
-            place = distance * WIDTH + plane * table_plane
-        return tl.load(table + place[:, None] + channel[None, :]).to(tl.float32)
+            index = distance * WIDTH + plane * table_plane
+        return tl.load(table + index[:, None] + channel[None, :]).to(tl.float32)
     else:
         return tl.zeros([reach.shape[0], channel.shape[0]], tl.float32) + offset1[None, :]
 
 
 @triton.jit
-def output_start(offset2, values, values_length, place, channel, OUT: tl.constexpr, VALUES: tl.constexpr,
+def output_start(offset2, values, values_length, index, channel, OUT: tl.constexpr, VALUES: tl.constexpr,
                  EDGE: tl.constexpr = True):  # fmt: skip
-    """What a column of the result starts from, [rows, channels]: the offset, or a bias by distance with it."""
+    """Initial value of a column of the result, [rows, channels]: the offset, or a bias by distance, which includes it."""
     if VALUES:
         if EDGE:
-            place = tl.minimum(tl.maximum(place, 0), values_length - 1)
-        return tl.load(values + place[:, None] * OUT + channel[None, :]).to(tl.float32)
+            index = tl.minimum(tl.maximum(index, 0), values_length - 1)
+        return tl.load(values + index[:, None] * OUT + channel[None, :]).to(tl.float32)
     else:
-        return tl.zeros([place.shape[0], channel.shape[0]], tl.float32) + offset2[None, :]
+        return tl.zeros([index.shape[0], channel.shape[0]], tl.float32) + offset2[None, :]
 
 
 @triton.jit
@@ -273,8 +274,8 @@ def convolve_columns(
         if EDGE:
             active = tl.where(inside_row(c, low, high, CAUSAL)[:, None], active, 0.0).to(dtype)
         if KEEP:
-            place = c * num_rows + local[:, None] + wide[None, :] * kept_channel
-            tl.store(kept + place, active, mask=((c >= start) & (c < kept_stop)) & (wide < HIDDEN)[None, :])
+            index = c * num_rows + local[:, None] + wide[None, :] * kept_channel
+            tl.store(kept + index, active, mask=((c >= start) & (c < kept_stop)) & (wide < HIDDEN)[None, :])
         fresh = output_start(offset2, values, values_length, distance - c - LEFT2, outs, OUT, VALUES, EDGE)
         summed = ()
         for i in tl.static_range(len(w2)):
@@ -285,9 +286,9 @@ def convolve_columns(
         result = summed[0]
         if not FINAL:
             result = tl.where(inside_row(done, low, high, CAUSAL)[:, None], leaky(result, slope2), 0.0)
-        place = done * num_rows + local[:, None] + outs[None, :] * out_channel
+        index = done * num_rows + local[:, None] + outs[None, :] * out_channel
         mask = ((done >= start) & (done < stop)) & (outs < OUTS)[None, :]
-        tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
+        tl.store(out + index, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(
@@ -315,9 +316,9 @@ def convolve_kernel(
 ):  # fmt: skip
     """Two stages over an image: out = stage₂(LeakyReLU(stage₁(image))), the hidden map on the chip.
 
-    w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; values [distances, OUT], in place of b2, have the offset in them.
-    held, wanted: columns past the visible ones that the hidden map has, and that the result shall have. FINAL: no
-    activation follows. KEEP: the hidden map, of HIDDEN channels, is also written, as an image `kept`.
+    w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; values [distances, OUT], instead of b2, include the offset.
+    held, wanted: columns past the visible ones in the hidden map and in the result. FINAL: no activation follows. KEEP:
+    the hidden map, of HIDDEN channels, is also written, as an image `kept`.
     The grid is (row blocks, walks, B).
     """
     RIGHT1: tl.constexpr = K1 - 1 - LEFT1
@@ -328,7 +329,7 @@ def convolve_kernel(
     begin, end = tl.maximum(tl.min(low), left), tl.max(high) + 1
     start, finish = begin + tl.program_id(1) * walk, tl.minimum(end + wanted, right)
     stop = tl.minimum(start + walk, finish)
-    # The last of the walks has the columns of the hidden map behind those of the result.
+    # The last of the walks includes the columns of the hidden map after those of the result.
     kept_stop = tl.where(stop == finish, tl.minimum(end + held, right), stop)
     if start < stop:
         channel, wide, outs = tl.arange(0, CHANNELS), tl.arange(0, WIDTH), tl.arange(0, OUT)
@@ -360,8 +361,8 @@ def convolve_kernel(
 
 @triton.jit
 def unit_matrix(SIZE: tl.constexpr, dtype: tl.constexpr):
-    place = tl.arange(0, SIZE)
-    return (place[:, None] == place[None, :]).to(tl.float32).to(dtype)
+    index = tl.arange(0, SIZE)
+    return (index[:, None] == index[None, :]).to(tl.float32).to(dtype)
 
 
 @triton.jit
@@ -383,10 +384,10 @@ def attend_tiles(
                 tile = load_rows(k, key, seen, part, k_token, D, PART, EDGE)
                 logits = dot(queries[part], tl.trans(tile), logits, PRECISION)
             logits *= scale
-        # As an operand of a product with the unit matrix, a tile of the image takes the cheap way into registers.
+        # As an operand of a product with the unit matrix, a tile of the image is cheap to load into registers.
         for number in tl.static_range(IMAGES):
-            place = number * image_channel + key[None, :] * num_rows + local[:, None]
-            logits = dot(load_pixels(image, place, shown, EDGE), unit, logits, PRECISION)
+            index = number * image_channel + key[None, :] * num_rows + local[:, None]
+            logits = dot(load_pixels(image, index, shown, EDGE), unit, logits, PRECISION)
         if BIAS != "none":
             logits += load_bias(bias, row[:, None], key[None, :], shown, bias_row, bias_key)
         if BIAS == "separable":
@@ -396,7 +397,7 @@ def attend_tiles(
         if EDGE:
             logits = tl.where(shown, logits, -float("inf"))
         higher = tl.maximum(highest, tl.max(logits, 1) * LOG2E)
-        # Before the first visible key everything is −∞: any finite number serves.
+        # Before the first visible key all logits are −∞: any finite number will do.
         base = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp2(logits * LOG2E - base[:, None])
         shrink = tl.exp2(highest - base)
@@ -434,10 +435,9 @@ def attend_kernel(
 ):  # fmt: skip
     """out [splits, B, H, out_rows, D] and lse [splits, B, H, out_rows]: softmax · V over a split of the visible keys.
 
-    The logits are the sum of scores (SCORES), images (IMAGES of them, image_channel apart) and a bias (BIAS),
-    whichever there are, times factor [1 or B, H, Tq] (FACTOR). Without SUMS, only lse is written. A split that sees
-    nothing has lse −∞. The grid is (row blocks · splits, H, B); the last
-    rows, which see the most, go first.
+    The logits are the sum of those present among scores (SCORES), images (IMAGES of them, image_channel apart) and a
+    bias (BIAS), times factor [1 or B, H, Tq] (FACTOR). Without SUMS, only lse is written. A split that sees nothing has
+    lse −∞. The grid is (row blocks · splits, H, B); the last rows, which see the most, go first.
     """
     blocks = tl.cdiv(num_rows, BLOCK_R)
     block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
@@ -462,8 +462,8 @@ def attend_kernel(
         unit = unit_matrix(BLOCK_K, image.dtype.element_ty)
     row_factor = low
     if FACTOR:
-        place = factor + batch * factor_batch + head * num_queries + row
-        row_factor = tl.load(place, mask=exists, other=0.0)
+        pointer = factor + batch * factor_batch + head * num_queries + row
+        row_factor = tl.load(pointer, mask=exists, other=0.0)
     highest = tl.full([BLOCK_R], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
     begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
@@ -486,10 +486,10 @@ def attend_kernel(
 
     empty = total == 0
     total = tl.where(empty, 1.0, total)
-    place = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start
-    tl.store(lse + place, tl.where(empty, -float("inf"), highest / LOG2E + tl.log(total)), mask=exists)
+    index = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start
+    tl.store(lse + index, tl.where(empty, -float("inf"), highest / LOG2E + tl.log(total)), mask=exists)
     if SUMS:
         for part in tl.static_range(PARTS):
             dim = part * PART + tl.arange(0, PART)
             mean = (sums[part] / total[:, None]).to(out.dtype.element_ty)
-            tl.store(out + place[:, None] * D + dim[None, :], mean, mask=exists[:, None] & (dim < D)[None, :])
+            tl.store(out + index[:, None] * D + dim[None, :], mean, mask=exists[:, None] & (dim < D)[None, :])

@@ -1,4 +1,4 @@
-"""The forward and backward pass: which kernels run on which images, a chunk of query rows at a time."""
+"""Forward and backward pass: the sequence of kernels for each chunk of query rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dape.ops.score_attention.triton import call as calls
 from dape.ops.score_attention.triton.call import Call, Chain, Chunk, Segment, StageTensors, padded
 from dape.ops.score_attention.triton.compile import run
 
-# Two stages run as one kernel where their weights fit into registers beside the running sums.
+# Two stages run as one kernel if their weights fit into registers along with the running sums.
 FUSED_NUMBERS = 2 * 3 * 32 * 32
 
 
@@ -24,14 +24,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         for chunk in some.chunks(bytes_per_pair):
             forward_chunk(chunk, out[part], lse[part])
     if not call.post and call.sink is not None:
-        # One more key with value zero.
+        # An additional key with value zero.
         out = (out * torch.sigmoid(lse - call.sink.float()[:, None])[..., None]).to(out.dtype)
         lse = with_sink(lse, call.sink)
     return out, lse
 
 
 def forward_chunk(chunk: Chunk, out: Tensor, lse: Tensor) -> None:
-    """Write the output and log-sum-exp of a chunk's rows; its images are gone when it returns."""
+    """Write the output and log-sum-exp of a chunk's rows; its images are freed on return."""
     call = chunk.call
     image = convolved(chunk, call.pre, scores(chunk)) if call.pre else None
     attend(chunk, image, out, lse)
@@ -66,7 +66,7 @@ def is_fused(call: Call, chain: Chain) -> bool:
 
 
 def scores(chunk: Chunk) -> Tensor:
-    """The first image of a chunk: scores, and the bias where it has channels."""
+    """The first image of a chunk: scores, and the bias if it has channels."""
     call = chunk.call
     image = chunk.image(call.channels, call.dtype)
     arguments = call.arguments()
@@ -77,7 +77,7 @@ def scores(chunk: Chunk) -> Tensor:
 
 
 def write_scores(chunk: Chunk, arguments: dict[str, Any], image: Tensor) -> None:
-    """Products of q and k, 0 where not visible, and the bias into an image."""
+    """Write products of q and k, 0 where not visible, and the bias into an image."""
     from dape.ops.score_attention.triton.forward import scores_kernel
 
     call = chunk.call
@@ -92,7 +92,7 @@ def write_scores(chunk: Chunk, arguments: dict[str, Any], image: Tensor) -> None
 
 
 def convolved(chunk: Chunk, chain: Chain, image: Tensor, keep: list[Tensor] | None = None) -> Tensor:
-    """What the stages make of an image, [B, H, columns, rows]; `keep` gets the image after every stage."""
+    """Apply the stages to an image, [B, H, columns, rows]; the image after every stage is appended to `keep`."""
     call = chunk.call
     if is_fused(call, chain):
         return convolved_at_once(chunk, image, keep)
@@ -103,7 +103,7 @@ def convolved(chunk: Chunk, chain: Chain, image: Tensor, keep: list[Tensor] | No
         if before and number == 0 and call.table is not None:
             own["START"] = "table"
         if number == len(chain.stages) - 1:
-            # Logits are hidden by the softmax; weights are zero where not visible.
+            # Logits are masked by the softmax; weights are zero where not visible.
             own |= {"FINISH": "none", **values_arguments(call)} if before else {"FINISH": "residual"}
         own |= {"offsets": stage.offsets(), "LEFT": stage.left, "held": chain.held[number]}
         own |= {"wanted": chain.held[number + 1]}
@@ -115,7 +115,7 @@ def convolved(chunk: Chunk, chain: Chain, image: Tensor, keep: list[Tensor] | No
 
 
 def weights_image(chunk: Chunk, image: Tensor | None, lse: Tensor) -> Tensor:
-    """The weights of a chunk as an image, 0 where not visible; `image`: what the stages before the softmax made."""
+    """The weights of a chunk as an image, 0 where not visible; `image`: output of the stages before the softmax."""
     weights = chunk.image(chunk.call.num_heads, chunk.call.dtype)
     write_weights(chunk, image, lse, weights, {"MODE": "weights"})
     return weights
@@ -124,7 +124,7 @@ def weights_image(chunk: Chunk, image: Tensor | None, lse: Tensor) -> Tensor:
 def write_weights(
     chunk: Chunk, image: Tensor | None, lse: Tensor, result: Tensor, own: dict[str, Any]
 ) -> None:
-    """Run the kernel that computes logits and weights again, now that their sums are known."""
+    """Run the kernel that recomputes logits and weights from the log-sum-exp."""
     from dape.ops.score_attention.triton.backward import weights_kernel
 
     call = chunk.call
@@ -148,7 +148,7 @@ def write_weights(
 
 
 def convolved_at_once(chunk: Chunk, image: Tensor, keep: list[Tensor] | None) -> Tensor:
-    """What two stages make of an image, by one kernel; `keep` gets the hidden map and the result."""
+    """Apply two stages to an image by one kernel; the hidden map and the result are appended to `keep`."""
     from dape.ops.score_attention.triton.forward import convolve_kernel
 
     call = chunk.call
@@ -175,7 +175,7 @@ def convolved_at_once(chunk: Chunk, image: Tensor, keep: list[Tensor] | None) ->
 
 
 def adds_values(call: Call) -> bool:
-    """Whether the last stage adds the bias to its result: one by distance, that went into a table."""
+    """Whether the last stage adds the bias to its result: one by distance, used in a table."""
     return call.table is not None and "bias" in call.residual
 
 
@@ -236,7 +236,7 @@ def strides(name: str, image: Tensor) -> dict[str, int]:
 
 
 def logit_arguments(chunk: Chunk, image: Tensor | None) -> dict[str, Any]:
-    """Of what the logits are made: scores, images and a bias."""
+    """Arguments for the terms of the logits: scores, images and a bias."""
     call = chunk.call
     arguments = call.arguments() | chunk.arguments()
     if image is None:
@@ -290,7 +290,7 @@ def times_keys(
 ) -> None:
     """Write scale · image · k, for the rows of a chunk: out [B, H, Tq, D]; k has the keys' strides.
 
-    With `rest` it is added to out, and what out's dtype cuts off is kept there.
+    With `rest` it is added to out, and the rounding error of out's dtype is kept there.
     """
     from dape.ops.score_attention.triton.backward import fold_kernel, queries_kernel
 
@@ -316,7 +316,7 @@ def times_keys(
         (-(-size // 256),),
         {
             "parts": parts, "target": out, "rest": parts if rest is None else rest, "splits": splits, "size": size,
-            "row_size": rows * call.head_width, "row_place": chunk.start * call.head_width,
+            "row_size": rows * call.head_width, "row_begin": chunk.start * call.head_width,
             "row_stride": call.num_queries * call.head_width, "ADD": rest is not None, "BLOCK": 256,
         },
         [{"num_warps": 2}],
@@ -340,7 +340,7 @@ def product_variants() -> list[dict[str, Any]]:
 
 
 def split_keys(chunk: Chunk, blocks: int) -> tuple[int, int]:
-    """Into how many parts the keys are split so that blocks × heads × batch fill the GPU, and the keys of a part."""
+    """Number of splits of the keys such that blocks × heads × batch fill the GPU, and the keys of a split."""
     call = chunk.call
     wanted = -(-calls.PROGRAMS // (blocks * call.num_heads * call.batch))
     # Splits begin at a multiple of BLOCK_K.
@@ -354,7 +354,7 @@ class Gradients:
     """Gradients of all inputs of a call, gathered over segments of the keys and chunks of query rows.
 
     A segment's sums for keys and values are float32 for all heads; their gradients have the dtypes of k and v. Those
-    of queries are sums over segments: what their dtype cuts off is kept in `rest`, in bfloat16, from one to the next.
+    of queries are sums over segments: the rounding error of their dtype is kept in `rest`, in bfloat16, for the next.
     """
 
     def __init__(self, call: Call) -> None:
@@ -365,7 +365,7 @@ class Gradients:
         )
         self.rest: Tensor | None = None
         self.key_sums = self.value_sums = self.q
-        # Of weights and offsets, stage by stage; and the sums of the programs that they are made of in the end.
+        # Gradients of weights and offsets by stage, and the programs' sums from which they are computed at the end.
         self.pre, self.post = (
             [(zeros(stage.weight), zeros_like(stage.offset)) for stage in chain.stages]
             for chain in (call.pre, call.post)
@@ -376,7 +376,7 @@ class Gradients:
         self.row, self.column = (zeros_like(x) for x in (call.row, call.column))
 
     def add(self, grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-        """Add what all rows contribute; returns for every row the inner product of its weights and their gradients."""
+        """Add the contributions of all rows; returns the inner product of each row's weights and their gradients."""
         grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
         # Behind stages after the softmax, chunk by chunk.
         delta = torch.zeros_like(lse) if self.call.post else inner_products(grad_out, out)
@@ -392,7 +392,7 @@ class Gradients:
         return delta
 
     def _prepare(self, chunks: list[Chunk]) -> None:
-        """The memory that all chunks share."""
+        """Allocate the memory shared by all chunks."""
         call = self.call
         if any(chunk.segment.halo or chunk.segment.start for chunk in chunks):
             self.q.zero_()
@@ -408,7 +408,7 @@ class Gradients:
     def _segment(
         self, part: slice, segment: Segment, chunks: list[Chunk], grad_out: Tensor, lse: Tensor, delta: Tensor
     ) -> None:
-        """Add what the keys of a segment contribute; their own gradients are then complete."""
+        """Add the contributions of a segment's keys; their own gradients are then complete."""
         call = self.call
         stop = min(segment.stop, call.num_keys)
         shape = (len(self.q[part]), call.num_heads, stop - segment.start, call.head_width)
@@ -456,7 +456,7 @@ def backward_bytes(call: Call) -> int:
 
 
 class ChunkGradients:
-    """What the rows of one chunk add to the gradients."""
+    """Contributions of the rows of one chunk to the gradients."""
 
     def __init__(self, whole: Gradients, chunk: Chunk, part: slice) -> None:
         self.whole, self.chunk, self.call, self.part = whole, chunk, chunk.call, part
@@ -485,7 +485,7 @@ class ChunkGradients:
         add_times_rows(chunk, grad, call.q, call.scale, self.whole.key_sums)
 
     def _weights(self, image: Tensor | None, grad_out: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-        """Gradients of the weights, as an image, where stages follow them; fills in `delta`, adds to those of v."""
+        """Gradients of the weights, as an image, if stages follow them; fills in `delta`, adds to those of v."""
         from dape.ops.score_attention.triton.backward import inner_kernel
 
         call, chunk = self.call, self.chunk
@@ -512,7 +512,7 @@ class ChunkGradients:
     def _logits(
         self, image: Tensor | None, grad_out: Tensor, lse: Tensor, delta: Tensor, given: Tensor | None
     ) -> Tensor:
-        """Gradients of the logits, an image in place of `image`; adds to those of v unless `given` those of the weights."""
+        """Gradients of the logits, as an image that overwrites `image`; adds to those of v unless those of the weights are `given`."""
         call, chunk = self.call, self.chunk
         grad = chunk.image(call.num_heads, call.grad_dtype) if image is None else image.view(call.grad_dtype)
         own: dict[str, Any] = {"MODE": "gradients", "grad_out": grad_out, "grad_v": self.whole.value_sums}
@@ -524,7 +524,7 @@ class ChunkGradients:
         factor = self.whole.factor
         if factor is not None:
             tiles, rows = -(-chunk.columns // calls.BLOCK_K), chunk.stop - chunk.start
-            # Tiles that no row of a block sees are left out.
+            # Tiles that no row of a block sees are skipped.
             shape = (tiles, call.batch, call.num_heads, rows)
             sums = torch.zeros(shape, dtype=torch.float32, device=call.device)
             own |= {"grad_factor": sums, "out_rows": rows}
@@ -538,9 +538,9 @@ class ChunkGradients:
     def _stages(
         self, chain: Chain, images: list[Tensor], grad: Tensor, residuals: int, first: Tensor | None = None
     ) -> Tensor:
-        """Gradients of the first image, in its place or in `first`; adds to those of weights, offsets and the table.
+        """Gradients of the first image, written over it or into `first`; adds to those of weights, offsets and the table.
 
-        residuals: how many channels of the first image are also added to the result, from its first channel on.
+        residuals: number of channels of the first image, from its first on, that are also added to the result.
         """
         call, chunk = self.call, self.chunk
         result = grad
@@ -567,7 +567,7 @@ class ChunkGradients:
         return grad
 
     def _taps(self, chain: Chain, number: int, image: Tensor, grad: Tensor) -> None:
-        """Add to the sums of which the gradients of a stage's weights and offset are made."""
+        """Add to the sums from which the gradients of a stage's weights and offset are computed."""
         from dape.ops.score_attention.triton.backward import taps_kernel
 
         call, chunk, stage = self.call, self.chunk, chain.stages[number]
