@@ -137,7 +137,7 @@ def dry_run(experiments: Sequence[Experiment], workspace: Workspace, console: Co
             again = f"dape reproduce {experiment.name} --scale {workspace.scale}"
             console.print(f"# {experiment.name}, by itself\n{again}", soft_wrap=True, markup=False)
     for corpus in {item.corpus.name: item.corpus for _, item in left}.values():
-        if not corpus.found(workspace.texts):
+        if not corpus.exists(workspace.texts):
             console.print(f"# {corpus.missing(workspace.texts)}.", soft_wrap=True, markup=False)
     return 0
 

@@ -1,4 +1,4 @@
-"""Accuracies on generated tasks, from results: estimates by method, length and seed, their tables and figures."""
+"""Accuracies on generated tasks: estimates by method, length and seed, tables and figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dape.tasks.registry import TASKS, build_task
 
 # With more tasks than this, tasks are rows and methods columns; with more columns than that, errors are left out.
 FEW_TASKS, FEW_COLUMNS = 3, 6
-# Lengths that a table shows; results.json has all, and the plot.
+# Number of lengths in a table; results.json and the plot have all.
 COLUMNS = 8
 # Columns with errors that a terminal of 80 characters shows.
 TERMINAL_COLUMNS = 4
@@ -48,9 +48,9 @@ class Solver(NamedTuple):
 
 
 class Accuracies:
-    """Accuracies by solver and seed: rows, a length each, and scores, the mean beyond the training length.
+    """Accuracies by solver and seed: rows, one per length, and scores, the mean beyond the training length.
 
-    seeds: what is known of the variance between them elsewhere.
+    seeds: seed variance in other settings.
     """
 
     def __init__(self, results: Results | None, seeds: SeedVariance | None = None) -> None:
@@ -75,9 +75,9 @@ class Accuracies:
         return sorted({row["eval_length"] for seed in rows.values() for row in seed})
 
     def accuracy(self, solver: Solver, lengths: Sequence[int] | None = None) -> Estimate:
-        """Over the lengths (or the score, if no lengths are asked for), and over seeds; NaN if there is none."""
-        found = [self._of_seed(solver, seed, lengths) for seed in self.rows.get(solver, {})]
-        known = [entry for entry in found if entry is not None]
+        """Mean accuracy over the lengths (or the score, if none are given) and over seeds; NaN if there is none."""
+        by_seed = [self._of_seed(solver, seed, lengths) for seed in self.rows.get(solver, {})]
+        known = [entry for entry in by_seed if entry is not None]
         if not known:
             return UNKNOWN
         prior = self._prior(solver)
@@ -87,21 +87,21 @@ class Accuracies:
         self, solver: Solver, seed: int, lengths: Sequence[int] | None = None
     ) -> tuple[float, float] | None:
         rows = self.rows[solver][seed]
-        found = [row for row in rows if lengths is None or row["eval_length"] in lengths]
-        if not found:
+        selected = [row for row in rows if lengths is None or row["eval_length"] in lengths]
+        if not selected:
             return None
-        mean = sum(row["value"] for row in found) / len(found)
-        squares = sum(share_error(row["value"], row.get("count") or 1) ** 2 for row in found)
+        mean = sum(row["value"] for row in selected) / len(selected)
+        squares = sum(share_error(row["value"], row.get("count") or 1) ** 2 for row in selected)
         score = self.scores.get((solver, seed), mean) if lengths is None else mean
-        return score, math.sqrt(squares) / len(found)
+        return score, math.sqrt(squares) / len(selected)
 
     def difference(self, one: Solver, other: Solver) -> Estimate:
-        """Accuracy of one less that of the other, on the same samples where answers are known, over common seeds."""
+        """Accuracy of one minus that of the other over common seeds, on the same samples if answers are known."""
         seeds = sorted(self.rows[one].keys() & self.rows[other].keys())
         if not seeds:
             return UNKNOWN
         prior, samples = self._prior(one, other), [self._samples(one, other, seed) for seed in seeds]
-        paired = [found for found in samples if found is not None]
+        paired = [pair for pair in samples if pair is not None]
         if len(paired) == len(seeds):
             return crossed_mean(np.array([gaps for gaps, _ in paired]), np.array(paired[0][1]), seeds=prior)
         pairs = [(self._of_seed(one, seed), self._of_seed(other, seed)) for seed in seeds]
@@ -109,7 +109,7 @@ class Accuracies:
         return over_seeds(values, [math.hypot(a[1], b[1]) for a, b in pairs if a and b], prior=prior)
 
     def _samples(self, one: Solver, other: Solver, seed: int) -> tuple[list[float], list[float]] | None:
-        """Differences sample by sample, every length counting the same, and weights; None where answers were not kept."""
+        """Differences by sample, with equal weight of all lengths, and weights; None if answers were not kept."""
         gaps: list[float] = []
         weights: list[float] = []
         for a, b in zip(*(_beyond(self.rows[solver][seed]) for solver in (one, other)), strict=False):
@@ -127,32 +127,32 @@ class Accuracies:
 
 
 def variant_of(row: dict[str, Any]) -> str:
-    """What sets a run apart from others of its method: its own name for it, or options of the task and positions."""
+    """Variant of a run: its own name for it, or options of the task and positions."""
     settings = row.get("settings") or {}
     words = [f"{name}={value}" for name, value in (settings.get("options") or {}).items()]
-    words += [f"positions from {places}"] if (places := settings.get("position_range")) else []
+    words += [f"positions from {maximum}"] if (maximum := settings.get("position_range")) else []
     return row["variant"] or ", ".join(words)
 
 
 def _beyond(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows in the order of their lengths; those of lengths beyond the training's, if that is known."""
+    """Rows in the order of their lengths, beyond the training length if that is known."""
     trained = ((rows[0].get("settings") or {}).get("protocol") or {}).get("train_lengths") or [0]
     return sorted((r for r in rows if r["eval_length"] > max(trained)), key=lambda row: row["eval_length"])
 
 
-def has_learned(task: str, found: Estimate) -> bool:
-    """Whether an accuracy lies beyond what is reached without the input: by guessing, or by always the same answer."""
+def has_learned(task: str, accuracy: Estimate) -> bool:
+    """Whether an accuracy exceeds that of guessing and of the best constant answer."""
     if task not in TASKS:
         return True
     known = build_task(task)
     return (
-        replace(found, value=found.value - max(known.random_accuracy, known.constant_accuracy)).weight
+        replace(accuracy, value=accuracy.value - max(known.random_accuracy, known.constant_accuracy)).weight
         > ERRORS
     )
 
 
 def tables(data: Accuracies, experiment: str, paper: Paper) -> list[Table]:
-    """Accuracy: tasks by methods if there are many tasks, else methods by lengths, a table a task."""
+    """Tables of accuracies: tasks by methods if there are many tasks, else methods by lengths, one table per task."""
     if not data.rows:
         printed = paper.shown_with(experiment, "accuracy")
         names = list(dict.fromkeys(n.get("task") for n in printed))
@@ -168,7 +168,7 @@ def tables(data: Accuracies, experiment: str, paper: Paper) -> list[Table]:
 
 
 def figure(data: Accuracies, experiment: str, paper: Paper) -> Figure | None:
-    """Accuracy by length for few tasks; for many, a field of tasks × methods, ours and the paper's."""
+    """Figure of accuracy by length for few tasks; for many, a heat map of tasks × methods, ours and the paper's."""
     if data.rows and len(data.tasks()) <= FEW_TASKS:
         return by_length_figure(data)
     fields = []
@@ -196,14 +196,14 @@ def _task_rows(
     rows = []
     solvers = {(s.task, s.label): s for s in data.rows if s.layers == layers}
     for task in names:
-        found = [data.accuracy(solvers[task, m]) if (task, m) in solvers else None for m in methods]
-        best = max((e.value for e in found if e is not None and has_learned(task, e)), default=math.nan)
+        estimates = [data.accuracy(solvers[task, m]) if (task, m) in solvers else None for m in methods]
+        best = max((e.value for e in estimates if e is not None and has_learned(task, e)), default=math.nan)
         wide = len(methods) > FEW_COLUMNS
         cells = [
             Cell("–")
             if e is None
             else plain(100 * e.value, 1, math.nan if wide else 100 * e.error, best=e.value == best)
-            for e in found
+            for e in estimates
         ]
         printed = [paper.value("accuracy", task=task, method=method) for method in methods]
         if solvers:
@@ -226,8 +226,8 @@ def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Tab
 
 
 def _share(data: Accuracies, solver: Solver, length: int) -> Cell:
-    found = data.accuracy(solver, [length])
-    return plain(100 * found.value, 1, 100 * found.error)
+    accuracy = data.accuracy(solver, [length])
+    return plain(100 * accuracy.value, 1, 100 * accuracy.error)
 
 
 def depth_of(layers: int) -> str:
@@ -247,9 +247,9 @@ def by_length_figure(data: Accuracies) -> Figure:
         solvers = [s for s in data.rows if (s.task, s.layers) == (task, layers)]
         for solver in solvers:
             lengths = data.lengths(solver)
-            found = [data.accuracy(solver, [length]) for length in lengths]
-            bars = [100 * estimate.error if math.isfinite(estimate.error) else 0.0 for estimate in found]
-            values = [100 * estimate.value for estimate in found]
+            estimates = [data.accuracy(solver, [length]) for length in lengths]
+            bars = [100 * estimate.error if math.isfinite(estimate.error) else 0.0 for estimate in estimates]
+            values = [100 * estimate.value for estimate in estimates]
             errorbar(axis, lengths, values, bars, solver.label, looks[solver.label])
         protocol = (data.rows[solvers[0]][min(data.rows[solvers[0]])][0].get("settings") or {}).get(
             "protocol"
@@ -266,8 +266,8 @@ def by_length_figure(data: Accuracies) -> Figure:
 
 
 def by_multiple(data: Accuracies, label: str) -> dict[tuple[str, str], float]:
-    """Accuracies of a method by task and by multiple of the longest length that the task was trained at."""
-    found = {}
+    """Accuracies of a method by task and by multiple of the longest training length of the task."""
+    accuracies = {}
     for solver in data.rows:
         settings = next(iter(data.rows[solver].values()))[0].get("settings") or {}
         if solver.label != label or "protocol" not in settings:
@@ -275,23 +275,23 @@ def by_multiple(data: Accuracies, label: str) -> dict[tuple[str, str], float]:
         trained = max(settings["protocol"]["train_lengths"])
         for length in data.lengths(solver):
             if length >= trained:
-                found[solver.task, f"{round(length / trained)}×"] = data.accuracy(solver, [length]).value
-    return found
+                accuracies[solver.task, f"{round(length / trained)}×"] = data.accuracy(solver, [length]).value
+    return accuracies
 
 
 def lengths_figure(data: Accuracies) -> Figure:
-    """A heat map of tasks × lengths for each method, lengths in multiples of those trained at."""
+    """A heat map of tasks × lengths for each method, lengths in multiples of the training length."""
     labels = list(dict.fromkeys(solver.label for solver in data.rows))
     return fields_figure([(label, by_multiple(data, label)) for label in labels])
 
 
 def fields_figure(fields: Sequence[tuple[str, dict[tuple[str, str], float]]]) -> Figure:
-    names = list(dict.fromkeys(task for _, found in fields for task, _ in found))
-    methods = list(dict.fromkeys(method for _, found in fields for _, method in found))
+    names = list(dict.fromkeys(task for _, shares in fields for task, _ in shares))
+    methods = list(dict.fromkeys(method for _, shares in fields for _, method in shares))
     width, height = 1.8 + len(fields) * (0.36 * len(methods) + 0.3), 1.2 + 0.26 * len(names)
     drawn, (axes,) = canvas(width, height, 1, len(fields))
-    for index, (axis, (title, found)) in enumerate(zip(axes, fields, strict=True)):
-        values = [[100 * found.get((task, method), math.nan) for method in methods] for task in names]
+    for index, (axis, (title, shares)) in enumerate(zip(axes, fields, strict=True)):
+        values = [[100 * shares.get((task, method), math.nan) for method in methods] for task in names]
         axis.imshow(values, cmap="Blues", vmin=0, vmax=125, aspect="auto")
         for row, line in enumerate(values):
             for column, value in enumerate(line):
@@ -317,14 +317,14 @@ def paper_table() -> dict[str, Any]:
 
 
 def paper_accuracy(task: str, method: str) -> float | None:
-    """The paper's score in percent, None where it has none."""
+    """The paper's score in percent, or None."""
     row = paper_table()["accuracy"].get(task)
     methods = paper_table()["methods"]
     return row[methods.index(method)] if row and method in methods else None
 
 
 def score_table(data: Accuracies, *, errors: bool = True) -> Table:
-    """Tasks by methods: our score, with its error over samples and seeds, and the paper's in brackets where it has one."""
+    """Tasks by methods: our score, with its error over samples and seeds, and the paper's, if any, in brackets."""
     methods = list(dict.fromkeys(solver.label for solver in data.rows))
     rows = []
     for (task, layers), title in titles(data).items():
@@ -341,23 +341,23 @@ def score_table(data: Accuracies, *, errors: bool = True) -> Table:
 
 
 def percents(data: Accuracies, solver: Solver, errors: bool) -> str:
-    found = data.accuracy(solver)
-    several = errors and len(data.rows[solver]) > 1 and math.isfinite(found.error)
-    return f"{100 * found.value:.1f}" + (f" ± {100 * found.error:.1f}" if several else "")
+    accuracy = data.accuracy(solver)
+    several = errors and len(data.rows[solver]) > 1 and math.isfinite(accuracy.error)
+    return f"{100 * accuracy.value:.1f}" + (f" ± {100 * accuracy.error:.1f}" if several else "")
 
 
 def titles(data: Accuracies) -> dict[tuple[str, int], str]:
-    """Tasks and numbers of layers in the order of the registry, by the name of the task, with layers where it has several."""
-    found = sorted(
+    """Titles of tasks and numbers of layers, in the order of the registry; with layers if a task has several."""
+    pairs = sorted(
         {(s.task, s.layers) for s in data.rows}, key=lambda entry: (list(TASKS).index(entry[0]), entry[1])
     )
-    return {(task, n): task + (depth_of(n) if len(data.layers(task)) > 1 else "") for task, n in found}
+    return {(task, n): task + (depth_of(n) if len(data.layers(task)) > 1 else "") for task, n in pairs}
 
 
 def write_folder(results: Results, folder: Path) -> list[Table]:
-    """README.md, accuracy.png and lengths.png, all read from the results; notes.md is included. Returns the tables.
+    """Write README.md, accuracy.png and lengths.png from the results; notes.md is included. Returns the tables.
 
-    lengths.png: lengths × tasks for each method, where there are many tasks.
+    lengths.png: lengths × tasks for each method, if there are many tasks.
     """
     data, runs = Accuracies(results), results["runs"]
     about = results["environment"]
@@ -373,7 +373,7 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
         minutes=sum(run["train_seconds"] + run["test_seconds"] for run in runs) / 60,
         seeds=sorted({run["seed"] for run in runs}),
         commands=results.get("commands", []),
-        protocols=[f"{', '.join(named)}: {text}" for text, named in tasks_of.items()],
+        protocols=[f"{', '.join(names)}: {text}" for text, names in tasks_of.items()],
         hardware=about.get("gpu") or f"{about['cpu']}, {about['threads']} of {about['cores']} cores",
         versions=[f"{n} {about[n]}" for n in ("dape", "python", "torch", "numpy", "transformers")],
         notes=notes.read_text("utf-8").strip() if notes.exists() else "",
@@ -392,7 +392,7 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
 
 
 def describe(protocol: dict[str, Any]) -> str:
-    """A protocol in a line."""
+    """One-line description of a protocol."""
     return (
         f"{protocol['num_layers']} layer(s) of width {protocol['hidden_size']}, {protocol['num_heads']} heads; "
         f"{protocol['steps']} steps of Adam {protocol['learning_rate']:g}, clip {protocol['clip']:g}, batch "
@@ -402,7 +402,7 @@ def describe(protocol: dict[str, Any]) -> str:
 
 
 def spans(lengths: Sequence[int]) -> str:
-    """12, 24, 48; or 1…40 and 41…500 by 51 where the steps are equal."""
+    """Format lengths: 12, 24, 48; or 1…40 and 41…500 by 51 if the steps are equal."""
     if len(lengths) < 4:
         return ", ".join(map(str, lengths))
     step = lengths[1] - lengths[0]

@@ -1,4 +1,4 @@
-"""From Python: `dape.train` and `dape.evaluate`, with the settings of the commands of those names."""
+"""Python API: `dape.train` and `dape.evaluate`, with the settings of the commands of the same name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dape.training import train as train_config
 def train(
     method: str = "dape1x3-kerple", *, preset: str = "tiny", progress: bool = False, **options: Any
 ) -> Run:
-    """Train a language model, or go on with one that is there; returns its run.
+    """Train a language model, or continue an existing run; returns the run.
 
     options: any of `dape train`: corpus, steps, train_length, batch_size, out, seed … The same options give the same
     run as the command.
@@ -40,11 +40,11 @@ def evaluate(
     """Perplexity by length of trained runs, or of any model of Hugging Face ("hf:NAME"), on the same target tokens.
 
     lengths: 1, 2, 4, 8 and 16 times the first model's training length by default. The first model is the baseline.
-    corpus, data: text or packed tokens to evaluate on, where other than a run's own held-out documents.
+    corpus, data: text or packed tokens to evaluate on, instead of a run's own held-out documents.
     """
     if not models:
         raise ValueError("name at least one run, or hf:MODEL")
-    found: list[Scored] = []
+    scored: list[Scored] = []
     labels = list(names or ())
     for index, model in enumerate(models):
         where = str(model.folder if isinstance(model, Run) else model)
@@ -52,17 +52,17 @@ def evaluate(
         with open_subject(
             where, data=Path(data) if data else None, corpus=corpus, device=device, label=label
         ) as subject:
-            unit = subject.train_length or (found[0].train_length if found else 64)
+            unit = subject.train_length or (scored[0].train_length if scored else 64)
             lengths = list(lengths or [multiple * unit for multiple in MULTIPLES])
             scores = evaluate_by_length(
                 subject.model, subject.data.validation, lengths, last=last, windows=windows
             )
-            found.append(Scored(subject, unit, scores, label or ""))
-    return Comparison(results_of(found))
+            scored.append(Scored(subject, unit, scores, label or ""))
+    return Comparison(results_of(scored))
 
 
 class Scored(NamedTuple):
-    """A model with its scores by length. name: the variant's, where a method occurs more than once."""
+    """A model with its losses by length. name: of the variant, if a method occurs more than once."""
 
     subject: Subject
     train_length: int
@@ -71,9 +71,9 @@ class Scored(NamedTuple):
 
 
 def results_of(scored: Sequence[Scored], *, paired: bool = True) -> Results:
-    """Scores of trained models as the rows of a comparison, the first model the baseline.
+    """Losses of trained models as the rows of a comparison; the first model is the baseline.
 
-    paired: the models read the same target tokens, so that differences have errors of their own.
+    paired: the models have the same target tokens, so that differences have errors of their own.
     """
     results = Results({})
     for subject, unit, scores, name in scored:

@@ -1,11 +1,11 @@
-"""Claims: papers/PAPER/claims.py, short functions over the results that return evidence; and the verdicts on them.
+"""Claims, short functions over the results that return evidence (papers/PAPER/claims.py), and their verdicts.
 
     @claim("nope_rope", "4.4")
     def rope_conv_within(data):
         '''Kernel 3 improves RoPE at the training length.'''
         return lower(data, "dape1x3-rope", "rope", at="within")
 
-The rules that a claim is made of are in dape/lab/rules.py.
+The rules that claims use are in dape/lab/rules.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dape.lab.selection import Data, listed
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN)
 STYLES = {HOLDS: ("✓", "green"), FAILS: ("✗", "red"), UNDECIDED: ("?", "yellow"), NOT_RUN: ("–", "dim")}
-# Of one claim and of several: "21 hold, 7 do not, 1 is undecided".
+# Wording for one claim and for several: "21 hold, 7 do not, 1 is undecided".
 WORDS = {
     HOLDS: ("holds", "hold"),
     FAILS: ("does not", "do not"),
@@ -41,8 +41,8 @@ ONLY_AT = "Only a run at the {}'s scale can decide this."
 class Claim:
     """A result that a paper asserts, in our words.
 
-    section: where it stands; scale: "paper" if nothing smaller can decide it; closer: PAPER/ID of the claims that look
-    into this one; decide: from data to evidence.
+    section: section of the paper; scale: "paper" if no smaller scale can decide it; closer: PAPER/ID of claims that
+    examine this one; decide: function from data to evidence.
     """
 
     id: str
@@ -60,40 +60,40 @@ _registered: list[Claim] = []
 def claim(
     experiment: str, section: str = "", *, scale: str = "", closer: str | Sequence[str] = ()
 ) -> Callable[[Callable[[Data], Evidence]], Claim]:
-    """Make a claim of a function; its name, with dashes, is the claim's id, and its docstring is what is claimed."""
+    """Register a function as a claim; its name, with dashes, is the claim's id, its docstring the statement."""
 
     def register(decide: Callable[[Data], Evidence]) -> Claim:
         name = decide.__name__.replace("_", "-")
         text = " ".join((decide.__doc__ or "").split())
-        made = Claim(name, text, experiment, decide, section, scale, tuple(listed(closer)))
-        _registered.append(made)
-        return made
+        claim = Claim(name, text, experiment, decide, section, scale, tuple(listed(closer)))
+        _registered.append(claim)
+        return claim
 
     return register
 
 
 def load_claims(path: Path) -> list[Claim]:
-    """The claims in the file, in its order."""
+    """Load the claims in a file, in order."""
     _registered.clear()
     spec = importlib.util.spec_from_file_location(f"claims_{path.parent.name}", path)
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    found = list(_registered)
-    if twice := [name for name, count in Counter(one.id for one in found).items() if count > 1]:
+    claims = list(_registered)
+    if twice := [name for name, count in Counter(one.id for one in claims).items() if count > 1]:
         raise ValueError(f"{path}: two claims are called {twice[0]}")
-    if empty := [one.id for one in found if not (one.text and one.experiment)]:
+    if empty := [one.id for one in claims if not (one.text and one.experiment)]:
         raise ValueError(f"{path}: claim {empty[0]}: its text or its experiment is missing")
-    return found
+    return claims
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the results say of a claim: one of VERDICTS, a sentence with the numbers, and the scale they are of.
+    """Verdict on a claim: one of VERDICTS, a sentence with the numbers, and their scale.
 
-    pooled:  the verdict on all comparisons together, and the numbers; empty where the claim is not of their mean.
-    printed: the verdict of the same rule on the numbers that the paper prints; empty where it prints too few.
-    closer:  the verdicts on the claims that look into this one, those that have been run.
+    pooled:  the verdict on all comparisons together, and the numbers; empty if the claim is not about their mean.
+    printed: the verdict of the same rule on the numbers printed in the paper; empty if it prints too few.
+    closer:  the verdicts on the claims that examine this one, of those that were run.
     """
 
     claim: Claim
@@ -107,7 +107,7 @@ class Verdict:
 
     @property
     def beside(self) -> str:
-        """The pooled verdict and the one on the paper's own numbers, in words."""
+        """The pooled verdict and the one on the paper's own numbers, as text."""
         said = [f"Pooled: {self.pooled[0]} ({self.pooled[1]})."] if self.pooled[0] else []
         said += [f"On the paper's own numbers: {self.printed}."] if self.printed else []
         return " ".join(said)
@@ -131,31 +131,31 @@ def _judged(paper: Path, claims: Sequence[Claim]) -> list[Verdict]:
 
 
 def _closer(paper: Path, claim: Claim) -> tuple[Verdict, ...]:
-    """The verdicts on the claims that look into this one; none on what is not run."""
-    found = []
-    for named in claim.closer:
-        where, _, name = named.partition("/")
-        file = paper.parent / where / CLAIMS
+    """The verdicts on the claims that examine this one, of those that were run."""
+    verdicts = []
+    for reference in claim.closer:
+        paper_name, _, name = reference.partition("/")
+        file = paper.parent / paper_name / CLAIMS
         matching = [other for other in load_claims(file) if other.id == name] if file.exists() else []
         if not matching:
-            raise ValueError(f'{paper / CLAIMS}: claim {claim.id}: closer="{named}" names no claim')
-        found += _judged(file.parent, matching)
-    return tuple(verdict for verdict in found if verdict.verdict != NOT_RUN)
+            raise ValueError(f'{paper / CLAIMS}: claim {claim.id}: closer="{reference}" names no claim')
+        verdicts += _judged(file.parent, matching)
+    return tuple(verdict for verdict in verdicts if verdict.verdict != NOT_RUN)
 
 
 def judge(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
-    """Decide the claim from the results of the largest scale that can, and from the numbers that the paper prints."""
+    """Decide the claim by the results of the largest scale that can, and by the numbers printed in the paper."""
     sentence = ONLY_AT.format(claim.scale) if claim.scale else "No results yet."
-    found = Verdict(claim, folder.path.parent.name, NOT_RUN, sentence, "")
+    verdict = Verdict(claim, folder.path.parent.name, NOT_RUN, sentence, "")
     for scale in folder.results:
-        found = judge_at(claim, folder.at(scale), paper)
-        if found.verdict != NOT_RUN:
+        verdict = judge_at(claim, folder.at(scale), paper)
+        if verdict.verdict != NOT_RUN:
             break
     theirs = printed_results(paper, folder.name, folder.kind)
     if theirs is None:
-        return found
+        return verdict
     printed = judge_at(claim, replace(folder, results={"paper": theirs}, seeds={}), paper).verdict
-    return replace(found, printed="" if printed == NOT_RUN else printed)
+    return replace(verdict, printed="" if printed == NOT_RUN else printed)
 
 
 def judge_at(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
@@ -173,23 +173,23 @@ def judge_at(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
 
 
 def count(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """How many there are of each verdict."""
+    """Number of each verdict."""
     counts = Counter(verdict.verdict for verdict in verdicts)
     return {name: counts[name] for name in VERDICTS}
 
 
 def counted(counts: dict[str, int]) -> str:
-    """21 hold, 7 do not, 1 is undecided."""
+    """Format counts of verdicts: 21 hold, 7 do not, 1 is undecided."""
     return ", ".join(f"{number} {WORDS[name][number > 1]}" for name, number in counts.items() if number)
 
 
 def section_label(section: str) -> str:
-    """A section as it is cited: § 4.1, Appendix D."""
+    """Citation of a section: § 4.1, Appendix D."""
     return f"§ {section}" if section[:1].isdigit() else section
 
 
 def print_ledger(verdicts: Sequence[Verdict], console: Console) -> None:
-    """Every claim with its verdict and the numbers behind it, by paper and experiment; then the counts."""
+    """Print every claim with its verdict and numbers, by paper and experiment; then the counts."""
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault((verdict.paper, verdict.claim.experiment), []).append(verdict)

@@ -1,4 +1,4 @@
-"""Compare methods: a grid of methods × seeds on one text, and what it leaves: frame, tables, figures, a page."""
+"""Comparison of methods: a grid of methods × seeds on one text, with frame, tables, figures and a page."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MULTIPLES = (1, 2, 4, 8, 16)
 
 
 def split_methods(text: str) -> list[str]:
-    """Names of methods separated by commas; those within brackets separate options."""
+    """Split names of methods at commas outside brackets."""
     return [name.strip() for name in split_outside_brackets(text, ",") if name.strip()]
 
 
 def check_methods(text: str) -> None:
-    """Raise ValueError unless these are methods, each named once."""
+    """Raise ValueError unless all are methods without repetition."""
     names = split_methods(text)
     if not names:
         raise ValueError("give at least one method")
@@ -52,16 +52,16 @@ def check_methods(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of a comparison."""
+    """Settings of a comparison, other than those of a training."""
 
     methods: str = setting(
         "rope,alibi,kerple,dape-kerple,dape1x3-kerple",
-        help="Separated by commas; `dape methods` lists them. Options go in brackets: rope[scaling=yarn,factor=8].",
+        help="Methods, separated by commas; `dape methods` lists them. Options in brackets: rope[scaling=yarn,factor=8].",
         test=check_methods,
     )
     seeds: str = setting(
         "0",
-        help="Separated by commas; each trains every method once more.",
+        help="Seeds, separated by commas; every method is trained once per seed.",
         listed=int,
         low=0,
         high=2**63 - 1,
@@ -76,7 +76,7 @@ class Asked:
     )
     baseline: str | None = setting(
         None,
-        help="The method that others are compared with, token by token; kerple if it is there, else the first.",
+        help="Method with which the others are compared, token by token; by default kerple if present, else the first.",
         test=check_methods,
     )
     last: int | None = setting(
@@ -85,33 +85,33 @@ class Asked:
         low=1,
         high=2**24,
     )
-    windows: int = setting(128, help="Windows to evaluate, at most.", low=1, high=10**9)
+    windows: int = setting(128, help="Maximum number of evaluation windows.", low=1, high=10**9)
     context: Literal["document", "stream"] = "document"
-    """"stream" lets the context run on into earlier documents (for corpora of short ones)."""
+    """"stream" lets the context continue into earlier documents (for corpora of short ones)."""
     equal_time: bool = True
-    """Also train every method for as long as the fastest needs, with a schedule of that many steps."""
+    """Also train every method for the time of the fastest, with a schedule of the resulting number of steps."""
     jobs: int = setting(
         1,
-        help="Runs at a time, each in a process of its own; the cores are divided among them.",
+        help="Concurrent runs, each in its own process; the cores are divided among them.",
         low=1,
         high=1024,
     )
     launcher: LauncherName = "local"
     """slurm submits every run as a job of the cluster (through submitit)."""
     out: str | None = "runs/compare"
-    """The folder for runs, results and report."""
+    """Folder for runs, results and report."""
     config: str | None = None
-    """A TOML, YAML or JSON file of the options of `dape train`; what is given here wins."""
+    """A TOML, YAML or JSON file of the options of `dape train`; the command line takes precedence."""
 
 
-# Fields of this order in --help: those above, then a training's.
+# Order of the fields in --help: those above, then a training's.
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(TrainConfig, Asked):
-    """All of `dape compare`: what is asked, and the options of a training, which every method shares."""
+    """All settings of `dape compare`: those of the comparison, and those of a training, shared by all methods."""
 
     out: str | None = setting(
         "runs/compare",
-        help="The folder for runs, results and report; what is done there is not done again.",
+        help="Folder for runs, results and report; finished runs are kept.",
         writes="folder",
         fixes_run=False,
     )
@@ -157,7 +157,7 @@ class CompareConfig(TrainConfig, Asked):
         return self.last or min(DEFAULT_LAST, *self.length_list)
 
     def corpus_given(self) -> Corpus:
-        """The text, by what decides which of it is trained on."""
+        """The text, with the settings of its splits."""
         given = {"corpus": self.corpus, "validation": self.validation, "field": self.field}
         given |= {"data": self.data} if self.data else {}
         words = [part for part in Path(self.corpus).parts if not set(part) & set("*?[")]
@@ -165,7 +165,7 @@ class CompareConfig(TrainConfig, Asked):
         return Corpus(name, given=tuple(given.items()))
 
     def experiment(self, blocks: Sequence[dict[str, Any]] | None = None) -> Experiment:
-        """The grid; blocks: those of a sweep, by default one of all methods."""
+        """The grid as an experiment; blocks: those of a sweep, by default one of all methods."""
         known = (
             {field.name for field in fields(TrainConfig)}
             - LOCATION_FIELDS
@@ -192,7 +192,7 @@ class CompareConfig(TrainConfig, Asked):
         return Workspace(self.folder, corpora={corpus.name: corpus}, jobs=self.jobs)
 
     def shown(self) -> dict[str, Any]:
-        """For results.json and the report: lists as lists, nothing that has no effect here."""
+        """Settings for results.json and the report: lists as lists, without settings that have no effect here."""
         hidden = {
             "method",
             "seed",
@@ -222,7 +222,7 @@ class CompareConfig(TrainConfig, Asked):
         return {**first, **{name: value for name, value in rest.items() if name not in first}, **options}
 
     def command(self, name: str = "compare", **more: str) -> str:
-        """The command that makes this comparison: every option that is not the recipe's."""
+        """The command of this comparison, with every option that differs from the recipe."""
         usual = by_recipe(self.preset, steps=self.steps)
         words = ["dape", name, "--steps", str(self.steps)]
         words += ["--preset", self.preset] if self.preset != CompareConfig.preset else []
@@ -236,7 +236,7 @@ class CompareConfig(TrainConfig, Asked):
 
 
 def by_recipe(size: str = "tiny", **changes: Any) -> CompareConfig:
-    """A comparison of the usual methods with the recipe of a preset, with whatever is to be changed."""
+    """Settings of a comparison by the recipe of a preset, with `changes` applied."""
     own = {field.name for field in fields(Asked)} | {"method", "seed", "distributed"}
     trained = {name: value for name, value in changes.items() if name not in own}
     recipe_of_size = {
@@ -246,7 +246,7 @@ def by_recipe(size: str = "tiny", **changes: Any) -> CompareConfig:
 
 
 def option(name: str, value: Any) -> list[str]:
-    """An option as words of a command."""
+    """An option as arguments of a command."""
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     if isinstance(value, dict):
@@ -257,11 +257,11 @@ def option(name: str, value: Any) -> list[str]:
 
 
 class Comparison:
-    """What a comparison found.
+    """Results of a comparison.
 
-    frame:  every number that was measured, a pandas DataFrame with a line for each method, variant, seed, corpus,
-            lengths, view and metric (see dape.lab.records).
-    folder: where its runs and files are, if it is from one.
+    frame:  all measurements, a pandas DataFrame with a line for each method, variant, seed, corpus, lengths, view and
+            metric (see dape.lab.records).
+    folder: folder of its runs and files, if any.
     """
 
     def __init__(self, results: Results, folder: Path | None = None) -> None:
@@ -273,7 +273,7 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        """Whether a run failed, or a score is not a number."""
+        """Whether a run failed, or a loss is not a number."""
         losses = self.frame.query("metric == 'loss'")["value"]
         return bool(self.results["failures"]) or bool(losses.isna().any())
 
@@ -282,7 +282,7 @@ class Comparison:
         return verdict(self.results, view)
 
     def table(self, metric: str = "perplexity", view: str = STEP) -> pd.DataFrame:
-        """Methods by lengths, means over seeds: of the perplexity, or of loss, change or difference."""
+        """Methods by lengths, means over seeds: perplexity, loss, change or difference."""
         import numpy as np
 
         asked = "loss" if metric == "perplexity" else metric
@@ -297,23 +297,23 @@ class Comparison:
         return np.exp(table) if metric == "perplexity" else table
 
     def plot(self, quantity: str = "ppl", view: str = STEP) -> Figure:
-        """The figure: ppl, nll, change or difference by length, with paired error bars."""
+        """Figure of ppl, nll, change or difference by length, with paired error bars."""
         from dape.lab.figures import comparison_figure
 
         return comparison_figure(self.results, view, quantity=quantity)
 
     def latex(self, view: str = STEP) -> str:
-        """The table of perplexities for a paper."""
+        """Table of perplexities for a paper."""
         return score_table(self.results, view).latex()
 
     def report(self, path: str | Path) -> Path:
-        """Write the page, report.html, with everything in it; returns its path."""
+        """Write the self-contained page report.html; returns its path."""
         from dape.lab.report.comparison import write_page
 
         return write_page(self.results, Path(path))
 
     def save(self, folder: Path) -> None:
-        """results.json, results.csv, table.tex, figures/ and report.html; each replaces an earlier one whole."""
+        """Write results.json, results.csv, table.tex, figures/ and report.html; each is replaced atomically."""
         from dape.files import write_atomically
         from dape.lab.figures import write_figures
 
@@ -344,12 +344,12 @@ def run_comparison(
     command: str | None = None,
     in_process: bool = False,
 ) -> Comparison:
-    """Run the comparison, or what is left of it, and write its files.
+    """Execute or resume the comparison, and write its files.
 
-    blocks: those of a sweep. in_process: one run after the other in this process, without starting workers.
+    blocks: those of a sweep. in_process: one run after the other in this process, without workers.
     """
     experiment, workspace = config.experiment(blocks), replace(config.workspace(), in_process=in_process)
-    # Builds the settings of every training, so that one of a sweep that cannot be shows before the packing.
+    # Builds the settings of every training, so that invalid ones of a sweep are reported before the packing.
     item = make_plan(experiment, workspace).items[0]
     if not packed_recipe(config.data):
         check_room(
@@ -381,13 +381,13 @@ def run_comparison(
 
 
 def blocks_baseline(config: CompareConfig, blocks: Sequence[dict[str, Any]] | None) -> str:
-    """What others are compared with: the baseline, in a sweep its first variant."""
+    """Label with which others are compared: the baseline, in a sweep its first variant."""
     method = config.baseline_method
     return f"{method} ({blocks[0]['variant']})" if blocks and blocks[0].get("variant") else method
 
 
 def shown_of_runs(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
-    """Loss curves of the first seed's trainings at equal steps, and what they write."""
+    """Loss curves of the first seed's trainings at equal steps, and samples of their text."""
     from dape.lab.kinds.language import scores_of
 
     training: list[dict[str, Any]] = []
@@ -430,16 +430,15 @@ def compare(
     show: bool = False,
     **options: Any,
 ) -> Comparison:
-    """Train methods alike and evaluate each beyond its training length; returns a `Comparison`.
+    """Train methods under the same conditions and evaluate each beyond its training length; returns a `Comparison`.
 
     methods: names, such as ["rope", "kerple", "dape1x3-kerple"]; five usual ones by default.
     corpus:  a file, a folder, a glob, hf:NAME, or "stdlib"; by default that of packed `data`, else "stdlib".
-    seeds:   each trains every method once more. lengths: 1, 2, 4, 8 and 16 times the training length by default.
+    seeds:   every method is trained once per seed. lengths: 1, 2, 4, 8 and 16 times the training length by default.
     preset:  the size of the model and its recipe. show: print a line for every run.
     options: any other of `dape compare`: steps, train_length, jobs, out, equal_time, windows …
 
-    With jobs=1 the runs are trained in this process. What the folder `out` (runs/compare) holds already is not done
-    again.
+    With jobs=1 the runs are trained in this process. Finished runs in the folder `out` (runs/compare) are kept.
     """
     changes: dict[str, Any] = {"seeds": _listed(seeds), **options}
     changes |= {} if corpus is None else {"corpus": str(corpus)}
@@ -447,7 +446,7 @@ def compare(
     changes |= {} if lengths is None else {"lengths": _listed(lengths)}
     changes |= {"out": str(options["out"])} if "out" in options else {}
     config = by_recipe(preset, **changes)
-    # Here torch is loaded already, which is most of what a worker process costs.
+    # torch is already loaded here, which is most of the cost of a worker process.
     here = config.jobs == 1 and config.launcher == "local"
     if not show:
         return run_comparison(config, in_process=here)
@@ -471,14 +470,14 @@ def _listed(values: Any) -> str:
 
 
 def load_comparison(folder: str | Path) -> Comparison:
-    """The comparison in a folder, or in its results.json."""
+    """Load the comparison in a folder, or in its results.json."""
     path = Path(folder)
     path = path / "results.json" if path.is_dir() else path
     return Comparison(load_results(path), path.parent)
 
 
 def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Comparison:
-    """Several comparisons as one; names: what tells them apart where they share a method, added to its variant."""
+    """Merge several comparisons into one; names: labels of the parts, added to the variant of a shared method."""
     first = parts[0].results
     content: dict[str, Any] = {**first.content, "runs": [], "rows": [], "failures": [], "documents": {}}
     seen = [{(run["method"], run.get("variant") or "") for run in part.results["runs"]} for part in parts]

@@ -1,4 +1,4 @@
-"""A comparison's curves: loss, change and difference by length over seeds; its tables, and its verdict in a sentence."""
+"""Curves of a comparison (loss, change and difference by length over seeds), its tables, and its verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dape.lab.records import STEP, VIEWS, Results
 from dape.lab.stats import ERRORS, UNKNOWN, Losses, over_seeds, signed
 from dape.lab.tables import OURS, Cell, Row, Table, change, exp, perplexity, plain, times
 
-# Change of the loss from the first length, in nats: up to where it counts as held, and as worse but usable.
+# Change of the loss from the first length, in nats: upper limits for "held" and for "worse".
 HELD, WORSE = 0.01, 0.1
 # Slices of the tokens that are shown, in words.
 SLICES = {"hit": "seen before", "other": "all others"}
@@ -23,7 +23,7 @@ FEW_DOCUMENTS = 10
 
 @dataclass(frozen=True)
 class Point:
-    """A method at a length: its loss, and the loss less that at the first length and less the baseline's."""
+    """A method at a length: its loss, the change from the first length, and the difference to the baseline."""
 
     eval_length: int
     loss: Estimate
@@ -37,8 +37,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores by length over seeds. No points: every one of its runs failed. bars: errors to draw, where other than
-    those of the losses."""
+    """Losses by length over seeds; no points if all runs failed. bars: errors to draw instead of those of the
+    losses."""
 
     label: str
     method: str
@@ -49,7 +49,7 @@ class Curve:
 
 
 class Bar(NamedTuple):
-    """A value and how far its error bar reaches up and down."""
+    """A value and the lengths of its error bar upwards and downwards."""
 
     value: float
     up: float
@@ -67,7 +67,7 @@ def _symmetric(estimate: Estimate) -> Bar:
 
 
 def _perplexity(point: Point) -> Bar:
-    """Its bar is paired: the error of the difference to the baseline; none for the baseline itself."""
+    """Perplexity with a paired bar: the error of the difference to the baseline; none for the baseline itself."""
     error = point.difference.error
     return Bar(point.ppl, point.ppl * math.expm1(error), -point.ppl * math.expm1(-error))
 
@@ -85,13 +85,13 @@ QUANTITIES = {
 
 
 def derive(results: Results, baseline: str) -> None:
-    """Add rows of metric change (from the first length) and difference (to the baseline), paired by window."""
+    """Add rows of the metrics change (from the first length) and difference (to the baseline), paired by window."""
     content = results.content
-    made = [
+    derived = [
         row["metric"] == "difference" or (row["metric"] == "change" and not row.get("slice"))
         for row in content["rows"]
     ]
-    content["rows"] = [row for row, again in zip(content["rows"], made, strict=True) if not again]
+    content["rows"] = [row for row, again in zip(content["rows"], derived, strict=True) if not again]
     slices = dict.fromkeys(row.get("slice", "") for row in content["rows"])
     rows = [row for slice in slices for row in _derived(Losses(results, slice=slice), baseline, slice)]
     content["rows"] += sorted(rows, key=lambda row: (row["run"], row["metric"], row["eval_length"]))
@@ -106,7 +106,7 @@ def _derived(losses: Losses, baseline: str, slice: str) -> Iterator[dict[str, An
             (n, seed, row) for n, rows in by_length.items() for seed, row in rows.items()
         ):
             others = {"difference": (base.get(length, {}).get(seed), baseline)}
-            # The tokens of a slice are others at another length: changes of slices come with the scores.
+            # The tokens of a slice differ between lengths: changes of slices are stored with the losses.
             others |= {} if slice else {"change": (by_length[first].get(seed), str(first))}
             for metric, (other, against) in others.items():
                 if other is None or (other is row and metric == "difference"):
@@ -114,10 +114,10 @@ def _derived(losses: Losses, baseline: str, slice: str) -> Iterator[dict[str, An
                 if row.get("windows") is None or other.get("windows") is None:
                     continue
                 sums, counts = losses.by_document((1, -1), (row, other), trained.corpus)
-                found = crossed_mean(sums[counts > 0], counts[counts > 0])
+                estimate = crossed_mean(sums[counts > 0], counts[counts > 0])
                 entry = {"run": row["run"], "eval_length": length, "metric": metric, "against": against}
                 entry |= {"slice": slice} if slice else {}
-                yield {**entry, "value": found.value, "error": 0.0 if other is row else found.error}
+                yield {**entry, "value": estimate.value, "error": 0.0 if other is row else estimate.error}
 
 
 def _method(label: str) -> str:
@@ -140,14 +140,14 @@ def views(results: Results) -> list[str]:
 
 
 def labels(results: Results) -> list[str]:
-    """All methods, failed ones too, in the order in which they were asked for."""
+    """All methods, including failed ones, in the requested order."""
     asked = results.settings.get("methods", ())
     rows = [*results["runs"], *results["failures"]]
     return list(dict.fromkeys([*asked, *map(label_of, rows)]))
 
 
 def curves(results: Results, view: str) -> list[Curve]:
-    """A curve for every method, in the order in which they were asked for."""
+    """A curve for every method, in the requested order."""
     lines = [line for line in results.lines() if line.get("view", STEP) == view]
     return [_curve(results, lines, view, label) for label in labels(results)]
 
@@ -159,12 +159,12 @@ def _curve(results: Results, lines: list[dict[str, Any]], view: str, label: str)
     failed = [f for f in results["failures"] if label_of(f) == label and f.get("view", STEP) == view]
 
     def estimate(metric: str, length: int) -> Estimate:
-        found = [row for row in mine if row["metric"] == metric and row["eval_length"] == length]
-        if not found:
+        matching = [row for row in mine if row["metric"] == metric and row["eval_length"] == length]
+        if not matching:
             return UNKNOWN
         return over_seeds(
-            (row.get("value") for row in found),
-            (row.get("error") for row in found),
+            (row.get("value") for row in matching),
+            (row.get("error") for row in matching),
             dof=max(1, documents - 1),
         )
 
@@ -188,7 +188,7 @@ def train_length(results: Results) -> int:
 
 
 def bars(curve: Curve, quantity: str) -> list[Bar]:
-    """A bar for each of the curve's points."""
+    """Error bars of the curve's points."""
     return [QUANTITIES[quantity].of(point) for point in curve.points]
 
 
@@ -198,7 +198,7 @@ def best_at(shown: Sequence[Curve], length: int) -> str | None:
 
 
 def mark(estimate: Estimate) -> str:
-    """held, worse or much-worse; nothing where nothing is known."""
+    """Mark of a change: held, worse or much-worse; empty if unknown."""
     if not estimate.known:
         return ""
     doubt = 2 * estimate.error if math.isfinite(estimate.error) else 0.0
@@ -208,7 +208,7 @@ def mark(estimate: Estimate) -> str:
 
 
 def score_table(results: Results, view: str, colours: dict[str, str] | None = None) -> Table:
-    """Perplexities by length, the change of the loss from the first length to the last, and what training took."""
+    """Perplexities by length, the change of the loss from the first length to the last, and the training time."""
     shown, unit = curves(results, view), train_length(results)
     lengths = sorted({point.eval_length for curve in shown for point in curve.points})
     heads = [f"{times(length, unit)}\n{length}" for length in lengths]
@@ -260,7 +260,7 @@ def difference_table(results: Results, view: str, colours: dict[str, str] | None
 
 
 def recall_table(results: Results, view: str) -> Table | None:
-    """Loss less the baseline's on tokens that the input has shown before and on all others; None if it is not known."""
+    """Loss minus the baseline's on recall hits and on all other tokens; None if unknown."""
     rows = []
     lengths: dict[int, str] = {}
     for name, words in SLICES.items():
@@ -268,12 +268,12 @@ def recall_table(results: Results, view: str) -> Table | None:
         shares = {r["eval_length"]: r["count"] for r in results.lines("loss", name)}
         for label in dict.fromkeys(map(label_of, lines)):
             mine = [line for line in lines if label_of(line) == label]
-            found = {n: [r for r in mine if r["eval_length"] == n] for n in sorted(shares)}
+            by_length = {n: [r for r in mine if r["eval_length"] == n] for n in sorted(shares)}
             cells = [
                 change(over_seeds((r["value"] for r in rows_), (r.get("error") for r in rows_)))
                 if rows_
                 else Cell("–")
-                for rows_ in found.values()
+                for rows_ in by_length.values()
             ]
             rows.append(Row(f"{label}, {words}", OURS, tuple(cells)))
         lengths |= {n: f"{lengths.get(n, '')}{count} {name} " for n, count in shares.items()}
@@ -287,7 +287,7 @@ def recall_table(results: Results, view: str) -> Table | None:
 
 
 def verdict(results: Results, view: str = STEP) -> str:
-    """The result in a sentence: the best method at the longest length against the baseline, or against the next."""
+    """Summary of the result: the best method at the longest length against the baseline, or against the next."""
     shown = [curve for curve in curves(results, view) if curve.points]
     if not shown:
         return "No run was evaluated."
@@ -336,12 +336,12 @@ def _evidence(results: Results) -> str:
 
 
 def num_documents(results: Results) -> int:
-    """Of the evaluation, all corpora together; 0 if unknown."""
+    """Number of evaluated documents in all corpora; 0 if unknown."""
     return sum(len(set(ids)) for ids in results["documents"].values())
 
 
 def warnings(results: Results) -> list[str]:
-    """What a reader should know before trusting the errors."""
+    """Caveats about the standard errors."""
     documents = num_documents(results)
     if not documents or documents >= FEW_DOCUMENTS:
         return []

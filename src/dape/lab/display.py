@@ -1,4 +1,4 @@
-"""What is shown while jobs run: a bar for each, the time left for all, and a line when one ends."""
+"""Progress display of jobs: a bar for each, the time left for all, and a line when one ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dape.lab.records import VIEWS
 from dape.lab.runner import Job, Watcher, last_record
 from dape.training.display import clock
 
-# Told a view, how many jobs it has and which of them are left; returns who watches those.
+# Called with a view, its number of jobs and those that are left; returns a watcher of these.
 Announce = Callable[[str, int, Sequence[Job]], Watcher]
-# A few words on the result of a job that has ended well.
+# Short summary of a successful job.
 Summary = Callable[[Job], str]
 
 
 def silent(view: str, count: int, left: Sequence[Job]) -> Watcher:
-    """For callers that show nothing."""
+    """No display."""
     return lambda job, outcome: None
 
 
@@ -68,10 +68,10 @@ class Bars:
         self.progress.remove_task(self.bars[job])
         self.done += 1
         self._advance(job, job.steps)
-        found = self.summary(job) if not outcome else ""
+        summary = self.summary(job) if not outcome else ""
         self.console.print(
             f"  [{self.done}/{len(self.jobs)}] {job.label}: "
-            + (f"failed: {outcome}" if outcome else found or "done"),
+            + (f"failed: {outcome}" if outcome else summary or "done"),
             style="red" if outcome else "dim",
             markup=False,
             soft_wrap=not self.console.is_terminal,
@@ -92,7 +92,7 @@ class Bars:
             self.progress.update(self.whole, completed=sum(self.steps.values()), note=self.time_left())
 
     def time_left(self) -> str:
-        """For all jobs, by the mean pace of those that have begun; unknown before."""
+        """Time left for all jobs, by the mean pace of those that have begun; unknown before."""
         if not self.pace:
             return ""
         mean = sum(self.pace.values()) / len(self.pace)

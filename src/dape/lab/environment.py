@@ -1,4 +1,4 @@
-"""Where a comparison ran: versions, processor, memory, commit."""
+"""Environment of a comparison: versions, processor, memory, commit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
 
 
 def environment(jobs: int) -> dict[str, Any]:
-    """For the report; nothing in it names the machine or its user."""
-    versions = {name: found for name in PACKAGES if (found := _version(name))}
+    """Environment for the report, without the names of machine and user."""
+    versions = {name: version for name in PACKAGES if (version := _version(name))}
     return {
         "dape": dape.__version__,
         "commit": commit(),
@@ -44,18 +44,18 @@ def num_cores() -> int:
 
 
 def threads_of(jobs: int) -> int:
-    """Threads of each of so many processes that share the cores."""
+    """Threads per process if `jobs` processes share the cores."""
     return max(1, num_cores() // jobs)
 
 
 def processor() -> str:
-    """The processor's name, as the system gives it."""
+    """Name of the CPU."""
     return cpu_field("model name") or platform.processor() or platform.machine()
 
 
 @cache
 def commit() -> str | None:
-    """The commit that the package's sources are at, if they are a working copy; marked if it was changed."""
+    """Commit of the package's sources, if they are a working copy; marked if it has changes."""
     folder = Path(dape.__file__).parent
     tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
     name = _git(folder, "rev-parse", "--short=12", "HEAD") if tracked else None

@@ -1,4 +1,4 @@
-"""Evaluations of a trained run by length, in one file: the loss of every window, sums by recall slice, a sample of text."""
+"""Evaluations of a run by length, in one file: losses of all windows, sums by recall slice, a sample of text."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from dape.training import Run
 
 @dataclass(frozen=True)
 class EvalOverrides:
-    """How a trained model is evaluated, where otherwise than it was trained. A block of the grid says so:
+    """Settings of the evaluation that differ from those of the training, given in a block of the grid:
 
-    at_evaluation = { rope_scaling = "linear" | "ntk" | "yarn" }   RoPE, stretched by the input's length over training's
-    at_evaluation = { randomized_positions = N }                   positions drawn anew for every batch, from N places
+    at_evaluation = { rope_scaling = "linear" | "ntk" | "yarn" }   RoPE, stretched by input length / training length
+    at_evaluation = { randomized_positions = N }                   positions drawn anew for every batch, below N
     """
 
     rope_scaling: str = "none"
     randomized_positions: int | None = None
 
     def key(self, length: int) -> str:
-        """What scores at a length are kept under, such as "256" and "256 rope_scaling=ntk"."""
+        """JSON key of the losses at a length, such as "256" and "256 rope_scaling=ntk"."""
         usual = asdict(EvalOverrides())
         changed = {name: value for name, value in asdict(self).items() if value != usual[name]}
         return f"{length} {','.join(f'{name}={value}' for name, value in changed.items())}".strip()
 
     def position_options(self, length: int, train_length: int) -> dict[str, Any]:
-        """Options of the position encoding for inputs of that length."""
+        """Options of the position encoding for inputs of `length` tokens."""
         if self.rope_scaling == "none":
             return {}
         original = {"original_length": train_length} if self.rope_scaling == "yarn" else {}
         return {"scaling": self.rope_scaling, "factor": max(1.0, length / train_length), **original}
 
     def positions(self, length: int) -> Callable[[int], Tensor] | None:
-        """What draws the positions of an input, the same ones in every run; None for 0, 1, 2, …"""
+        """Function that draws the positions of an input, the same ones in every run; None for 0, 1, 2, …"""
         if self.randomized_positions is None:
             return None
         places, generator = self.randomized_positions, torch.Generator().manual_seed(length)
@@ -60,7 +60,7 @@ class EvalOverrides:
 
 
 def parse_key(key: str) -> tuple[int, EvalOverrides]:
-    """The length and the overrides that scores are kept under."""
+    """Length and overrides of a JSON key of losses."""
     length, _, name = key.partition(" ")
     options: dict[str, Any] = dict(entry.split("=") for entry in name.split(",") if entry)
     if "randomized_positions" in options:
@@ -69,7 +69,7 @@ def parse_key(key: str) -> tuple[int, EvalOverrides]:
 
 
 def checked_overrides(options: dict[str, Any], method: str, lengths: tuple[int, ...]) -> EvalOverrides:
-    """The overrides of a block of the grid; a sentence for one that cannot be."""
+    """Overrides of a block of the grid; raises for an invalid one."""
     for name in options:
         if name not in asdict(EvalOverrides()):
             raise ValueError(
@@ -91,7 +91,7 @@ def checked_overrides(options: dict[str, Any], method: str, lengths: tuple[int, 
 
 
 def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> None:
-    """Add the lengths that the file of scores lacks, each saved as soon as it is there."""
+    """Evaluate the lengths that are missing in the file `scores`, saving each when it is done."""
     content = known_of(run, evaluation, scores, jobs)
     keys = [key for key in map(str, evaluation["lengths"]) if key not in content["windows"]]
     if evaluation.get("recall"):
@@ -123,7 +123,7 @@ def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> N
 
 
 def recall_bins(run: Run, windows: Windows, keys: list[str], evaluation: dict[str, Any]) -> RecallBins:
-    """Bins whose bounds are the powers of two, so that evaluations at other lengths pair, and whatever lengths are not."""
+    """Bins bounded by the powers of two, so that evaluations at other lengths pair, and by all other lengths."""
     room = evaluation["room"]
     bounds = {1 << power for power in range(room.bit_length())} | {parse_key(key)[0] for key in keys}
     bounds |= {room, min(room, run.config.train_length)}
@@ -132,7 +132,7 @@ def recall_bins(run: Run, windows: Windows, keys: list[str], evaluation: dict[st
 
 
 def recall_of(before: dict[str, Any] | None, bins: RecallBins) -> dict[str, Any]:
-    """What is kept of the slices by recall: those so far, if they are of the same bins."""
+    """Entry of the recall slices: the previous one, if it has the same bins."""
     if before is not None and before["digest"] == bins.digest:
         return before
     told = {"ngram": bins.ngram, "bounds": list(bins.bounds), "digest": bins.digest}
@@ -140,12 +140,12 @@ def recall_of(before: dict[str, Any] | None, bins: RecallBins) -> dict[str, Any]
 
 
 def lacks_recall(content: dict[str, Any], keys: list[str]) -> list[str]:
-    """The scores that were evaluated without slices."""
+    """Keys of losses that were evaluated without slices."""
     return [key for key in keys if key not in content.get("recall", {"sums": ()})["sums"]]
 
 
 def add_sample(run: Run, scores: Path, tokens: int) -> None:
-    """What the model writes after the beginning of a held-out document; once."""
+    """Add a sample of text generated after the beginning of a held-out document, once."""
     from dape.generation import generate_text
 
     content = read_json(scores)
@@ -161,7 +161,7 @@ def add_sample(run: Run, scores: Path, tokens: int) -> None:
 
 
 def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> dict[str, Any]:
-    """Lengths evaluated before on the same windows, how the training went and where."""
+    """Contents of the file: earlier lengths on the same windows, training statistics and environment."""
     asked = {name: value for name, value in evaluation.items() if name not in ("lengths", "recall")}
     if scores.exists():
         content = read_json(scores)
@@ -173,7 +173,7 @@ def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> d
     training = {
         "steps": metrics[-1]["step"],
         "seconds": metrics[-1]["seconds"],
-        # The median, which the pauses of a busy machine do not move.
+        # The median, which is robust against pauses of a busy machine.
         "seconds_per_step": median(after - before for before, after in pairwise(times)),
         "loss": float(np.mean([record["loss"] for record in metrics[-50:]])),
         "curve": [[record["step"], round(record["loss"], 4)] for record in metrics[::every]],

@@ -16,7 +16,7 @@ HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not r
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison: `value` is how far it is for the claim (against, below zero), `error` its standard error.
+    """One comparison: `value` is positive in favour of the claim, `error` its standard error.
 
     setting: comparisons of one setting share documents, seeds or both; those of different ones do not.
     """
@@ -29,11 +29,11 @@ class Finding:
 
     @property
     def weight(self) -> float:
-        """In standard errors of a normal distribution; 0 where the error is not known."""
+        """Equivalent z-score; 0 if the error is unknown."""
         return Estimate(self.value, self.error, self.dof).weight
 
 
-def found(
+def finding(
     estimate: Estimate, text: str, setting: Any = None, *, sign: int = 1, beyond: float = 0.0
 ) -> Finding:
     """The finding that sign · estimate exceeds `beyond`."""
@@ -42,10 +42,10 @@ def found(
 
 @dataclass(frozen=True)
 class Evidence:
-    """All comparisons that a claim rests on.
+    """All comparisons behind a claim.
 
-    need:    "every" of them must be for the claim, "some", "most", or a number of them at least.
-    missing: what the claim names and the results do not have.
+    need:    how many must favour the claim: "every", "some", "most", or a minimum number.
+    missing: trainings or lengths of the claim that the results lack.
     """
 
     findings: Sequence[Finding]
@@ -54,18 +54,18 @@ class Evidence:
     unit: str = "comparisons"
 
     def verdict(self) -> tuple[str, str]:
-        """The strict verdict, by every single comparison, and a sentence with the numbers behind it."""
+        """The strict verdict, by every single comparison, and a sentence with the numbers."""
         if not self.findings:
             return NOT_RUN, _not_run(self.missing) if self.missing else "No results yet."
         verdict = self._verdict()
         return verdict, f"{self._summary(verdict)}{f' {_not_run(self.missing)}' if self.missing else ''}"
 
     def pooled(self) -> tuple[str, str]:
-        """The verdict on all comparisons together, and the numbers; empty where the claim is not of their mean.
+        """The verdict on all comparisons together, and the numbers; empty if the claim is not about their mean.
 
-        The claim is of the settings that were run. Within one, comparisons are averaged, and their errors with them, as
-        if they had one cause; the errors of settings are taken as independent. How far settings differ beyond their
-        errors is said beside it.
+        Inference is about the settings that were run. Within a setting, comparisons and their errors are averaged, as
+        if fully correlated; the errors of settings are treated as independent. The spread of settings beyond their
+        errors is reported with it.
         """
         groups: dict[Any, list[Finding]] = {}
         for finding in self.findings:
@@ -84,12 +84,12 @@ class Evidence:
         return verdict, f"{signed(mean)} for it, over {settings}{differ}"
 
     def _beyond(self, bound: float) -> tuple[int, int]:
-        """Comparisons for and against the claim by more than so many standard errors."""
+        """Number of comparisons for and against the claim by more than `bound` standard errors."""
         weights = [finding.weight for finding in self.findings]
         return sum(weight > bound for weight in weights), sum(weight < -bound for weight in weights)
 
     def _verdict(self) -> str:
-        """Three-valued: what is missing could still go either way."""
+        """Three-valued verdict: missing comparisons could still go either way."""
         total = len(self.findings) + len(self.missing)
         sure, against = self._beyond(searched(len(self.findings)))
         wins, losses = self._beyond(ERRORS)
@@ -109,7 +109,7 @@ class Evidence:
 
     def _summary(self, verdict: str) -> str:
         weights = [finding.weight for finding in self.findings]
-        # The comparison that decides: the weakest where every one counts, the strongest where one is enough.
+        # The decisive comparison: the weakest if every one must hold, the strongest if one is enough.
         shown = self.findings[weights.index(max(weights) if self.need == "some" else min(weights))]
         if len(self.findings) == 1:
             return f"{shown.text}."

@@ -1,4 +1,4 @@
-"""Carry out experiments: all runs that they want, each once, results written whenever one is done."""
+"""Execution of experiments: every required run once, with results written after each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def execute(
     launcher: Launcher | None = None,
     about: dict[str, Any] | None = None,
 ) -> list[Results]:
-    """Run the experiments, or what is left of them; returns their results.
+    """Execute or resume the experiments; returns their results.
 
     about: further entries of the results, such as the command.
     """
@@ -33,7 +33,7 @@ def execute(
         for plan in plans:
             settle(plan, only_kept=True)
             write(plan, about)
-        check_place(plans, workspace)
+        check_requirements(plans, workspace)
         run_view(plans, workspace, announce, STEP, launcher, about)
         for plan in plans:
             settle(plan)
@@ -43,7 +43,7 @@ def execute(
 
 @contextlib.contextmanager
 def few_threads(workspace: Workspace) -> Iterator[None]:
-    """One thread for what takes a moment: more would only get in each other's way."""
+    """Limit torch to one thread for short work in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if workspace.scale == "smoke" else threads)
     try:
@@ -60,7 +60,7 @@ def make_plan(experiment: Experiment, workspace: Workspace) -> Plan:
 
 
 def settle(plan: Plan, *, only_kept: bool = False) -> None:
-    """Give the runs of the equal-time view their number of steps; those alone whose pace is known, if asked so."""
+    """Set the number of steps of the runs in the equal-time view; with `only_kept`, only where the pace is known."""
     if not plan.timed:
         return
     from dape.lab.pace import equal_time_steps, pace_file
@@ -71,7 +71,7 @@ def settle(plan: Plan, *, only_kept: bool = False) -> None:
                 continue
             members = group
         else:
-            # What cannot be trained has no pace, and takes nothing from the others.
+            # A run that cannot be trained has no pace, and does not affect the others.
             members = [item for item in group if item.label not in plan.failures]
         plan.timed.remove(group)
         if len(members) > 1:
@@ -80,8 +80,8 @@ def settle(plan: Plan, *, only_kept: bool = False) -> None:
             plan.items += [item.for_steps(steps[item.method]) for item in members]
 
 
-def check_place(plans: Iterable[Plan], workspace: Workspace) -> None:
-    """Raise before anything is run if a text or the hardware is not there."""
+def check_requirements(plans: Iterable[Plan], workspace: Workspace) -> None:
+    """Raise before any run if a text or the hardware is missing."""
     plans = list(plans)
     left = [item for plan in plans for item in plan.items if not plan.kind.is_done(plan, item)]
     items = [item for item in left if hasattr(item, "corpus")]
@@ -101,7 +101,7 @@ def check_place(plans: Iterable[Plan], workspace: Workspace) -> None:
 
 
 def wanted(plans: Sequence[Plan], view: str) -> list[tuple[Plan, Any]]:
-    """Every run of a view once, with a plan that wants it, by scheduling priority."""
+    """Every run of a view once, with a plan that requires it, by scheduling priority."""
     found: dict[str, tuple[Plan, Any]] = {}
     for plan in plans:
         for item in plan.items:
@@ -120,7 +120,7 @@ def wanted(plans: Sequence[Plan], view: str) -> list[tuple[Plan, Any]]:
 
 
 def left_of(plans: Sequence[Plan], view: str = STEP) -> list[tuple[Plan, Any]]:
-    """What is still to run."""
+    """Runs that are not done yet."""
     return [(plan, item) for plan, item in wanted(plans, view) if not plan.kind.is_done(plan, item)]
 
 
@@ -132,7 +132,7 @@ def run_view(
     launcher: Launcher | None,
     about: dict[str, Any] | None,
 ) -> None:
-    """Run what is not yet done; every experiment that wants a run is written when it is."""
+    """Execute the runs that are not done; the results of every experiment that requires a run are written after it."""
     left = [plan.kind.job(plan, item) for plan, item in left_of(plans, view)]
     watch = announce(view, len(wanted(plans, view)), left)
 
@@ -149,7 +149,7 @@ def run_view(
 
 
 def note(plan: Plan, job: Job, outcome: str, about: dict[str, Any] | None = None) -> None:
-    """Put a finished run into the results of an experiment that wants it."""
+    """Add a finished run to the results of an experiment that requires it."""
     items = [item for item in plan.items if item.id == job.name]
     for item in items:
         plan.failures.pop(item.label, None)
@@ -163,7 +163,7 @@ def note(plan: Plan, job: Job, outcome: str, about: dict[str, Any] | None = None
 
 
 def write(plan: Plan, about: dict[str, Any] | None = None) -> None:
-    """The results so far, unless those there say more."""
+    """Write the results so far, unless the existing ones are more complete."""
     body = plan.kind.collect(plan)
     if body is None:
         return
@@ -173,7 +173,7 @@ def write(plan: Plan, about: dict[str, Any] | None = None) -> None:
 
 
 def save(plan: Plan, body: dict[str, Any], about: dict[str, Any] | None = None) -> Results:
-    """Write what was found, with all that is needed to judge it."""
+    """Write the results with settings, environment and failures."""
     experiment, workspace = plan.experiment, plan.workspace
     known = {"experiment": experiment.name, "paper": experiment.paper, "title": experiment.title}
     known |= {"source": experiment.source, "scale": workspace.scale}
@@ -195,11 +195,11 @@ def save(plan: Plan, body: dict[str, Any], about: dict[str, Any] | None = None) 
 
 
 def counted(experiment: Experiment, workspace: Workspace) -> tuple[int, int]:
-    """Runs done and runs in all, at equal steps."""
+    """Number of finished runs and of all runs, at equal steps."""
     plan = make_plan(experiment, workspace)
     return len(wanted([plan], STEP)) - len(left_of([plan])), len(wanted([plan], STEP))
 
 
 def summary_of(job: Job) -> str:
-    """A few words on a job that has ended well."""
+    """Short summary of a successful job."""
     return kind_named(job.kind).summary(job)

@@ -1,4 +1,4 @@
-"""Experiments as data: papers/PAPER/NAME/experiment.toml, the texts they name, and where they are run."""
+"""Experiments as data (papers/PAPER/NAME/experiment.toml), their texts, and the workspace of their runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dape.lab.environment import threads_of
 
 SCALES = ("smoke", "laptop", "paper")
 FILE = "experiment.toml"
-# Results beside the experiment, by scale, the largest first; those of the smoke scale, which say nothing, go with
-# the runs.
+# Files of results next to the experiment, by scale, the largest first; those of the smoke scale, which are not
+# evidence, are kept with the runs.
 RESULTS = {"paper": "results-paper.json", "laptop": "results.json"}
 KEYS = {"title", "kind", "source", "summary", "rank", "grid", "scale"}
 NEEDED = {"title", "kind", "source", "summary", "scale"}
@@ -31,9 +31,9 @@ ENVIRONMENT = "DAPE_CORPORA"
 class Experiment:
     """One table or figure of a paper, or a comparison of the user's.
 
-    name, paper: folder and the folder's parent, such as baselines of dape_v2; source: where it stands in the paper.
-    rank:   the order in which `--all` takes experiments up.
-    grid:   blocks of methods with what they change; scales: settings by name, with the defaults filled in.
+    name, paper: folder and the folder's parent, such as baselines of dape_v2; source: table or figure of the paper.
+    rank:   order of the experiments with `--all`.
+    grid:   blocks of methods with their changes; scales: settings by name, with the defaults filled in.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Experiment:
         return self.scales[scale]
 
     def blocks(self, scale: str) -> list[dict[str, Any]]:
-        """The grid at a scale: the scale's own if it has one, and what it has also."""
+        """The grid at a scale: the scale's own or the common one, and its additional blocks."""
         settings = self.at(scale)
         return [*settings.get("grid", self.grid), *settings.get("also", [])]
 
@@ -64,13 +64,13 @@ class Experiment:
         return {**settings, **({"grid": blocks} if (blocks := self.blocks(scale)) else {})}
 
     def values(self, name: str, scale: str) -> list[Any]:
-        """What a scale gives of seeds, training lengths or corpora, in that order, then what blocks have of their own."""
+        """Seeds, training lengths or corpora at a scale, in order, followed by those of individual blocks."""
         own = (value for block in self.blocks(scale) for value in block.get(name, []))
         return list(dict.fromkeys([*self.at(scale)[name], *own]))
 
 
 def find_papers(given: Path | None = None) -> Path:
-    """The folder papers/: the one given, that of the working directory, or that beside the sources."""
+    """The folder papers/: the given one, that of the working directory, or that next to the sources."""
     beside = Path(dape.__file__).parents[2] / "papers"
     for folder in [given] if given is not None else [Path("papers"), beside]:
         if (folder / "scales.toml").exists():
@@ -84,7 +84,7 @@ def find_papers(given: Path | None = None) -> Path:
 
 
 def load_experiments(papers: Path, names: Iterable[str] | None = None) -> list[Experiment]:
-    """The experiments of those names (NAME or PAPER/NAME), or all of them, by rank."""
+    """Load experiments by name (NAME or PAPER/NAME), or all of them, by rank."""
     defaults = read_toml(papers / "scales.toml") if (papers / "scales.toml").exists() else {}
     known = [load_experiment(file, defaults) for file in sorted(papers.glob(f"*/*/{FILE}"))]
     known.sort(key=lambda e: (e.rank, e.paper, e.name))
@@ -94,18 +94,20 @@ def load_experiments(papers: Path, names: Iterable[str] | None = None) -> list[E
 
 
 def pick(known: list[Experiment], name: str) -> Experiment:
-    found = [e for e in known if name in (e.name, f"{e.paper}/{e.name}")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(f"{name} is in {' and '.join(e.paper for e in found)}: say which, as PAPER/{name}")
+    matching = [e for e in known if name in (e.name, f"{e.paper}/{e.name}")]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise ValueError(
+            f"{name} is in {' and '.join(e.paper for e in matching)}: say which, as PAPER/{name}"
+        )
     near = difflib.get_close_matches(name, [e.name for e in known], n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise ValueError(f'there is no experiment "{name}"; {hint}`dape reproduce --list` shows them all')
 
 
 def load_experiment(file: Path, defaults: dict[str, Any]) -> Experiment:
-    """The experiment in a file; whatever is wrong with it is an error that names the file."""
+    """Load the experiment in a file; errors in it name the file."""
     from dape.lab.kinds import KINDS, kind_named
 
     content = read_toml(file)
@@ -138,7 +140,7 @@ def load_experiment(file: Path, defaults: dict[str, Any]) -> Experiment:
 
 
 def fill(scale: str, own: dict[str, Any], defaults: dict[str, Any], known: Set[str]) -> dict[str, Any]:
-    """A scale's settings, with what is said of that scale for all experiments where this one says nothing."""
+    """Settings of a scale, with the defaults of that scale for all experiments."""
     if scale not in SCALES:
         raise ValueError(f'unknown scale "{scale}": choose among {", ".join(SCALES)}')
     check_keys(f"scale {scale}", own, known)
@@ -170,12 +172,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text by its name in the experiments, or one that the user gives.
+    """A text by its name in the experiments, or one given by the user.
 
     hold_out: documents of the validation split, by name; or `part` and `every`: files are cut at line ends into
     parts of that many characters, and every n-th is held out; or a fraction, chosen by hash.
-    library: a package of Python's own library, which is there wherever Python is.
-    given:   corpus, validation, field and, optionally, data of TrainConfig, where the user said them.
+    library: a package of Python's own library, which exists wherever Python does.
+    given:   corpus, validation, field and, optionally, data of TrainConfig, if given by the user.
     """
 
     name: str
@@ -191,14 +193,14 @@ class Corpus:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides which text is trained on and which is held out, wherever the files are."""
+        """Settings that determine the training and held-out text, independent of the files' location."""
         return {
             key: value
             for key in ("name", "hold_out", "part", "every", "fraction", "library", "given")
             if (value := getattr(self, key))
         }
 
-    def found(self, folder: Path | None) -> bool:
+    def exists(self, folder: Path | None) -> bool:
         return bool(self.library or self.given) or (folder is not None and (folder / self.name).is_dir())
 
     def locate(self, folder: Path | None, work: Path, *, must_exist: bool = True) -> dict[str, str]:
@@ -209,7 +211,7 @@ class Corpus:
             corpus = str(Path(sysconfig.get_path("stdlib")) / self.library / "*.py")
             return {"corpus": corpus, "validation": self.validation(work)}
         target = work / self.name
-        if folder is not None and self.found(folder):
+        if folder is not None and self.exists(folder):
             work.mkdir(parents=True, exist_ok=True)
             if self.part:
                 cut_files(folder / self.name, target, self.part)
@@ -237,17 +239,17 @@ CORPUS_KEYS = {"title", "stands_for", "obtain", "hold_out", "part", "every", "li
 
 
 def load_corpora(papers: Path) -> dict[str, Corpus]:
-    """Every corpus of papers/corpora.toml, by name; none without that file."""
-    found = {}
+    """Load the corpora of papers/corpora.toml by name; none without that file."""
+    corpora = {}
     file = papers / "corpora.toml"
     for name, table in read_toml(file).items() if file.exists() else ():
         check_keys(f"corpus {name}", table, CORPUS_KEYS)
-        found[name] = Corpus(**{"name": name, **table, "hold_out": tuple(table.get("hold_out", ()))})
-    return found
+        corpora[name] = Corpus(**{"name": name, **table, "hold_out": tuple(table.get("hold_out", ()))})
+    return corpora
 
 
 def corpora_folder(given: Path | None) -> Path | None:
-    """The folder of texts: the one given, or that of the environment."""
+    """Folder of texts: the given one, or that of the environment."""
     if given is None and os.environ.get(ENVIRONMENT):
         given = Path(os.environ[ENVIRONMENT])
     if given is not None and not given.is_dir():
@@ -256,7 +258,7 @@ def corpora_folder(given: Path | None) -> Path | None:
 
 
 def link(source: Path, target: Path) -> None:
-    """`target` leads to `source`: runs name the text by a path that stays when the text moves."""
+    """Link `target` to `source`: runs refer to the text by a path that stays valid when the text moves."""
     if target.is_symlink() and target.readlink() == source:
         return
     target.unlink(missing_ok=True)
@@ -264,7 +266,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def cut_files(source: Path, target: Path, size: int) -> None:
-    """Every text file of `source` as files of about `size` characters in `target`, cut at line ends; made once."""
+    """Cut every text file of `source` at line ends into files of about `size` characters in `target`, once."""
     files = sorted(source.glob("*.txt"))
     if not files:
         raise FileNotFoundError(f"{source} has no file that ends in .txt")
@@ -284,9 +286,9 @@ def cut_files(source: Path, target: Path, size: int) -> None:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where experiments are run: the folder of runs, the texts, how many jobs at a time, and what files are called.
+    """Workspace of experiments: folder of runs, texts, number of concurrent jobs, and file names.
 
-    papers: the folder of experiments, beside which results are kept; None: everything goes into `work`.
+    papers: folder of experiments, where results are kept; None: everything goes into `work`.
     """
 
     work: Path
@@ -295,20 +297,20 @@ class Workspace:
     corpora: dict[str, Corpus] = field(default_factory=dict)
     texts: Path | None = None
     jobs: int = 1
-    # Whether jobs run in this process: starting another takes longer than those of the smoke scale do.
+    # Whether jobs run in this process: those of the smoke scale are shorter than the start of another.
     in_process: bool = False
 
     @property
     def scores(self) -> Path:
-        """What every training was evaluated to: small files, kept with the results, so that nobody else need train
-        it again; those of the smoke scale, which say nothing, stay with the runs."""
+        """Folder of the trainings' evaluations: small files, kept with the results, so that trainings need not be
+        repeated; those of the smoke scale, which are not evidence, stay with the runs."""
         if self.papers is None or self.scale not in RESULTS:
             return self.work / "scores"
         return self.papers / "scores" / self.scale
 
     @property
     def threads(self) -> int:
-        """Of each job."""
+        """Threads of each job."""
         return threads_of(self.jobs)
 
     def results(self, experiment: Experiment) -> Path:

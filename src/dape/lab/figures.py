@@ -1,7 +1,7 @@
-"""Figures: curves by length with error bars, in a style that each method keeps, as SVG, PDF and PNG.
+"""Figures: curves by length with error bars, with a fixed style per method, as SVG, PDF and PNG.
 
-The same results make the same bytes. On a page a figure's ink follows the page's colours, so it can be read on light
-and on dark ground.
+The same results give the same bytes. On a page, figures use the page's colours, so that they are readable in light
+and dark mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dape.lab.records import VIEWS, Results
 from dape.lab.tables import times
 from dape.methods import parse_layers
 
-# After Okabe and Ito, in shades that can be read on white and on dark pages.
+# After Okabe and Ito, in shades that are readable on white and on dark pages.
 COLOURS = ("#2a82cc", "#e69f00", "#12a57c", "#cc79a7", "#df6211", "#56b4e9", "#9478c4", "#8a8a8a")
 # The same markers as matplotlib and plotly name them, and as a terminal can show them.
 MARKERS = (
@@ -37,7 +37,7 @@ MARKERS = (
     ("X", "x", "%"),
     ("*", "star", "*"),
 )
-# Positions in the order of colours that main methods keep in the figures of papers; others take what is left.
+# Indices of the colours of main methods in the figures of papers; other methods take the remaining ones.
 COLOUR_ORDER = {
     "dape1x3-kerple": 0,
     "kerple": 1,
@@ -49,12 +49,12 @@ COLOUR_ORDER = {
     "nope": 7,
 }
 COLOUR_ORDER |= {"cope": 10}
-# Of those, the colours of main methods that process the scores: their curves are full, the others dashed.
+# Of those, the colours of main methods that process the scores: their curves are solid, the others dashed.
 FULL = (0, 2)
 INK, FAINT, GRID = "#1a1d21", "#8f99a3", "#e3e7eb"
-# A page's names for ink, faint ink and grid as drawn.
+# CSS variables of a page for ink, faint ink and grid.
 ON_PAGE = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--line)"}
-# Inches: of a comparison's figure (a column and a half of a two-column paper), of a panel, of the legend beside.
+# Sizes in inches: of a comparison's figure (one and a half columns of a two-column paper), a panel, the legend.
 SIZE, PANEL, LEGEND = (5.0, 3.3), (3.6, 2.75), 1.6
 # Two points whose lengths differ by more than this factor are not joined.
 FAR = 4
@@ -74,7 +74,7 @@ LOOK: dict[str, Any] = {
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
-    # Without it the files would differ from run to run.
+    # Without it the files would not be reproducible.
     "svg.hashsalt": "dape",
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -98,7 +98,7 @@ class Style(NamedTuple):
 
 
 def style_of(index: int, method: str) -> Style:
-    """The look of the method that stands at that index in the comparison; plain scores are dashed."""
+    """Style of the method at an index of the comparison; plain scores are dashed."""
     plain = is_plain(method)
     colour, marks = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     return Style(colour, *marks, dashed=plain, width=1.4 if plain else 2.2)
@@ -116,20 +116,20 @@ def styles(labels: Sequence[str], methods: Sequence[str]) -> dict[str, Style]:
     fixed = {label: COLOUR_ORDER[label] for label in labels if label in COLOUR_ORDER}
     left = [index for index in range(8) if index not in fixed.values()]
     again = [index for index in range(8, 64) if index not in fixed.values()]
-    found: dict[str, Style] = {}
+    assigned: dict[str, Style] = {}
     for label, method in zip(labels, methods, strict=True):
-        if label in found:
+        if label in assigned:
             continue
-        # When colours are used up, one that a dashed curve has is taken by a full one, and the other way round.
+        # When colours are used up, the colour of a dashed curve is reused by a solid one, and vice versa.
         full = not style_of(0, method).dashed
         apart = (index for index in again if (index % 8 in FULL) != full)
         index = fixed[label] if label in fixed else left.pop(0) if left else next(apart, again[0])
         if index in again:
             again.remove(index)
         style = style_of(index, method)
-        # A colour that is used a second time comes with another marker.
-        found[label] = style._replace(marker=MARKERS[(index + 3) % 8][0]) if index >= 8 else style
-    return found
+        # A colour that is used a second time has another marker.
+        assigned[label] = style._replace(marker=MARKERS[(index + 3) % 8][0]) if index >= 8 else style
+    return assigned
 
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
@@ -151,10 +151,10 @@ def write_figures(results: Results, folder: Path) -> list[Path]:
 
 
 def save(drawn: Figure, path: Path) -> Path:
-    """The figure in the format that the file's ending says."""
+    """Write the figure in the format of the file's suffix."""
     content = io.BytesIO()
     suffix = path.suffix.removeprefix(".")
-    # Fonts and salts are read again when a figure is written.
+    # Fonts and salts are also read when a figure is written.
     with context(["default", LOOK]):
         drawn.savefig(content, format=suffix, metadata=NO_DATE.get(suffix, {}))
     write_atomically(path, content.getvalue())
@@ -211,7 +211,7 @@ def draw_curves(
     title: str,
     quantity: str = "ppl",
 ) -> None:
-    """The curves of one panel, each in its style, with its axes."""
+    """Draw the curves of one panel, each in its style, with its axes."""
     axes.axvline(unit, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
     for curve in shown:
         points = [
@@ -220,7 +220,7 @@ def draw_curves(
             if math.isfinite(bar.value)
         ]
         if curve.points:
-            # Two points alone, far apart: a line would tell of what lies between.
+            # Only two points, far apart: a line would suggest values between them.
             pair = len(points) == 2 and points[1][0] > FAR * points[0][0]
             error = [[_known(bar.down) for _, bar in points], [_known(bar.up) for _, bar in points]]
             look = looks[curve.label]
@@ -250,7 +250,7 @@ def errorbar(
     look: Style,
     points: bool = False,
 ) -> None:
-    """One curve with its bars; points alone, if asked so."""
+    """Draw one curve with its error bars; with `points`, only its points."""
     line = "none" if points else "--" if look.dashed else "-"
     axes.errorbar(
         x, y, yerr=error, label=label, color=look.colour, marker=look.marker, markersize=4,
@@ -259,7 +259,7 @@ def errorbar(
 
 
 def finish(axes: Any, lengths: Sequence[int], y: str, x: str = "", *, unit: int | None = None) -> None:
-    """Axes over log2 of the length; unit: also label lengths as multiples of it."""
+    """Format axes over log2 of the length; unit: also label lengths as multiples of it."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{n}\n{times(n, unit)}" if unit else str(n) for n in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -271,7 +271,7 @@ def finish(axes: Any, lengths: Sequence[int], y: str, x: str = "", *, unit: int 
 
 
 def legend(drawn: Figure, axes: Any, title: str = "") -> None:
-    """One entry a label, in the order of the first panel that has it."""
+    """Legend with one entry per label, in the order of the first panel that has it."""
     entries: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -291,7 +291,7 @@ def svg(drawn: Figure) -> str:
 
 
 def on_page(text: str) -> str:
-    """An SVG that stands in a page: no prologue, no ground, the page's colours and width, no ids of parts."""
+    """An SVG for embedding in a page: no prologue, no background, the page's colours and width, no ids."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="patch_1">.*?</g>', "", text, count=1, flags=re.DOTALL)
@@ -308,12 +308,12 @@ def _sized(match: re.Match[str]) -> str:
 
 
 def _known(error: float) -> float:
-    """An unknown error has no bar."""
+    """The error, or 0 if unknown, so that no bar is drawn."""
     return error if math.isfinite(error) else 0.0
 
 
 def _labelled(limits: tuple[float, float]) -> Locator:
-    """Where a logarithmic axis is labelled: at more digits the fewer decades it spans, evenly within part of one."""
+    """Tick labels of a logarithmic axis: more digits for fewer decades, evenly spaced within part of one."""
     decades = math.log10(limits[1] / limits[0])
     if decades < 0.3:
         return MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3)

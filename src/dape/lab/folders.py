@@ -1,4 +1,4 @@
-"""Folders under papers/: an experiment with its claims and whatever results it has so far."""
+"""Folders under papers/: an experiment with its claims and its results so far."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dape.lab.records import Results, load_results
 from dape.lab.stats import Losses, SeedVariance, seed_variance
 
 CLAIMS = "claims.py"
-# What a text of ours stands in for, where papers/corpora.toml does not say.
+# Default description of the texts that replace the paper's, if papers/corpora.toml has none.
 STANDS_FOR = {"latex": "arxiv", "books": "books3"}
 
 
 @dataclass(frozen=True)
 class Folder:
-    """One experiment: what it is about, and its results by scale, the largest first.
+    """One experiment: its description, and its results by scale, the largest first.
 
-    stands_for: the paper's corpora by our names; texts: what our corpora are; seeds: variance between them, by
-    scale, in all experiments.
+    stands_for: the paper's corpora by our names; texts: descriptions of our corpora; seeds: seed variance by scale, in
+    all experiments.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class Folder:
 
     @property
     def best(self) -> Results | None:
-        """The results of the largest scale that was run."""
+        """Results of the largest scale that was run."""
         return next(iter(self.results.values()), None)
 
     @property
@@ -55,7 +55,7 @@ class Folder:
 
     @property
     def seed_variance(self) -> SeedVariance:
-        """Between seeds, at the scale of the best results."""
+        """Seed variance at the scale of the best results."""
         return self.seeds.get(self.scale) or SeedVariance()
 
     @cached_property
@@ -72,13 +72,13 @@ class Folder:
 
 
 def with_claims(papers: Path) -> list[Path]:
-    """The folders directly under papers/ that have claims, the reproduced papers before what goes beyond."""
+    """Folders directly under papers/ that have claims, the reproduced papers first."""
     found = [file.parent for file in papers.glob(f"*/{CLAIMS}")]
     return sorted(found, key=lambda folder: (folder.name == "beyond", folder.name))
 
 
 def load_folders(paper: Path, named: Iterable[str] = ()) -> list[Folder]:
-    """The experiments of a paper by rank, then those that are only named, by claims made of them."""
+    """Load the experiments of a paper by rank, then those that exist only in claims (`named`)."""
     present = [file.parent.name for file in sorted(paper.glob(f"*/{FILE}"))]
     folders = [load_folder(paper / name) for name in present]
     folders.sort(key=lambda folder: (folder.rank, folder.name))
@@ -87,7 +87,7 @@ def load_folders(paper: Path, named: Iterable[str] = ()) -> list[Folder]:
 
 
 def load_folder(path: Path) -> Folder:
-    """The experiment in a folder, whether there is one or not."""
+    """Load the experiment in a folder; empty if there is none."""
     papers, file = path.parent.parent, path / FILE
     corpora = load_corpora(papers)
     results = {scale: load_results(path / name) for scale, name in RESULTS.items() if (path / name).exists()}
@@ -109,7 +109,7 @@ def _defaults(papers: Path) -> dict[str, dict]:
 
 
 def load_seed_variance(papers: Path) -> dict[str, SeedVariance]:
-    """Between seeds by scale, from the results of all papers."""
+    """Seed variance by scale, from the results of all papers."""
     return {
         scale: _variance(
             tuple((path, path.stat().st_mtime_ns) for path in sorted(papers.glob(f"*/*/{name}")))
@@ -120,5 +120,5 @@ def load_seed_variance(papers: Path) -> dict[str, SeedVariance]:
 
 @cache
 def _variance(files: tuple[tuple[Path, int], ...]) -> SeedVariance:
-    """Of these files as they were written at those times: every claim asks for it."""
+    """Seed variance of files by path and modification time; cached, as every claim needs it."""
     return seed_variance(load_results(path) for path, _ in files)

@@ -1,4 +1,4 @@
-"""Results of earlier versions, brought into the present schema: `dape migrate FILE…`."""
+"""Migration of results of earlier versions to the current schema: `dape migrate FILE…`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dape.lab.records import SCHEMA, Results
 from dape.lab.stats import median_error
 
 Content = dict[str, Any]
-# Columns that rows of earlier versions had and that are their run's now.
+# Columns of rows in earlier versions that now belong to their run.
 OF_RUN: tuple[str, ...] = (
     "method",
     "variant",
@@ -27,7 +27,7 @@ OF_RUN += ("seconds_per_step", "train_loss", "parameters", "layers", "size")
 
 
 def migrate(path: Path) -> bool:
-    """Rewrite a file of results in the present schema; False if it is in it already."""
+    """Rewrite a file of results in the current schema; False if it already is."""
     content = read_json(path)
     if "rows" in content:
         return False
@@ -41,7 +41,7 @@ def migrate(path: Path) -> bool:
 
 
 def kind_of(content: Content) -> str | None:
-    """The kind of experiment, which only those of papers say themselves."""
+    """Kind of the experiment, which only those of papers record."""
     if "kind" in content:
         return content["kind"]
     if "pairs" in content:
@@ -52,7 +52,7 @@ def kind_of(content: Content) -> str | None:
 
 
 def about(content: Content) -> Content:
-    """All but the numbers; settings and environment as they were."""
+    """All entries except the measurements; settings and environment unchanged."""
     gone = {"records", "runs", "scores", "pairs", "changes", "models", "lengths", "complete"}
     kept = {name: value for name, value in content.items() if name not in gone}
     for failure in kept.get("failures", []):
@@ -79,27 +79,27 @@ def grouped(rows: list[Content], key: Callable[[Content], Any]) -> list[list[Con
 def language(content: Content, results: Results) -> None:
     identity = ("view", "corpus", "train_length", "method", "variant", "seed", "steps")
     for rows in grouped(content["records"], lambda row: tuple(row.get(name) for name in identity)):
-        found = []
+        converted = []
         for row in rows:
             loss = {"metric": "loss", "eval_length": row["eval_length"], "value": row["nll"]}
             windows = row.get("windows")
-            found.append(
+            converted.append(
                 {**loss, "error": row["nll_se"], "count": len(windows or ()) or None, "windows": windows}
             )
-        results.add(run_of(rows[0]), found)
+        results.add(run_of(rows[0]), converted)
 
 
 def comparison(content: Content, results: Results) -> None:
-    """Losses without windows; changes and differences were kept as they are now."""
+    """Convert a comparison: losses without windows; changes and differences as they are."""
     corpus = Path(content["settings"].get("corpus", "")).name
     last = content["settings"].get("last")
     for rows in grouped(content["records"], lambda row: (row["view"], row["method"], row["seed"])):
-        first, found = rows[0], []
+        first, converted = rows[0], []
         mine = {name: first[name] for name in ("view", "method", "seed")}
         for row in rows:
             loss = {"metric": "loss", "eval_length": row["eval_length"], "value": row["nll"]}
             count = row["tokens"] // last if last else None
-            found.append({**loss, "error": row["nll_se"], "count": count})
+            converted.append({**loss, "error": row["nll_se"], "count": count})
         for metric, entries, against in (
             ("change", content["changes"], "from_length"),
             ("difference", content["pairs"], "baseline"),
@@ -111,8 +111,8 @@ def comparison(content: Content, results: Results) -> None:
                         "eval_length": row["eval_length"],
                         "against": str(row[against]),
                     }
-                    found.append({**value, "value": row[metric], "error": row[f"{metric}_se"]})
-        results.add(run_of(first, corpus=corpus), found)
+                    converted.append({**value, "value": row[metric], "error": row[f"{metric}_se"]})
+        results.add(run_of(first, corpus=corpus), converted)
 
 
 def tasks(content: Content, results: Results) -> None:
@@ -134,11 +134,11 @@ def tasks(content: Content, results: Results) -> None:
 
 
 def accuracy_rows(rows: list[Content], score: float | None) -> list[Content]:
-    found: list[Content] = [
+    converted: list[Content] = [
         {"metric": "accuracy", "eval_length": r["length"], "value": r["accuracy"], "count": r["samples"]}
         for r in rows
     ]
-    return found + ([{"metric": "score", "value": score}] if score is not None else [])
+    return converted + ([{"metric": "score", "value": score}] if score is not None else [])
 
 
 def timing(content: Content, results: Results) -> None:
@@ -163,14 +163,14 @@ def timing(content: Content, results: Results) -> None:
 def maps(content: Content, results: Results) -> None:
     identity = ("corpus", "method", "variant", "train_length", "seed")
     for rows in grouped(content["records"], lambda row: tuple(row.get(name) for name in identity)):
-        found = []
+        converted = []
         for row in rows:
             where = {"eval_length": row["length"], "layer": row["layer"], "head": row["head"]}
             for metric in ("sink_share", "entropy", "processed"):
                 if row.get(metric) is not None:
                     windows = row.get("sink_shares") if metric == "sink_share" else None
-                    found.append({"metric": metric, **where, "value": row[metric], "windows": windows})
-        results.add(run_of(rows[0]), found)
+                    converted.append({"metric": metric, **where, "value": row[metric], "windows": windows})
+        results.add(run_of(rows[0]), converted)
 
 
 def retrofit(content: Content, results: Results) -> None:

@@ -1,4 +1,4 @@
-"""Equal training time: how long a step of each method takes, measured in turns in one process."""
+"""Equal training time: time of a training step of each method, measured interleaved in one process."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from dape.training import TrainConfig
 from dape.training.run import LanguageModelling, build_model
 
 ROUNDS = 12
-# A method whose step takes this close to the fastest keeps all its steps, unless the exact number is asked for.
+# A method whose step time is this close to the fastest keeps all its steps, unless `exact`.
 CLOSE = 0.05
 
 
 def equal_time_steps(
     group: Sequence[LanguageRun], workspace: Workspace, *, exact: bool = False
 ) -> dict[str, int]:
-    """Steps of each method in the time that the fastest of them needs for all its steps.
+    """Steps of each method in the time that the fastest needs for all its steps.
 
-    The pace does not depend on text and seed: it is measured once and kept, so that the same question has the
-    same answer when an interrupted comparison goes on.
+    The pace does not depend on text and seed: it is measured once and kept, so that a resumed comparison uses the same
+    numbers.
     """
     path = pace_file(group, workspace)
     if not path.exists():
@@ -50,7 +50,7 @@ def equal_time_steps(
 
 
 def share_time(pace: dict[str, float], steps: int, *, close: float = CLOSE) -> dict[str, int]:
-    """Steps of each method in the time that the fastest needs for `steps`, from seconds a step."""
+    """Steps of each method in the time that the fastest needs for `steps`, from seconds per step."""
     budget = steps * min(pace.values())
     return {
         method: steps if seconds * steps <= budget * (1 + close) else max(1, round(budget / seconds))
@@ -59,7 +59,7 @@ def share_time(pace: dict[str, float], steps: int, *, close: float = CLOSE) -> d
 
 
 def pace_file(group: Sequence[LanguageRun], workspace: Workspace) -> Path:
-    """The file of the group's pace; there once it was measured."""
+    """File of the group's pace, which exists once it was measured."""
     text = json.dumps(trains_of(group), sort_keys=True, default=list)
     name = f"{group[0].train_length}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
     return workspace.scores / "pace" / name
@@ -70,7 +70,7 @@ def trains_of(group: Sequence[LanguageRun]) -> list[dict[str, Any]]:
 
 
 def vocabulary(item: LanguageRun, workspace: Workspace) -> int:
-    """The size of the output layer: that of the packed data, or as far as the tokenizer's name tells."""
+    """Vocabulary size: that of the packed data, or by the tokenizer's name."""
     folder = Path(dict(item.corpus.given).get("data") or data_folder(item, workspace))
     if folder.exists():
         return open_data(folder).tokenizer.vocab_size
@@ -79,7 +79,7 @@ def vocabulary(item: LanguageRun, workspace: Workspace) -> int:
 
 
 def measure_apart(order: dict[str, Any], path: Path, threads: int) -> None:
-    """In a process with as many threads as a training has."""
+    """Measure in a subprocess with as many threads as a training has."""
     file = path.with_suffix(".order.json")
     write_atomically(file, json.dumps(order, default=list))
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}

@@ -1,4 +1,4 @@
-"""What a paper printed: the numbers of its tables and sentences, from paper.json, each with its place."""
+"""Numbers printed in a paper's tables and text, from paper.json, each with its section."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dape.files import read_json
 from dape.lab.records import STEP, Results
 
 FILE = "paper.json"
-# The size of most of the paper's models; others are named like variants.
+# Size of most of the paper's models; other sizes are treated as variants.
 USUAL_SIZE = "125m"
 
 
@@ -20,9 +20,9 @@ USUAL_SIZE = "125m"
 class Printed:
     """One number of the paper.
 
-    quantity: perplexity, accuracy (percent), milliseconds or ratio; section: where it stands; experiments: those
-    that show it beside theirs; about: what it belongs to, such as corpus, train_length, method, variant,
-    eval_length, task or size.
+    quantity: perplexity, accuracy (percent), milliseconds or ratio; section: section of the paper; experiments: those
+    that show it with their own; about: its conditions, such as corpus, train_length, method, variant, eval_length,
+    task or size.
     """
 
     quantity: str
@@ -44,7 +44,7 @@ class Paper:
     notes: tuple[tuple[str, str], ...] = ()
 
     def find(self, quantity: str, **about: Any) -> list[Printed]:
-        """The numbers of that quantity that are about all of this."""
+        """Numbers of a quantity that match all conditions."""
         return [
             number
             for number in self.numbers
@@ -52,12 +52,12 @@ class Paper:
         ]
 
     def value(self, quantity: str, **about: Any) -> float | None:
-        """The number about all of this; None if the paper prints none."""
-        found = self.find(quantity, **about)
-        return found[0].value if found else None
+        """Number that matches all conditions; None if the paper prints none."""
+        numbers = self.find(quantity, **about)
+        return numbers[0].value if numbers else None
 
     def shown_with(self, experiment: str, quantity: str) -> list[Printed]:
-        """The numbers that an experiment shows beside its own."""
+        """Numbers that an experiment shows with its own."""
         return [n for n in self.numbers if n.quantity == quantity and experiment in n.experiments]
 
     def notes_on(self, experiment: str) -> list[str]:
@@ -65,7 +65,7 @@ class Paper:
 
 
 def load_paper(folder: Path) -> Paper:
-    """The numbers in the folder's paper.json; an empty Paper if there is no such file."""
+    """Load the folder's paper.json; an empty Paper if there is no such file."""
     path = folder / FILE
     if not path.exists():
         return Paper()
@@ -77,7 +77,7 @@ def load_paper(folder: Path) -> Paper:
 
 
 def of_table(table: dict[str, Any]) -> Iterator[Printed]:
-    """The numbers of a table; what its columns stand for depends on what it measures."""
+    """Numbers of a table; the meaning of its columns depends on its quantity."""
     shared: dict[str, Any] = {
         name: table[name]
         for name in ("corpus", "train_length", "length", "batch", "ratio_to")
@@ -117,16 +117,18 @@ def as_variant(size: str | None) -> dict[str, str]:
 
 
 def printed_results(paper: Paper, experiment: str, kind: str) -> Results | None:
-    """The printed numbers as results without errors, on which the rules of claims can be tried; None without any."""
+    """The printed numbers as results without errors, for the rules of claims; None if there are none."""
     quantity = {"language": "perplexity", "tasks": "accuracy", "timing": "milliseconds"}.get(kind)
     numbers = paper.shown_with(experiment, quantity) if quantity else []
-    found = Results({"kind": kind, "scale": "paper", "documents": {n.get("corpus"): [0, 1] for n in numbers}})
+    results = Results(
+        {"kind": kind, "scale": "paper", "documents": {n.get("corpus"): [0, 1] for n in numbers}}
+    )
     runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     names = {"language": ("corpus", "train_length", "method", "variant"), "tasks": ("task", "method")}
     for n in numbers:
         key = tuple(n.get(name) for name in names.get(kind, ("size", "method", "train_length")))
         runs.setdefault(key, []).append(_printed_row(n, kind))
-        # One of two numbers for the same thing, in a table and in the text, is enough.
+        # Of two numbers for the same quantity, in a table and in the text, one is enough.
         runs[key] = list({row.get("eval_length"): row for row in runs[key]}.values())
     for key, rows in runs.items():
         run: dict[str, Any] = {"seed": 0, "view": STEP}
@@ -137,8 +139,8 @@ def printed_results(paper: Paper, experiment: str, kind: str) -> Results | None:
         else:
             run |= {"size": key[0] or "", "method": key[1]}
             rows += [{**row, "metric": "ratio", "against": "one"} for row in rows]
-        found.add(run, rows)
-    return found if runs else None
+        results.add(run, rows)
+    return results if runs else None
 
 
 def _printed_row(n: Printed, kind: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Results: the schema of runs and rows, as a JSON file and as a pandas frame.
 
-A file has what is known of the whole (settings, environment, command …), a list of runs, and a list of rows. A run
-is one training, or one timing, of a method; a row is one number that was measured of it. `Results.frame` joins the
-two: one line for each method, variant, seed, corpus, lengths, view and metric.
+A file has common entries (settings, environment, command …), a list of runs, and a list of rows. A run is one training,
+or one timing, of a method; a row is one measurement of it. `Results.frame` joins the two: one line for each method,
+variant, seed, corpus, lengths, view and metric.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ KNOWN = ("kind", "settings", "environment", "command", "failures", "missing", "d
 
 
 class Results:
-    """The results of one experiment. `content` is what the file holds."""
+    """Results of one experiment. `content` is the JSON object of the file."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         empty: dict[str, Any] = {"schema": SCHEMA, "kind": "language", "settings": {}, "environment": {}}
@@ -95,7 +95,7 @@ class Results:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A line for each row, with the columns of its run; rows of slices of the tokens are in `slices`."""
+        """One line per row, with the columns of its run; rows of slices of the tokens are in `slices`."""
         return self._joined([row for row in self.content["rows"] if not row.get("slice")]).drop(
             columns=["slice", "tokens"]
         )
@@ -117,7 +117,7 @@ class Results:
         return joined[[*RUN, *(name for name in ROW if name != "run")]]
 
     def lines(self, metric: str | None = None, slice: str = "") -> list[dict[str, Any]]:
-        """The frame as dictionaries, without what does not apply: of all tokens or of a slice, of one metric or of all."""
+        """The frame as dictionaries without empty columns: of all tokens or of a slice, of one metric or of all."""
         runs = self.content["runs"]
         return [
             {"variant": "", **runs[row["run"]], **row}
@@ -131,13 +131,13 @@ class Results:
         return path
 
     def save_csv(self, path: Path) -> None:
-        """All of the frame but the windows, every digit kept."""
+        """Write the frame without the windows, with all digits."""
         table = self.frame.drop(columns=["windows", "settings"]).dropna(axis=1, how="all")
         write_atomically(path, table.to_csv(index=False, lineterminator="\n"))
 
 
 def load_results(path: Path) -> Results:
-    """The results in the file; a sentence if it holds none."""
+    """Load the results in a file; raises if it holds none."""
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist: `dape compare`, `tasks` and `reproduce` write such files"
@@ -159,7 +159,7 @@ def find_results(path: Path) -> Results | None:
 
 
 def dump(content: dict[str, Any]) -> str:
-    """JSON with a line for each run and row, so that a diff shows what changed."""
+    """JSON with one line per run and row, for readable diffs."""
     lines = []
     for name, value in plain(content).items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -172,5 +172,5 @@ def dump(content: dict[str, Any]) -> str:
 
 
 def digits(value: float, places: int = 6) -> float:
-    """Rounded for a file; NaN and infinity stay what they are."""
+    """Round for a file; NaN and infinity are unchanged."""
     return round(value, places) if math.isfinite(value) else value

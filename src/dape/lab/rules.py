@@ -1,4 +1,4 @@
-"""Rules that claims are made of: from the results of an experiment to evidence.
+"""Rules for claims: from the results of an experiment to evidence.
 
     def rope_conv_within(data):
         return lower(data, "dape1x3-rope", "rope", at="within")
@@ -23,7 +23,7 @@ import numpy as np
 
 from dape.evaluate.inference import Estimate, crossed_mean
 from dape.lab.accuracies import Solver, has_learned
-from dape.lab.evidence import Evidence, Finding, found
+from dape.lab.evidence import Evidence, Finding, finding
 from dape.lab.kinds.maps import measured
 from dape.lab.records import STEP
 from dape.lab.selection import Choice, Data, Pick, Where, listed, setting_of, trained_on
@@ -54,7 +54,7 @@ def lower(
         raise ValueError("lower compares a with b: give both, or several such pairs")
     compared: list[tuple[Any, Any]] = list(pairs) or [(a, b)]
     gaps = (gap for first, second in compared for gap in data.gaps(first, second, scope))
-    return data.evidence([found(*gap, sign=-1, beyond=math.log(factor)) for gap in gaps], need)
+    return data.evidence([finding(*gap, sign=-1, beyond=math.log(factor)) for gap in gaps], need)
 
 
 def ordered(data: Data, methods: Sequence[Choice], **where: Any) -> Evidence:
@@ -68,7 +68,7 @@ def near(data: Data, a: Choice, b: Any, *, within: float, **where: Any) -> Evide
     closer = (
         (replace(gap, value=math.log(within) - abs(gap.value)), text, scope) for gap, text, scope in gaps
     )
-    return data.evidence([found(*gap) for gap in closer])
+    return data.evidence([finding(*gap) for gap in closer])
 
 
 def falls(data: Data, a: Any, **chosen: Any) -> Evidence:
@@ -100,7 +100,7 @@ def _changes(
                 f"{one.label} has perplexity {data.ppl(one, start)} at {start} and {data.ppl(one, length)} at "
                 f"{length} tokens ({one.corpus}; change of the loss {signed(change)})"
             )
-            findings.append(found(change, text, setting_of(one), sign=sign, beyond=math.log(factor)))
+            findings.append(finding(change, text, setting_of(one), sign=sign, beyond=math.log(factor)))
     # A setting whose inputs are too short to tell is left out if others can.
     data.missing += [] if findings else short
     return data.evidence(findings, need)
@@ -115,7 +115,7 @@ def at_most(data: Data, a: Any, perplexity: float, **where: Any) -> Evidence:
                 f"{one.label} has perplexity {data.ppl(one, length)} at {length} tokens ({trained_on(one)})"
             )
             loss = data.losses.loss(one, length)
-            findings.append(found(loss, text, setting_of(one), sign=-1, beyond=-math.log(perplexity)))
+            findings.append(finding(loss, text, setting_of(one), sign=-1, beyond=-math.log(perplexity)))
     return data.evidence(findings)
 
 
@@ -132,7 +132,7 @@ def some_lower(
     findings = []
     for (*options, base), length in data.fields([*methods, b], Where(**{"at": "longest", **where})):
         best = min(options, key=lambda one: data.losses.loss(one, length).value)
-        findings.append(found(*data.gap(best, base, length), sign=-1))
+        findings.append(finding(*data.gap(best, base, length), sign=-1))
     return data.evidence(findings, need, unit)
 
 
@@ -149,7 +149,7 @@ def best_varies(data: Data, methods: Sequence[Choice], **where: Any) -> Evidence
     ]
 
     def lead(one: tuple[Trained, int], other: tuple[Trained, int]) -> Finding:
-        return found(*data.gap(one[0], other[0], one[1]), sign=-1)
+        return finding(*data.gap(one[0], other[0], one[1]), sign=-1)
 
     return _best_varies(data, fields, lambda entry: (entry[0].method, entry[0].variant), lead, "setting")
 
@@ -161,7 +161,7 @@ def _best_varies(
     lead: Callable[[T, T], Finding],
     unit: str,
 ) -> Evidence:
-    """fields: what was compared in each setting, the best first; lead: of one before another of the same setting."""
+    """fields: competitors in each setting, the best first; lead: of one over another of the same setting."""
     findings = []
     for first, second in combinations(fields, 2):
         same = name(first[0]) == name(second[0])
@@ -182,7 +182,7 @@ def _best_varies(
 
 
 def best_train_length(data: Data, a: Choice, **where: Any) -> Evidence:
-    """At each of the training lengths, the model trained at it reads better than those trained at another."""
+    """At each of the training lengths, the model trained at it is better than those trained at another."""
     findings = []
     pick = replace(Pick(a) if isinstance(a, str) else a, train="all")
     for setting in data.settings(Where(**{"train": "shortest", **where})):
@@ -190,14 +190,14 @@ def best_train_length(data: Data, a: Choice, **where: Any) -> Evidence:
         for one in models:
             for other in models:
                 if one is not other and one.train_length in data.losses.lengths(one, other):
-                    findings.append(found(*data.gap(one, other, one.train_length), sign=-1))
+                    findings.append(finding(*data.gap(one, other, one.train_length), sign=-1))
         if len(models) == 1:
             data.lack(f"{models[0].label} at a second training length")
     return data.evidence(findings)
 
 
 def gain_grows(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
-    """What a gains over b is more at the longest length than at the training length."""
+    """The gain of a over b is larger at the longest length than at the training length."""
     losses, findings = data.losses, []
     for one, other in data.pairs(a, b, Where(**where)):
         lengths, start = losses.lengths(one, other), losses.start(one)
@@ -213,12 +213,12 @@ def gain_grows(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
             f"{one.label} minus {other.label}: loss {signed(near_)} at {start} and {signed(far)} at {lengths[-1]} "
             f"tokens ({one.corpus}; difference {signed(growth)})"
         )
-        findings.append(found(growth, text, setting_of(one, other), sign=-1))
+        findings.append(finding(growth, text, setting_of(one, other), sign=-1))
     return data.evidence(findings)
 
 
 def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where: Any) -> Evidence:
-    """More than that share of what a gains over b, summed over tokens, lies on recall hits."""
+    """More than `share` of the gain of a over b, summed over tokens, is on recall hits."""
     scope, hits, others = Where(**where), data.on("hit"), data.on("other")
     findings = []
     for one, other in hits.pairs(a, b, scope):
@@ -240,7 +240,7 @@ def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where
                 f"{100 * gain.sum() / total:.0f} % of it on the {100 * hit.sum() / tokens.sum():.0f} % of tokens that "
                 f"recall could copy ({trained_on(one)}, read at {length}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
             )
-            findings.append(found(lead, text, setting_of(one, other)))
+            findings.append(finding(lead, text, setting_of(one, other)))
     return data.evidence(findings)
 
 
@@ -254,7 +254,7 @@ def matches_paper(
     variants: Sequence[str] = ("",),
     within: float = 1.03,
 ) -> Evidence:
-    """Perplexities are the paper's, within a factor, wherever it prints one."""
+    """Perplexities agree with the paper's within a factor, wherever it prints one."""
     findings = []
     for setting in data.settings(Where(corpus, train_length)):
         name = data.losses.paper_corpus(setting.corpus)
@@ -266,7 +266,7 @@ def matches_paper(
                     loss = data.losses.loss(one, length)
                     off = replace(loss, value=abs(loss.value - math.log(printed[length])))
                     text = f"{one.label} {data.ppl(one, length)}, the paper's {printed[length]} ({trained_on(one)}, read at {length})"
-                    findings.append(found(off, text, setting_of(one), sign=-1, beyond=-math.log(within)))
+                    findings.append(finding(off, text, setting_of(one), sign=-1, beyond=-math.log(within)))
     return data.evidence(findings)
 
 
@@ -291,7 +291,7 @@ def more_accurate(
 def accuracy_bound(
     data: Data, a: Any, *, least: float, tasks: Any = None, layers: Any = None, at: Any = "all"
 ) -> Evidence:
-    """a is at least that accurate, at every length `at` ("all", "longest", or lengths)."""
+    """The accuracy of a is at least `least`, at every length `at` ("all", "longest", or lengths)."""
     findings = []
     for method in listed(a):
         for one in _solvers(data, method, tasks, layers):
@@ -303,7 +303,7 @@ def accuracy_bound(
                     data.lack(f"{one.label} on {one.task} at length {length}")
                     continue
                 text = f"{one.label} gives {percent(share)} right answers at length {length} ({one.task})"
-                findings.append(found(share, text, (one.task, one.layers), beyond=least))
+                findings.append(finding(share, text, (one.task, one.layers), beyond=least))
     return data.evidence(findings)
 
 
@@ -345,7 +345,7 @@ def _task_fields(data: Data, methods: Sequence[str], tasks: Any, layers: Any) ->
 
 
 def _solvers(data: Data, method: str, tasks: Any, layers: Any) -> list[Solver]:
-    """The method on the tasks that the claim is about."""
+    """The method on the tasks of the claim."""
     solvers = []
     for task in data.accuracies.tasks() if tasks is None else listed(tasks):
         depths = data.accuracies.layers(task) if layers is None else listed(layers)
@@ -359,11 +359,11 @@ def _solvers(data: Data, method: str, tasks: Any, layers: Any) -> list[Solver]:
 
 
 def _lead(data: Data, one: Solver, other: Solver) -> Finding:
-    """How much more accurate one is, on the same samples where those are known."""
+    """Difference in accuracy, on the same samples if those are known."""
     first, second = data.accuracies.accuracy(one), data.accuracies.accuracy(other)
     unlearned = not (has_learned(one.task, first) or has_learned(other.task, second))
     text = f"{one.label} {percent(first)}, {other.label} {percent(second)} ({one.task}{', neither learned' * unlearned})"
-    return found(data.accuracies.difference(one, other), text, (one.task, one.layers))
+    return finding(data.accuracies.difference(one, other), text, (one.task, one.layers))
 
 
 def percent(estimate: Estimate, digits: int = 1) -> str:
@@ -385,7 +385,7 @@ def slower(data: Data, a: str, b: Any, *, sizes: Any = None, factor: float = 1.0
                 f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {data.times.name_of(where)} "
                 f"({_ratio(ratio)} times)"
             )
-            findings.append(found(ratio, text, where, beyond=factor))
+            findings.append(finding(ratio, text, where, beyond=factor))
     return data.evidence(findings)
 
 
@@ -408,7 +408,7 @@ def overhead_falls(data: Data, a: str, b: str, *, sizes: Any = None) -> Evidence
 
 
 def slower_when_longer(data: Data, a: str, *, times: int, factor: float = 1.0) -> Evidence:
-    """A step of a at so many times the shortest length takes longer than one at that, by a factor at least."""
+    """A step of a at `times` the shortest length takes longer than one at that, by a factor at least."""
     known, findings = data.times, []
     for size in dict.fromkeys(size for size, _ in known.times):
         lengths = [length for name, length in known.times if name == size and a in known.times[name, length]]
@@ -422,7 +422,7 @@ def slower_when_longer(data: Data, a: str, *, times: int, factor: float = 1.0) -
             f"{a} takes {known.times[few][a].value:.1f} ms for a step at length {few[1]} and "
             f"{known.times[many][a].value:.1f} ms at {many[1]} ({_ratio(ratio)} times{f', {size}' if size else ''})"
         )
-        findings.append(found(ratio, text, size, beyond=factor))
+        findings.append(finding(ratio, text, size, beyond=factor))
     if not known.times:
         data.lack(a)
     return data.evidence(findings)

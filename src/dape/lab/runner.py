@@ -1,7 +1,7 @@
-"""The runner: jobs from a grid, each in a process of its own, on this machine or on a cluster.
+"""The runner: jobs of a grid, each in its own process, on this machine or on a cluster.
 
-A job is a spec in a file and the file that its worker writes. What is done is not run again; an interrupted job goes
-on from its checkpoints; a failure, or a crash, of one job does not touch the others.
+A job is a spec in a file and the file that its worker writes. Finished jobs are skipped; an interrupted job resumes
+from its checkpoints; a failure or crash of one job does not affect the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dape.lab.environment import threads_of
 
 SECONDS_BETWEEN_LOOKS = 0.2
 WORKER = "dape.lab.worker"
-# GPUs of a node in commands that are only printed; the batch is that of all processes, so any number computes the same.
+# GPUs per node in printed commands; the batch is that of all processes, so the number does not change results.
 GPUS = 8
 
 
@@ -34,7 +34,7 @@ GPUS = 8
 class Job:
     """One training and its evaluation.
 
-    kind:   whose `work` carries it out; spec: what that is told.
+    kind:   the kind whose `work` executes it; spec: argument of `work`.
     folder: of all runs; the job's own is runs/NAME, its spec, output and, if it failed, the reason are jobs/NAME.*
     result: the file that the worker writes. steps: of the training, for the display.
     distributed: whether it runs under torchrun.
@@ -57,7 +57,7 @@ class Job:
         return self.folder / "jobs" / f"{self.name}.{suffix}"
 
     def write_spec(self, at_once: int = 1) -> Path:
-        """The spec as the worker reads it, with the number of jobs that run beside each other."""
+        """Write the job spec for the worker, with the number of concurrent jobs."""
         for path in (self.note("json"), self.result):
             path.parent.mkdir(parents=True, exist_ok=True)
         self.note("failure").unlink(missing_ok=True)
@@ -67,7 +67,7 @@ class Job:
         return self.note("json")
 
     def command(self, *, processes: int | None = None) -> list[str]:
-        """The command of its worker, without the spec; under torchrun if it is distributed."""
+        """Command of the worker, without the spec; under torchrun if distributed."""
         if not self.distributed:
             return [sys.executable, "-m", WORKER]
         count = processes or max(1, torch.cuda.device_count())
@@ -76,27 +76,27 @@ class Job:
 
 
 def torchrun_command(spec: Path) -> str:
-    """The training and its evaluation on a node of several GPUs, as a line for a shell."""
+    """Shell command for the training and its evaluation on a node with several GPUs."""
     words = ["torchrun", "--standalone", f"--nproc-per-node={GPUS}", "-m", WORKER, "--alone", str(spec)]
     return shlex.join(words)
 
 
-# Hears of a job that runs (None), has ended well (""), or has failed (why).
+# Called with a job that is running (None), has succeeded (""), or has failed (the reason).
 Watcher = Callable[[Job, str | None], None]
 
 
 class Handle(Protocol):
-    """A job that was started."""
+    """Handle of a started job."""
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
 
     def end(self) -> None:
-        """Ask it to save and end, and wait until it has."""
+        """Request the job to save and end, and wait for it."""
 
 
 class Launcher(Protocol):
-    """Starts jobs. has_queue: it takes all at once and decides itself when each runs."""
+    """Starts jobs. has_queue: it accepts all jobs at once and schedules them itself."""
 
     has_queue: bool
 
@@ -105,7 +105,7 @@ class Launcher(Protocol):
 
 @dataclass
 class Process:
-    """A worker on this machine. It ends when its standard input does: with this process, however that ends."""
+    """A worker on this machine. It ends when its standard input is closed, and so with this process."""
 
     popen: subprocess.Popen[bytes]
 
@@ -123,7 +123,7 @@ class Process:
 
 
 class Local:
-    """Workers are processes of this machine, which divide its cores among them."""
+    """Launcher of processes on this machine, which share its cores."""
 
     has_queue = False
 
@@ -133,7 +133,7 @@ class Local:
 
     def start(self, job: Job, at_once: int) -> Handle:
         spec = job.write_spec(at_once)
-        # MKL and OpenMP read this when they are loaded, before the worker can ask for anything.
+        # MKL and OpenMP read this when they are loaded, before the worker can set it.
         environment = os.environ | {"OMP_NUM_THREADS": str(threads_of(at_once))}
         with open(job.note("log"), "ab") as log:
             return Process(
@@ -150,7 +150,7 @@ class Local:
 
 @dataclass
 class Submitted:
-    """A worker that submitit has submitted."""
+    """A worker submitted by submitit."""
 
     job: Any
 
@@ -166,10 +166,10 @@ class Submitted:
 
 @dataclass
 class Slurm:
-    """Workers are Slurm jobs, submitted through submitit (the extra `slurm`).
+    """Launcher of Slurm jobs, submitted through submitit (the extra `slurm`).
 
     options: those of submitit's executor, such as slurm_partition, gpus_per_node, timeout_min, or of sbatch
-    (partition, account …). cluster: "slurm", or "local" to try it on this machine.
+    (partition, account …). cluster: "slurm", or "local" to test on this machine.
     """
 
     folder: Path
@@ -206,9 +206,9 @@ def make_launcher(name: str, folder: Path, options: dict[str, Any] | None = None
 def run_jobs(
     jobs: Iterable[Job], *, at_once: int, watch: Watcher, launcher: Launcher | None = None
 ) -> dict[Job, str]:
-    """Run every job; returns those that failed, and why.
+    """Run every job; returns those that failed, with the reason.
 
-    On Ctrl-C and SIGTERM the jobs save where they are and end, and KeyboardInterrupt is raised.
+    On Ctrl-C and SIGTERM the jobs save and end, and KeyboardInterrupt is raised.
     """
     waiting, failed = list(jobs), {}
     running: list[tuple[Job, Handle]] = []
@@ -247,7 +247,7 @@ def _in_main_thread() -> bool:
 
 
 def run_here(jobs: Sequence[Job], watch: Watcher) -> dict[Job, str]:
-    """Jobs of a moment, in this process: starting another takes longer than they do."""
+    """Run short jobs in this process, without the cost of starting others."""
     from dape.lab.worker import sentence, work
     from dape.training import TrainingStopped
 
@@ -265,7 +265,7 @@ def run_here(jobs: Sequence[Job], watch: Watcher) -> dict[Job, str]:
 
 
 def why(job: Job, code: int) -> str:
-    """A sentence on why the job's process ended with this code."""
+    """Reason why the job's process ended with this code."""
     note = job.note("failure")
     if note.exists():
         return note.read_text("utf-8").strip()
@@ -275,13 +275,13 @@ def why(job: Job, code: int) -> str:
 
 
 def last_record(run: Path) -> dict[str, float]:
-    """The last line of the run's metrics: step, loss, seconds …; step 0 before there is any."""
+    """Last record of the run's metrics: step, loss, seconds …; step 0 if there is none."""
     path = run / "metrics.jsonl"
     if path.exists():
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
             lines = file.read().splitlines()
-        # A line may be half written, or half of one before the place where reading began.
+        # A line may be incomplete at the end, or at the offset where reading began.
         for line in reversed(lines):
             try:
                 record = json.loads(line)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pick:
-    """A method with the variant or the training length that is meant."""
+    """A method with a variant or a training length."""
 
     method: str
     variant: str | None = None
@@ -41,7 +41,7 @@ Choice = str | Pick
 
 
 class Where(NamedTuple):
-    """Corpora, training lengths, lengths read and the view that a claim is about."""
+    """Corpora, training lengths, evaluation lengths and the view of a claim."""
 
     corpus: Any = None
     train: Any = "all"
@@ -54,7 +54,7 @@ def listed(value: Any) -> list[Any]:
 
 
 class Setting(NamedTuple):
-    """A corpus, a training length that the claim is about, and all training lengths there."""
+    """A corpus, a training length of the claim, and all training lengths of the corpus."""
 
     corpus: str
     train_length: int
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 
 @dataclass
 class Data:
-    """The results of one experiment at one scale; `missing` collects what a claim names and they do not have."""
+    """The results of one experiment at one scale; `missing` collects trainings and lengths of a claim that they lack."""
 
     folder: Folder
     paper: Paper = field(default_factory=Paper)
@@ -101,7 +101,7 @@ class Data:
         return Evidence(findings, self.missing, need, unit)
 
     def settings(self, where: Where) -> Iterator[Setting]:
-        """Corpora and training lengths that the claim is about."""
+        """Corpora and training lengths of the claim."""
         wanted = None if where.corpus is None else listed(where.corpus)
         for name in wanted or ():
             if not self.losses.corpora([name]):
@@ -118,8 +118,8 @@ class Data:
                 yield Setting(name, length, available)
 
     def models(self, choice: Choice, setting: Setting, view: str, like: str | None = None) -> list[Trained]:
-        """What the choice names in that setting: under the variant that it or `like` names, else without any if there
-        is such a training, else under every variant it has."""
+        """Trainings of the choice in that setting: of the variant that it or `like` names, else without a variant if
+        there is such a training, else of every variant."""
         pick = Pick(choice) if isinstance(choice, str) else choice
         lengths = (
             [setting.train_length] if pick.train is None else train_lengths(setting.available, pick.train)
@@ -139,7 +139,7 @@ class Data:
         return models
 
     def lengths(self, *trained: Trained, at: Any) -> list[int]:
-        """The lengths that the claim is about, of those that all were read at."""
+        """Lengths of the claim, of those at which all were evaluated."""
         lengths = eval_lengths(self.losses.lengths(*trained), trained[0].train_length, at)
         if not lengths:
             self.lack(f"{trained[0].label} at {at}")
@@ -160,7 +160,7 @@ class Data:
                         yield one, other
 
     def fields(self, methods: Sequence[Choice], where: Where) -> list[tuple[list[Trained], int]]:
-        """All methods side by side, for every corpus, training length and length read where all of them were run."""
+        """All methods together, for every corpus, training length and evaluation length at which all were run."""
         fields = []
         for setting in self.settings(where):
             models = [self.models(choice, setting, where.view) for choice in methods]
@@ -170,13 +170,13 @@ class Data:
         return fields
 
     def gaps(self, a: Choice, b: Any, where: Where) -> Iterator[tuple[Estimate, str, Any]]:
-        """Loss of every a minus that of its b at every length, in words, and the setting."""
+        """Loss of every a minus that of its b at every length, its description, and the setting."""
         for one, other in self.pairs(a, b, where):
             for length in self.lengths(one, other, at=where.at):
                 yield self.gap(one, other, length)
 
     def gap(self, one: Trained, other: Trained, length: int) -> tuple[Estimate, str, Any]:
-        """Loss of one minus that of the other, both in words, and the setting."""
+        """Loss of one minus that of the other, its description, and the setting."""
         gap = self.losses.difference((1, one, length), (-1, other, length))
         both = one.train_length == other.train_length
         names = [f"{t.label}{'' if both else f' trained at {t.train_length}'}" for t in (one, other)]
@@ -194,7 +194,7 @@ class Data:
 
 
 def setting_of(*trained: Trained) -> tuple[Any, ...]:
-    """What comparisons of these trainings share: text, training lengths and view."""
+    """Setting of comparisons between these trainings: text, training lengths and view."""
     return trained[0].view, trained[0].corpus, *(one.train_length for one in trained)
 
 
@@ -203,12 +203,12 @@ def trained_on(one: Trained) -> str:
 
 
 def train_lengths(available: Sequence[int], wanted: Any) -> list[int]:
-    """Among the lengths trained at: "all", "shortest", "longest", "4x" (of the shortest), or numbers."""
+    """Select training lengths: "all", "shortest", "longest", "4x" (of the shortest), or numbers."""
     if not available:
         return []
-    named = {"all": list(available), "shortest": [available[0]], "longest": [available[-1]]}
-    if isinstance(wanted, str) and wanted in named:
-        return named[wanted]
+    choices = {"all": list(available), "shortest": [available[0]], "longest": [available[-1]]}
+    if isinstance(wanted, str) and wanted in choices:
+        return choices[wanted]
     numbers = [
         int(one[:-1]) * available[0] if isinstance(one, str) and one.endswith("x") else one
         for one in listed(wanted)
@@ -219,10 +219,10 @@ def train_lengths(available: Sequence[int], wanted: Any) -> list[int]:
 
 
 def eval_lengths(available: Sequence[int], train_length: int, wanted: Any) -> list[int]:
-    """Among the lengths read: see the head of this file."""
+    """Select evaluation lengths: see the head of this file."""
     if not available:
         return []
-    named = {
+    choices = {
         "all": list(available),
         "train": [length for length in available if length == train_length],
         "within": [length for length in available if length <= train_length],
@@ -232,7 +232,7 @@ def eval_lengths(available: Sequence[int], train_length: int, wanted: Any) -> li
     }
     lengths: set[int] = set()
     for one in listed(wanted):
-        if isinstance(one, str) and one not in named:
-            raise ValueError(f'at="{one}": use {", ".join(named)}, or multiples of the training length')
-        lengths.update(named[one] if isinstance(one, str) else [round(one * train_length)])
+        if isinstance(one, str) and one not in choices:
+            raise ValueError(f'at="{one}": use {", ".join(choices)}, or multiples of the training length')
+        lengths.update(choices[one] if isinstance(one, str) else [round(one * train_length)])
     return [length for length in available if length in lengths]

@@ -1,4 +1,4 @@
-"""A generated task as the training loop sees it, its models, and accuracy by length."""
+"""Training and testing of models on generated tasks: the task for the training loop, its models, accuracy by length."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dape.positions import randomized_positions
 from dape.tasks.base import IGNORED, Task, generator_for
 from dape.training import initialise
 
-# Streams of randomness that must not meet.
+# Independent random streams.
 TRAINING, TESTING = 0, 1
 # Tokens in one forward pass of a test.
 TOKENS_AT_ONCE = 16_384
 
 
 class Reader(NamedTuple):
-    """How a kind of model is built and read."""
+    """Functions to build a kind of model and to read its answers."""
 
     build: Callable[..., nn.Module]
     logits: Callable[[nn.Module, Tensor, Tensor | None], Tensor]
@@ -63,7 +63,7 @@ READERS = {
 def build_model(
     task: Task, method: str, *, num_layers: int, hidden_size: int, num_heads: int, seed: int
 ) -> nn.Module:
-    """A model for the task; what methods share starts equal for a seed."""
+    """Build a model for the task; modules that methods share start equal for a seed."""
     model = READERS[task.model].build(task, method, num_layers, hidden_size, num_heads)
     initialise(model, seed)
     return model
@@ -71,9 +71,9 @@ def build_model(
 
 @dataclass(frozen=True)
 class GeneratedTask:
-    """What `dape.training.fit` trains: a batch of one random length a step, drawn anew.
+    """A generated task for `dape.training.fit`: each step draws a new batch of one random length.
 
-    position_range: draw positions from so many places (Ruoss et al. 2023), once a batch; None for 0, 1, 2, …
+    position_range: draw positions below this maximum (Ruoss et al. 2023), once per batch; None for 0, 1, 2, …
     """
 
     task: Task
@@ -120,9 +120,9 @@ def draw_positions(
 def accuracy_by_length(
     task: Task, model: nn.Module, lengths: Iterable[int], samples: int, **options: Any
 ) -> dict[int, float]:
-    """The share of right answers at each length; options: those of `answers_by_length`."""
-    found = answers_by_length(task, model, lengths, samples, **options)
-    return {length: float(right.sum() / asked.sum()) for length, (right, asked) in found.items()}
+    """Share of right answers at each length; options: those of `answers_by_length`."""
+    answers = answers_by_length(task, model, lengths, samples, **options)
+    return {length: float(right.sum() / asked.sum()) for length, (right, asked) in answers.items()}
 
 
 @torch.inference_mode()
@@ -135,7 +135,7 @@ def answers_by_length(
     seed: int = 0,
     position_range: int | None = None,
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Right answers and answers asked for, in each of `samples` inputs that depend on seed and length alone, by length."""
+    """By length, the numbers of right and of all answers in each of `samples` inputs, drawn by seed and length alone."""
     model.eval()
     device = next(model.parameters()).device
     logits = READERS[task.model].logits

@@ -1,4 +1,4 @@
-"""Statistics: means over seeds and documents, the variance between seeds, paired differences of losses."""
+"""Statistics: means over seeds and documents, seed variance, paired differences of losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNKNOWN = Estimate(math.nan)
 
 
 def signed(estimate: Estimate) -> str:
-    """+0.012 ± 0.003, with a true minus sign."""
+    """Format an estimate: +0.012 ± 0.003, with a true minus sign."""
     error = f" ± {estimate.error:.3f}" if math.isfinite(estimate.error) else ""
     return f"{estimate.value:+.3f}{error}".replace("-", "−")
 
@@ -38,11 +38,11 @@ def over_seeds(
     dof: float = math.inf,
     prior: VariancePrior | None = None,
 ) -> Estimate:
-    """Mean over seeds; its error joins that over documents with the variance between seeds.
+    """Mean over seeds; its error combines that over documents with the seed variance.
 
-    Seeds see the same documents, so averaging does not lessen the error over documents: it is taken as the mean of
-    the seeds' errors, with `dof` degrees of freedom. prior: what other comparisons say of the variance between seeds,
-    so that one seed has an error too. Where losses are known by document, `crossed_mean` is sharper.
+    Seeds share the same documents, so averaging does not reduce the error over documents: it is the mean of the seeds'
+    errors, with `dof` degrees of freedom. prior: seed variance of other comparisons, so that a single seed has an error
+    too. If losses are known by document, `crossed_mean` is sharper.
     """
     numbers = [math.nan if value is None else value for value in values]
     documents = fmean(math.nan if error is None else error for error in errors) ** 2
@@ -58,8 +58,8 @@ def over_seeds(
 def searched(count: int) -> float:
     """Standard errors beyond which the most extreme of `count` comparisons counts: 2 for one, 3.1 for 24.
 
-    Among many comparisons some lie beyond two errors by chance, so a single one that is to prove a claim, or to
-    disprove one made of all of them, must be as unlikely as one comparison beyond two errors.
+    Among many comparisons some exceed two errors by chance, so a single one that is to prove a claim, or to disprove
+    one about all of them, must be as unlikely as one comparison beyond two errors.
     """
     tail = 1 - NormalDist().cdf(ERRORS)
     return NormalDist().inv_cdf(1 - tail / count)
@@ -71,29 +71,29 @@ def median_error(spread: float | None, rounds: int) -> float:
 
 
 def share_error(share: float, samples: int) -> float:
-    """Standard error of a share of right answers; 0 and 1 are as uncertain as one answer more either way."""
+    """Standard error of a share of right answers; 0 and 1 are as uncertain as with one answer more either way."""
     share = min(max(share, 1 / (samples + 2)), 1 - 1 / (samples + 2))
     return math.sqrt(share * (1 - share) / samples)
 
 
 def quotient(one: Estimate, other: Estimate) -> Estimate:
-    """Of two ratios to the same base; their errors are treated as independent."""
+    """Quotient of two ratios to the same base; their errors are treated as independent."""
     value = one.value / other.value
     return Estimate(value, value * math.hypot(one.error / one.value, other.error / other.value))
 
 
-# --- the variance between seeds
+# --- seed variance
 
 Comparison = tuple[str, ...]
-# What a row has of its training beside method, variant and seed.
+# Columns of a training other than method, variant and seed.
 SETTING = ("view", "corpus", "train_length", "steps", "batch_size", "layers")
 ONE_POSITION, TWO_POSITIONS = "one position", "two positions"
-# Samples of a kind of comparison from which a prior of its own is made.
+# Minimum samples of a kind of comparison for a prior of its own.
 ENOUGH = 3
 
 
 class Sample(NamedTuple):
-    """The variance between the seeds of one setting."""
+    """Seed variance of one setting."""
 
     setting: Any
     variance: float
@@ -101,9 +101,9 @@ class Sample(NamedTuple):
 
 
 class SeedVariance:
-    """Variances between seeds: of losses and of scores, and of their differences between methods or between lengths.
+    """Seed variances: of losses and accuracies, and of their differences between methods or between lengths.
 
-    samples: kind of comparison → multiple of the training length that is read → a sample for each setting.
+    samples: kind of comparison → evaluation length as a multiple of the training length → a sample for each setting.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class SeedVariance:
     def add(
         self, kinds: Iterable[Comparison], multiple: float, setting: Any, by_seed: Sequence[float]
     ) -> None:
-        """Count what was measured with several seeds; runs that agree to the last digit are one run twice."""
+        """Add measurements with several seeds; runs that agree to the last digit are the same run."""
         if len(by_seed) > 1 and (found := variance(by_seed)) > 0:
             for kind in kinds:
                 self.samples[kind][multiple].append(Sample(setting, found, len(by_seed) - 1))
@@ -120,11 +120,11 @@ class SeedVariance:
     def prior(
         self, kinds: Sequence[Comparison], multiple: float, setting: Any = None
     ) -> VariancePrior | None:
-        """What is known of the variance between seeds; None if nothing like it is.
+        """Prior of the seed variance; None without similar comparisons.
 
-        kinds: from the particular to the general. The narrowest of the general ones that has enough samples makes the
-        prior, on a logarithmic scale, and the samples of the particular one move it: ALiBi's seeds are judged by
-        ALiBi's. setting: the one in question, which must not count for itself.
+        kinds: from the particular to the general. The narrowest of the general ones with enough samples gives the
+        prior, on a logarithmic scale, which the samples of the particular one update: ALiBi's seeds are judged by
+        ALiBi's. setting: the one in question, whose own samples are excluded.
         """
         made = None
         for kind in kinds[1:] or kinds:
@@ -132,7 +132,7 @@ class SeedVariance:
             if len(found) >= ENOUGH or (found and kind is kinds[-1]):
                 total = sum(sample.dof for sample in found)
                 made = variance_prior([s.variance for s in found], [s.dof for s in found])
-                # Samples that agree may do so by chance: they are worth no more than what they are made of.
+                # Samples may agree by chance: they have no more degrees of freedom than their seeds.
                 made = VariancePrior(made.variance, min(made.dof, total))
                 break
         own = self._nearest(kinds[0], multiple, setting) if len(kinds) > 1 else []
@@ -152,14 +152,14 @@ class SeedVariance:
 
 
 def of_methods(a: str, b: str) -> list[Comparison]:
-    """The difference between two trainings: of these methods, of these encodings, of the same encoding or of two."""
+    """Kinds of a difference between trainings: these methods, these encodings, the same encoding or different ones."""
     names = sorted((positions_of(a), positions_of(b)))
     alike = ONE_POSITION if names[0] == names[1] else TWO_POSITIONS
     return [("methods", *sorted((a, b))), ("positions", *names), ("methods", alike)]
 
 
 def of_lengths(method: str) -> list[Comparison]:
-    """The difference between two lengths of one model: of this method, its encoding, plain or not."""
+    """Kinds of a difference between two lengths of one model: this method, its encoding, plain or not."""
     scores = "plain" if all(layer.is_plain for layer in parse_layers(method)) else "processed"
     return [("lengths", method), ("lengths", positions_of(method), scores), ("lengths", scores)]
 
@@ -170,19 +170,19 @@ def positions_of(method: str) -> str:
 
 
 def of_losses(method: str) -> list[Comparison]:
-    """The loss of one training: of this method, of any."""
+    """Kinds of the loss of one training: this method, any method."""
     return [("losses", method), ("losses",)]
 
 
 def of_scores(task: str, *methods: str) -> list[Comparison]:
-    """The accuracy of a training on a task, or the difference of two: of these methods there, there, anywhere."""
+    """Kinds of an accuracy, or a difference of two: these methods on the task, any on the task, any."""
     what = "score" if len(methods) == 1 else "scores"
     return [(what, task, *sorted(methods)), (what, task), (what,)]
 
 
 @dataclass
 class Model:
-    """The losses of a method in one setting by seed, and the training losses, which tell trainings apart."""
+    """Losses of a method in one setting by seed, and the training losses, which identify trainings."""
 
     method: str
     losses: dict[int, float] = field(default_factory=dict)
@@ -190,8 +190,8 @@ class Model:
 
 
 def seed_variance(many: Iterable[Results]) -> SeedVariance:
-    """The variance between seeds in the results of one scale; a training in several results counts once."""
-    # Setting → multiple of the training length → (method, variant) → its losses, or its scores
+    """Seed variance in the results of one scale; a training in several results counts once."""
+    # Setting → multiple of the training length → (method, variant) → its losses, or its accuracies
     found: dict[tuple[Any, ...], dict[float, dict[tuple[str, str], Model]]] = defaultdict(
         lambda: defaultdict(dict)
     )
@@ -223,7 +223,7 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
 
 
 def setting_of(results: Results, row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All of a training and its evaluation but method, variant and seed, as far as results tell."""
+    """Properties of a training and its evaluation other than method, variant and seed, as far as recorded."""
     if results.kind == "tasks":
         protocol = (row.get("settings") or {}).get("protocol")
         return "score", row["corpus"], row.get("layers"), json.dumps(protocol, sort_keys=True)
@@ -232,7 +232,7 @@ def setting_of(results: Results, row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _gaps(one: Model, other: Model) -> list[float]:
-    """Differences over the seeds that both have."""
+    """Differences over common seeds."""
     return [one.losses[seed] - other.losses[seed] for seed in one.losses.keys() & other.losses.keys()]
 
 
@@ -246,7 +246,7 @@ def _same(one: Model, other: Model) -> bool:
 
 
 class Trained(NamedTuple):
-    """A method as it was trained, over its seeds."""
+    """A trained method, over its seeds."""
 
     view: str
     corpus: str
@@ -260,11 +260,11 @@ class Trained(NamedTuple):
 
 
 class Losses:
-    """Losses by what was trained, length and seed, paired window by window.
+    """Losses by training, length and seed, paired window by window.
 
-    rows: what was trained → evaluation length → seed → line of the results.
-    stands_for: the paper's corpora by our names. seeds: what is known of the variance between them elsewhere.
-    metric, slice: of the rows that are taken: the losses of all tokens, or of a slice.
+    rows: training → evaluation length → seed → line of the results.
+    stands_for: the paper's corpora by our names. seeds: seed variance in other settings.
+    metric, slice: of the selected rows: the losses of all tokens, or of a slice.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class Losses:
         return self.stands_for.get(corpus, corpus)
 
     def corpora(self, wanted: Iterable[str] | None = None) -> list[str]:
-        """Our corpora in the order of the rows; those that stand for the wanted ones, if any are named."""
+        """Our corpora in the order of the rows; only those that replace the wanted ones, if given."""
         present = list(dict.fromkeys(trained.corpus for trained in self.rows))
         if wanted is None:
             return present
@@ -307,7 +307,7 @@ class Losses:
         return sorted(set.intersection(*found))
 
     def start(self, trained: Trained) -> int | None:
-        """The length from which a change with the length is measured; None if it was not evaluated.
+        """Reference length of changes with the length; None if it was not evaluated.
 
         The training length, unless the scored tokens fill it: then the first length from there on at which each of
         them has at least as many tokens before it as are scored.
@@ -330,7 +330,7 @@ class Losses:
         return over_seeds((row["value"] for row in rows), errors, dof=dof - 1.0 if dof > 1 else math.inf)
 
     def difference(self, *terms: tuple[float, Trained, int]) -> Estimate:
-        """A sum of losses (factor, what was trained, length) on the same tokens, over documents and seeds.
+        """A sum of losses (factor, training, length) on the same tokens, over documents and seeds.
 
         With factors 1 and −1 it is the difference of two losses. NaN if no seed has all the terms.
         """
@@ -342,13 +342,13 @@ class Losses:
         pairs = [self.by_document(factors, [row[seed] for row in rows], terms[0][1].corpus) for seed in seeds]
         prior = self._prior(terms, [row[seeds[0]] for row in rows])
         sums, counts = np.stack([sums for sums, _ in pairs]), pairs[0][1]
-        # Documents without a token of a slice say nothing about it.
+        # Documents without a token of a slice do not count.
         return crossed_mean(sums[:, counts > 0], counts[counts > 0], seeds=prior)
 
     def by_document(
         self, factors: Sequence[float], rows: Sequence[Row], corpus: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The sum of one seed's losses in each document, and how many windows, or tokens of a slice, are in each."""
+        """The sum of one seed's losses in each document, and the number of windows, or tokens of a slice, in each."""
         windows = [row.get("windows") for row in rows]
         tokens = rows[0].get("tokens")
         if tokens is not None:
@@ -370,7 +370,7 @@ class Losses:
     def _prior(
         self, terms: Sequence[tuple[float, Trained, int]], rows: Sequence[Row]
     ) -> VariancePrior | None:
-        """What other settings say of the variance between seeds, if any do."""
+        """Prior of the seed variance from other settings, if any."""
         trainings = {
             _training(trained, row): trained for (_, trained, _), row in zip(terms, rows, strict=True)
         }
@@ -385,7 +385,7 @@ class Losses:
         if len({trained.train_length for trained in trainings.values()}) == 1:
             kinds = of_methods(one.method, others[0].method)
             return self.known.prior(kinds, max(multiples.values()), here)
-        # Trained at different lengths they have nothing in common that a seed could change for both.
+        # Trainings at different lengths share nothing that a seed would change in both.
         each = [self.known.prior(of_losses(t.method), multiples[t]) for t in (one, *others)]
         known = [prior for prior in each if prior is not None]
         if len(known) < len(each):
@@ -394,6 +394,6 @@ class Losses:
 
 
 def _training(trained: Trained, row: Row) -> tuple[Any, ...]:
-    """What tells a training from others; variants may be evaluations of the same."""
+    """Identity of a training; variants may be evaluations of the same one."""
     loss = row.get("train_loss")
     return trained if loss is None else (trained.method, trained.train_length, loss)

@@ -15,13 +15,13 @@ from dape.evaluate.inference import Estimate
 OURS, PAPER = "ours", "paper"
 # From this many columns on, a terminal's are one space apart.
 MANY_COLUMNS = 7
-# How a cell is marked, as a style of rich.
+# Styles of rich for the marks of cells.
 STYLES = {"held": "green", "worse": "yellow", "much-worse": "red", "failed": "red", "": ""}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, the number behind it, its error as shown, whether it is the best of its column, and its mark."""
+    """A table cell: its text, value, error as text, whether it is the best of its column, and its mark."""
 
     text: str = ""
     value: float | None = None
@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """label: of the row; whose: ours or the paper's; colour: of its curve, where there is one."""
+    """A table row. label: its name; whose: ours or the paper's; colour: of its curve, if any."""
 
     label: str
     whose: str
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A title, heads of the columns after the rows' names, rows. A head may have a second line, after a newline."""
+    """A table: title, heads of the columns after the rows' names, rows. A head may have a second line."""
 
     title: str
     heads: tuple[str, ...]
@@ -56,7 +56,7 @@ class Table:
         return len({row.whose for row in self.rows}) > 1
 
     def markdown(self) -> str:
-        """For a README; the column that says whose a row is stands only where both are there."""
+        """Markdown for a README, with a column for ours or the paper's only if there are both."""
         heads = [self.corner, *([""] if self.has_both else []), *(h.replace("\n", " ") for h in self.heads)]
         lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---' for _ in heads)}|"]
         for row in self.rows:
@@ -66,7 +66,7 @@ class Table:
         return "\n".join(lines)
 
     def latex(self, label: str = "") -> str:
-        """A tabular with booktabs' rules, for a paper; bold: the best of a column."""
+        """LaTeX tabular with booktabs' rules; bold: the best of a column."""
         heads = [self.corner, *([""] if self.has_both else []), *(_tex(h.split("\n")[0]) for h in self.heads)]
         lines = [r"\begin{tabular}{l" + ("l" if self.has_both else "") + "r" * len(self.heads) + "}"]
         lines += [r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
@@ -82,7 +82,7 @@ class Table:
         return "\n".join([r"\begin{table}", r"\centering", *lines, *caption, r"\end{table}"]) + "\n"
 
     def rich(self, columns: Sequence[int] | None = None) -> RichTable:
-        """For a terminal: the columns of those indices, or all."""
+        """Table for a terminal: the columns of the given indices, or all."""
         shown = list(range(len(self.heads))) if columns is None else list(columns)
         table = RichTable(title=self.title, title_justify="left", box=None, pad_edge=False, highlight=False)
         table.padding = (0, 1) if len(shown) < MANY_COLUMNS else (0, 1, 0, 0)
@@ -112,14 +112,14 @@ def _tex(text: str) -> str:
 
 
 def number(value: float) -> str:
-    """Perplexity in at most six characters."""
+    """Format a perplexity in at most six characters."""
     if not math.isfinite(value):
         return "inf"
     return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 1e6 else f"{value:.0e}"
 
 
 def exp(loss: float) -> float:
-    """Perplexity of a loss, infinite where that overflows."""
+    """Perplexity of a loss, infinite on overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
@@ -132,7 +132,7 @@ def perplexity(loss: Estimate | None, *, best: bool = False, mark: str = "") -> 
 
 
 def compared(loss: Estimate | None, gap: Estimate, *, best: bool = False) -> Cell:
-    """Perplexity, and in place of its error the paired difference of the loss to another's, where there is one."""
+    """Perplexity, with the paired difference of the loss to another's, if any, instead of its error."""
     paired = change(gap)
     return replace(perplexity(loss, best=best), error=f"{paired.text} {paired.error}".strip())
 
@@ -153,12 +153,12 @@ def plain(value: float | None, digits: int = 1, error: float = math.nan, *, best
 
 
 def joined(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows in which a label that repeats the one above is left out."""
-    before, found = "", []
+    """Rows without labels that repeat the one above."""
+    before, kept = "", []
     for row in rows:
-        found.append(Row("" if row.label == before else row.label, row.whose, row.cells, row.colour))
+        kept.append(Row("" if row.label == before else row.label, row.whose, row.cells, row.colour))
         before = row.label
-    return tuple(found)
+    return tuple(kept)
 
 
 def times(length: float, train_length: float) -> str:

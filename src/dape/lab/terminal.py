@@ -1,4 +1,4 @@
-"""Curves in plain characters, for a terminal of 80 columns."""
+"""Plots of curves in characters, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GUTTER = 7
 
 
 def plot(curves: Sequence[Curve], train_length: int, *, columns: int = 80, rows: int = ROWS) -> Text:
-    """Perplexity (logarithmic) by length (logarithmic): a marker a score, named at its right end."""
+    """Plot perplexity by length, both logarithmic: a marker per point, with labels at the right end."""
     shown = [(index, curve) for index, curve in enumerate(curves) if curve.points]
     values = [point.ppl for _, curve in shown for point in curve.points if math.isfinite(point.ppl)]
     if not values:
@@ -48,7 +48,7 @@ def plot(curves: Sequence[Curve], train_length: int, *, columns: int = 80, rows:
 
 
 class Canvas:
-    """Cells of (character, style), row 0 at the top."""
+    """Grid of (character, style), row 0 at the top."""
 
     def __init__(self, width: int, rows: int, lengths: Sequence[int], values: Sequence[float]) -> None:
         self.width, self.rows = width, rows
@@ -56,7 +56,7 @@ class Canvas:
         self.left, self.right = math.log2(lengths[0]), math.log2(lengths[-1])
         self.low, self.high = math.log(min(values)), math.log(max(values))
         if self.high - self.low < 0.05:
-            # Flat curves stay flat: noise is not stretched over the whole height.
+            # Flat curves stay flat: noise is not scaled to the whole height.
             middle = (self.low + self.high) / 2
             self.low, self.high = middle - 0.025, middle + 0.025
 
@@ -70,7 +70,7 @@ class Canvas:
         return round((1 - min(share, 1.0)) * (self.rows - 1))
 
     def ticks(self) -> dict[int, str]:
-        """A value for every fourth row or so."""
+        """Tick values, about one every four rows."""
         step = (self.rows - 1) / max(1, (self.rows - 1) // 4)
         places = {round(index * step) for index in range(int((self.rows - 1) / step + 0.5) + 1)}
         return {
@@ -93,7 +93,7 @@ class Canvas:
 
 
 def _labels(canvas: Canvas, shown: Sequence[tuple[int, Curve]]) -> dict[int, tuple[str, str]]:
-    """A row for each name, near its curve's last point, none on another, the best lowest."""
+    """A row for each label, near its curve's last point, without overlap, the best lowest."""
     ends = sorted(shown, key=lambda entry: -entry[1].points[-1].loss.value)[-canvas.rows :]
     rows = [canvas.row(curve.points[-1].ppl) for _, curve in ends]
     for index in range(1, len(rows)):
@@ -109,7 +109,7 @@ def _labels(canvas: Canvas, shown: Sequence[tuple[int, Curve]]) -> dict[int, tup
 
 
 def _axis(canvas: Canvas, lengths: Sequence[int], names: Sequence[str]) -> str:
-    """The names under their columns; one that would touch its neighbour is left out."""
+    """Names below their columns; one that would touch its neighbour is left out."""
     line = ""
     for length, name in zip(lengths, names, strict=True):
         start = GUTTER + 2 + canvas.column(length) - len(name) // 2
@@ -123,7 +123,7 @@ def _short(value: float) -> str:
 
 
 def _stripped(text: Text) -> Text:
-    """Without blanks at the ends of lines."""
+    """The text without blanks at the ends of lines."""
     lines = text.split("\n")
     for line in lines:
         line.rstrip()

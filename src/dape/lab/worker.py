@@ -1,4 +1,4 @@
-"""One job as a process, or as several under torchrun: carry out the spec in a file."""
+"""Worker process of a job, or several under torchrun: execute the job spec in a file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from dape.plugins import load_plugins
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out the spec; 0 if its result is there now, 1 with a note of why if not."""
+    """Execute the job spec; 0 on success, 1 with the reason in a file on failure."""
     parser = argparse.ArgumentParser(prog="python -m dape.lab.worker", description=__doc__)
     parser.add_argument("spec", type=Path)
-    parser.add_argument("--alone", action="store_true", help="not started by a runner, so end with nobody")
+    parser.add_argument(
+        "--alone", action="store_true", help="not started by a runner: do not end with the parent process"
+    )
     options = parser.parse_args(arguments)
     spec = read_json(options.spec)
     if not options.alone:
@@ -32,7 +34,7 @@ def main(arguments: list[str]) -> int:
         if "RANK" in os.environ:
             work(spec)
         else:
-            # A worker whose runner was killed may still be saving here.
+            # A worker of a killed runner may still be saving here.
             with exclusive(f"{options.spec}.lock"):
                 work(spec)
     except Exception as error:
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 
 def work(spec: dict[str, Any]) -> None:
-    """Have the kind of the job carry it out."""
+    """Execute a job by its kind."""
     from dape.lab.kinds import kind_named
 
     kind_named(spec["kind"]).work(spec)
@@ -55,7 +57,7 @@ def sentence(error: Exception) -> str:
 
 
 def end_with_parent() -> None:
-    """Ask this process to save and end as soon as nobody holds its standard input."""
+    """Request this process to save and end when its standard input is closed."""
     # Not sys.stdin, whose lock a thread must not hold when Python shuts down.
     while os.read(0, 1):
         pass

@@ -1,4 +1,4 @@
-"""Kinds of experiments: each owns how it runs, its table and its figure.
+"""Kinds of experiments: each defines its runs, tables and figure.
 
 A new kind is a file here with a class derived from `Kind`, and a line in KINDS.
 """
@@ -37,14 +37,14 @@ def kind_named(name: str) -> Kind:
 
 @dataclass
 class Plan:
-    """An experiment and the runs it wants; those of the equal-time view come when their steps are known."""
+    """An experiment and its required runs; those of the equal-time view are added when their steps are known."""
 
     experiment: Experiment
     workspace: Workspace
     items: list[Any] = field(default_factory=list)
     timed: list[list[Any]] = field(default_factory=list)
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # What a kind keeps between its methods.
+    # State that a kind keeps between its methods.
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -57,7 +57,7 @@ class Plan:
 
 
 class Kind:
-    """What the runner asks of a kind. An item is one run that the grid wants: it has id, label, view and wave.
+    """Interface of a kind. An item is one run of the grid: it has id, label, view and wave.
 
     scale_keys: settings that a scale of an experiment may have.
     """
@@ -65,49 +65,49 @@ class Kind:
     scale_keys: ClassVar[frozenset[str]] = frozenset()
 
     def items(self, plan: Plan) -> list[Any]:
-        """The runs that the grid wants."""
+        """Runs of the grid."""
         return []
 
     def timed(self, plan: Plan) -> list[list[Any]]:
-        """Groups of items that are also compared at equal training time."""
+        """Groups of items to compare at equal training time, too."""
         return []
 
     def unite(self, one: Any, other: Any) -> Any:
-        """One item that does for two experiments that want the same run."""
+        """Merge the items of two experiments that require the same run."""
         return one
 
     def is_done(self, plan: Plan, item: Any) -> bool:
         return False
 
     def job(self, plan: Plan, item: Any, *, must_exist: bool = True) -> Job:
-        """The item as a job of the runner."""
+        """Job of an item for the runner."""
         raise NotImplementedError
 
     def work(self, spec: dict[str, Any]) -> None:
-        """Carry out a job, in its process."""
+        """Execute a job, in its process."""
         raise NotImplementedError
 
     def finished(self, plan: Plan, job: Job) -> None:
-        """Take in what a job has left, and save it."""
+        """Collect the output of a finished job, and save it."""
 
     def summary(self, job: Job) -> str:
-        """A few words on the result of a job."""
+        """Short summary of a job's result."""
         return ""
 
     def collect(self, plan: Plan) -> dict[str, Any] | None:
-        """The results so far, as entries of their file; None if they are not of the jobs alone."""
+        """Results so far, as entries of their file; None if they are not derived from the jobs alone."""
         return None
 
     def finish(self, plan: Plan) -> dict[str, Any]:
-        """The final results."""
+        """Final results."""
         return self.collect(plan) or {}
 
     def tables(self, folder: Folder, paper: Paper) -> list[Table]:
-        """The tables of the results, the paper's numbers beside ours; the paper's alone before there are any."""
+        """Tables of the results with the paper's numbers; only the paper's before there are results."""
         return []
 
     def figure(self, folder: Folder, paper: Paper) -> Figure | None:
-        """The figure, or None if there is nothing to draw."""
+        """Figure, or None if there is nothing to draw."""
         return None
 
 

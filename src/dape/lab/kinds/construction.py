@@ -1,8 +1,8 @@
 """The proposition by construction: a 1×2 convolution with weights [−1, 1] recalls, without positions or training.
 
 One head, no position encoding. A query and a key have the score −β⟨x_j, x_N⟩ (the paper's product of weights is −I).
-The convolution turns it into −β⟨x_j − x_{j−1}, x_N⟩: β where the token before j is the one asked about, never more
-than 0 elsewhere. So all weight goes to what followed x_N, and that is what comes out.
+The convolution turns it into −β⟨x_j − x_{j−1}, x_N⟩: β where the token before j is the queried one, never more than 0
+elsewhere. All weight therefore goes to the token that followed x_N, which is the output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dape.tasks.base import generator_for
 def difference_conv() -> ScoreConv:
     """S_j − S_{j−1}: the residual gives S_j, the two convolutions −S_{j−1}.
 
-    LeakyReLU(x) − LeakyReLU(−x) = (1 + slope)·x, so that two channels pass through what one would bend.
+    LeakyReLU(x) − LeakyReLU(−x) = (1 + slope)·x, so that two channels together are linear.
     """
     conv = ScoreConv(1, 2, kernel_size=2, bias_channels=False).double()
     with torch.no_grad():
@@ -37,13 +37,13 @@ def difference_conv() -> ScoreConv:
 
 
 def answers(ids: Tensor, vocab_size: int, scores: ScoreProcessor, sharpness: float) -> Tensor:
-    """The token that comes out at every place [B, T], from one-hot embeddings read back by the largest entry."""
+    """Predicted token at every position [B, T], from one-hot embeddings, by the largest entry of the output."""
     x = torch.nn.functional.one_hot(ids, vocab_size).to(torch.float64)[:, None]
     return attention(x, -x, x, scores, scale=sharpness, backend="reference")[:, 0].argmax(-1)
 
 
 def construction_runs(settings: dict[str, Any]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Runs with their rows, accuracy at each length: with the convolution, and with the same scores left as they are."""
+    """Runs with their rows, accuracy at each length: with the convolution, and with the same scores unprocessed."""
     task = build_task("associative_recall", **settings.get("options", {}))
     processors: dict[str, ScoreProcessor] = {"dape1x2-nope": difference_conv(), "nope": PlainScores()}
     runs = []
@@ -51,8 +51,10 @@ def construction_runs(settings: dict[str, Any]) -> list[tuple[dict[str, Any], li
         rows = []
         for length in settings["lengths"]:
             examples = task.examples(settings["samples"], length, generator_for(TESTING, 0, length))
-            found = answers(torch.from_numpy(examples.ids), task.vocab_size, scores, settings["sharpness"])
-            accuracy = examples.accuracy(found.numpy())
+            predicted = answers(
+                torch.from_numpy(examples.ids), task.vocab_size, scores, settings["sharpness"]
+            )
+            accuracy = examples.accuracy(predicted.numpy())
             row = {
                 "metric": "accuracy",
                 "eval_length": length,

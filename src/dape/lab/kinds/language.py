@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from dape.lab.paper import Paper
     from dape.lab.tables import Table
 
-# Where the text is and which of it is held out: said by the corpus, not by the training.
+# Settings of the text and its held-out part, which belong to the corpus, not to the training.
 LOCATION_FIELDS = {"corpus", "validation", "field", "data", "out"}
-# Options that a item's name tells in words.
+# Options that an item's name spells out.
 TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
 USUAL = asdict(TrainConfig())
-# Slices by recall: hits, hits that inputs of training's length lack, all other tokens.
+# Recall slices: hits, hits that inputs of the training length lack, all other tokens.
 SLICES = ("hit", "new", "other")
-# Tokens of text that a model of a comparison writes for the report.
+# Tokens of generated text per model in a comparison's report.
 SAMPLE_TOKENS = 120
 
 
@@ -50,13 +50,13 @@ SAMPLE_TOKENS = 120
 class LanguageRun:
     """One training of a grid, and the lengths at which it is evaluated.
 
-    variant:    "" or what sets the block of the grid apart.
-    train:      fields of TrainConfig other than those of where the text is.
+    variant:    "" or the name of the grid's block.
+    train:      fields of TrainConfig other than those of the text.
     lengths:    tokens of input at the evaluation; evaluation: last, windows, and room, the longest input that
-                every window could have, which decides which windows there are.
-    others:     keys of the scores that are also wanted of the same training.
-    recall:     whether scores of an earlier version, which lack the slices by recall, are evaluated again.
-    wave:       scheduling priority: where its seed, training length and corpus stand in the experiment's lists.
+                every window must allow, which determines the windows.
+    others:     JSON keys of further evaluations of the same training.
+    recall:     whether evaluations of an earlier version, which lack the recall slices, are repeated.
+    wave:       scheduling priority: indices of its seed, training length and corpus in the experiment's lists.
     """
 
     corpus: Corpus
@@ -72,7 +72,7 @@ class LanguageRun:
 
     @property
     def keys(self) -> list[str]:
-        """What its scores are kept under, one a length, and those of the others."""
+        """JSON keys of its evaluations, one per length, and those of the others."""
         return [*(self.overrides.key(length) for length in self.lengths), *self.others]
 
     @property
@@ -93,9 +93,9 @@ class LanguageRun:
 
     @cached_property
     def id(self) -> str:
-        """Readable, and the same for the same training, in whichever experiment and wherever its text is.
+        """Readable identifier of a training, the same in all experiments and for any location of its text.
 
-        Of the training's options those count that are not the default: an option added later changes no name.
+        Only options that differ from the default are included: an option added later changes no name.
         """
         own = {
             name: value
@@ -110,7 +110,7 @@ class LanguageRun:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Display name."""
         variant = f" ({self.variant})" if self.variant else ""
         view = f", {self.view}" if self.view != STEP else ""
         text = f"{self.corpus.name}, " if not self.corpus.given else ""
@@ -118,7 +118,7 @@ class LanguageRun:
         return f"{text}{self.method}{variant}{length}, seed {self.seed}{view}"
 
     def for_steps(self, steps: int) -> LanguageRun:
-        """The same of the equal-time view: with that many steps, the warm-up the same share of them."""
+        """The same run in the equal-time view: with `steps` steps, and the same share of warm-up."""
         if steps == self.steps:
             return replace(self, view=TIME)
         warmup = max(1, round(self.train["warmup_steps"] * steps / self.steps))
@@ -165,7 +165,7 @@ def make_run(
 
 
 def is_among(item: LanguageRun, asked: dict[str, list[Any]] | None) -> bool:
-    """Whether a setting such as equal_time, which lists methods, corpora, train_lengths and seeds, or not, names the item."""
+    """Whether a setting such as equal_time, which may list methods, corpora, train_lengths and seeds, includes the item."""
     if asked is None or item.variant:
         return False
     own = {"methods": item.method, "train_lengths": item.train_length, "corpora": item.corpus.name}
@@ -211,7 +211,7 @@ class Language(Kind):
     )
 
     def items(self, plan: Plan) -> list[LanguageRun]:
-        """The trainings, the most telling first: by seed, length, corpus, method."""
+        """Trainings, the most informative first: by seed, length, corpus, method."""
         settings, scale = plan.settings, plan.workspace.scale
         seeds, lengths, corpora = (
             plan.experiment.values(name, scale) for name in ("seeds", "train_lengths", "corpora")
@@ -254,7 +254,7 @@ class Language(Kind):
         content = scores_of(item, plan.workspace)
         if content is None:
             return False
-        # Without lengths it is the model itself that is wanted.
+        # Without lengths, the model itself is required.
         model = plan.workspace.work / "runs" / item.id / "model"
         if not item.lengths:
             return model.is_dir()
@@ -266,7 +266,7 @@ class Language(Kind):
         where = {"data": str(data_folder(item, workspace)), **where}
         config = {**item.train, **where, "out": str(workspace.work / "runs" / item.id)}
         evaluation = {**item.evaluation, "lengths": item.keys, "recall": item.recall}
-        # The user's own comparisons show text beside numbers.
+        # The user's own comparisons also show text.
         sample = {"sample": SAMPLE_TOKENS} if item.corpus.given and item.view == STEP else {}
         return Job(
             item.id,
@@ -280,11 +280,11 @@ class Language(Kind):
         )
 
     def work(self, spec: dict[str, Any]) -> None:
-        """Train what is not yet trained, evaluate what is missing."""
+        """Train if not yet trained, and evaluate missing lengths."""
         run = trained(TrainConfig(**spec["train"]))
         if int(os.environ.get("RANK", "0")):
             return
-        # Checkpoints are three times the model, of which there are many.
+        # Checkpoints have three times the size of the model, and there are many models.
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
         evaluate(run, spec["evaluation"], Path(spec["result"]), spec["jobs"])
         if spec.get("sample"):
@@ -293,17 +293,17 @@ class Language(Kind):
     def summary(self, job: Job) -> str:
         content = read_json(job.result)
         said = [f"training loss {content['training']['loss']:.3f}"]
-        found = {key: float(np.mean(losses)) for key, losses in content["windows"].items()}
-        keys = [key for key in map(str, job.spec["evaluation"]["lengths"]) if key in found]
+        means = {key: float(np.mean(losses)) for key, losses in content["windows"].items()}
+        keys = [key for key in map(str, job.spec["evaluation"]["lengths"]) if key in means]
         if keys:
             shown = dict.fromkeys((keys[0], keys[-1]))
-            said.append("perplexity " + ", ".join(f"{perplexity(found[key]):.2f} at {key}" for key in shown))
+            said.append("perplexity " + ", ".join(f"{perplexity(means[key]):.2f} at {key}" for key in shown))
         return "; ".join(said)
 
     def collect(self, plan: Plan) -> dict[str, Any]:
-        """Rows of the items that are trained and evaluated; the rest is named as missing."""
+        """Rows of trained and evaluated items; the others are listed as missing."""
         waiting = [replace(item, view=TIME).label for group in plan.timed for item in group]
-        missing, seconds, places = list(waiting), {}, []
+        missing, seconds, environments = list(waiting), {}, []
         runs: list[dict[str, Any]] = []
         rows: list[dict[str, Any]] = []
         texts: dict[str, str] = {}
@@ -315,17 +315,17 @@ class Language(Kind):
                 missing.append(item.label)
                 continue
             seconds[item.id] = content["training"]["seconds"]
-            places.append(content["environment"])
+            environments.append(content["environment"])
             texts[item.corpus.name] = content["training"]["text"]
             paired = documents.setdefault(item.corpus.name, content["documents"]) == content["documents"]
-            found = rows_of(item, content, paired=paired)
+            item_rows = rows_of(item, content, paired=paired)
             if recall := content.get("recall"):
                 same = targets.setdefault(item.corpus.name, recall["digest"]) == recall["digest"]
-                found += slice_rows(item, recall, paired=same)
-            rows += [{"run": len(runs), **row} for row in found]
+                item_rows += slice_rows(item, recall, paired=same)
+            rows += [{"run": len(runs), **row} for row in item_rows]
             runs.append(run_of(item, content["training"]))
         return {
-            **({"environment": united(places)} if places else {}),
+            **({"environment": united(environments)} if environments else {}),
             "seconds": round(sum(seconds.values()), 1),
             "missing": missing,
             "failures": list(plan.failures.values()),
@@ -347,7 +347,7 @@ class Language(Kind):
 
 
 def data_folder(item: LanguageRun, workspace: Workspace) -> Path:
-    """Of the packed tokens, which trainings on the same text share."""
+    """Folder of the packed tokens, shared by trainings on the same text."""
     tokenizer = str(item.train.get("tokenizer", "bytes")).replace(":", "-").replace("/", "-")
     name = f"{item.corpus.name}-{tokenizer}"
     if item.corpus.given:
@@ -357,18 +357,18 @@ def data_folder(item: LanguageRun, workspace: Workspace) -> Path:
 
 
 def scores_of(item: LanguageRun, workspace: Workspace) -> dict[str, Any] | None:
-    """What the item was evaluated to so far; None if it was not."""
+    """Evaluations of the item so far; None if there are none."""
     path = workspace.scores / f"{item.id}.json"
     return read_json(path) if path.exists() else None
 
 
 def has_lengths(content: dict[str, Any], item: LanguageRun) -> bool:
-    """Whether these scores are of the item's windows, at all of its lengths."""
+    """Whether the evaluations are on the item's windows, at all of its lengths."""
     return content["evaluation"] == item.evaluation and set(item.keys) <= set(content["windows"])
 
 
 def trained(config: TrainConfig) -> Run:
-    """The run, trained to its end."""
+    """The fully trained run."""
     assert config.out is not None
     if (Path(config.out) / "model").is_dir():
         return load_run(config.out)
@@ -397,17 +397,17 @@ def run_of(item: LanguageRun, training: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(item: LanguageRun, content: dict[str, Any], *, paired: bool = True) -> list[dict[str, Any]]:
-    """A row of metric loss for each length; without windows if its documents are not those of the others."""
+    """A row of the metric loss for each length; without windows if its documents differ from those of the others."""
     documents, ends = np.array(content["documents"]), np.array(content["ends"])
     rows = []
     for length in item.lengths:
         windows = np.array(content["windows"][item.overrides.key(length)])
-        found = LengthScore.of(length, windows, documents, ends, item.evaluation["last"])
+        score = LengthScore.of(length, windows, documents, ends, item.evaluation["last"])
         row = {
             "metric": "loss",
             "eval_length": length,
-            "value": digits(found.nll),
-            "error": digits(found.nll_se),
+            "value": digits(score.nll),
+            "error": digits(score.nll_se),
         }
         own = [round(loss, 4) for loss in windows.tolist()] if paired else None
         rows.append({**row, "count": len(windows), "windows": own})
@@ -415,26 +415,26 @@ def rows_of(item: LanguageRun, content: dict[str, Any], *, paired: bool = True) 
 
 
 def slice_rows(item: LanguageRun, recall: dict[str, Any], *, paired: bool) -> list[dict[str, Any]]:
-    """Rows of metric loss, and of change from the training length, for the tokens of every slice, summed by document."""
+    """Rows of the metrics loss and change (from the training length) for every slice of tokens, summed by document."""
     keys = {length: item.overrides.key(length) for length in item.lengths}
     sums = {length: np.array(recall["sums"][key]) for length, key in keys.items() if key in recall["sums"]}
     base = item.train_length if item.train_length in sums else min(sums, default=0)
     counts = np.array(recall["counts"])
-    found = RecallSlices(tuple(recall["bounds"]), base, recall["ngram"], counts, sums, recall["digest"])
+    slices = RecallSlices(tuple(recall["bounds"]), base, recall["ngram"], counts, sums, recall["digest"])
     rows = []
     for length in sums:
         for name in SLICES:
-            bins = found.bins(name, length)
+            bins = slices.bins(name, length)
             tokens = counts[:, bins].sum(1)
-            told = {"eval_length": length, "slice": name, "count": int(tokens.sum())}
-            told |= {"tokens": tokens.tolist()} if paired else {}
+            common = {"eval_length": length, "slice": name, "count": int(tokens.sum())}
+            common |= {"tokens": tokens.tolist()} if paired else {}
             measured: dict[str, tuple[Callable[..., tuple[float, float]], np.ndarray, str | None]]
-            measured = {"loss": (found.loss, sums[length], None)}
+            measured = {"loss": (slices.loss, sums[length], None)}
             if length != base:
-                measured["change"] = (found.change, sums[length] - sums[base], str(base))
+                measured["change"] = (slices.change, sums[length] - sums[base], str(base))
             for metric, (mean, by_bin, against) in measured.items() if tokens.any() else ():
                 value, error = mean(length, name)
-                row = {"metric": metric, **told, "value": digits(value), "error": digits(error)}
+                row = {"metric": metric, **common, "value": digits(value), "error": digits(error)}
                 row |= {"against": against} if against else {}
                 own = by_bin[:, bins].sum(1).round(3).tolist() if paired else None
                 rows.append({**row, "windows": own})
@@ -442,12 +442,12 @@ def slice_rows(item: LanguageRun, recall: dict[str, Any], *, paired: bool) -> li
 
 
 def united(environments: list[dict[str, Any]]) -> dict[str, Any]:
-    """One that says of each thing what it was, or all that it was where trainings differ."""
-    found: dict[str, Any] = {}
+    """Merge environments: a single value for each entry, or a list of values if trainings differ."""
+    merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in environments for name in one):
         values = []
         for one in environments:
             if one.get(name) not in values:
                 values.append(one.get(name))
-        found[name] = values[0] if len(values) == 1 else values
-    return found
+        merged[name] = values[0] if len(values) == 1 else values
+    return merged

@@ -1,4 +1,4 @@
-"""Attention maps of trained models: weight on the first token and entropy of every head, and the paper's pictures."""
+"""Attention maps of trained models: weight on the first token and entropy of every head, and the paper's figures."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from dape.lab.stats import Estimate, over_seeds
 from dape.lab.tables import OURS, Cell, Row, Table, plain
 from dape.training import Run, load_run
 
-# Rows and columns of a picture's map.
+# Rows and columns of a map in a figure.
 RESOLUTION = 192
 
 
 class Maps(Language):
-    """Language models that are looked into instead of evaluated."""
+    """Language models whose attention is inspected instead of evaluated."""
 
     scale_keys = frozenset(
         {
@@ -51,11 +51,11 @@ class Maps(Language):
         return None
 
     def finish(self, plan: Plan) -> dict[str, Any]:
-        """Rows by method, length, layer and head, over the same stretches of held-out text for every method."""
+        """Rows by method, length, layer and head, over the same excerpts of held-out text for every method."""
         settings, workspace = plan.settings, plan.workspace
         beside = "" if workspace.scale == "laptop" else f"pictures-{workspace.scale}"
         folder = workspace.results(plan.experiment).parent / beside
-        found = Results({"kind": "maps"})
+        results = Results({"kind": "maps"})
         pictures: list[str] = []
         missing, seconds = [], 0.0
         for item in plan.items:
@@ -72,18 +72,18 @@ class Maps(Language):
                     folder.mkdir(parents=True, exist_ok=True)
                     pictures += paint(item, seen[0], folder)
             known = {"method": item.method, "variant": item.variant, "seed": item.seed}
-            found.add({**known, "corpus": item.corpus.name, "train_length": item.train_length}, rows)
+            results.add({**known, "corpus": item.corpus.name, "train_length": item.train_length}, rows)
         return {
             "seconds": round(seconds, 1),
             "missing": missing,
             "failures": list(plan.failures.values()),
             "pictures": pictures,
-            "runs": found["runs"],
-            "rows": found["rows"],
+            "runs": results["runs"],
+            "rows": results["rows"],
         }
 
     def tables(self, folder: Folder, paper: Paper) -> list[Table]:
-        """The share of the weight on the first token and the entropy, by method and length."""
+        """Table of the share of the weight on the first token and the entropy, by method and length."""
         shares, entropies = (measured(folder.best, name) for name in ("sink_share", "entropy"))
         rows = []
         for (method, length), share in shares.items():
@@ -95,7 +95,7 @@ class Maps(Language):
         return [Table("Attention weights, mean over layers and heads", heads, tuple(rows))] if rows else []
 
     def figure(self, folder: Folder, paper: Paper) -> Figure | None:
-        """The share of the weight on the first token by length."""
+        """Figure of the share of the weight on the first token by length."""
         shares = measured(folder.best, "sink_share")
         if not shares:
             return None
@@ -104,9 +104,9 @@ class Maps(Language):
         drawn, ((axis,),) = canvas(PANEL[0] + LEGEND + 0.6, PANEL[1])
         for method in methods:
             lengths = sorted(length for name, length in shares if name == method)
-            found = [shares[method, length] for length in lengths]
-            bars = [100 * e.error if math.isfinite(e.error) else 0.0 for e in found]
-            errorbar(axis, lengths, [100 * e.value for e in found], bars, method, looks[method])
+            estimates = [shares[method, length] for length in lengths]
+            bars = [100 * e.error if math.isfinite(e.error) else 0.0 for e in estimates]
+            errorbar(axis, lengths, [100 * e.value for e in estimates], bars, method, looks[method])
         axis.set_title("weight on the first token", loc="left")
         finish(axis, sorted({length for _, length in shares}), "% of the attention", "length")
         legend(drawn, [axis])
@@ -114,65 +114,68 @@ class Maps(Language):
 
 
 def look(run: Run, length: int, settings: dict[str, Any]) -> list[Inspection]:
-    """What the model does with stretches of that many tokens; those of other lengths end at the same places."""
+    """Inspections of excerpts of `length` tokens; those of other lengths end at the same tokens."""
     tokens = run.data().validation
     windows = same_targets(tokens, max(settings["map_lengths"]), 1, settings["samples"])
     model, ids = run.model(), windows.ids(tokens, length)[:, :-1]
     return [inspect(model, row, resolution=min(length, RESOLUTION)) for row in ids]
 
 
-def head_rows(length: int, found: list[Inspection]) -> list[dict[str, Any]]:
-    """Means over the stretches, and the shares of each, by which methods can be paired."""
+def head_rows(length: int, inspections: list[Inspection]) -> list[dict[str, Any]]:
+    """Means over the excerpts, and the shares of each, for pairing of methods."""
     rows = []
-    for number, layer in enumerate(found[0].layers):
+    for number, layer in enumerate(inspections[0].layers):
         for index, head in enumerate(layer.heads):
-            sinks = [float(one.layers[number].sink[index]) for one in found]
-            entropies = [float(one.layers[number].entropy[index]) for one in found]
+            sinks = [float(one.layers[number].sink[index]) for one in inspections]
+            entropies = [float(one.layers[number].entropy[index]) for one in inspections]
             processed = [
                 float(np.nanmean(np.abs(one.layers[number].maps["processed"][index])))
-                for one in found
+                for one in inspections
                 if "processed" in one.layers[number].maps
             ]
-            where = {"eval_length": length, "layer": layer.layer, "head": head, "count": len(found)}
+            common = {"eval_length": length, "layer": layer.layer, "head": head, "count": len(inspections)}
             shares = [round(value, 5) for value in sinks]
-            rows.append({"metric": "sink_share", **where, "value": round(fmean(sinks), 6), "windows": shares})
-            rows.append({"metric": "entropy", **where, "value": round(fmean(entropies), 6)})
+            rows.append(
+                {"metric": "sink_share", **common, "value": round(fmean(sinks), 6), "windows": shares}
+            )
+            rows.append({"metric": "entropy", **common, "value": round(fmean(entropies), 6)})
             if processed:
-                rows.append({"metric": "processed", **where, "value": round(fmean(processed), 6)})
+                rows.append({"metric": "processed", **common, "value": round(fmean(processed), 6)})
     return rows
 
 
-def paint(item: LanguageRun, found: Inspection, folder: Path) -> list[str]:
-    """The pictures of one stretch, a file a layer."""
-    length = int(found.edges[-1])
+def paint(item: LanguageRun, inspection: Inspection, folder: Path) -> list[str]:
+    """Write the figures of one excerpt, one file per layer."""
+    length = int(inspection.edges[-1])
     return [
-        draw(found, layer.layer, folder / f"{item.method}-{length}-layer{layer.layer}.png", max_heads=4).name
-        for layer in found.layers
+        draw(
+            inspection, layer.layer, folder / f"{item.method}-{length}-layer{layer.layer}.png", max_heads=4
+        ).name
+        for layer in inspection.layers
     ]
 
 
 def measured(results: Results | None, metric: str) -> dict[tuple[str, int], Estimate]:
     """(method, length) → mean of the metric over layers and heads, and over seeds.
 
-    Its error is over the heads of a layer, as layers differ by more than chance; joined with the variance between
-    seeds.
+    Its error is over the heads of a layer, as layers differ by more than chance; combined with the seed variance.
     """
     models: dict[tuple[str, int], dict[int, dict[int, list[float]]]] = {}
     for row in results.lines(metric) if results else ():
         if row.get("value") is not None:
             layers = models.setdefault((row["method"], row["eval_length"]), {}).setdefault(row["seed"], {})
             layers.setdefault(row["layer"], []).append(row["value"])
-    found = {}
+    estimates = {}
     for key, seeds in models.items():
         means = [fmean(fmean(heads) for heads in layers.values()) for layers in seeds.values()]
         errors = [_head_error(list(layers.values())) for layers in seeds.values()]
         heads = sum(len(heads) - 1 for heads in next(iter(seeds.values())).values())
-        found[key] = over_seeds(means, errors, dof=max(1, heads))
-    return found
+        estimates[key] = over_seeds(means, errors, dof=max(1, heads))
+    return estimates
 
 
 def _head_error(layers: list[list[float]]) -> float:
-    """Of the mean of the layers' means; NaN where a layer has one head."""
+    """Error of the mean of the layers' means; NaN if a layer has one head."""
     if min(map(len, layers)) < 2:
         return math.nan
     return math.sqrt(sum(variance(heads) / len(heads) for heads in layers)) / len(layers)

@@ -29,7 +29,7 @@ from dape.lab.records import STEP, VIEWS
 from dape.lab.stats import UNKNOWN, Losses, Trained, positions_of, signed
 from dape.lab.tables import OURS, PAPER, Cell, Row, Table, change, compared, joined, perplexity, times
 
-# With more training lengths than this they are the curves of a method's panel.
+# With more training lengths than this, each method has a panel with a curve per training length.
 FEW = 2
 # The method to which bars of figures refer, where it is among the curves.
 BASE, BEST = "kerple", "dape1x3-kerple"
@@ -41,7 +41,7 @@ MAIN = ("rope", "alibi", "kerple", "dape-kerple", BEST)
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: its loss by length; `method` decides how it looks.
+    """A curve: its loss by length; `method` determines its style.
 
     change: of the loss to the longest input; later: whether it is measured from a length beyond the training length.
     gaps: paired differences to the panel's reference by length; their errors are the bars.
@@ -65,9 +65,9 @@ class Line:
 class Panel:
     """Curves that are compared with each other.
 
-    unit: the length that is 1×, the training length or the shortest of several. key: what ours and the paper's
-    panel of the same thing have in common. note: what it shows, where the claims do not say.
-    reference: the label of the curve to which bars are errors of the difference.
+    unit: the length that is 1×, the training length or the shortest of several. key: common identifier of our panel and
+    the paper's. note: description, if the claims have none.
+    reference: label of the curve to which bars are errors of the difference.
     """
 
     title: str
@@ -88,18 +88,21 @@ def our_panels(folder: Folder) -> list[Panel]:
     for view in VIEWS:
         for corpus in data.corpora():
             trained = [t for t in data.rows if (t.view, t.corpus) == (view, corpus)]
-            named = "" if view == STEP else f", {VIEWS[view]}"
+            view_title = "" if view == STEP else f", {VIEWS[view]}"
             for group in split(trained, by_method=by_method(data)):
                 base = next((one for one in group.members if one.method == BASE), group.members[0])
                 lines = tuple(our_line(data, one, label(one, group), base) for one in group.members)
                 key = (view, data.paper_corpus(corpus), *group.key)
-                title, note = f"{corpus}, {group.title}{named}", gains(data, group.members) if named else ""
+                title, note = (
+                    f"{corpus}, {group.title}{view_title}",
+                    gains(data, group.members) if view_title else "",
+                )
                 panels.append(Panel(title, key, group.unit, lines, note, label(base, group)))
     return panels
 
 
 def gains(data: Losses, members: Sequence[Trained]) -> str:
-    """What processing the scores changes for each encoding, at the training length and the longest."""
+    """Effect of processing the scores for each encoding, at the training length and the longest."""
     plain_ = {one.method: one for one in members}
     said = []
     for one in members:
@@ -119,7 +122,7 @@ def by_method(data: Losses) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """What makes up a panel."""
+    """Members of a panel."""
 
     key: tuple[object, ...]
     title: str
@@ -134,31 +137,31 @@ def split(trained: Sequence[Trained], *, by_method: bool) -> list[Group]:
     shared = [v for v in variants if sum(one.variant == v for one in trained) > len(lengths)]
     # Variants that several methods have are panels; a method's own are curves.
     apart = variants if len(shared) > 1 or len(variants) == 1 else [None]
-    found = []
+    groups = []
     for variant in apart:
         mine = [one for one in trained if variant is None or one.variant == variant]
         tail = f", {variant}" if variant else ""
         if by_method:
             for method in dict.fromkeys(one.method for one in mine):
                 group = sorted((o for o in mine if o.method == method), key=lambda one: one.train_length)
-                found.append(Group(("method", method, variant or ""), f"{method}{tail}", lengths[0], group))
+                groups.append(Group(("method", method, variant or ""), f"{method}{tail}", lengths[0], group))
         else:
             for rank, length in enumerate(lengths):
                 group = [one for one in mine if one.train_length == length]
                 if group:
-                    found.append(Group((rank, variant or ""), f"trained at {length}{tail}", length, group))
-    return found
+                    groups.append(Group((rank, variant or ""), f"trained at {length}{tail}", length, group))
+    return groups
 
 
 def label(one: Trained, group: Group) -> str:
-    """What tells the curve from the others of its panel."""
+    """Label of a curve within its panel."""
     if group.key[0] == "method":
         return f"trained at {one.train_length}"
     return one.method if len({other.variant for other in group.members}) == 1 else one.label
 
 
 def our_line(data: Losses, one: Trained, name: str, base: Trained) -> Line:
-    """Bars are errors of the difference to the base: those of the loss are mostly of which documents are hard."""
+    """Curve with errors of the difference to the base: those of the loss mostly reflect the choice of documents."""
     lengths = data.lengths(one)
     longest, start = lengths[-1], data.start(one)
     change, later = UNKNOWN, False
@@ -171,9 +174,9 @@ def our_line(data: Losses, one: Trained, name: str, base: Trained) -> Line:
 
 
 def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
-    """The panels of the numbers that the paper prints for this experiment.
+    """Panels of the numbers that the paper prints for this experiment.
 
-    Of those that it prints for another one, which also belong here, only the methods and corpora that we ran.
+    Of numbers that it prints for another experiment, only those of methods and corpora that we ran.
     """
     printed = paper.shown_with(folder.name, "perplexity")
     data = folder.losses
@@ -203,12 +206,12 @@ def paper_line(numbers: dict[int, Printed], method: str, name: str) -> Line:
 
 
 def partner(panel: Panel, others: Sequence[Panel]) -> Panel | None:
-    """The panel of the same thing among the paper's."""
+    """The paper's panel with the same key, or None."""
     return next((other for other in others if other.key == panel.key), None)
 
 
 def side_by_side(ours: Sequence[Panel], theirs: Sequence[Panel]) -> list[Panel]:
-    """Each of ours followed by the paper's of the same thing; then ours, and theirs, that have no partner."""
+    """Each of our panels followed by the paper's with the same key; then those without a partner."""
     pairs = [(panel, other) for panel in ours if (other := partner(panel, theirs))]
     paired = [panel for pair in pairs for panel in pair]
     return [*paired, *(panel for panel in [*ours, *theirs] if panel not in paired)]
@@ -218,13 +221,13 @@ def side_by_side(ours: Sequence[Panel], theirs: Sequence[Panel]) -> list[Panel]:
 
 
 def tables(folder: Folder, paper: Paper) -> list[Table]:
-    """Perplexity by length, a table for each panel, the paper's curve under ours; then what the paper has alone."""
+    """Tables of perplexity by length, one per panel, the paper's curve below ours; then those of the paper alone."""
     ours, theirs = our_panels(folder), paper_panels(folder, paper)
     colours = {name: look.colour for name, look in looks_of(ours, theirs).items()}
-    found = [panel_table(panel, partner(panel, theirs), colours) for panel in ours]
+    shown = [panel_table(panel, partner(panel, theirs), colours) for panel in ours]
     keys = {panel.key for panel in ours}
-    found += [panel_table(panel, None, colours, whose=PAPER) for panel in theirs if panel.key not in keys]
-    return found
+    shown += [panel_table(panel, None, colours, whose=PAPER) for panel in theirs if panel.key not in keys]
+    return shown
 
 
 def panel_table(panel: Panel, other: Panel | None, colours: dict[str, str], whose: str = OURS) -> Table:
@@ -267,15 +270,15 @@ def _best(panel: Panel, column: float) -> Line | None:
 def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
     unit = f"1× is {panel.unit} tokens" + (f" for us, {other.unit} in the paper." if other else ".")
     later = any(line.later for line in panel.lines)
-    told = " Change: of the loss, in nats, from the training length to the longest" if changes else ""
-    told += ", from twice it where the scored tokens fill it" if changes and later else ""
+    text = " Change: of the loss, in nats, from the training length to the longest" if changes else ""
+    text += ", from twice it where the scored tokens fill it" if changes and later else ""
     paired = any(line.gaps for line in panel.lines)
-    told = (
-        f" Below a perplexity: the loss less that of {panel.reference}, in nats, on the same tokens." + told
+    text = (
+        f" Below a perplexity: the loss less that of {panel.reference}, in nats, on the same tokens." + text
         if paired
-        else told
+        else text
     )
-    return f"{unit}{told}{'.' if changes else ''}" + (f" {panel.note}" if panel.note else "")
+    return f"{unit}{text}{'.' if changes else ''}" + (f" {panel.note}" if panel.note else "")
 
 
 # --- figures
@@ -287,7 +290,7 @@ def looks_of(ours: Sequence[Panel], theirs: Sequence[Panel]) -> dict[str, Style]
 
 
 def figure(folder: Folder, paper: Paper) -> Figure | None:
-    """Perplexity by length, ours beside the paper's where it prints more than one length."""
+    """Figure of perplexity by length, with the paper's panels if it prints more than one length."""
     ours, theirs = our_panels(folder), paper_panels(folder, paper)
     looks = looks_of(ours, theirs)
     panels = side_by_side(ours, [panel for panel in theirs if len(panel.columns()) > 1])
@@ -315,22 +318,22 @@ def draw_panel(axis: object, panel: Panel, looks: dict[str, Style]) -> None:
 
 
 def bars_of(panels: Sequence[Panel]) -> str:
-    """What the bars of our panels are."""
+    """Legend text of the bars in our panels."""
     names = dict.fromkeys(panel.reference for panel in panels if panel.reference and len(panel.lines) > 1)
     to = " or ".join(names) if len(names) < 3 else "one of a panel"
     return f"bars: one standard error\nof the difference to\n{to}" if names else ""
 
 
 def main_models(data: Losses, view: str = STEP) -> dict[str, Trained]:
-    """The main methods on the first text at the longest training length, by name; empty without Kerple among them."""
+    """The main methods on the first text at the longest training length, by name; empty without Kerple."""
     first = [t for t in data.rows if t.view == view and not t.variant and t.corpus == data.corpora()[0]]
     longest = max((t.train_length for t in first), default=0)
-    found = {t.method: t for t in first if t.train_length == longest}
-    return {name: found[name] for name in MAIN if name in found} if BASE in found else {}
+    models = {t.method: t for t in first if t.train_length == longest}
+    return {name: models[name] for name in MAIN if name in models} if BASE in models else {}
 
 
 def headline(folder: Folder) -> Figure | None:
-    """Loss less Kerple's by length, for the main methods; beside it, for the best of them, on recall hits and others."""
+    """Figure of the loss minus Kerple's by length, for the main methods; and for the best of them, on recall slices."""
     data, models = folder.losses, main_models(folder.losses)
     if len(models) < 2:
         return None

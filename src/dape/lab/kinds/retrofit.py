@@ -1,8 +1,8 @@
-"""A small Llama trained at a short length, retrofitted, trained on at that length, tested at longer ones.
+"""A small Llama trained at a short length, retrofitted, tuned at that length, tested at longer ones.
 
 Three models, the same target bytes at every length:
   base                     the Llama as trained
-  base, trained on         the same further steps without convolutions: what tuning alone brings
+  base, trained on         the same further steps without convolutions: the effect of tuning alone
   retrofitted, trained on  the same further steps with convolutions
 """
 
@@ -84,7 +84,7 @@ class Retrofit(Kind):
 
 
 def table(results: Results) -> Table:
-    """Perplexity by length, one model a line."""
+    """Table of perplexity by length, one row per model."""
     losses, changes = results.lines("loss"), results.lines("change")
     lengths = sorted({line["eval_length"] for line in losses})
     rows = []
@@ -132,7 +132,7 @@ def small_llama() -> LlamaConfig:
 
 
 def corpus(seed: int) -> tuple[Tensor, list[Tensor]]:
-    """Bytes of Python's own standard library: training files end to end, and held-out files."""
+    """Bytes of Python's own standard library: concatenated training files, and held-out files."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path for path in sorted(root.rglob("*.py")) if not {"site-packages", "test", "tests"} & {*path.parts}
@@ -155,7 +155,7 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     added = list(adapter_parameters(model).values())
     own = [p for p in model.parameters() if all(p is not other for other in added)]
-    # What starts at zero beside trained weights takes a higher rate, as adapters do.
+    # New parameters take a higher rate than trained ones, as in adapters.
     groups: list[dict[str, Any]] = [
         {"params": own},
         {"params": added, "lr": ADAPTER_RATE * rate, "weight_decay": 0.0},

@@ -29,7 +29,7 @@ from dape.tasks.registry import build_task
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One training and its test. `protocol` is the task's own with what the user changed."""
+    """One training and its test. `protocol` is the task's own with the user's changes."""
 
     task: str
     method: str
@@ -50,7 +50,7 @@ class TaskRun:
             )
         if not protocol.train_lengths or not protocol.test_lengths:
             raise ValueError("there must be at least one length to train and one to test")
-        # Whatever is wrong with a length is said before hours of training.
+        # An invalid length is reported before hours of training.
         lengths = {*protocol.train_lengths, *protocol.test_lengths}
         places = max(task.examples(1, length, generator_for(0)).ids.shape[1] for length in sorted(lengths))
         if self.position_range is not None and self.position_range < places:
@@ -64,7 +64,7 @@ class TaskRun:
 
     @property
     def id(self) -> str:
-        """Different for runs that a folder holds side by side."""
+        """Identifier, unique within a folder."""
         options = "".join(f"-{name}={value}" for name, value in sorted(self.options.items()))
         positions = f"-range{self.position_range}" if self.position_range else ""
         layers = self.protocol.num_layers
@@ -75,12 +75,12 @@ class TaskRun:
         return self.id
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the result, as JSON has it."""
+        """All settings that determine the result, as JSON data."""
         return json.loads(json.dumps({**asdict(self), "protocol": asdict(self.protocol)}))
 
 
 def run_from(settings: dict[str, Any]) -> TaskRun:
-    """The run that these settings are of."""
+    """Build a run from its settings."""
     lengths = {name: tuple(settings["protocol"][name]) for name in ("train_lengths", "test_lengths")}
     return TaskRun(**{**settings, "protocol": Protocol(**{**settings["protocol"], **lengths})})
 
@@ -100,7 +100,7 @@ def grid(settings: dict[str, Any]) -> list[TaskRun]:
 
 
 def protocol_of(settings: dict[str, Any], task: str) -> dict[str, Any]:
-    """What the settings change of the task's protocol; lengths are lists, or first, last and step."""
+    """Changes of the task's protocol by the settings; lengths are lists, or first, last and step."""
     changed = {**settings.get("protocol", {}), **settings.get("protocol_of", {}).get(task, {})}
     for name in ("train_lengths", "test_lengths"):
         if isinstance(value := changed.get(name), dict):
@@ -111,7 +111,7 @@ def protocol_of(settings: dict[str, Any], task: str) -> dict[str, Any]:
 
 
 class Tasks(Kind):
-    """Trainings on generated tasks. What is done is told by the results themselves: no model is kept.
+    """Trainings on generated tasks. The results themselves record finished runs: no model is kept.
 
     settings: `runs` (a list of TaskRun, to which the folder's others are kept), or tasks, methods, seeds … of a grid.
     """
@@ -123,18 +123,18 @@ class Tasks(Kind):
     def items(self, plan: Plan) -> list[TaskRun]:
         return plan.settings["runs"] if "runs" in plan.settings else grid(plan.settings)
 
-    def found(self, plan: Plan) -> Results:
-        """What is known so far: the results that are there, and runs taken over from another folder."""
-        if "found" not in plan.state:
-            plan.state["found"] = find_results(plan.workspace.results(plan.experiment)) or Results(
+    def current(self, plan: Plan) -> Results:
+        """Results so far: existing ones, and runs adopted from another folder."""
+        if "current" not in plan.state:
+            plan.state["current"] = find_results(plan.workspace.results(plan.experiment)) or Results(
                 {"kind": "tasks"}
             )
-            plan.state["adopted"] = adopt(plan, plan.state["found"])
-        return plan.state["found"]
+            plan.state["adopted"] = adopt(plan, plan.state["current"])
+        return plan.state["current"]
 
     def is_done(self, plan: Plan, item: TaskRun) -> bool:
-        """Whether the run is there; in the user's own folder, one of its name with other settings is an error."""
-        for run in self.found(plan)["runs"]:
+        """Whether the run is finished; in the user's own folder, one of its name with other settings is an error."""
+        for run in self.current(plan)["runs"]:
             if run.get("name") == item.id and "settings" in run:
                 changed = differences(run["settings"], item.settings())
                 if changed and "runs" in plan.settings:
@@ -158,11 +158,11 @@ class Tasks(Kind):
         write_atomically(spec["result"], json.dumps(content))
 
     def finished(self, plan: Plan, job: Job) -> None:
-        found, content = self.found(plan), read_json(job.result)
-        stale = [number for number, run in enumerate(found["runs"]) if run.get("name") == job.name]
+        results, content = self.current(plan), read_json(job.result)
+        stale = [number for number, run in enumerate(results["runs"]) if run.get("name") == job.name]
         if stale:
-            drop(found, stale)
-        found.add(content["run"], content["rows"])
+            drop(results, stale)
+        results.add(content["run"], content["rows"])
         shutil.rmtree(job.run, ignore_errors=True)
 
     def summary(self, job: Job) -> str:
@@ -173,12 +173,12 @@ class Tasks(Kind):
         return f"{said}{run['train_seconds']:.0f} s of training, {run['test_seconds']:.0f} s of tests"
 
     def collect(self, plan: Plan) -> dict[str, Any]:
-        found, settings = self.found(plan), plan.settings
+        current, settings = self.current(plan), plan.settings
         wanted = [item.id for item in plan.items]
-        places = {run.get("name"): number for number, run in enumerate(found["runs"])}
-        done = [name for name in wanted if name in places]
-        everything = list(range(len(found["runs"])))
-        order = everything if "runs" in settings else [places[name] for name in done]
+        number_of = {run.get("name"): number for number, run in enumerate(current["runs"])}
+        done = [name for name in wanted if name in number_of]
+        everything = list(range(len(current["runs"])))
+        order = everything if "runs" in settings else [number_of[name] for name in done]
         results = Results({"kind": "tasks"})
         if "construction" in settings:
             from dape.lab.kinds.construction import construction_runs
@@ -186,15 +186,15 @@ class Tasks(Kind):
             for run, rows in construction_runs(settings["construction"]):
                 results.add(run, rows)
         rows_of = defaultdict(list)
-        for row in found["rows"]:
+        for row in current["rows"]:
             rows_of[row["run"]].append({name: value for name, value in row.items() if name != "run"})
         for number in order:
-            results.add(found["runs"][number], rows_of[number])
+            results.add(current["runs"][number], rows_of[number])
         adopted = plan.state["adopted"]
-        seconds = sum(found["runs"][number]["train_seconds"] for number in order)
+        seconds = sum(current["runs"][number]["train_seconds"] for number in order)
         return {
             "seconds": round(seconds, 1),
-            "missing": [name for name in wanted if name not in places],
+            "missing": [name for name in wanted if name not in number_of],
             "failures": list(plan.failures.values()),
             **({"adopted": adopted} if adopted else {}),
             "runs": results["runs"],
@@ -209,7 +209,7 @@ class Tasks(Kind):
 
 
 def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
-    """Train (or go on training) in the folder, and test; the run and its rows."""
+    """Train or resume in the folder, and test; returns the run and its rows."""
     from dape.lab.solving import GeneratedTask, answers_by_length, build_model
     from dape.training import LoopSettings, TrainingStopped, fit
 
@@ -227,7 +227,7 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
         seed=run.seed,
         checkpoint_every=max(100, min(5000, protocol.steps // 10)),
         keep_checkpoints=1,
-        # Lengths differ from step to step, and with them the loss: only the enormous is a failure.
+        # Lengths differ from step to step, and with them the loss: only an enormous loss is a failure.
         explosion=1000.0,
     )
     training = GeneratedTask(
@@ -243,7 +243,7 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for length, (right, asked) in answers.items():
         row = {"metric": "accuracy", "eval_length": length, "value": float(right.sum() / asked.sum())}
-        # Samples are the same for every method: by their answers methods are paired.
+        # Samples are the same for every method, so that methods can be paired by their answers.
         rows.append({**row, "count": len(asked), "windows": right.tolist(), "tokens": asked.tolist()})
     beyond = [row["value"] for row in rows if row["eval_length"] > max(protocol.train_lengths)]
     if beyond:
@@ -265,8 +265,8 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
     }
 
 
-def adopt(plan: Plan, found: Results) -> dict[str, Any]:
-    """Take over the runs of `dape tasks run` with just these settings, instead of training them again."""
+def adopt(plan: Plan, results: Results) -> dict[str, Any]:
+    """Adopt runs of `dape tasks run` with the same settings, instead of training them again."""
     folder, papers = plan.settings.get("results"), plan.workspace.papers
     source = papers.parent / folder / "results.json" if folder and papers else None
     if source is None or not source.exists():
@@ -279,15 +279,15 @@ def adopt(plan: Plan, found: Results) -> dict[str, Any]:
         if number is None or differences(other["runs"][number]["settings"], item.settings()):
             continue
         taken += 1
-        drop(found, [index for index, run in enumerate(found["runs"]) if run.get("name") == item.id])
+        drop(results, [index for index, run in enumerate(results["runs"]) if run.get("name") == item.id])
         rows = [{k: v for k, v in row.items() if k != "run"} for row in other["rows"] if row["run"] == number]
-        found.add(other["runs"][number], rows)
+        results.add(other["runs"][number], rows)
     about = {"commands": other.get("commands", []), "environment": other["environment"]}
     return {"from": f"{folder}/results.json", "runs": taken, **about} if taken else {}
 
 
 def drop(results: Results, numbers: Sequence[int]) -> None:
-    """Leave out runs, with their rows."""
+    """Remove runs, with their rows."""
     kept = [number for number in range(len(results["runs"])) if number not in numbers]
     index = {number: index for index, number in enumerate(kept)}
     results.content["runs"] = [results["runs"][number] for number in kept]

@@ -1,4 +1,4 @@
-"""Time of a training step by method, model size and length: each takes turns with the one it is compared with."""
+"""Time of a training step by method, model size and length, each interleaved with the one it is compared with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Timing(Kind):
     scale_keys = frozenset({"methods", "length", "batch", "lengths", "tokens", "rounds", "base", "note"})
 
     def finish(self, plan: Plan) -> dict[str, Any]:
-        """Two rows a method, size and length; sizes that the results have already are not timed again."""
+        """Two rows per method, size and length; sizes in existing results are not timed again."""
         from dape.lab.execute import save
 
         settings, path = plan.settings, plan.workspace.results(plan.experiment)
@@ -43,13 +43,13 @@ class Timing(Kind):
         }
 
         def gather() -> dict[str, Any]:
-            found = {_key(entry): entry for entry in timed}
+            entries = {_key(entry): entry for entry in timed}
             order = [key for keys in wanted.values() for key in keys]
             results = Results({"kind": "timing"})
             for key in order:
-                if key in found:
-                    results.add(*_as_rows(found[key]))
-            missing = [", ".join(map(str, key)) for key in order if key not in found]
+                if key in entries:
+                    results.add(*_as_rows(entries[key]))
+            missing = [", ".join(map(str, key)) for key in order if key not in entries]
             body = {"seconds": round(seconds, 1), "missing": missing, "failures": failures}
             return {**body, "runs": results["runs"], "rows": results["rows"]}
 
@@ -67,14 +67,14 @@ class Timing(Kind):
         return gather()
 
     def tables(self, folder: Folder, paper: Paper) -> list[Table]:
-        """Milliseconds and their ratio by method, size and length; ours, then the paper's."""
-        data, found = Times(folder.best), []
+        """Tables of milliseconds and ratios by method, size and length; ours, then the paper's."""
+        data, shown = Times(folder.best), []
         if data.times:
             methods = list(dict.fromkeys(method for times in data.times.values() for method in times))
             heads = [f"{size}{f', length {length}' if length else ''}" for size, length in data.times]
             rows = [Row(method, OURS, tuple(_cells(data, method))) for method in methods]
             columns = [text for head in heads for text in (f"{head}: ms", f"to {data.base}")]
-            found.append(Table("Milliseconds of a step, and as a ratio", tuple(columns), tuple(rows)))
+            shown.append(Table("Milliseconds of a step, and as a ratio", tuple(columns), tuple(rows)))
         printed = paper.shown_with(folder.name, "milliseconds")
         if printed:
             sizes = list(dict.fromkeys(n.get("size") for n in printed))
@@ -82,11 +82,11 @@ class Timing(Kind):
             columns = [text for size in sizes for text in (f"{size}: ms", "ratio")]
             rows = [Row(m, PAPER, tuple(_printed(paper, m, sizes))) for m in methods]
             title = "The paper's milliseconds, and ratios to dape1x3-kerple"
-            found.append(Table(title, tuple(columns), tuple(rows)))
-        return found
+            shown.append(Table(title, tuple(columns), tuple(rows)))
+        return shown
 
     def figure(self, folder: Folder, paper: Paper) -> Figure | None:
-        """Time relative to a method, a point a size or a length: ours and the paper's."""
+        """Figure of the time relative to a method, one point per size or length: ours and the paper's."""
         data, fields = Times(folder.best), []
         if data.times:
             ours = {
@@ -101,14 +101,14 @@ class Timing(Kind):
             fields.append((f"the paper, relative to {printed[0].get('ratio_to')}", theirs))
         if not fields:
             return None
-        methods = list(dict.fromkeys(method for _, found in fields for _, method in found))
+        methods = list(dict.fromkeys(method for _, points in fields for _, method in points))
         drawn, (axes,) = canvas(len(fields) * PANEL[0] + LEGEND, 1.0 + 0.28 * len(methods), 1, len(fields))
-        sizes = list(dict.fromkeys(size for _, found in fields for size, _ in found))
+        sizes = list(dict.fromkeys(size for _, points in fields for size, _ in points))
         looks = {size: style_of(index, "dape-kerple") for index, size in enumerate(sizes)}
-        for index, (axis, (title, found)) in enumerate(zip(axes, fields, strict=True)):
+        for index, (axis, (title, points)) in enumerate(zip(axes, fields, strict=True)):
             axis.axvline(1, color=FAINT, linewidth=0.8, linestyle=":")
-            for size in dict.fromkeys(size for size, _ in found):
-                rows = [(methods.index(m), *found[size, m]) for m in methods if (size, m) in found]
+            for size in dict.fromkeys(size for size, _ in points):
+                rows = [(methods.index(m), *points[size, m]) for m in methods if (size, m) in points]
                 errors = [error if math.isfinite(error) else 0.0 for _, _, error in rows]
                 look = looks[size]
                 axis.errorbar(
@@ -130,12 +130,12 @@ def _key(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 def timings(results: Results | None) -> list[dict[str, Any]]:
     """An entry for each method, size and length: milliseconds and ratio, each an Estimate, with count and against."""
-    found: dict[int, dict[str, Any]] = {}
+    entries: dict[int, dict[str, Any]] = {}
     for line in results.lines() if results else ():
-        entry = found.setdefault(line["run"], {**line})
+        entry = entries.setdefault(line["run"], {**line})
         entry[line["metric"]] = Estimate(line["value"], _nan(line.get("error")))
         entry |= {"against": line["against"]} if line.get("against") else {}
-    return list(found.values())
+    return list(entries.values())
 
 
 def _nan(value: float | None) -> float:
@@ -154,14 +154,14 @@ def _as_rows(entry: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]
 
 
 def shapes(settings: dict[str, Any]) -> list[tuple[int, int]]:
-    """Lengths and batch sizes of a step: the one given, or several lengths with the same number of tokens."""
+    """Lengths and batch sizes of a step: the given one, or several lengths with the same number of tokens."""
     if "lengths" not in settings:
         return [(settings["length"], settings["batch"])]
     return [(length, max(1, settings["tokens"] // length)) for length in settings["lengths"]]
 
 
 def time_steps(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Two models are in memory at a time: the one timed and the one, at the first length, that all are compared with."""
+    """Time all methods of a size; two models are in memory at a time: the timed one and the common baseline."""
     base, first, rounds = settings["base"], shapes(settings)[0], settings["rounds"][size]
     reference = step_on_device(base, options_of(size, first))
     entries = []
@@ -189,7 +189,7 @@ def options_of(size: str, shape: tuple[int, int]) -> Options:
 
 
 def step_on_device(method: str, options: Options) -> Callable[[], None]:
-    """A step on the GPU if there is one, waited for."""
+    """A step on the GPU if there is one, with synchronisation."""
     if not torch.cuda.is_available():
         return training_step(method, options)
     with torch.device("cuda"):
@@ -203,7 +203,7 @@ def step_on_device(method: str, options: Options) -> Callable[[], None]:
 
 
 def at_one_pace(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Milliseconds such that their ratios are those that were measured side by side."""
+    """Milliseconds rescaled such that their ratios are those of the interleaved measurements."""
     standard = next(entry["milliseconds"].value for entry in entries if entry["itself"])
     for entry in entries:
         time_, ratio = entry["milliseconds"], entry["ratio"]
@@ -227,7 +227,7 @@ class Times:
             self.ratios.setdefault(setup, {})[entry["method"]] = entry["ratio"]
 
     def name_of(self, setup: tuple[str, int]) -> str:
-        """A setup by what sets it apart from the others: its size, its length, or both."""
+        """Distinctive name of a setup: its size, its length, or both."""
         sizes, lengths = ({setup[part] for setup in self.times} for part in (0, 1))
         words = [setup[0]] if len(sizes) > 1 or len(lengths) == 1 else []
         return ", ".join([*words, f"length {setup[1]}"] if len(lengths) > 1 else words)

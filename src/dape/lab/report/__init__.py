@@ -1,4 +1,4 @@
-"""Pages and READMEs: jinja2 templates over results. A page is one file for any browser, phone or desk, offline."""
+"""Pages and READMEs from jinja2 templates over results. A page is one self-contained file, for any screen, offline."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dape.files import plain
 from dape.methods import parse_layers
 
-# The browser itself refuses whatever is not in the page.
+# Content security policy: the browser loads nothing from outside the page.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 @cache
 def environment() -> Environment:
-    """Templates: those that end in .html.j2 escape what they are given, those in .md.j2 do not."""
-    made = Environment(
+    """Template environment: .html.j2 templates escape values, .md.j2 templates do not."""
+    templates = Environment(
         loader=PackageLoader("dape.lab", "report"),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         undefined=StrictUndefined,
@@ -27,18 +27,18 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"words": words, "embedded": embedded}
-    made.globals |= {"policy": POLICY, "asset": asset}
-    return made
+    templates.filters |= {"words": words, "embedded": embedded}
+    templates.globals |= {"policy": POLICY, "asset": asset}
+    return templates
 
 
 def render(template: str, **values: Any) -> str:
-    """The template, filled in."""
+    """Render a template."""
     return environment().get_template(template).render(**values)
 
 
 def asset(name: str) -> str:
-    """A file beside the templates, or plotly's script, safe within a script element."""
+    """A file next to the templates, or plotly's script, safe within a script element."""
     if name == "plotly.js":
         from plotly.offline import get_plotlyjs
 
@@ -47,12 +47,12 @@ def asset(name: str) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that is safe within a script element."""
     return json.dumps(plain(value), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def words(value: Any) -> str:
-    """A setting for people."""
+    """Readable form of a setting."""
     if isinstance(value, dict):
         return ", ".join(f"{name.replace('_', ' ')} {words(entry)}" for name, entry in value.items())
     if isinstance(value, list | tuple):
@@ -66,5 +66,5 @@ def words(value: Any) -> str:
 
 
 def method_summary(name: str) -> str:
-    """A line on a method; of several, if its layers differ."""
+    """One-line description of a method; of several, if its layers differ."""
     return "; ".join(dict.fromkeys(layer.summary for layer in parse_layers(name)))

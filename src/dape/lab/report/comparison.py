@@ -1,4 +1,4 @@
-"""report.html of a comparison: verdict, plot, tables, loss curves, samples, settings, and the numbers themselves."""
+"""report.html of a comparison: verdict, plot, tables, loss curves, samples, settings, and the data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_page(results: Results, path: Path) -> Path:
 
 
 def page(results: Results) -> str:
-    """The page as HTML; the numbers it shows are also in it as JSON, under the ids results and curves."""
+    """The page as HTML; its numbers are also embedded as JSON, under the ids results and curves."""
     shown, settings = views(results), results.settings
     drawn = {view: curves(results, view) for view in shown}
     colours = {c.label: style_of(i, c.method).colour for v in shown for i, c in enumerate(drawn[v])}
@@ -86,14 +86,14 @@ def page(results: Results) -> str:
 
 
 def described(shown: list[Curve]) -> dict[str, str]:
-    """The methods, in a line each."""
-    found = {}
+    """One-line descriptions of the methods."""
+    descriptions = {}
     for curve in shown:
         try:
-            found[curve.label] = method_summary(curve.method)
+            descriptions[curve.label] = method_summary(curve.method)
         except ValueError:  # a name of somebody else's method says nothing to us
             continue
-    return found
+    return descriptions
 
 
 def title(results: Results) -> str:
@@ -112,7 +112,7 @@ def subtitle(results: Results) -> str:
 
 
 def loss_curves(results: Results, colours: dict[str, str]) -> str:
-    """Training and validation loss by step, one line a run of the first view; nothing if they were not kept."""
+    """Figure of training and validation loss by step, one line per run of the first view; empty if not recorded."""
     entries = [entry for entry in results.get("training", []) if len(entry["curve"]) > 1]
     if not entries:
         return ""
@@ -144,7 +144,7 @@ def loss_curves(results: Results, colours: dict[str, str]) -> str:
 
 
 def plotted(results: Results, shown: dict[str, list[Curve]]) -> dict[str, Any]:
-    """What the page's script draws: for every view and method, value and error bar of every quantity."""
+    """Data of the page's plot: for every view and method, value and error bar of every quantity."""
     points = [point for group in shown.values() for curve in group for point in curve.points]
     lengths = sorted({point.eval_length for point in points})
     unit = train_length(results)
@@ -183,7 +183,7 @@ def _plotted(index: int, curve: Curve) -> dict[str, Any]:
 
 
 def _ticks(values: list[float]) -> list[float]:
-    """Round perplexities over the range: equally far apart where it is narrow, else by their first digits."""
+    """Round perplexities over the range: equally spaced if it is narrow, else by their first digits."""
     if not values:
         return []
     low, high = min(values), max(values)

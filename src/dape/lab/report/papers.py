@@ -1,4 +1,4 @@
-"""The papers' READMEs and one page of everything: claims with verdicts, figures and tables, ours and the paper's."""
+"""READMEs of the papers and one page of all: claims with verdicts, figures and tables, ours and the paper's."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from dape.lab.tables import Table
 FIGURE, HEADLINE = "figure.svg", "headline.svg"
 LEADING = ("headline", "baselines")
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", NOT_RUN: "not-run"}
-# In this order, before whatever else the environment names.
+# Entries of the environment shown first, in this order.
 FIRST = ("cpu", "cores", "memory", "gpu", "threads", "jobs", "dape", "commit", "python", "torch")
-# Pictures beside an experiment's figure that are taken into the page.
+# Number of an experiment's further images that are embedded in the page.
 KINDS_OF_PICTURE = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
 @dataclass(frozen=True)
 class Section:
-    """Everything of one experiment."""
+    """Contents of one experiment's section."""
 
     folder: Folder
     paper: Paper
@@ -66,7 +66,7 @@ class Section:
 
     @property
     def pictures(self) -> list[tuple[str, str]]:
-        """File names and titles of the pictures that the results name."""
+        """File names and titles of the images in the results."""
         names = self.folder.best.get("pictures", ()) if self.folder.best else ()
         return [(name, spoken(name)) for name in names]
 
@@ -81,7 +81,7 @@ class Section:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings in one level."""
+        """The settings, flattened."""
         found: dict[str, Any] = {}
         for name, value in (self.folder.best.settings if self.folder.best else {}).items():
             inner = (
@@ -104,7 +104,7 @@ class Section:
 
     @property
     def drawing(self) -> str:
-        """The figure for a page. Drawn anew if the file is older than what it is of."""
+        """The figure for a page, redrawn if the file is older than its data."""
         made, own = self.folder.path / FIGURE, self.folder.path
         sources = [*own.glob("*.json"), *own.glob("*.toml"), *own.parent.glob("paper.json")]
         fresh = made.exists() and all(made.stat().st_mtime >= source.stat().st_mtime for source in sources)
@@ -113,7 +113,7 @@ class Section:
 
     @property
     def embedded(self) -> list[tuple[str, str]]:
-        """Pictures as data for a page, with their titles."""
+        """Images as data URLs for a page, with their titles."""
         found = []
         for name, title in self.pictures:
             path = self.folder.path / name
@@ -125,7 +125,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Part:
-    """A folder under papers/: its printed numbers, its experiments, and what became of its claims."""
+    """A folder under papers/: its printed numbers, its experiments, and the verdicts on its claims."""
 
     path: Path
     paper: Paper
@@ -156,7 +156,7 @@ def load_part(path: Path) -> Part:
 
 
 def write_readmes(papers: Path) -> list[Path]:
-    """README.md and figure.svg of every experiment, README.md of every paper, and the headline figure."""
+    """Write README.md and figure.svg of every experiment, README.md of every paper, and the headline figure."""
     written = []
     for path in with_claims(papers):
         part = load_part(path)
@@ -177,13 +177,13 @@ def write_readmes(papers: Path) -> list[Path]:
 
 
 def leading(papers: Path) -> Folder | None:
-    """The experiment that the findings on top are of: the headline, or the baselines before it has results."""
+    """The experiment of the findings on top: the headline, or the baselines before it has results."""
     folders = [load_folder(path) for name in LEADING for path in papers.glob(f"*/{name}")]
     return next((f for f in folders if f.best and {BASE, BEST} <= set(main_models(f.losses))), None)
 
 
 def write_headline(papers: Path) -> Path | None:
-    """papers/headline.svg: the loss by length against Kerple's; nothing before there are results."""
+    """Write papers/headline.svg, the loss by length against Kerple's, once there are results."""
     folder = leading(papers)
     with context(["default", LOOK]):
         drawn = headline(folder) if folder else None
@@ -194,7 +194,7 @@ def write_headline(papers: Path) -> Path | None:
 
 
 def findings(papers: Path) -> list[str]:
-    """What was found, in three sentences: against Kerple, with the length, and where from or at what cost."""
+    """The findings in three sentences: against Kerple, with the length, and their origin or cost."""
     folder = leading(papers)
     if folder is None:
         return []
@@ -263,11 +263,11 @@ def paper_readme(part: Part) -> str:
 
 
 def pooled_counts(verdicts: Sequence[Verdict]) -> str:
-    """How many hold and do not, all comparisons of a claim together; empty where there is none."""
-    found = [replace(verdict, verdict=verdict.pooled[0]) for verdict in verdicts if verdict.pooled[0]]
+    """Counts of the pooled verdicts; empty if there are none."""
+    pooled = [replace(verdict, verdict=verdict.pooled[0]) for verdict in verdicts if verdict.pooled[0]]
     return (
-        f"All comparisons of a claim together, of {len(found)} that allow it: {counted(count(found))}."
-        if found
+        f"All comparisons of a claim together, of {len(pooled)} that allow it: {counted(count(pooled))}."
+        if pooled
         else ""
     )
 
@@ -275,9 +275,9 @@ def pooled_counts(verdicts: Sequence[Verdict]) -> str:
 def build_report(papers: Path, out: Path) -> Path:
     """Write the page of all folders under papers/ that have claims; returns its path."""
     parts = [load_part(path) for path in with_claims(papers)]
-    # The tiles are of the paper's own claims; what goes beyond it has its count in the ledger.
+    # The tiles count the paper's own claims; those beyond it are counted in the ledger.
     own = [part for part in parts if part.paper.title] or parts
-    made = papers / HEADLINE
+    figure = papers / HEADLINE
     out.parent.mkdir(parents=True, exist_ok=True)
     page = render(
         "papers.html.j2",
@@ -288,7 +288,7 @@ def build_report(papers: Path, out: Path) -> Path:
         classes=CLASSES,
         short={NOT_RUN: "not run"},
         scales=[scale_of(part.folders, part.paper) for part in own],
-        headline=on_page(made.read_text("utf-8")) if made.exists() else "",
+        headline=on_page(figure.read_text("utf-8")) if figure.exists() else "",
         methods=methods_of(parts),
         explained=explained([folder for part in parts for folder in part.folders]).split("*"),
         total=sum(len(part.verdicts) for part in parts),
@@ -303,27 +303,27 @@ def build_report(papers: Path, out: Path) -> Path:
 
 
 def methods_of(parts: Sequence[Part]) -> dict[str, str]:
-    """The methods that the results name, in a line each."""
+    """One-line descriptions of the methods in the results."""
     folders = [folder for part in parts for folder in part.folders if folder.best]
-    found = {}
+    descriptions = {}
     for name in sorted({run["method"] for folder in folders for run in folder.best["runs"]}):  # type: ignore[index]  # folders have results
         try:
-            found[name] = method_summary(name)
+            descriptions[name] = method_summary(name)
         except ValueError:  # a name of somebody else's method says nothing to us
             continue
-    return found
+    return descriptions
 
 
 def spoken(picture: str) -> str:
-    """The name of a picture's file as words."""
+    """Title of an image from its file name."""
     return Path(picture).stem.replace("-", " ").replace("_", " ")
 
 
-# --- what a reader must know before the numbers
+# --- caveats before the numbers
 
 
 def ran(folder: Folder, results: Results) -> str:
-    """Seeds, texts, time taken, and what is missing."""
+    """Seeds, texts, training time, and missing runs."""
     seeds = sorted({run["seed"] for run in results["runs"] if "seed" in run})
     texts = [
         f"{name}: {folder.texts[name]}"
@@ -351,7 +351,7 @@ def duration(seconds: float) -> str:
 
 
 def explained(folders: Sequence[Folder]) -> str:
-    """What verdicts mean."""
+    """Explanation of the verdicts."""
     return (
         f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: every comparison that a claim is made of lies beyond two standard errors "
         f"for it, or one lies beyond against it. *{VERDICTS[2]}*: within. Few documents and seeds ask for more errors, by "
@@ -363,7 +363,7 @@ def explained(folders: Sequence[Folder]) -> str:
 
 
 def borrowed(folders: Sequence[Folder]) -> str:
-    """Where the variance between few seeds is borrowed from, and how large it is at the training length."""
+    """Source of the seed variance for few seeds, and its size at the training length."""
     known_ = next((f.seed_variance for f in folders if f.kind == "language" and f.results), SeedVariance())
     known = {
         words: known_.prior([("methods", kind)], 1.0)
@@ -373,17 +373,19 @@ def borrowed(folders: Sequence[Folder]) -> str:
         )
     }
     said = "Few seeds say little of that spread, and one says nothing"
-    told = [f"{words} {math.sqrt(prior.variance):.3f}" for words, prior in known.items() if prior is not None]
-    if not told:
+    errors = [
+        f"{words} {math.sqrt(prior.variance):.3f}" for words, prior in known.items() if prior is not None
+    ]
+    if not errors:
         return f"{said}: another training might decide otherwise."
     return (
         f"{said}: it is joined with that of comparisons of the same kind elsewhere (at the training length, in nats, "
-        f"between methods {' and '.join(told)})."
+        f"between methods {' and '.join(errors)})."
     )
 
 
 def another_scale(folder: Folder, paper: Paper) -> str:
-    """That ours and the paper's numbers are not to be compared digit by digit."""
+    """Caveat that our numbers and the paper's are not directly comparable."""
     results = folder.best
     if results is None:
         return "The paper's alone; ours are not run yet."
@@ -403,13 +405,13 @@ def another_scale(folder: Folder, paper: Paper) -> str:
 
 
 def size_of(paper: Paper) -> str:
-    """The smallest size in the paper's table of configurations, as words."""
+    """The smallest size in the paper's table of configurations, as text."""
     sizes = [number.get("size") for number in paper.numbers if number.quantity == "configuration"]
     return f"{sizes[0].removesuffix('m')} million" if sizes else "many"
 
 
 def scale_of(folders: Sequence[Folder], paper: Paper) -> str:
-    """In a sentence: how large our models are, on how much of which text; empty at the paper's scale."""
+    """Sentence on the size of our models and texts; empty at the paper's scale."""
     trained = [f for f in folders if f.kind == "language" and f.best and f.best.get("scale") != "paper"]
     runs = [run for folder in trained for run in (folder.best["runs"] if folder.best else ())]
     runs = [run for run in runs if {"parameters", "steps", "batch_size", "train_length"} <= set(run)]
@@ -431,7 +433,7 @@ def stand_in(folder: Folder, corpus: str) -> str:
 
 
 def millions(values: Iterable[float]) -> str:
-    """The range of some numbers, in millions."""
-    found = list(values)
-    low, high = (f"{value / 1e6:.1f}" for value in (min(found), max(found)))
+    """Format the range of numbers, in millions."""
+    numbers = list(values)
+    low, high = (f"{value / 1e6:.1f}" for value in (min(numbers), max(numbers)))
     return f"{low} to {high} million" if low != high else f"{low} million"
