@@ -226,7 +226,7 @@ def test_list_names_every_task(capsys):
         (
             ["run", "reverse_string", *SHORT, "--randomized-positions", "17"],
             '--randomized-positions 17 is too few for "reverse_string": at its longest length input and output '
-            "take 18 places, so give at least 18",
+            "take 18 positions, so give at least 18",
         ),
         (
             ["run", "copy", "--train-lengths", "20", "--test-lengths", "8", "--randomized-positions", "19"],

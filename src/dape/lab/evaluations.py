@@ -55,8 +55,8 @@ class EvalOverrides:
         """Function that draws the positions of an input, the same ones in every run; None for 0, 1, 2, …"""
         if self.randomized_positions is None:
             return None
-        places, generator = self.randomized_positions, torch.Generator().manual_seed(length)
-        return lambda num_tokens: randomized_positions(num_tokens, places, generator=generator)
+        maximum, generator = self.randomized_positions, torch.Generator().manual_seed(length)
+        return lambda num_tokens: randomized_positions(num_tokens, maximum, generator=generator)
 
 
 def parse_key(key: str) -> tuple[int, EvalOverrides]:
@@ -82,10 +82,10 @@ def checked_overrides(options: dict[str, Any], method: str, lengths: tuple[int, 
         issubclass(POSITIONS[layer.position], RoPE) for layer in parse_layers(method)
     ):
         raise ValueError(f"{method} has no RoPE that could be scaled at the evaluation")
-    places = overrides.randomized_positions
-    if places is not None and places < max(lengths, default=1):
+    maximum = overrides.randomized_positions
+    if maximum is not None and maximum < max(lengths, default=1):
         raise ValueError(
-            f"randomized_positions={places} at the evaluation, but inputs have {max(lengths)} tokens"
+            f"randomized_positions={maximum} at the evaluation, but inputs have {max(lengths)} tokens"
         )
     return overrides
 

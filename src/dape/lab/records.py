@@ -171,6 +171,6 @@ def dump(content: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def digits(value: float, places: int = 6) -> float:
+def digits(value: float, decimals: int = 6) -> float:
     """Round for a file; NaN and infinity are unchanged."""
-    return round(value, places) if math.isfinite(value) else value
+    return round(value, decimals) if math.isfinite(value) else value

@@ -72,10 +72,9 @@ class Canvas:
     def ticks(self) -> dict[int, str]:
         """Tick values, about one every four rows."""
         step = (self.rows - 1) / max(1, (self.rows - 1) // 4)
-        places = {round(index * step) for index in range(int((self.rows - 1) / step + 0.5) + 1)}
+        rows = {round(index * step) for index in range(int((self.rows - 1) / step + 0.5) + 1)}
         return {
-            row: _short(math.exp(self.high - row / (self.rows - 1) * (self.high - self.low)))
-            for row in places
+            row: _short(math.exp(self.high - row / (self.rows - 1) * (self.high - self.low))) for row in rows
         }
 
     def draw(self, curve: Curve, letter: str, colour: str) -> None:

@@ -185,7 +185,7 @@ class FitResult:
 
 
 class TrainingStopped(ValueError):
-    """Training cannot go on; the message says at which step, why, and what to try."""
+    """Training cannot continue; the message has the step, the reason and advice."""
 
 
 class Diverged(TrainingStopped):

@@ -52,11 +52,13 @@ class TaskRun:
             raise ValueError("there must be at least one length to train and one to test")
         # An invalid length is reported before hours of training.
         lengths = {*protocol.train_lengths, *protocol.test_lengths}
-        places = max(task.examples(1, length, generator_for(0)).ids.shape[1] for length in sorted(lengths))
-        if self.position_range is not None and self.position_range < places:
+        num_tokens = max(
+            task.examples(1, length, generator_for(0)).ids.shape[1] for length in sorted(lengths)
+        )
+        if self.position_range is not None and self.position_range < num_tokens:
             raise ValueError(
                 f'--randomized-positions {self.position_range} is too few for "{self.task}": at its longest length '
-                f"input and output take {places} places, so give at least {places}"
+                f"input and output take {num_tokens} positions, so give at least {num_tokens}"
             )
 
     def build(self) -> Task:
