@@ -1,4 +1,4 @@
-"""What we expected to find beyond the paper, as hypotheses, and how the results decide them."""
+"""Hypotheses beyond the paper, each with the rule that decides it."""
 
 from dape.lab.claims import claim
 from dape.lab.rules import (

@@ -1,4 +1,4 @@
-"""What the paper asserts, in our words, and how the results decide it. See dape/lab/rules.py for the rules."""
+"""Claims of the paper, in our words, each with the rule that decides it (dape/lab/rules.py)."""
 
 from dape.lab.claims import claim
 from dape.lab.rules import (
@@ -97,7 +97,7 @@ def headline_kerple_blows_up(data):
 
 @claim("headline", "3.3")
 def gain_is_mostly_recall(data):
-    """Perplexity comes mostly from recall: more than half of what kernel 3 gains over plain Kerple lies on tokens whose
+    """Perplexity comes mostly from recall: more than half of the gain of kernel 3 over plain Kerple is on tokens whose
     trigram the input has already shown.
     """
     return gain_is_recall(data, "dape1x3-kerple", "kerple")
@@ -117,7 +117,7 @@ def headline_equal_time(data):
 
 @claim("nope_rope", "3.2")
 def nope_mlp(data):
-    """Processing the scores of a model without any position encoding, each place by itself over all heads
+    """Processing the scores of a model without any position encoding, each position separately over all heads
     (DAPE, kernel 1), already improves it, within and beyond the training length.
     """
     return lower(data, "dape-nope", "nope")
@@ -159,7 +159,7 @@ def rope_conv_beyond(data):
 
 @claim("nope_rope", "3.2")
 def rope_conv_gain_grows(data):
-    """What kernel 3 gains over plain RoPE is largest at long inputs."""
+    """The gain of kernel 3 over plain RoPE is largest at long inputs."""
     return gain_grows(data, "dape1x3-rope", "rope")
 
 
