@@ -106,7 +106,7 @@ class Verdict:
     closer: tuple[Verdict, ...] = ()
 
     @property
-    def beside(self) -> str:
+    def further(self) -> str:
         """The pooled verdict and the one on the paper's own numbers, as text."""
         said = [f"Pooled: {self.pooled[0]} ({self.pooled[1]})."] if self.pooled[0] else []
         said += [f"On the paper's own numbers: {self.printed}."] if self.printed else []
@@ -214,7 +214,7 @@ def _print(verdict: Verdict, console: Console) -> None:
     line.append(f"  {verdict.claim.id}", style="dim")
     console.print(Padding(line, (0, 0, 0, 2)))
     console.print(Padding(Text(verdict.claim.text), (0, 0, 0, 4)))
-    for sentence in filter(None, (verdict.sentence, verdict.beside)):
+    for sentence in filter(None, (verdict.sentence, verdict.further)):
         console.print(Padding(Text(sentence, style="dim"), (0, 0, 0, 4)))
     for closer in verdict.closer:
         symbol, style = STYLES[closer.verdict]

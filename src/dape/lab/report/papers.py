@@ -82,13 +82,13 @@ class Section:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings, flattened."""
-        found: dict[str, Any] = {}
+        flat: dict[str, Any] = {}
         for name, value in (self.folder.best.settings if self.folder.best else {}).items():
             inner = (
                 {f"{name}: {key}": entry for key, entry in value.items()} if isinstance(value, dict) else None
             )
-            found |= {name: value} if inner is None else inner
-        return found
+            flat |= {name: value} if inner is None else inner
+        return flat
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -114,13 +114,13 @@ class Section:
     @property
     def embedded(self) -> list[tuple[str, str]]:
         """Images as data URLs for a page, with their titles."""
-        found = []
+        images = []
         for name, title in self.pictures:
             path = self.folder.path / name
             if path.suffix in KINDS_OF_PICTURE and path.exists():
                 content = base64.b64encode(path.read_bytes()).decode()
-                found.append((f"data:{KINDS_OF_PICTURE[path.suffix]};base64,{content}", title))
-        return found
+                images.append((f"data:{KINDS_OF_PICTURE[path.suffix]};base64,{content}", title))
+        return images
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def paper_readme(part: Part) -> str:
     shared: dict[str, Any] = {"scale_of": scale_of(part.folders, part.paper)}
     shared |= {"explained": explained(part.folders)}
     shared |= {
-        "found": findings(part.path.parent) if part.paper.title else [],
+        "findings": findings(part.path.parent) if part.paper.title else [],
         "counted": counted,
         "count": count,
     }
@@ -293,7 +293,7 @@ def build_report(papers: Path, out: Path) -> Path:
         explained=explained([folder for part in parts for folder in part.folders]).split("*"),
         total=sum(len(part.verdicts) for part in parts),
         section_label=section_label,
-        found=findings(papers),
+        findings=findings(papers),
         counted=counted,
         count=count,
         pooled=pooled_counts,
