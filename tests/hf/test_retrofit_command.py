@@ -94,6 +94,11 @@ def test_a_folder_of_texts(base, tmp_path):
         (["--method", "kerpel"], "unknown method"),
         (["--last", "20"], "is more than the shortest"),
         (["--lengths", "4,8"], "is more than the shortest"),
+        (
+            ["--sample-tokens", "600"],
+            "leaves 64 tokens for the table, whose longest input needs 129: sample 1600",
+        ),
+        (["--lengths", "16,1024"], "leaves 304 tokens for the table, whose longest input needs 1025"),
     ],
 )
 def test_mistakes_are_said_before_the_work(base, tmp_path, more, message, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 from dataclasses import asdict, dataclass
@@ -153,7 +154,7 @@ def main(arguments: list[str]) -> int:
     known = saved(options)
     if known:
         check_same_run(known["settings"], options)
-    train, held_out, context = text(options, base, length)
+    train, held_out, context = text(options, base, length, max(lengths))
     before = known.get("before")
     if before is None or known.get("table") != table_settings(options, lengths):
         before = scores(base, held_out, lengths, options, context, "before")
@@ -228,13 +229,24 @@ def own_length(model: PreTrainedModel) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def text(options: Options, model: PreTrainedModel, length: int) -> tuple[np.ndarray, Tokens, Context]:
+def text(
+    options: Options, model: PreTrainedModel, length: int, longest: int
+) -> tuple[np.ndarray, Tokens, Context]:
     """Token ids to train on, held-out documents, and whether their context may run across documents."""
     if options.corpus != "self":
         data = prepare(options.corpus, options.folder / "data", tokenizer=options.model, seed=options.seed)
         return data.train.ids, data.validation, "document"
     # Beyond its own length the base samples no usable text.
     length = min(length, own_length(model) or length)
+    rows = -(-options.sample_tokens // length)
+    kept, needed = max(1, round(rows * HELD_OUT)), -(-(longest + 1) // length)
+    if kept < needed:
+        raise SettingError(
+            "sample_tokens",
+            options.sample_tokens,
+            f" leaves {kept * length} tokens for the table, whose longest input needs {longest + 1}: sample "
+            f"{math.ceil((needed + 1) / HELD_OUT) * length}, or give shorter --lengths",
+        )
     path, about = options.folder / SAMPLES, options.folder / "samples.json"
     recipe = {
         "model": options.model,
@@ -246,7 +258,6 @@ def text(options: Options, model: PreTrainedModel, length: int) -> tuple[np.ndar
     if about.exists() and read_json(about) != recipe:
         raise ValueError(f"{path} was sampled with other settings: give another --out")
     if not about.exists():
-        rows = -(-options.sample_tokens // length)
         say = sys.stderr.isatty()
         ids = sample(
             model,
@@ -262,7 +273,6 @@ def text(options: Options, model: PreTrainedModel, length: int) -> tuple[np.ndar
         np.save(path, ids)
         write_atomically(about, json.dumps(recipe, indent=1))
     documents = np.load(path)
-    kept = max(1, round(len(documents) * HELD_OUT))
     return documents[kept:].reshape(-1), Tokens.of(list(documents[:kept])), "stream"
 
 
