@@ -101,7 +101,7 @@ def test_the_network_of_fire_by_pieces_is_its_mlp(kind):
     x = torch.rand(2, 7, 5, dtype=torch.float64, requires_grad=True)
     leaves = [x, *fire.mlp.parameters()]
     grad = torch.randn(3, 2, 7, 5, dtype=torch.float64)
-    found, wanted = fire.network(x.device)(x), mlp(fire, x[..., None]).movedim(-1, 0)
+    found, wanted = fire.evaluate(x, *fire.pieces(x.device)), mlp(fire, x[..., None]).movedim(-1, 0)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     for one, other in zip(
         torch.autograd.grad(found, leaves, grad), torch.autograd.grad(wanted, leaves, grad), strict=True

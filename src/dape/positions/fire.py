@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dape.ops.score_attention.types import Bias, TileBias
+from dape.ops.score_attention.types import Bias, Curve, TileBias
 from dape.positions.base import LinearMap, PositionEncoding, Positions, check_sizes
 
 EPSILON = 1e-6
@@ -58,21 +57,27 @@ class FIRE(PositionEncoding):
         positions.check(q, k)
         rate, factor = self(q.device)
         rate, threshold = rate.abs(), (factor * self.threshold).abs()
-        network = self.network(q.device)
+        pieces = self.pieces(q.device)
 
         def tile(rows: slice, num_keys: int) -> Tensor:
             distance = positions.distances(rows, num_keys).abs()
             reach = torch.maximum(positions.queries[:, rows, None], threshold)
             relative = torch.log1p(rate * distance) / (torch.log1p(rate * reach) + EPSILON)
-            return network(relative).transpose(0, 1)
+            return self.evaluate(relative, *pieces).transpose(0, 1)
 
-        return TileBias(tile, positions.batch)
+        def curve() -> Curve:
+            lowest = 0 if positions.causal else 1 - positions.num_queries
+            distance = torch.arange(lowest, positions.num_keys, device=q.device).abs()
+            reach = torch.maximum(positions.queries, threshold)
+            rows = 1 / (torch.log1p(rate * reach) + EPSILON)
+            return Curve(torch.log1p(rate * distance), rows, *pieces, lowest)
 
-    def network(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """The MLP as a function from x […] to [H, …].
+        return TileBias(tile, positions.batch, curve if positions.consecutive else None)
 
-        With a scalar input it is piecewise linear: a table has the slope and offset of each piece, which takes a
-        fraction of the time and memory of `width` hidden channels for each query and key.
+    def pieces(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """The MLP as a piecewise linear function of a scalar: knots [width], slopes and offsets [H, width + 1].
+
+        A table of pieces takes a fraction of the time and memory of `width` hidden channels for each query and key.
         """
         (w1, b1), (w2, b2) = self.mlp["0"](device), self.mlp["2"](device)
         w1 = w1[:, 0]
@@ -81,11 +86,11 @@ class FIRE(PositionEncoding):
             knots = (-b1 / w1).nan_to_num().clamp(-1.0, FARTHEST).sort().values
             inside = torch.cat([knots[:1] - 1, (knots[1:] + knots[:-1]) / 2, knots[-1:] + 1])
             active = (inside[:, None] * w1 + b1 > 0).to(w1.dtype)
-        slopes, offsets = w2 @ (active * w1).T, w2 @ (active * b1).T + b2[:, None]
+        return knots, w2 @ (active * w1).T, w2 @ (active * b1).T + b2[:, None]
 
-        def evaluate(x: Tensor) -> Tensor:
-            piece = torch.bucketize(x.detach().flatten(), knots, out_int32=True)
-            values = torch.addcmul(offsets.index_select(1, piece), slopes.index_select(1, piece), x.flatten())
-            return values.view(-1, *x.shape)
-
-        return evaluate
+    @staticmethod
+    def evaluate(x: Tensor, knots: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
+        """A piecewise linear function from x […] to [H, …]."""
+        piece = torch.bucketize(x.detach().flatten(), knots, out_int32=True)
+        values = torch.addcmul(offsets.index_select(1, piece), slopes.index_select(1, piece), x.flatten())
+        return values.view(-1, *x.shape)

@@ -139,7 +139,7 @@ def _takes_bias(problem: Problem, backend: str) -> bool:
         return True
     # Dense tiles of plain attention go to PyTorch's own where that is faster.
     if backend == "auto" and problem.program.is_plain and isinstance(problem.bias, TileBias):
-        return False
+        return cpu.takes_curve(problem) and cpu.unsupported(problem) is None
     # The reference would build all of it.
     names = [name for name in BACKENDS if name != "reference"] if backend == "auto" else [backend]
     return any(BACKENDS[name].unsupported(problem) is None for name in names)

@@ -12,7 +12,7 @@ from dape.ops.score_attention import by_tiles, cpu_program, native, op
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias, Visible
 
-NO_BIAS, BY_DISTANCE, DENSE = range(3)
+NO_BIAS, BY_DISTANCE, DENSE, _SEPARABLE, CURVE = range(5)
 
 DECODE_QUERIES = cpu_program.DECODE_QUERIES
 
@@ -29,9 +29,21 @@ def unsupported(problem: Problem) -> str | None:
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
-    if isinstance(problem.bias, TileBias):
+    if isinstance(problem.bias, TileBias) and not takes_curve(problem):
         return by_tiles.attend(problem, problem.bias, _attend)
     return _attend(problem)
+
+
+def takes_curve(problem: Problem) -> bool:
+    """Whether the bias is a curve that the kernel evaluates where it needs it; never said of exported lengths."""
+    bias = problem.bias
+    return (
+        isinstance(bias, TileBias)
+        and bias.curve is not None
+        and not torch.compiler.is_exporting()
+        and problem.q.shape[2] > DECODE_QUERIES
+        and (problem.program.is_plain or problem.pair is not None)
+    )
 
 
 def _attend(problem: Problem, earlier: Tensor | None = None) -> Tensor:
@@ -50,6 +62,15 @@ def describe(problem: Problem) -> tuple[dict[str, Tensor | None], dict[str, Any]
     values = bias.values.float() if isinstance(bias, DistanceBias) else None
     lowest = bias.lowest if isinstance(bias, DistanceBias) else 0
     dense = bias.float() if isinstance(bias, Tensor) else None
+    curve: dict[str, Tensor | None] = {}
+    if isinstance(bias, TileBias):
+        assert bias.curve is not None
+        found = bias.curve()
+        values, lowest = found.values[None].float(), found.lowest
+        curve = {
+            "knots": found.knots.float(), "slopes": found.slopes.T.float(), "offsets": found.offsets.T.float(),
+            "row_scale": found.rows.float().expand(problem.q.shape[0], -1),
+        }  # fmt: skip
     w1 = b1 = w2 = b2 = hidden = edges = None
     left, slope, residual_bias = 0, 0.0, True
     if conv is not None:
@@ -63,7 +84,7 @@ def describe(problem: Problem) -> tuple[dict[str, Tensor | None], dict[str, Any]
     tensors: dict[str, Tensor | None] = {
         "q": problem.q, "k": problem.k, "v": problem.v, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dense": dense,
         "values": values, "hidden": hidden, "edges": edges, "first": problem.visible.first,
-        "last": problem.visible.last,
+        "last": problem.visible.last, **curve,
     }  # fmt: skip
     plan = {
         "causal": problem.causal, "scale": problem.scale, "left": left, "slope": slope,
@@ -104,7 +125,8 @@ def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
         dtype=native.DTYPES.index(q.dtype), batch=batch, heads=num_heads, groups=given["k"].shape[1], queries=num_queries, keys=num_keys,
         head_width=head_width, width=width, taps=taps, left=plan["left"], channels=channels,
         causal=plan["causal"], residual_bias=plan["residual_bias"], tables="hidden" in given,
-        bias=DENSE if "dense" in given else BY_DISTANCE if "values" in given else NO_BIAS,
+        bias=CURVE if "knots" in given else DENSE if "dense" in given else BY_DISTANCE if "values" in given else NO_BIAS,
+        pieces=given["slopes"].shape[0] if "slopes" in given else 0,
         lowest=arguments.lowest, distances=given["values"].shape[1] if "values" in given else 0,
         table_length=given["hidden"].shape[1] if "hidden" in given else 0,
         dense_batch=given["dense"].shape[0] if "dense" in given else 0, dense_grad=plan["dense_grad"],

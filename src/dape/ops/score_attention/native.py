@@ -41,6 +41,7 @@ _SIZES = [
     "dense_batch",
     "dense_grad",
     "dtype",
+    "pieces",
 ]
 _STRIDES = ["q_stride", "k_stride", "v_stride", "out_stride", "grad_stride"]
 _POINTERS = [
@@ -53,6 +54,10 @@ _POINTERS = [
     "b2",
     "dense",
     "values",
+    "knots",
+    "slopes",
+    "offsets",
+    "row_scale",
     "hidden",
     "edges",
     "first",
@@ -72,6 +77,9 @@ _POINTERS = [
     "db2",
     "ddense",
     "dvalues",
+    "dslopes",
+    "doffsets",
+    "drow_scale",
     "dhidden",
     "dedges",
     "program",
@@ -272,7 +280,7 @@ def gradients(
     """
     grads, low = {}, {}
     for name, x in given.items():
-        if not x.is_floating_point() or (name == "dense" and not dense):
+        if not x.is_floating_point() or name == "knots" or (name == "dense" and not dense):
             continue
         # The gradient of q is written, the others are summed into.
         grads[name] = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -144,6 +145,21 @@ class DistanceBias:
         return part.flip(1).unfold(1, num_keys, 1).flip(1)[None]
 
 
+class Curve(NamedTuple):
+    """A bias f_h(values[distance] · rows[query]), f piecewise linear: O(T) numbers with gradients, but for the knots.
+
+    values: [N], one a distance from `lowest` upwards, as in a DistanceBias; rows: [1 or B, Tq].
+    knots:  [P], ascending, where the pieces of f meet; slopes, offsets: [H, P + 1], of each piece.
+    """
+
+    values: Tensor
+    rows: Tensor
+    knots: Tensor
+    slopes: Tensor
+    offsets: Tensor
+    lowest: int
+
+
 @dataclass(frozen=True)
 class TileBias:
     """A bias evaluated by tiles: `tile(rows, num_keys)` → [batch, H, len(rows), num_keys].
@@ -151,10 +167,13 @@ class TileBias:
     `batch` is 1 or B. A tile covers the queries `rows` and the first `num_keys` keys. Gradients flow
     through all tensors that `tile` uses; the op calls it again in the backward pass instead of keeping
     its results.
+
+    curve: makes the same bias as a curve, where it is one; optimisation hint, never affects results.
     """
 
     tile: Callable[[slice, int], Tensor]
     batch: int = 1
+    curve: Callable[[], Curve] | None = None
 
     def checked(self, rows: slice, num_keys: int, num_heads: int) -> Tensor:
         """The tile; raises if its shape is not the expected one."""

@@ -21,7 +21,7 @@ int64_t backward_delay(const Call &c) {
 
 // Sums over some of the tiles; `lanes` sums are added up over the lanes at the end.
 struct Partials {
-  float *dw1, *dw2, *db1, *db2, *values, *hidden, *edges;
+  float *dw1, *dw2, *db1, *db2, *values, *slopes, *offsets, *hidden, *edges;
   size_t floats;
 
   Partials(const Call &c, const Shared &s, float *memory) {
@@ -30,7 +30,9 @@ struct Partials {
     dw2 = arena.take(c.width * c.heads * c.taps * LANES);
     db1 = arena.take(c.width * LANES);
     db2 = arena.take(c.heads * LANES);
-    values = arena.take(c.bias == BY_DISTANCE ? c.heads * s.values_stride : 0);
+    values = arena.take(c.bias == BY_DISTANCE ? c.heads * s.values_stride : c.bias == CURVE ? s.values_stride : 0);
+    slopes = arena.take(c.pieces * c.heads * LANES);
+    offsets = arena.take(c.pieces * c.heads * LANES);
     hidden = arena.take(Table(c).width * s.hidden_stride);
     edges = direct_edges(c) ? c.dedges : arena.take(Table(c).left * Table(c).width * c.table_length);
     floats = arena.used;
@@ -62,6 +64,7 @@ struct BackwardTile : RowTile {
   Partials sums;
   Map weights, dlogits, dhidden, dimage;
   float *q_rows, *grad, *grad_rows, *dq, *lse, *delta;
+  float drow_scale[ROWS];
 
   BackwardTile(const Call &call, const Worker &w, Arena &arena)
       : RowTile(call, w.shared, arena),
@@ -86,7 +89,9 @@ struct BackwardTile : RowTile {
     if (!sees_something()) memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
     else {
       read_rows();
+      memset(drow_scale, 0, sizeof drow_scale);
       walk();
+      if (c.bias == CURVE) memcpy(c.drow_scale + entry * c.queries + i0, drow_scale, rows * sizeof(float));
     }
     write_dq();
   }
@@ -258,11 +263,37 @@ struct BackwardTile : RowTile {
         add_to_table(sums.values + value_place(j), shared.values_stride, column, c.heads);
         continue;
       }
+      if (c.bias == CURVE) {
+        add_curve_gradients(column, j);
+        continue;
+      }
       const int64_t b = c.dense_batch == 1 ? 0 : entry;
       for (int64_t h = 0; h < c.heads; ++h) {
         float *p = c.ddense + ((b * c.heads + h) * c.queries + i0) * c.keys + j;
         for (int r = 0; r < rows; ++r) p[r * c.keys] += column[h * ROWS + r];
       }
+    }
+  }
+
+  // From the gradient of one column of the bias, [H][ROWS].
+  void add_curve_gradients(const float *column, int64_t j) {
+    for (int v = 0; v < VECTORS; ++v) {
+      const vec value = load(shared.values + value_place(j) + v * LANES), scale = load(row_scale + v * LANES);
+      const vec x = value * scale;
+      vec dx = vec{};
+      each_piece(piece_of(c, x), [&](int32_t piece, ivec on) {
+        const float *slope = c.slopes + piece * c.heads;
+        float *slopes = sums.slopes + piece * c.heads * LANES, *offsets = sums.offsets + piece * c.heads * LANES;
+        for (int64_t h = 0; h < c.heads; ++h) {
+          const vec d = on ? load(column + h * ROWS + v * LANES) : vec{};
+          store(slopes + h * LANES, load(slopes + h * LANES) + d * x);
+          store(offsets + h * LANES, load(offsets + h * LANES) + d);
+          dx += d * broadcast(slope[h]);
+        }
+      });
+      float *place = sums.values + value_place(j) + v * LANES, *row = drow_scale + v * LANES;
+      store(place, load(place) + dx * scale);
+      store(row, load(row) + dx * value);
     }
   }
 
@@ -434,6 +465,13 @@ void backward_finish(const Call &c, const Worker *workers, int count) {
       for (int64_t h = 0; h < c.heads; ++h)
         for (int64_t n = 0; n < c.distances; ++n)
           c.dvalues[h * c.distances + n] += s.values[h * tile.shared.values_stride + ROWS + n];
+    if (c.bias == CURVE) {
+      for (int64_t n = 0; n < c.distances; ++n) c.dvalues[n] += s.values[ROWS + n];
+      for (int64_t n = 0; n < c.pieces * c.heads; ++n) {
+        c.dslopes[n] += sum(load(s.slopes + n * LANES));
+        c.doffsets[n] += sum(load(s.offsets + n * LANES));
+      }
+    }
     tile.finish_tables();
   }
   round_gradients(c);

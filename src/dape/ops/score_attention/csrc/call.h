@@ -9,7 +9,7 @@
 #include <cstdint>
 
 enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-enum BiasKind : int64_t { NO_BIAS = 0, BY_DISTANCE = 1, DENSE = 2, SEPARABLE = 3 };
+enum BiasKind : int64_t { NO_BIAS = 0, BY_DISTANCE = 1, DENSE = 2, SEPARABLE = 3, CURVE = 4 };
 
 // One stage of a score program: a convolution, then LeakyReLU. Mirrored in native.py, like all that follows.
 struct StageCall {
@@ -37,7 +37,7 @@ struct Call {
   int64_t width, taps, left, channels;
   int64_t causal, residual_bias, bias, tables;
   // values covers distances lowest … lowest + distances - 1; hidden and edges have table_length columns.
-  int64_t lowest, distances, table_length, dense_batch, dense_grad, dtype;
+  int64_t lowest, distances, table_length, dense_batch, dense_grad, dtype, pieces;
   // Strides of batch, head and token.
   int64_t q_stride[3], k_stride[3], v_stride[3], out_stride[3], grad_stride[3];
   double scale, slope;
@@ -45,7 +45,9 @@ struct Call {
   const float *w1, *b1;          // [W, channels, k], [W]
   const float *w2, *b2;          // [H, W, k], [H]
   const float *dense;            // [1 or B, H, Tq, Tk]
-  const float *values;           // [H, distances]
+  const float *values;           // [H, distances]; of a curve [1, distances]
+  // Of a curve (curve.h): [pieces - 1], ascending; [pieces, H]; [pieces, H]; [B, Tq].
+  const float *knots, *slopes, *offsets, *row_scale;
   const float *hidden, *edges;   // [W, table_length], [left, W, table_length]
   const int32_t *first, *last;   // [B, Tq]; null: every key, up to the query's own place if causal
   void *out;                     // out_stride
@@ -54,7 +56,7 @@ struct Call {
   void *dq, *dk, *dv;            // contiguous
   // The lower halves of sums over tiles, where results have two bytes (halves.h); those of dq for programs over rows.
   uint16_t *dq_low, *dk_low, *dv_low;
-  float *dw1, *db1, *dw2, *db2, *ddense, *dvalues, *dhidden, *dedges;
+  float *dw1, *db1, *dw2, *db2, *ddense, *dvalues, *dslopes, *doffsets, *drow_scale, *dhidden, *dedges;
   const Program *program;  // null: none, or the two convolutions above
 };
 

@@ -6,6 +6,7 @@
 // column is computed twice. A stage that reads columns to its right runs that many columns behind.
 #pragma once
 
+#include "curve.h"
 #include "halves.h"
 #include "tile.h"
 
@@ -108,7 +109,7 @@ struct Shared {
         project_back(arena, c.heads, c.width, c.taps) {
     b1 = arena.take(c.width * ROWS);
     values_stride = c.distances + 2 * ROWS;
-    values = arena.take(has_values(c) ? c.heads * values_stride : 0);
+    values = arena.take(value_channels(c) * values_stride);
     addend_stride = c.bias == BY_DISTANCE ? values_stride : ROWS;
     addend = arena.take(c.heads * addend_stride);
     hidden_stride = c.table_length + 2 * ROWS;
@@ -117,6 +118,7 @@ struct Shared {
 
   // Whether the bias by distance is a channel of the first convolution.
   static bool has_values(const Call &c) { return c.bias == BY_DISTANCE && c.width && c.channels > c.heads; }
+  static int64_t value_channels(const Call &c) { return c.bias == CURVE ? 1 : has_values(c) ? c.heads : 0; }
 };
 
 size_t shared_floats(const Call &c) { return Shared(c, nullptr).arena.used; }
@@ -151,7 +153,7 @@ void prepare_weights(const Call &c, float *memory) {
 void prepare(const Call &c, float *memory) {
   prepare_weights(c, memory);
   const Shared s(c, memory);
-  if (s.has_values(c)) pad_table(s.values, s.values_stride, c.values, c.heads, c.distances);
+  if (s.value_channels(c)) pad_table(s.values, s.values_stride, c.values, s.value_channels(c), c.distances);
   if (c.bias == BY_DISTANCE && c.residual_bias) pad_table(s.addend, s.addend_stride, c.values, c.heads, c.distances);
   else memset(s.addend, 0, c.heads * s.addend_stride * sizeof(float));
   for (int64_t i = 0; c.width && i < c.heads * s.addend_stride; ++i) s.addend[i] += c.b2[i / s.addend_stride];
@@ -215,6 +217,7 @@ struct RowTile {
   int64_t lo = 0, hi = -1, first_max = 0, last_min = 0;
   // row_scratch: [D], key_scratch: [CHUNK][D], where the call's dtype is not float32.
   float *q, *column_scratch, *pair_scratch, *slice, *row_scratch, *key_scratch;
+  float row_scale[ROWS];
   Map x, a;
 
   RowTile(const Call &call, const float *memory, Arena &arena)
@@ -236,6 +239,8 @@ struct RowTile {
     begin = most(0, -i0);
     rows = least(ROWS, c.queries - i0);
     find_visible();
+    for (int64_t r = 0; c.bias == CURVE && r < ROWS; ++r)
+      row_scale[r] = r < rows ? c.row_scale[entry * c.queries + i0 + r] : 0.0f;
   }
 
   void find_visible() {
@@ -357,6 +362,23 @@ struct RowTile {
     }
   }
 
+  // Whether the bias has to be found column by column.
+  bool by_column() const { return c.bias == DENSE || c.bias == CURVE; }
+
+  void bias_column(float *out, int64_t column) const {
+    if (c.bias == DENSE) return dense_column(out, column);
+    for (int v = 0; v < VECTORS; ++v) {
+      const vec x = load(shared.values + value_place(column) + v * LANES) * load(row_scale + v * LANES);
+      each_piece(piece_of(c, x), [&](int32_t piece, ivec on) {
+        const float *slopes = c.slopes + piece * c.heads, *offsets = c.offsets + piece * c.heads;
+        for (int64_t h = 0; h < c.heads; ++h) {
+          float *p = out + h * ROWS + v * LANES;
+          store(p, on ? x * broadcast(slopes[h]) + broadcast(offsets[h]) : load(p));
+        }
+      });
+    }
+  }
+
   // Scores, and the bias where it is a channel, of the chunk at `base`; 0 where not visible.
   void fill_image(int64_t base) {
     const Columns cols(base, lo, hi);
@@ -368,7 +390,7 @@ struct RowTile {
       float *column = x.at(j);
       if (c.channels > c.heads) {
         float *p = column + c.heads * ROWS;
-        if (c.bias == DENSE) dense_column(p, j);
+        if (by_column()) bias_column(p, j);
         else
           for (int64_t h = 0; h < c.heads; ++h)
             memcpy(p + h * ROWS, shared.values + h * shared.values_stride + value_place(j), ROWS * sizeof(float));
@@ -445,14 +467,14 @@ struct RowTile {
       for (int64_t h = 0; !c.width && h < c.heads; ++h)
         for (int v = 0; v < VECTORS; ++v)
           store(out + h * ROWS + v * LANES, add(load(scores + h * ROWS + v * LANES), h, v));
-      if (c.bias == DENSE && c.residual_bias) add_dense(out, j);
+      if (by_column() && c.residual_bias) add_column(out, j);
       if (j < first_max || j > last_min) hide_logits(out, j);
     }
   }
 
-  void add_dense(float *out, int64_t j) const {
+  void add_column(float *out, int64_t j) const {
     const float *bias = c.width ? x.at(j) + c.heads * ROWS : column_scratch;
-    if (!c.width) dense_column(column_scratch, j);
+    if (!c.width) bias_column(column_scratch, j);
     for (int64_t i = 0; i < c.heads * ROWS; i += LANES) store(out + i, load(out + i) + load(bias + i));
   }
 
