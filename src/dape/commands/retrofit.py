@@ -309,7 +309,7 @@ def table(options: Options, before: list[dict[str, Any]], after: list[dict[str, 
             str(new.eval_length),
             f"{old.nll:.3f}",
             f"{new.nll:.3f}",
-            f"{change:+.3f} ± {error:.3f}",
+            f"{change:+.3f} ± {error:.3f}" if math.isfinite(error) else f"{change:+.3f}",
             f"{new.ppl:.2f}",
         )
     return drawn
