@@ -45,7 +45,7 @@ def test_a_long_line_goes_on_below_its_text():
 
 def test_the_folder_of_a_comparison_has_its_own_text(capsys):
     text = " ".join(printed(["compare", "--help"], capsys).replace("│", " ").split())
-    assert "what is done there is not done again. (default: runs/compare)" in text
+    assert "finished runs are kept. (default: runs/compare)" in text
     assert "METHOD-PRESET" not in text
 
 
