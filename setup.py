@@ -36,8 +36,8 @@ PLATFORM = (
 )
 WINDOWS = PLATFORM.startswith("win")
 X86 = PLATFORM.endswith(("x86_64", "amd64"))
-# Sixteen lanes make tiles of 48 queries; in the short build they have 32.
-SHORT = [*AVX512, "-DDAPE_VECTORS=2"]
+# Sixteen lanes make tiles of 48 queries; in the short build they have 16.
+SHORT = [*AVX512, "-DDAPE_VECTORS=1"]
 BUILDS = {"portable": []}
 if X86:
     BUILDS |= {"avx2": AVX2, "avx512": AVX512, "avx512_short": SHORT}

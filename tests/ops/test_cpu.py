@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from cpu_cases import SHAPES, Case, check, evaluate, kernel_expected, needs_kernel, tensors
@@ -96,16 +98,27 @@ def test_a_missing_kernel_is_a_failure_where_it_could_be_built(environment, comp
 
 
 def test_few_queries_have_a_build_of_their_own():
-    """Where its smaller tiles compute less; 64 queries are two tiles of 32, or two of 48."""
+    """Where its smaller tiles compute less; 64 queries are four tiles of 16, or two of 48."""
     every = ["avx512", "avx512_short", "avx2", "portable"]
 
-    def chosen(queries: int, available: list[str], causal: bool = True) -> str:
-        return native.build_for(native.Call(queries=queries, keys=queries, causal=causal), available)
+    def chosen(queries: int, available: list[str], causal: bool = True, rows: int = 1) -> str:
+        stage = native.StageCall(rows=rows)
+        program = native.Program(num_pre=1, stages=ctypes.addressof(stage))
+        call = native.Call(
+            queries=queries,
+            keys=queries,
+            causal=causal,
+            program=ctypes.addressof(program) if rows > 1 else None,
+        )
+        return native.build_for(call, available)
 
-    assert {n: chosen(n, every) for n in (16, 48, 64, 96, 128, 2048)} == {
-        16: "avx512_short", 48: "avx512", 64: "avx512_short", 96: "avx512_short", 128: "avx512_short", 2048: "avx512"
+    assert {n: chosen(n, every) for n in (16, 48, 64, 128, 256, 2048)} == {
+        16: "avx512_short", 48: "avx512_short", 64: "avx512_short", 128: "avx512_short", 256: "avx512_short",
+        2048: "avx512",
     }  # fmt: skip
     assert chosen(48, every, causal=False) == "avx512"
+    # Eight of sixteen rows would be computed twice.
+    assert chosen(64, every, rows=9) == "avx512"
     assert chosen(64, ["avx2", "portable"]) == "avx2"
 
 

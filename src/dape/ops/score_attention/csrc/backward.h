@@ -24,10 +24,13 @@ struct Partials {
   float *dw1, *dw2, *db1, *db2, *values, *slopes, *offsets, *hidden, *edges;
   size_t floats;
 
+  static GradientSums expand(const Call &c) { return {c.width, c.channels, c.taps}; }
+  static GradientSums project(const Call &c) { return {c.heads, c.width, c.taps}; }
+
   Partials(const Call &c, const Shared &s, float *memory) {
     Arena arena{memory};
-    dw1 = arena.take(c.width * c.channels * c.taps * LANES);
-    dw2 = arena.take(c.width * c.heads * c.taps * LANES);
+    dw1 = arena.take(expand(c).floats());
+    dw2 = arena.take(project(c).floats());
     db1 = arena.take(c.width * LANES);
     db2 = arena.take(c.heads * LANES);
     values = arena.take(c.bias == BY_DISTANCE ? c.heads * s.values_stride : c.bias == CURVE ? s.values_stride : 0);
@@ -184,8 +187,8 @@ struct BackwardTile : RowTile {
   void add_project_gradients(int64_t base) {
     const Columns cols(base, lo, hi);
     if (!cols.count()) return;
-    outer<VECTORS>(sums.dw2, dlogits.at(cols.from), c.heads * ROWS, a.at(cols.from - c.left), c.width * ROWS,
-                   cols.count(), c.heads, c.width * c.taps);
+    Partials::project(c).add<VECTORS>(sums.dw2, dlogits.at(cols.from), c.heads * ROWS, a.at(cols.from - c.left),
+                                      c.width * ROWS, cols.count());
     add_column_sums(sums.db2, dlogits, cols);
   }
 
@@ -206,8 +209,8 @@ struct BackwardTile : RowTile {
   void add_expand_gradients(int64_t base) {
     const Columns cols(base, lo, hi + g.ahead);
     if (!cols.count()) return;
-    outer<VECTORS>(sums.dw1, dhidden.at(cols.from), c.width * ROWS, x.at(cols.from - c.left),
-                   c.channels * ROWS, cols.count(), c.width, c.channels * c.taps);
+    Partials::expand(c).add<VECTORS>(sums.dw1, dhidden.at(cols.from), c.width * ROWS, x.at(cols.from - c.left),
+                                     c.channels * ROWS, cols.count());
     if (c.tables) return add_table_gradients(dhidden, cols);
     add_column_sums(sums.db1, dhidden, cols);
   }
@@ -334,10 +337,10 @@ struct BackwardTile : RowTile {
                    cols.count(), Keep(), PrefetchBy{ahead});
         d += V * LANES;
       };
-      while (d + 4 * LANES <= c.head_width) add(Tile<4, OUTPUTS * 3 / 4>());
-      if (d + 3 * LANES <= c.head_width) add(Tile<3, OUTPUTS>());
-      if (d + 2 * LANES <= c.head_width) add(Tile<2, OUTPUTS>());
-      if (d + LANES <= c.head_width) add(Tile<1, OUTPUTS>());
+      while (d + 4 * LANES <= c.head_width) add(Tile<4, SUMS / 4>());
+      if (d + 3 * LANES <= c.head_width) add(Tile<3, SUMS / 3>());
+      if (d + 2 * LANES <= c.head_width) add(Tile<2, SUMS / 2>());
+      if (d + LANES <= c.head_width) add(Tile<1, SUMS>());
       if (d < c.head_width) add_ragged(out + d, coef, stride, data + d, c.head_width - d, cols.count());
       if (rest) split_row(high, rest, key_scratch, numbers);
     }
@@ -450,15 +453,15 @@ void backward_finish(const Call &c, const Worker *workers, int count) {
     tile.sums = Partials(c, tile.shared, workers[0].sums + set * workers[0].sums_floats);
     const Partials &s = tile.sums;
     for (int64_t w = 0; w < c.width; ++w) {
-      for (int64_t m = 0; m < c.channels * c.taps; ++m)
-        c.dw1[(w * c.channels + m % c.channels) * c.taps + m / c.channels] +=
-            sum(load(s.dw1 + (w * c.channels * c.taps + m) * LANES));
+      for (int64_t i = 0; i < c.channels; ++i)
+        for (int64_t t = 0; t < c.taps; ++t)
+          c.dw1[(w * c.channels + i) * c.taps + t] += Partials::expand(c).at(s.dw1, w, t, i);
       if (c.db1) c.db1[w] += sum(load(s.db1 + w * LANES));
     }
     for (int64_t h = 0; c.width && h < c.heads; ++h) {
-      for (int64_t m = 0; m < c.width * c.taps; ++m)
-        c.dw2[(h * c.width + m % c.width) * c.taps + m / c.width] +=
-            sum(load(s.dw2 + (h * c.width * c.taps + m) * LANES));
+      for (int64_t w = 0; w < c.width; ++w)
+        for (int64_t t = 0; t < c.taps; ++t)
+          c.dw2[(h * c.width + w) * c.taps + t] += Partials::project(c).at(s.dw2, h, t, w);
       c.db2[h] += sum(load(s.db2 + h * LANES));
     }
     if (c.bias == BY_DISTANCE)

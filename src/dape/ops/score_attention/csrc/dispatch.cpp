@@ -59,7 +59,8 @@ Instructions instructions() {
 std::vector<Choice> choices() {
   std::vector<Choice> all;
 #ifdef DAPE_X86
-  const Instructions has = instructions();
+  // Asked once: virtual machines take tens of microseconds to answer.
+  static const Instructions has = instructions();
   all.push_back({&dape_build_avx512, has.avx512});
   all.push_back({&dape_build_avx512_short, has.avx512});
   all.push_back({&dape_build_avx2, has.avx2});

@@ -12,9 +12,7 @@ namespace {
 // Most rows of weights in a stage, the reach of all stages together, and most stages.
 constexpr int MAX_ROWS = 12, MAX_STAGES = 12;
 // Columns of a channel by itself that are computed at a time.
-constexpr int COLUMNS = OUTPUTS * 3 / 4;
-// Zeros before and after a map, which shifted loads may touch.
-constexpr int64_t MARGIN = 16;
+constexpr int COLUMNS = SUMS * 3 / 4 / VECTORS;
 
 INLINE float *take_with_margins(Arena &arena, size_t floats) {
   float *memory = arena.take(floats + 2 * MARGIN);
@@ -42,9 +40,11 @@ struct Filter {
         taps(num_taps),
         lane(direction),
         single(arena.take(groups * rows * taps * inputs * outputs)),
-        pair(taps == 3 && groups == 1 && inputs >= 8 ? arena.take(4 * rows * inputs * outputs) : nullptr) {}
+        pair(taps == 3 && groups == 1 && inputs >= PAIR_INPUTS ? arena.take(4 * rows * inputs * outputs) : nullptr) {}
 
   bool by_channel() const { return inputs == 1 && outputs == 1; }
+  // Of the gradient of one row of weights, where there is one group.
+  GradientSums gradient_sums() const { return {outputs, inputs, taps}; }
   float &at(int64_t group, int64_t row, int64_t tap, int64_t in, int64_t out) const {
     return single[(((group * rows + row) * taps + tap) * inputs + in) * outputs + out];
   }
@@ -84,11 +84,9 @@ INLINE void filter_column(const Filter &f, const Target<Finish> &to, const float
     const float *coef = f.single + g * f.rows * f.taps * f.inputs * f.outputs, *x[MAX_ROWS];
     for (int64_t d = 0; d < f.rows; ++d) x[d] = rows[d] + g * f.inputs * ROWS;
     const int first = static_cast<int>(g * f.outputs);
-    int p = 0;
-    for (; p + OUTPUTS <= f.outputs; p += OUTPUTS) filter_tile<OUTPUTS, V>(f, to, x, tap, coef + p, first + p);
-    if (OUTPUTS > 4 && p + 4 <= f.outputs) filter_tile<4, V>(f, to, x, tap, coef + p, first + p), p += 4;
-    if (p + 2 <= f.outputs) filter_tile<2, V>(f, to, x, tap, coef + p, first + p), p += 2;
-    for (; p < f.outputs; ++p) filter_tile<1, V>(f, to, x, tap, coef + p, first + p);
+    by_outputs<V, OUTPUTS>(static_cast<int>(f.outputs), [&](auto tile, int p) __attribute__((always_inline)) {
+      filter_tile<decltype(tile)::outputs, V>(f, to, x, tap, coef + p, first + p);
+    });
   }
 }
 
@@ -97,10 +95,10 @@ template <int J, int V, class TargetOf>
 INLINE void channel_tile(const Filter &f, const TargetOf &target, int64_t column, int64_t channel,
                          const float *const *rows, ptrdiff_t tap) {
   vec acc[J][V];
-#pragma GCC unroll 8
+#pragma GCC unroll 32
   for (int j = 0; j < J; ++j) {
     const auto to = target(column + j);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int v = 0; v < V; ++v)
       acc[j][v] = to.init ? load(to.init + channel * to.init_stride + v * LANES) : vec{};
   }
@@ -109,21 +107,21 @@ INLINE void channel_tile(const Filter &f, const TargetOf &target, int64_t column
     const float *coef = f.single + (channel * f.rows + d) * f.taps, *x = rows[d] + channel * ROWS;
     for (int n = 0; n < J + taps - 1; ++n, x += tap) {
       vec in[V];
-#pragma GCC unroll 8
+#pragma GCC unroll 32
       for (int v = 0; v < V; ++v) in[v] = load(x + v * LANES);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
       for (int j = 0; j < J; ++j)
         if (static_cast<unsigned>(n - j) < static_cast<unsigned>(taps)) {
           const vec w = broadcast(coef[n - j]);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
           for (int v = 0; v < V; ++v) acc[j][v] += w * in[v];
         }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 32
   for (int j = 0; j < J; ++j) {
     const auto to = target(column + j);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int v = 0; v < V; ++v)
       store(to.out + channel * ROWS + v * LANES, to.finish(acc[j][v], static_cast<int>(channel), v));
   }
@@ -175,10 +173,9 @@ INLINE void filter_columns(const Filter &f, const Map &in, int64_t shift, Column
     return;
   }
   for (; f.pair && !masked && j + 2 <= cols.to; j += 2) {
-    pair_inputs(scratch, in.at(j - shift), tap);
-    memset(scratch + 4 * tap, 0, MARGIN * sizeof(float));
-    pair_product<VECTORS>(target(j), target(j + 1), ROWS, f.pair, f.outputs, scratch, static_cast<int>(f.inputs),
-                          static_cast<int>(f.outputs), static_cast<int>(f.rows), f.lane);
+    pair_product<VECTORS>(target(j), target(j + 1), ROWS, f.pair, f.outputs, in.at(j - shift), tap,
+                          static_cast<int>(f.inputs), static_cast<int>(f.outputs), scratch, static_cast<int>(f.rows),
+                          f.lane);
   }
   for (; j < cols.to; ++j) {
     read(j);
@@ -195,21 +192,21 @@ INLINE int64_t filter_scratch(int64_t inputs, int64_t outputs, int64_t rows, int
 template <int T, int V>
 INLINE void channel_outer(float *sums, const float *y, ptrdiff_t ys, const float *x, ptrdiff_t xs, int64_t columns) {
   vec acc[T];
-#pragma GCC unroll 8
+#pragma GCC unroll 32
   for (int t = 0; t < T; ++t) acc[t] = load(sums + t * LANES);
   for (int64_t j = 0; j < columns; ++j, y += ys, x += xs)
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int v = 0; v < V; ++v) {
       const vec c = load(y + v * LANES);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
       for (int t = 0; t < T; ++t) acc[t] += c * load(x + t * xs + v * LANES);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 32
   for (int t = 0; t < T; ++t) store(sums + t * LANES, acc[t]);
 }
 
 // Adds the gradient of a stage's weights from the gradient of its outputs, by lanes. `f` is the forward filter.
-// sums: [groups][rows][taps][outputs][inputs][LANES], with one group [rows][outputs][taps][inputs][LANES].
+// sums: [groups][rows][taps][outputs][inputs][LANES], with one group GradientSums for each of the rows.
 inline void filter_gradient(float *sums, const Filter &f, const Map &dout, const Map &in, int64_t shift, Columns cols,
                             const RowMask &mask, float *scratch) {
   const ptrdiff_t ys = dout.channels * ROWS, xs = in.channels * ROWS;
@@ -233,7 +230,7 @@ inline void filter_gradient(float *sums, const Filter &f, const Map &dout, const
         for (; t + 3 <= f.taps; t += 3) channel_outer<3, VECTORS>(part + t * LANES, y, ys, x + t * xs, xs, columns);
         for (; t < f.taps; ++t) channel_outer<1, VECTORS>(part + t * LANES, y, ys, x + t * xs, xs, columns);
       } else if (f.groups == 1) {
-        outer<VECTORS>(part, y, ys, x, xs, columns, static_cast<int>(f.outputs), static_cast<int>(f.inputs * f.taps));
+        f.gradient_sums().add<VECTORS>(sums + d * f.gradient_sums().floats(), y, ys, x, xs, columns);
       } else {
         for (int64_t t = 0; t < f.taps; ++t)
           outer<VECTORS>(part + t * f.outputs * f.inputs * LANES, y, ys, x + t * xs, xs, columns,
@@ -243,11 +240,13 @@ inline void filter_gradient(float *sums, const Filter &f, const Map &dout, const
   }
 }
 
-// Where filter_gradient keeps the sum of one weight.
-INLINE int64_t gradient_place(const Filter &f, int64_t group, int64_t row, int64_t tap, int64_t in, int64_t out) {
+// The gradient of one weight, of what filter_gradient has summed up.
+INLINE float filter_gradient_at(const float *sums, const Filter &f, int64_t group, int64_t row, int64_t tap, int64_t in,
+                                int64_t out) {
+  if (f.groups == 1 && !f.by_channel())
+    return f.gradient_sums().at(sums + row * f.gradient_sums().floats(), out, tap, in);
   const int64_t part = group * f.rows + row;
-  if (f.groups == 1) return ((part * f.outputs + out) * f.taps + tap) * f.inputs + in;
-  return ((part * f.taps + tap) * f.outputs + out) * f.inputs + in;
+  return sum(load(sums + (((part * f.taps + tap) * f.outputs + out) * f.inputs + in) * LANES));
 }
 
 }  // namespace

@@ -441,7 +441,8 @@ struct ProgramPartials {
     Arena arena{memory};
     for (int64_t n = 0; n < p.num_pre + p.num_post; ++n) {
       const StageCall &s = p.stages[n];
-      weight[n] = arena.take(s.outputs * (s.inputs / s.groups) * s.rows * s.taps * LANES);
+      // As many for each row of weights as GradientSums has, where there is one group.
+      weight[n] = arena.take(s.groups * s.rows * GradientSums{s.outputs / s.groups, s.inputs / s.groups, s.taps}.floats());
       offset[n] = arena.take(s.outputs * LANES);
     }
     sink = arena.take(c.heads * LANES);
@@ -788,8 +789,8 @@ void program_backward_finish(const Call &c, const Worker *workers, int count) {
         for (int64_t in = 0; in < f.inputs; ++in)
           for (int64_t row = 0; row < f.rows; ++row)
             for (int64_t t = 0; t < f.taps; ++t)
-              stage.dweight[((o * f.inputs + in) * f.rows + row) * f.taps + t] += sum(
-                  load(s.weight[n] + gradient_place(f, o / f.outputs, f.rows - 1 - row, t, in, o % f.outputs) * LANES));
+              stage.dweight[((o * f.inputs + in) * f.rows + row) * f.taps + t] +=
+                  filter_gradient_at(s.weight[n], f, o / f.outputs, f.rows - 1 - row, t, in, o % f.outputs);
         if (stage.offset) stage.doffset[o] += sum(load(s.offset[n] + o * LANES));
       }
     }

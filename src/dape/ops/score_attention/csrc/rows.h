@@ -18,7 +18,7 @@ constexpr int VECTORS = DAPE_VECTORS;
 #else
 constexpr int VECTORS = 3;
 #endif
-constexpr int ROWS = VECTORS * LANES;
+constexpr int ROWS = VECTORS * LANES, OUTPUTS = SUMS / VECTORS;
 constexpr int CHUNK = 24, SLICE = CHUNK + ROWS;
 
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -81,7 +81,7 @@ struct Weights {
         outputs(out),
         taps(num_taps),
         single(arena.take(taps * inputs * outputs)),
-        pair(taps == 3 && inputs >= 8 ? arena.take(4 * inputs * outputs) : nullptr) {}
+        pair(taps == 3 && inputs >= PAIR_INPUTS ? arena.take(4 * inputs * outputs) : nullptr) {}
 
   float &at(int64_t tap, int64_t input, int64_t output) const {
     return single[(tap * inputs + input) * outputs + output];
@@ -224,7 +224,7 @@ struct RowTile {
       : c(call), g(call), table(call), shared(call, const_cast<float *>(memory)) {
     q = arena.take(c.heads * c.head_width * ROWS);
     column_scratch = arena.take(2 * most(table.width, c.heads) * ROWS);
-    pair_scratch = arena.take(4 * most(c.width, c.channels) * ROWS);
+    pair_scratch = arena.take(PAIRS_IN_REGISTERS ? 0 : 4 * most(c.width, c.channels) * ROWS);
     slice = arena.take(table.width * SLICE);
     row_scratch = arena.take(c.head_width);
     key_scratch = arena.take(c.dtype == FLOAT32 ? 0 : CHUNK * c.head_width);
@@ -318,7 +318,7 @@ struct RowTile {
     // In units of four bytes.
     const auto floats = [&](int64_t elements) { return (elements * element_bytes(c) + 3) / 4; };
     return {static_cast<const float *>(key(data, stride, last_head ? 0 : head + 1, column)), floats(stride[2]),
-            floats(c.head_width), rows, outputs / OUTPUTS};
+            floats(c.head_width), rows, outputs / OUTPUTS + 1};
   }
 
   // [column][H] of dot products between the rows ([H][D][ROWS]) and keys or values.
@@ -339,9 +339,8 @@ struct RowTile {
     const int64_t depth = weights.inputs;
     int64_t j = cols.from;
     for (; weights.pair && j + 2 <= cols.to; j += 2) {
-      pair_inputs(pair_scratch, in.at(j - shift), in.channels * ROWS);
-      pair_product<VECTORS>(target(j), target(j + 1), ROWS, weights.pair + skip, weights.outputs, pair_scratch,
-                            depth, outputs);
+      pair_product<VECTORS>(target(j), target(j + 1), ROWS, weights.pair + skip, weights.outputs, in.at(j - shift),
+                            in.channels * ROWS, depth, outputs, pair_scratch);
     }
     for (; j < cols.to; ++j) {
       const auto to = target(j);

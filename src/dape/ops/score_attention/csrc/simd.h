@@ -13,14 +13,16 @@ namespace {
 
 // DAPE_LANES: the code for another processor's vectors, which the compiler makes of what there is.
 #if defined(DAPE_LANES)
-constexpr int LANES = DAPE_LANES, OUTPUTS = LANES == 16 ? 8 : 4;
+constexpr int LANES = DAPE_LANES;
 #elif defined(__AVX512F__)
-constexpr int LANES = 16, OUTPUTS = 8;
+constexpr int LANES = 16;
 #elif defined(__AVX__)
-constexpr int LANES = 8, OUTPUTS = 4;
+constexpr int LANES = 8;
 #else
-constexpr int LANES = 4, OUTPUTS = 4;
+constexpr int LANES = 4;
 #endif
+// How many vectors of sums registers hold beside what is multiplied.
+constexpr int SUMS = LANES == 16 ? 24 : 12;
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));

@@ -15,7 +15,9 @@ struct StageWork {
   double convolution(const Weights &w, int64_t outputs) const {
     return pixels * w.inputs * outputs * (w.pair ? 2.0 : w.taps);
   }
-  double outer_products(int64_t inputs, int64_t outputs) const { return pixels * inputs * outputs * c.taps; }
+  double outer_products(const GradientSums &sums) const {
+    return pixels * sums.inputs * sums.outputs * (sums.paired ? 2.0 : sums.taps);
+  }
 };
 
 // Independent chains of multiply-adds, as many as registers allow: the most that this core computes.
@@ -94,9 +96,9 @@ double run_stage(const Call &c, const Worker &worker, int stage, int64_t repeats
   const Map &dscores = c.width ? tile.dimage : tile.dlogits;
   switch (stage) {
     case DWEIGHTS: return again([&] { tile.dots(tile.dlogits, tile.grad, c.v, c.v_stride, cols); }), work.products();
-    case DPROJECT: return again([&] { tile.add_project_gradients(base); }), work.outer_products(c.width, c.heads);
+    case DPROJECT: return again([&] { tile.add_project_gradients(base); }), work.outer_products(Partials::project(c));
     case DHIDDEN: return again([&] { tile.fill_dhidden(base); }), work.convolution(tile.shared.project_back, c.width);
-    case DEXPAND: return again([&] { tile.add_expand_gradients(base); }), work.outer_products(c.channels, c.width);
+    case DEXPAND: return again([&] { tile.add_expand_gradients(base); }), work.outer_products(Partials::expand(c));
     case DIMAGE: return again([&] { tile.fill_dimage(base); }), work.convolution(tile.shared.expand_back, c.channels);
     case DQ: return again([&] { tile.add_dq(dscores, cols); }), work.products();
     default:
