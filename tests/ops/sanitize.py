@@ -8,6 +8,9 @@ from pathlib import Path
 import torch
 from cpu_cases import SHAPES, Case, evaluate, tensors
 from op_cases import PROGRAMS, build
+from test_cpu_curve import CASES as CURVES
+from test_cpu_curve import results as curve_results
+from test_cpu_halves import HALVES
 from test_cpu_program import BIASES as PROGRAM_BIASES
 from test_cpu_program import MORE, RAGGED, RUNS, replace
 from test_cpu_program import VISIBLE as PROGRAM_VISIBLE
@@ -58,6 +61,15 @@ def main(path: str) -> None:
                 evaluate(case, tensors(case), torch.float32, "cpu")
             for case in programs:
                 build(case, torch.float32).results("cpu")
+            for dtype in HALVES:
+                for shape in SHAPES.values():
+                    evaluate(shape, tensors(shape), dtype, "cpu")
+                for program in names:
+                    build(replace(RAGGED, program=program), dtype).results("cpu")
+                    with torch.no_grad():
+                        build(replace(RAGGED, queries=3, program=program), dtype).attend("cpu")
+            for curve in CURVES.values():
+                curve_results(torch.float32, "cpu", curve)
             with torch.no_grad():
                 for case in few:
                     build(case, torch.float32).attend("cpu")

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dape.ops.score_attention import PLAIN, DistanceBias, attention, conv_program, cpu, native, op, sdpa
 from dape.ops.score_attention.api import choose
-from dape.ops.score_attention.types import EVERYTHING, Problem
+from dape.ops.score_attention.types import EVERYTHING, Problem, Visible
 
 pytestmark = needs_kernel
 
@@ -376,3 +376,20 @@ def test_the_operator_is_called_where_somebody_watches(monkeypatch):
     with torch.device("cpu"):
         assert calls(q) == 1
     assert calls(q.as_subclass(Subclass)) == 1
+
+
+@pytest.mark.parametrize("program", ["pair", "plain"])
+def test_a_ragged_batch_decodes_as_its_entries_alone(program):
+    """One query each; keys before `first` are padding, those after `last` room of a cache."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(4, 4, n, 16) for n in (1, 700, 700))
+    first, last = torch.tensor([[0], [5], [650], [0]]), torch.tensor([[699], [699], [699], [350]])
+    conv = None
+    if program == "pair":
+        weights = torch.randn(8, 4, 1, 3) / 4, torch.randn(8), torch.randn(4, 8, 1, 3) / 5, torch.randn(4)
+        conv = conv_program(*weights, 1)
+    out = attention(q, k, v, conv, visible=Visible(first, last), backend="cpu")
+    for entry, (start, stop) in enumerate(zip(first[:, 0].tolist(), (last[:, 0] + 1).tolist(), strict=True)):
+        one = slice(entry, entry + 1)
+        alone = attention(q[one], k[one, :, start:stop], v[one, :, start:stop], conv, backend="cpu")
+        torch.testing.assert_close(out[one], alone, rtol=1e-5, atol=1e-5)

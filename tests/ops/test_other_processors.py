@@ -15,9 +15,11 @@ from pathlib import Path
 
 import cpu_cases
 import pytest
+import test_cpu_curve
 import torch
 from cpu_cases import SHAPES, needs_kernel
 from op_cases import PROGRAMS
+from test_cpu_halves import HALVES, twice  # noqa: F401  # a fixture
 from test_cpu_program import BIASES, MORE, RAGGED, RUNS, VISIBLE, check, replace
 
 from dape.ops.score_attention import native
@@ -82,7 +84,7 @@ class Driver:
                 )
             tensor = self.tensors[pointer]
             numbers = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-            return add(pointer, 4 * numbers if tensor.numel() else 0, [])
+            return add(pointer, tensor.element_size() * numbers if tensor.numel() else 0, [])
 
         add(ctypes.addressof(call), ctypes.sizeof(call), [call])
         request = struct.pack(
@@ -168,3 +170,18 @@ def test_every_program(number, program, monkeypatch):
     monkeypatch.setitem(PROGRAMS, program, {**PROGRAMS, **MORE}[program])
     bias, visible = BIASES[number % len(BIASES)], VISIBLE[number % len(VISIBLE)]
     check(replace(RAGGED, program=program, bias=bias, visible=visible, causal=number % 2 == 0))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.usefixtures("driver")
+def test_numbers_of_two_bytes(dtype, twice):  # noqa: F811  # the fixture
+    for shape in SHAPES.values():
+        case = shape.but(bias="distance")
+        cpu_cases.evaluate(case, cpu_cases.tensors(case), dtype, "cpu")
+    assert len(twice) == 2 * len(SHAPES)
+
+
+@pytest.mark.parametrize("case", test_cpu_curve.CASES)
+@pytest.mark.usefixtures("driver")
+def test_a_bias_that_is_a_curve(case):
+    test_cpu_curve.check(test_cpu_curve.CASES[case])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dape.ops.score_attention import by_tiles, cpu_program, native, op
 from dape.ops.score_attention.tables import hidden_tables
-from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias, Visible
+from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
 
 NO_BIAS, BY_DISTANCE, DENSE, _SEPARABLE, CURVE = range(5)
 
@@ -113,13 +113,9 @@ def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
         for name, x in arguments.tensors.items()
         if name not in ("first", "last")
     }
-    first, last = arguments.get("first"), arguments.get("last")
-    if first is not None or last is not None:
-        bounds = Visible(first, last).bounds(num_queries, num_keys, causal=plan["causal"], device=q.device)
-        for name, bound in zip(("first", "last"), bounds, strict=True):
-            # Bounds far outside the keys mean the same as just outside.
-            near = bound.clamp(-1, num_keys).expand(batch, num_queries)
-            given[name] = near.to(torch.int32).contiguous()
+    for name in ("first", "last"):
+        if (bound := arguments.get(name)) is not None:
+            given[name] = native.places(bound, batch, num_queries, num_keys)
     width, channels, taps = given["w1"].shape if "w1" in given else (0, num_heads, 1)
     call = native.Call(
         dtype=native.DTYPES.index(q.dtype), batch=batch, heads=num_heads, groups=given["k"].shape[1], queries=num_queries, keys=num_keys,

@@ -56,12 +56,9 @@ def attend(problem: Problem, earlier: Tensor | None = None) -> Tensor:
         "post": [[stage.left, stage.groups, stage.slope] for stage in program.post],
     }
     visible = problem.visible
-    if visible.first is not None or visible.last is not None:
-        bounds = visible.bounds(num_queries, num_keys, causal=problem.causal, device=device)
-        for name, bound in zip(("first", "last"), bounds, strict=True):
-            # Bounds far outside the keys mean the same as just outside.
-            near = bound.clamp(-1, num_keys).expand(batch, num_queries)
-            tensors[name] = near.to(torch.int32).contiguous()
+    for name, bound in (("first", visible.first), ("last", visible.last)):
+        if bound is not None:
+            tensors[name] = native.places(bound, batch, num_queries, num_keys)
     if earlier is None and visible.first is not None and program.earlier_rows:
         earlier = visible.readable_rows(num_queries, num_keys, device=device)
     if earlier is not None:

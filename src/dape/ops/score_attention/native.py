@@ -279,6 +279,12 @@ def rows_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
 
+def places(bound: Tensor, batch: int, num_queries: int, num_keys: int) -> Tensor:
+    """A bound of visible keys [B, Tq] as the kernel reads it; causality and the first key limit it there."""
+    # Bounds far outside the keys mean the same as just outside.
+    return bound.long().clamp(-1, num_keys).to(torch.int32).expand(batch, num_queries).contiguous()
+
+
 def gradients(
     given: dict[str, Tensor], *, dense: bool, rows: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
 from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias
@@ -161,16 +161,19 @@ def unsupported_transform(problem: Problem) -> str | None:
     """
     if torch.compiler.is_compiling():
         return None
+    functorch = torch._C._functorch
+    transforms = {level.key() for level in functorch.get_interpreter_stack() or ()}
+    # Outside of all levels no tensor has a tangent.
+    if not transforms and forward_ad._current_level < 0:
+        return None
     bias = problem.bias
     parts = {DistanceBias: ("values",), SeparableBias: ("row", "column")}.get(type(bias), ())
     tensors = [problem.q, problem.k, problem.v, *(getattr(bias, part) for part in parts)]
     tensors += [bias] if isinstance(bias, Tensor) else []
     tensors += [tensor for _, tensor in problem.program.tensors()]
-    functorch = torch._C._functorch
-    transforms = {level.key() for level in functorch.get_interpreter_stack() or ()}
     kinds = functorch.TransformType
     if transforms & {kinds.Grad, kinds.Jvp, kinds.Vmap} or any(
-        unpack_dual(tensor).tangent is not None for tensor in tensors
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
     ):
         return (
             "its derivative is written for backward(), not for torch.func or forward mode differentiation; "
