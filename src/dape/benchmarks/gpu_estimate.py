@@ -140,29 +140,29 @@ def estimate(name: str, shape: dict[str, Any], capability: int, options: Options
         baseline["backward"] = [x["clocks"] for x in _records(backward_kernels(plain), capability)]
     records = []
     for which, launches in passes.items():
-        found = _records(launches, capability)
-        total, known = sum_or_none([x["clocks"] for x in found]), sum_or_none(baseline[which])
-        found.append({
-            "kernel": "all", "launches": launches_of[which], "clocks": total, "plain_clocks": known, "spills": sum(x["spills"] for x in found),
-            "shared": max(x["shared"] for x in found), "ratio": total / known if total and known else None,
-            "tensor_instructions": sum(x["tensor_instructions"] for x in found),
-            "instructions": sum(x["instructions"] for x in found),
+        kernels = _records(launches, capability)
+        total, known = sum_or_none([x["clocks"] for x in kernels]), sum_or_none(baseline[which])
+        kernels.append({
+            "kernel": "all", "launches": launches_of[which], "clocks": total, "plain_clocks": known, "spills": sum(x["spills"] for x in kernels),
+            "shared": max(x["shared"] for x in kernels), "ratio": total / known if total and known else None,
+            "tensor_instructions": sum(x["tensor_instructions"] for x in kernels),
+            "instructions": sum(x["instructions"] for x in kernels),
         })  # fmt: skip
-        records += [{"shape": name, "capability": capability, "pass": which, **x} for x in found]
+        records += [{"shape": name, "capability": capability, "pass": which, **x} for x in kernels]
     return records
 
 
 @functools.cache
 def count_launches(backward: bool, **shape: Any) -> dict[str, dict[str, int]]:
     """Kernel launches of a forward and a backward pass, by the number of keys: the same on every GPU."""
-    found: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
+    launches: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
     for length in LENGTHS:
         forward = len(backend.record_launches(**shape | {"length": length}, backward=False))
-        found["forward"][str(length)] = forward
+        launches["forward"][str(length)] = forward
         if backward:
             both = len(backend.record_launches(**shape | {"length": length}))
-            found["backward"][str(length)] = both - forward
-    return found
+            launches["backward"][str(length)] = both - forward
+    return launches
 
 
 def backward_kernels(shape: dict[str, Any]) -> list[list[Launch]]:
@@ -271,22 +271,22 @@ def fill_page(page: Path, records: list[Record]) -> None:
 def limits(records: list[Record]) -> list[tuple[str, str, str]]:
     """Requirements of the kernels: name, limit, and estimate, for the available records."""
     totals = {(x["shape"], x["capability"], x["pass"]): x for x in records if x["kernel"] == "all"}
-    found = []
+    requirements = []
     for shape, most in (("125m", 6), ("llama-3-8b", 3)):
         if x := totals.get((shape, 80, "forward")):
             name = f"forward, {shape}, sm_80, against FlashAttention-2"
-            found.append((name, f"≤ {most}×", f"{x['ratio']:.1f}×"))
+            requirements.append((name, f"≤ {most}×", f"{x['ratio']:.1f}×"))
     if x := totals.get(("125m", 80, "backward")):
         name = f"backward, 125m, sm_80, against {FLASH_BACKWARD:g} clocks"
-        found.append((name, "≤ 8×", f"{x['clocks'] / FLASH_BACKWARD:.1f}×"))
+        requirements.append((name, "≤ 8×", f"{x['clocks'] / FLASH_BACKWARD:.1f}×"))
     for capability in (80, 90):
         if some := [x for key, x in totals.items() if key[1] == capability]:
             shapes = len({x["shape"] for x in some})
             name = f"spilled bytes, all kernels of {shapes} shape{'s' * (shapes > 1)}, sm_{capability}"
-            found.append((name, "0", str(sum(x["spills"] for x in some))))
+            requirements.append((name, "0", str(sum(x["spills"] for x in some))))
     if consumer := [x["shared"] for key, x in totals.items() if key[1] == 86]:
-        found.append(("most shared memory of a block, sm_86", "≤ 101,376", f"{max(consumer):,}"))
-    return found
+        requirements.append(("most shared memory of a block, sm_86", "≤ 101,376", f"{max(consumer):,}"))
+    return requirements
 
 
 def tables(records: list[Record]) -> str:

@@ -126,8 +126,8 @@ def check_room(
         return
     sizes = [source.size for source in corpus.sources]
     if not isinstance(validation, int | float):
-        named = set(validation)
-        sizes = [source.size for source in corpus.sources if named & name_forms(source.name)]
+        held_names = set(validation)
+        sizes = [source.size for source in corpus.sources if held_names & name_forms(source.name)]
     # Room for a token at the end of each document.
     most = sum(sizes) + len(sizes) if stream else max(sizes, default=0) + 1
     if sizes and most <= length:

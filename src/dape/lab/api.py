@@ -47,10 +47,10 @@ def evaluate(
     scored: list[Scored] = []
     labels = list(names or ())
     for index, model in enumerate(models):
-        where = str(model.folder if isinstance(model, Run) else model)
+        name = str(model.folder if isinstance(model, Run) else model)
         label = labels[index] if index < len(labels) else None
         with open_subject(
-            where, data=Path(data) if data else None, corpus=corpus, device=device, label=label
+            name, data=Path(data) if data else None, corpus=corpus, device=device, label=label
         ) as subject:
             unit = subject.train_length or (scored[0].train_length if scored else 64)
             lengths = list(lengths or [multiple * unit for multiple in MULTIPLES])

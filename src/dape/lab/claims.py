@@ -194,8 +194,8 @@ def print_ledger(verdicts: Sequence[Verdict], console: Console) -> None:
     for verdict in verdicts:
         groups.setdefault((verdict.paper, verdict.claim.experiment), []).append(verdict)
     for paper in dict.fromkeys(paper for paper, _ in groups):
-        for (where, experiment), mine in groups.items():
-            if where == paper:
+        for (paper_name, experiment), mine in groups.items():
+            if paper_name == paper:
                 console.print(Text(f"{paper}/{experiment}", style="bold"))
                 for verdict in mine:
                     _print(verdict, console)

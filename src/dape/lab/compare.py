@@ -290,10 +290,10 @@ class Comparison:
         if shown.empty:
             known = ", ".join(["perplexity", *self.frame["metric"].unique()])
             raise ValueError(f'there is no metric "{metric}" at view "{view}": there are {known}')
-        named = shown.assign(
+        labelled = shown.assign(
             method=[_label(m, v) for m, v in zip(shown["method"], shown["variant"], strict=True)]
         )
-        table = named.pivot_table("value", "method", "eval_length", sort=False).sort_index(axis=1)
+        table = labelled.pivot_table("value", "method", "eval_length", sort=False).sort_index(axis=1)
         return np.exp(table) if metric == "perplexity" else table
 
     def plot(self, quantity: str = "ppl", view: str = STEP) -> Figure:
@@ -375,9 +375,9 @@ def run_comparison(
     (results,) = execute([experiment], workspace, announce, launcher=launcher, about=about)
     results.content |= shown_of_runs(experiment, workspace)
     derive(results, blocks_baseline(config, blocks))
-    found = Comparison(results, config.folder)
-    found.save(config.folder)
-    return found
+    comparison = Comparison(results, config.folder)
+    comparison.save(config.folder)
+    return comparison
 
 
 def blocks_baseline(config: CompareConfig, blocks: Sequence[dict[str, Any]] | None) -> str:

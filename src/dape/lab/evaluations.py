@@ -135,8 +135,8 @@ def recall_of(before: dict[str, Any] | None, bins: RecallBins) -> dict[str, Any]
     """Entry of the recall slices: the previous one, if it has the same bins."""
     if before is not None and before["digest"] == bins.digest:
         return before
-    told = {"ngram": bins.ngram, "bounds": list(bins.bounds), "digest": bins.digest}
-    return {**told, "counts": bins.counts.tolist(), "sums": {}}
+    identity = {"ngram": bins.ngram, "bounds": list(bins.bounds), "digest": bins.digest}
+    return {**identity, "counts": bins.counts.tolist(), "sums": {}}
 
 
 def lacks_recall(content: dict[str, Any], keys: list[str]) -> list[str]:

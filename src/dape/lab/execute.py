@@ -102,12 +102,12 @@ def check_requirements(plans: Iterable[Plan], workspace: Workspace) -> None:
 
 def wanted(plans: Sequence[Plan], view: str) -> list[tuple[Plan, Any]]:
     """Every run of a view once, with a plan that requires it, by scheduling priority."""
-    found: dict[str, tuple[Plan, Any]] = {}
+    by_id: dict[str, tuple[Plan, Any]] = {}
     for plan in plans:
         for item in plan.items:
             if item.view == view:
-                before = found.get(item.id)
-                found[item.id] = (
+                before = by_id.get(item.id)
+                by_id[item.id] = (
                     (plan, item)
                     if before is None
                     else (
@@ -115,8 +115,8 @@ def wanted(plans: Sequence[Plan], view: str) -> list[tuple[Plan, Any]]:
                         plan.kind.unite(before[1], item),
                     )
                 )
-    plan_of = {item.id: plan for plan, item in found.values()}
-    return [(plan_of[item.id], item) for item in ordered([item for _, item in found.values()])]
+    plan_of = {item.id: plan for plan, item in by_id.values()}
+    return [(plan_of[item.id], item) for item in ordered([item for _, item in by_id.values()])]
 
 
 def left_of(plans: Sequence[Plan], view: str = STEP) -> list[tuple[Plan, Any]]:
@@ -177,13 +177,13 @@ def save(plan: Plan, body: dict[str, Any], about: dict[str, Any] | None = None) 
     experiment, workspace = plan.experiment, plan.workspace
     known = {"experiment": experiment.name, "paper": experiment.paper, "title": experiment.title}
     known |= {"source": experiment.source, "scale": workspace.scale}
-    named = {"command": f"dape reproduce {experiment.name} --scale {workspace.scale}"}
+    command = {"command": f"dape reproduce {experiment.name} --scale {workspace.scale}"}
     results = Results(
         {
             "schema": 2,
             **{name: value for name, value in known.items() if value},
             "kind": experiment.kind,
-            **named,
+            **command,
             "settings": experiment.shown(workspace.scale),
             "environment": environment(workspace.jobs),
             **(about or {}),

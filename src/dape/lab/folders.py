@@ -73,8 +73,8 @@ class Folder:
 
 def with_claims(papers: Path) -> list[Path]:
     """Folders directly under papers/ that have claims, the reproduced papers first."""
-    found = [file.parent for file in papers.glob(f"*/{CLAIMS}")]
-    return sorted(found, key=lambda folder: (folder.name == "beyond", folder.name))
+    folders = [file.parent for file in papers.glob(f"*/{CLAIMS}")]
+    return sorted(folders, key=lambda folder: (folder.name == "beyond", folder.name))
 
 
 def load_folders(paper: Path, named: Iterable[str] = ()) -> list[Folder]:

@@ -143,15 +143,15 @@ def accuracy_rows(rows: list[Content], score: float | None) -> list[Content]:
 
 def timing(content: Content, results: Results) -> None:
     for row in content["records"]:
-        where = {"eval_length": row["length"], "count": row["rounds"]}
+        common = {"eval_length": row["length"], "count": row["rounds"]}
         base = row.get("ratio_length")
         itself = row["method"] == row["ratio_to"] and row["length"] == (base or row["length"])
         error = 0.0 if itself else median_error(row["ratio_spread"], row["rounds"])
         against = row["ratio_to"] + (f" at {base}" if base else "")
-        time = {"metric": "milliseconds", **where, "value": row["milliseconds"]}
+        time = {"metric": "milliseconds", **common, "value": row["milliseconds"]}
         ratio = {
             "metric": "ratio",
-            **where,
+            **common,
             "against": against,
             "value": row["ratio"],
             "error": plain(error),
@@ -165,11 +165,11 @@ def maps(content: Content, results: Results) -> None:
     for rows in grouped(content["records"], lambda row: tuple(row.get(name) for name in identity)):
         converted = []
         for row in rows:
-            where = {"eval_length": row["length"], "layer": row["layer"], "head": row["head"]}
+            common = {"eval_length": row["length"], "layer": row["layer"], "head": row["head"]}
             for metric in ("sink_share", "entropy", "processed"):
                 if row.get(metric) is not None:
                     windows = row.get("sink_shares") if metric == "sink_share" else None
-                    converted.append({"metric": metric, **where, "value": row[metric], "windows": windows})
+                    converted.append({"metric": metric, **common, "value": row[metric], "windows": windows})
         results.add(run_of(rows[0]), converted)
 
 

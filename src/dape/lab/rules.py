@@ -378,23 +378,23 @@ def slower(data: Data, a: str, b: Any, *, sizes: Any = None, factor: float = 1.0
     """A step of a takes longer than one of b, by a factor at least, at every size."""
     findings = []
     for method in listed(b):
-        for where in _setups(data, a, method, sizes):
-            ratio = data.times.ratio(where, a, method)
-            one, other = data.times.times[where][a], data.times.times[where][method]
+        for setup in _setups(data, a, method, sizes):
+            ratio = data.times.ratio(setup, a, method)
+            one, other = data.times.times[setup][a], data.times.times[setup][method]
             text = (
-                f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {data.times.name_of(where)} "
+                f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {data.times.name_of(setup)} "
                 f"({_ratio(ratio)} times)"
             )
-            findings.append(finding(ratio, text, where, beyond=factor))
+            findings.append(finding(ratio, text, setup, beyond=factor))
     return data.evidence(findings)
 
 
 def overhead_falls(data: Data, a: str, b: str, *, sizes: Any = None) -> Evidence:
     """The time of a over the time of b is less for each larger size; sizes in the order of b's times."""
     findings = []
-    setups = sorted(_setups(data, a, b, sizes), key=lambda where: data.times.times[where][b].value)
+    setups = sorted(_setups(data, a, b, sizes), key=lambda setup: data.times.times[setup][b].value)
     for length in dict.fromkeys(length for _, length in setups):
-        for small, large in pairwise(where for where in setups if where[1] == length):
+        for small, large in pairwise(setup for setup in setups if setup[1] == length):
             before, after = data.times.ratio(small, a, b), data.times.ratio(large, a, b)
             text = (
                 f"{a} takes {_ratio(before)} times as long as {b} at {small[0]}, "
@@ -434,11 +434,11 @@ def _setups(data: Data, a: str, b: str, sizes: Any) -> list[tuple[str, int]]:
     for size in wanted or ():
         if all(name != size for name, _ in known):
             data.lack(f"size {size}")
-    setups = [where for where in known if wanted is None or where[0] in wanted]
+    setups = [setup for setup in known if wanted is None or setup[0] in wanted]
     for name in (a, b):
-        if not any(name in known[where] for where in setups):
+        if not any(name in known[setup] for setup in setups):
             data.lack(name)
-    return [where for where in setups if {a, b} <= set(known[where])]
+    return [setup for setup in setups if {a, b} <= set(known[setup])]
 
 
 def _ratio(ratio: Estimate) -> str:

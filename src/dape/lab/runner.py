@@ -183,12 +183,12 @@ class Slurm:
         except ImportError as error:
             raise ValueError(f"--launcher slurm needs submitit: {install('slurm')}") from error
         known = {"timeout_min", "gpus_per_node", "cpus_per_task", "mem_gb", "nodes", "tasks_per_node"}
-        named = {
+        parameters = {
             key if key in known or key.startswith("slurm_") else f"slurm_{key}": value
             for key, value in {"timeout_min": 48 * 60, **self.options}.items()
         }
         executor = submitit.AutoExecutor(folder=self.folder / "submitted", cluster=self.cluster)
-        executor.update_parameters(name=f"dape-{job.name}"[:60], **named)
+        executor.update_parameters(name=f"dape-{job.name}"[:60], **parameters)
         gpus = self.options.get("gpus_per_node")
         command = [*job.command(processes=gpus), "--alone", str(job.write_spec())]
         return Submitted(executor.submit(submitit.helpers.CommandFunction(command)))

@@ -113,9 +113,9 @@ class SeedVariance:
         self, kinds: Iterable[Comparison], multiple: float, setting: Any, by_seed: Sequence[float]
     ) -> None:
         """Add measurements with several seeds; runs that agree to the last digit are the same run."""
-        if len(by_seed) > 1 and (found := variance(by_seed)) > 0:
+        if len(by_seed) > 1 and (sample_variance := variance(by_seed)) > 0:
             for kind in kinds:
-                self.samples[kind][multiple].append(Sample(setting, found, len(by_seed) - 1))
+                self.samples[kind][multiple].append(Sample(setting, sample_variance, len(by_seed) - 1))
 
     def prior(
         self, kinds: Sequence[Comparison], multiple: float, setting: Any = None
@@ -126,21 +126,21 @@ class SeedVariance:
         prior, on a logarithmic scale, which the samples of the particular one update: ALiBi's seeds are judged by
         ALiBi's. setting: the one in question, whose own samples are excluded.
         """
-        made = None
+        pooled = None
         for kind in kinds[1:] or kinds:
-            found = self._nearest(kind, multiple, setting)
-            if len(found) >= ENOUGH or (found and kind is kinds[-1]):
-                total = sum(sample.dof for sample in found)
-                made = variance_prior([s.variance for s in found], [s.dof for s in found])
+            samples = self._nearest(kind, multiple, setting)
+            if len(samples) >= ENOUGH or (samples and kind is kinds[-1]):
+                total = sum(sample.dof for sample in samples)
+                pooled = variance_prior([s.variance for s in samples], [s.dof for s in samples])
                 # Samples may agree by chance: they have no more degrees of freedom than their seeds.
-                made = VariancePrior(made.variance, min(made.dof, total))
+                pooled = VariancePrior(pooled.variance, min(pooled.dof, total))
                 break
         own = self._nearest(kinds[0], multiple, setting) if len(kinds) > 1 else []
         if not own:
-            return made
+            return pooled
         total = sum(sample.dof for sample in own)
         mean = sum(sample.variance * sample.dof for sample in own) / total
-        return VariancePrior(mean, total) if made is None else VariancePrior(*made.posterior(mean, total))
+        return VariancePrior(mean, total) if pooled is None else VariancePrior(*pooled.posterior(mean, total))
 
     def _nearest(self, kind: Comparison, multiple: float, setting: Any) -> list[Sample]:
         """Samples of other settings, at the multiple that is nearest by ratio."""
@@ -192,7 +192,7 @@ class Model:
 def seed_variance(many: Iterable[Results]) -> SeedVariance:
     """Seed variance in the results of one scale; a training in several results counts once."""
     # Setting → multiple of the training length → (method, variant) → its losses, or its accuracies
-    found: dict[tuple[Any, ...], dict[float, dict[tuple[str, str], Model]]] = defaultdict(
+    settings: dict[tuple[Any, ...], dict[float, dict[tuple[str, str], Model]]] = defaultdict(
         lambda: defaultdict(dict)
     )
     for results in many:
@@ -200,12 +200,12 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
         for row in results.lines(metric) if metric else ():
             if row.get("value") is not None:
                 multiple = row["eval_length"] / row["train_length"] if metric == "loss" else 1.0
-                models = found[setting_of(results, row)][multiple]
+                models = settings[setting_of(results, row)][multiple]
                 model = models.setdefault((row["method"], row["variant"]), Model(row["method"]))
                 model.losses[row["seed"]] = row["value"]
                 model.trainings[row["seed"]] = row.get("train_loss")
     spread = SeedVariance()
-    for setting, by_multiple in found.items():
+    for setting, by_multiple in settings.items():
         task = setting[1] if setting[0] == "score" else None
         for multiple, models in by_multiple.items():
             for one, other in combinations(models.values(), 2):
@@ -303,8 +303,8 @@ class Losses:
 
     def lengths(self, *trained: Trained) -> list[int]:
         """Evaluation lengths that all of them have."""
-        found = [set(self.rows[one]) if one in self.rows else set() for one in trained]
-        return sorted(set.intersection(*found))
+        available = [set(self.rows[one]) if one in self.rows else set() for one in trained]
+        return sorted(set.intersection(*available))
 
     def start(self, trained: Trained) -> int | None:
         """Reference length of changes with the length; None if it was not evaluated.

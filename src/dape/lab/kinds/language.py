@@ -262,9 +262,9 @@ class Language(Kind):
 
     def job(self, plan: Plan, item: LanguageRun, *, must_exist: bool = True) -> Job:
         workspace = plan.workspace
-        where = item.corpus.locate(workspace.texts, workspace.work / "corpora", must_exist=must_exist)
-        where = {"data": str(data_folder(item, workspace)), **where}
-        config = {**item.train, **where, "out": str(workspace.work / "runs" / item.id)}
+        text_options = item.corpus.locate(workspace.texts, workspace.work / "corpora", must_exist=must_exist)
+        text_options = {"data": str(data_folder(item, workspace)), **text_options}
+        config = {**item.train, **text_options, "out": str(workspace.work / "runs" / item.id)}
         evaluation = {**item.evaluation, "lengths": item.keys, "recall": item.recall}
         # The user's own comparisons also show text.
         sample = {"sample": SAMPLE_TOKENS} if item.corpus.given and item.view == STEP else {}

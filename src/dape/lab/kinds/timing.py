@@ -147,8 +147,8 @@ def _as_rows(entry: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]
     shared = {"eval_length": entry["eval_length"], "count": entry["count"]}
     rows = []
     for metric in ("milliseconds", "ratio"):
-        found = entry[metric]
-        row = {"metric": metric, **shared, "value": found.value, "error": found.error}
+        estimate = entry[metric]
+        row = {"metric": metric, **shared, "value": estimate.value, "error": estimate.error}
         rows.append({**row, "against": entry["against"]} if metric == "ratio" else row)
     return run, rows
 

@@ -105,10 +105,10 @@ class Section:
     @property
     def drawing(self) -> str:
         """The figure for a page, redrawn if the file is older than its data."""
-        made, own = self.folder.path / FIGURE, self.folder.path
+        path, own = self.folder.path / FIGURE, self.folder.path
         sources = [*own.glob("*.json"), *own.glob("*.toml"), *own.parent.glob("paper.json")]
-        fresh = made.exists() and all(made.stat().st_mtime >= source.stat().st_mtime for source in sources)
-        text = made.read_text("utf-8") if fresh else self.draw()
+        fresh = path.exists() and all(path.stat().st_mtime >= source.stat().st_mtime for source in sources)
+        text = path.read_text("utf-8") if fresh else self.draw()
         return on_page(text) if text else ""
 
     @property
@@ -171,8 +171,8 @@ def write_readmes(papers: Path) -> list[Path]:
             written.append(folder.path / "README.md")
         write_atomically(path / "README.md", paper_readme(part))
         written.append(path / "README.md")
-    if (made := write_headline(papers)) is not None:
-        written.append(made)
+    if (headline := write_headline(papers)) is not None:
+        written.append(headline)
     return written
 
 

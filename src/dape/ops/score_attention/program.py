@@ -200,11 +200,11 @@ class ScoreProgram:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors by name, such as "pre.0.weight"."""
-        for where, stages in (("pre", self.pre), ("post", self.post)):
+        for side, stages in (("pre", self.pre), ("post", self.post)):
             for index, stage in enumerate(stages):
-                yield f"{where}.{index}.weight", stage.weight
+                yield f"{side}.{index}.weight", stage.weight
                 if stage.offset is not None:
-                    yield f"{where}.{index}.offset", stage.offset
+                    yield f"{side}.{index}.offset", stage.offset
         for name in VECTORS:
             if (vector := getattr(self, name)) is not None:
                 yield name, vector
@@ -212,12 +212,12 @@ class ScoreProgram:
     def with_tensors(self, tensors: dict[str, Tensor]) -> ScoreProgram:
         """The same program with other tensors, named as by `tensors`."""
 
-        def renewed(where: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        def renewed(side: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
             return tuple(
                 replace(
                     stage,
-                    weight=tensors[f"{where}.{index}.weight"],
-                    offset=None if stage.offset is None else tensors[f"{where}.{index}.offset"],
+                    weight=tensors[f"{side}.{index}.weight"],
+                    offset=None if stage.offset is None else tensors[f"{side}.{index}.offset"],
                 )
                 for index, stage in enumerate(stages)
             )
@@ -269,9 +269,9 @@ class ScoreProgram:
             _check_chain("post", self.post, num_heads, num_heads)
 
 
-def _check_chain(where: str, stages: tuple[Stage, ...], inputs: int, num_heads: int) -> None:
+def _check_chain(side: str, stages: tuple[Stage, ...], inputs: int, num_heads: int) -> None:
     for index, stage in enumerate(stages):
-        name = f"{where}[{index}]"
+        name = f"{side}[{index}]"
         if stage.weight.dim() != 4 or min(stage.weight.shape) < 1:
             raise ValueError(
                 f"{name}.weight has shape {tuple(stage.weight.shape)}, expected [out, in / groups, queries, keys]"
@@ -297,7 +297,7 @@ def _check_chain(where: str, stages: tuple[Stage, ...], inputs: int, num_heads: 
             raise ValueError(f"{name}.slope={stage.slope} must be finite and not negative")
         inputs = stage.outputs
     if inputs != num_heads:
-        raise ValueError(f"the last stage of {where} gives {inputs} channels, expected the {num_heads} heads")
+        raise ValueError(f"the last stage of {side} gives {inputs} channels, expected the {num_heads} heads")
 
 
 def conv_program(

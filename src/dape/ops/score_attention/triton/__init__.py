@@ -65,9 +65,9 @@ def _unsupported_program(problem: Problem) -> str | None:
         return "it cannot read keys that the query may not see (leak_future=True)"
     if program.softcap is not None:
         return f"it has no softcap, got softcap={program.softcap}"
-    for where, stages in (("pre", program.pre), ("post", program.post)):
+    for side, stages in (("pre", program.pre), ("post", program.post)):
         for number, stage in enumerate(stages):
-            name = f"{where}[{number}]"
+            name = f"{side}[{number}]"
             if stage.query_kernel_size > 1:
                 return (
                     f"its chunks of rows bring no earlier rows along, {name} reads those of "
@@ -76,7 +76,7 @@ def _unsupported_program(problem: Problem) -> str | None:
             if stage.slope > 1:
                 return f"its LeakyReLU has slopes of at most 1, {name} has {stage.slope}"
         if stages and stages[-1].slope != 1:
-            return f"its last stage is linear, that of {where} has slope={stages[-1].slope}"
+            return f"its last stage is linear, that of {side} has slope={stages[-1].slope}"
     return None
 
 
@@ -317,13 +317,13 @@ def _call(arguments: op.Arguments) -> Call:
         Chain.of(
             [
                 StageTensors(
-                    arguments[f"{where}.{n}.weight"], arguments.get(f"{where}.{n}.offset"), left, slope
+                    arguments[f"{side}.{n}.weight"], arguments.get(f"{side}.{n}.offset"), left, slope
                 )
-                for n, (left, slope) in enumerate(plan[where])
+                for n, (left, slope) in enumerate(plan[side])
             ],
             causal=plan["causal"],
         )
-        for where in ("pre", "post")
+        for side in ("pre", "post")
     )
     optional: dict[str, Any] = {
         name: arguments.get(name) for name in ("values", "dense", "row", "column", "table")
@@ -344,21 +344,21 @@ def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
 def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
     grads = passes.Gradients(_call(arguments))
     delta = grads.add(grad_out, out, lse)
-    found: dict[str, Tensor | None] = {"q": grads.q, "k": grads.k, "v": grads.v}
-    found |= {"values": grads.values, "dense": grads.dense, "table": grads.table, "row": grads.row}
-    found |= {"column": grads.column, "factor": grads.factor}
+    gradients: dict[str, Tensor | None] = {"q": grads.q, "k": grads.k, "v": grads.v}
+    gradients |= {"values": grads.values, "dense": grads.dense, "table": grads.table, "row": grads.row}
+    gradients |= {"column": grads.column, "factor": grads.factor}
     for name in ("row", "column"):
         # One part for all batch entries gets the sum of their gradients.
-        grad = found[name]
+        grad = gradients[name]
         if grad is not None and arguments[name].shape[0] == 1:
-            found[name] = grad.sum(0, keepdim=True)
-    for where, of_stages in (("pre", grads.pre), ("post", grads.post)):
+            gradients[name] = grad.sum(0, keepdim=True)
+    for side, of_stages in (("pre", grads.pre), ("post", grads.post)):
         for number, (weight, offset) in enumerate(of_stages):
-            found |= {f"{where}.{number}.weight": weight, f"{where}.{number}.offset": offset}
+            gradients |= {f"{side}.{number}.weight": weight, f"{side}.{number}.offset": offset}
     if (sink := arguments.get("sink")) is not None:
         weights = torch.exp(sink.float()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
-        found["sink"] = -(weights * delta).sum((0, 2))
-    return {name: grad for name, grad in found.items() if grad is not None}
+        gradients["sink"] = -(weights * delta).sum((0, 2))
+    return {name: grad for name, grad in gradients.items() if grad is not None}
 
 
 op.KERNELS["triton"] = (_forward, _backward)

@@ -377,9 +377,9 @@ class Chunk:
 def bounds(first: Tensor | None, last: Tensor | None, num_queries: int, num_keys: int, causal: bool,
            device: torch.device) -> tuple[Tensor, Tensor]:  # fmt: skip
     """First and last visible key, [1 or B, Tq] each, of the same batch size."""
-    found = Visible(first, last).bounds(num_queries, num_keys, causal=causal, device=device)
-    batch = max(x.shape[0] for x in found)
-    low, high = (x.clamp(-1, num_keys).to(torch.int32).expand(batch, -1).contiguous() for x in found)
+    limits = Visible(first, last).bounds(num_queries, num_keys, causal=causal, device=device)
+    batch = max(x.shape[0] for x in limits)
+    low, high = (x.clamp(-1, num_keys).to(torch.int32).expand(batch, -1).contiguous() for x in limits)
     return low, high
 
 

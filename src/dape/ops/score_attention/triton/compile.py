@@ -185,10 +185,10 @@ def inspect(launch: Launch, capability: int) -> Compiled:
     spills = 0
     if stack:
         # Assembling again for this message takes as long as the first time.
-        found = re.search(
+        match = re.search(
             r"(\d+) bytes spill stores, (\d+) bytes spill loads", _assemble(compiled.asm["ptx"], capability)
         )
-        spills = sum(map(int, found.groups())) if found else stack
+        spills = sum(map(int, match.groups())) if match else stack
     return Compiled(registers, spills, int(compiled.metadata.shared), compiled.asm["ptx"], cubin)
 
 
