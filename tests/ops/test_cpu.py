@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -348,7 +349,7 @@ def test_memory_is_linear(monkeypatch):
 
 
 def test_the_operator_is_called_where_somebody_watches(monkeypatch):
-    """Without derivatives, traces and modes the kernel is called by itself, which decoding notices."""
+    """Without traces and modes the kernel is called by itself, which decoding and short training steps notice."""
     watched = []
     operator = op._forward
     monkeypatch.setattr(op, "_forward", lambda *arguments: watched.append(1) or operator(*arguments))
@@ -368,11 +369,11 @@ def test_the_operator_is_called_where_somebody_watches(monkeypatch):
         pass
 
     assert calls(q) == 0
-    assert calls(leaf) == 1
+    assert calls(leaf) == 0
     with torch.no_grad():
         assert calls(leaf) == 0
-        with Mode():
-            assert calls(leaf) == 1
+    with Mode():
+        assert calls(leaf) == 1
     with torch.device("cpu"):
         assert calls(q) == 1
     assert calls(q.as_subclass(Subclass)) == 1
@@ -393,3 +394,29 @@ def test_a_ragged_batch_decodes_as_its_entries_alone(program):
         one = slice(entry, entry + 1)
         alone = attention(q[one], k[one, :, start:stop], v[one, :, start:stop], conv, backend="cpu")
         torch.testing.assert_close(out[one], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_with_and_without_the_operator():
+    """The derivative is the same, bit for bit, whoever asks for it: a backward pass that a mode watches too."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    torch.manual_seed(0)
+    layer, x = Layer(), torch.randn(2, 20, 8)
+    gradients: dict[tuple[bool, bool], list[torch.Tensor]] = {}
+    for forward, backward in ((False, False), (False, True), (True, True)):
+        seen: list[object] = []
+        with Mode() if forward else nullcontext():
+            loss = layer(x).square().sum()
+        with Mode() if backward else nullcontext():
+            gradients[forward, backward] = list(
+                torch.autograd.grad(loss, list(layer.parameters()), allow_unused=True)
+            )
+        assert (torch.ops.dape.attention_backward.default in seen) == backward
+    for one, other in zip(gradients[False, False], gradients[True, True], strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+    for one, other in zip(gradients[False, False], gradients[False, True], strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)

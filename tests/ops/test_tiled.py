@@ -219,6 +219,7 @@ def test_second_derivative_is_refused():
 def test_is_a_well_behaved_operator(case, monkeypatch):
     calls = []
     forward = op._forward
+    monkeypatch.setattr(op, "_watched", lambda tensors: True)
     monkeypatch.setattr(op, "_forward", lambda *arguments: calls.append(arguments) or forward(*arguments))
     build(replace(case, head_width=3), torch.float32).attend("tiled")
     tensors, *rest = calls[0]

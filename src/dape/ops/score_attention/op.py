@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,25 +52,24 @@ def run(kernel: str, tensors: dict[str, Tensor | None], plan: dict[str, Any], *,
     lowest:  lowest distance; separate from the plan, because it may depend on a length.
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    if _runs_directly(present):
+    if not _watched(present.values()):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present.values()):
+            return _Direct.apply(kernel, tuple(present), plan, lowest, *present.values())
         return KERNELS[kernel][0](Arguments(present, plan, lowest))[0]
     out, _ = _forward(list(present.values()), ",".join(present), kernel, encode(plan), lowest)
     return out
 
 
-def _runs_directly(tensors: dict[str, Tensor]) -> bool:
-    """Whether nobody watches the operator: no derivative, trace, mode or tensor of another class.
+def _watched(tensors: Iterable[Tensor]) -> bool:
+    """Whether a trace, a mode or a tensor of another class must see the operator itself.
 
-    Calling it takes longer than a short decoding step.
+    Calling it takes longer than a short decoding step, and a third of a training step's attention at 64 tokens.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
+        return True
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return False
-    differentiates = torch.is_grad_enabled()
-    return all(
-        type(x) in PLAIN_CLASSES and not (differentiates and x.requires_grad) for x in tensors.values()
-    )
+        return True
+    return any(type(x) not in PLAIN_CLASSES for x in tensors)
 
 
 def encode(value: Any) -> str:
@@ -113,7 +112,12 @@ def _backward(
     lowest: int,
 ) -> list[Tensor]:
     """Gradients of the wanted tensors, in their order."""
-    arguments = _arguments(tensors, names, plan, lowest)
+    return _gradients(kernel, _arguments(tensors, names, plan, lowest), grad_out, out, lse, wanted)
+
+
+def _gradients(
+    kernel: str, arguments: Arguments, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: list[bool]
+) -> list[Tensor]:
     grads = KERNELS[kernel][1](arguments, grad_out, out, lse)
     return [
         grads[name].to(tensor.dtype) if name in grads else torch.zeros_like(tensor)
@@ -152,6 +156,36 @@ def _refuse_second_derivative(ctx: object, *grads: object) -> tuple:
 
 _forward.register_autograd(_differentiate, setup_context=_save)
 _backward.register_autograd(_refuse_second_derivative)
+
+
+class _Direct(torch.autograd.Function):
+    """The operator and its derivative for eager calls that nothing watches."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: str, names: tuple[str, ...], plan: dict[str, Any], lowest: int, *tensors: Tensor
+    ) -> Tensor:
+        arguments = Arguments(dict(zip(names, tensors, strict=True)), plan, lowest)
+        out, lse = KERNELS[kernel][0](arguments)
+        ctx.call = kernel, names, plan, lowest
+        ctx.save_for_backward(out, lse, *tensors)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple:
+        out, lse, *tensors = ctx.saved_tensors
+        kernel, names, plan, lowest = ctx.call
+        wanted = list(ctx.needs_input_grad[4:])
+        # A second derivative is asked of the operator, which refuses it.
+        if torch.is_grad_enabled() or _watched((grad_out, *tensors)):
+            grads = _backward(
+                grad_out, out, lse, tensors, wanted, ",".join(names), kernel, encode(plan), lowest
+            )
+        else:
+            arguments = Arguments(dict(zip(names, tensors, strict=True)), plan, lowest)
+            grads = _gradients(kernel, arguments, grad_out, out, lse, wanted)
+        given = iter(grads)
+        return None, None, None, None, *(next(given) if wants else None for wants in wanted)
 
 
 def unsupported_transform(problem: Problem) -> str | None:
