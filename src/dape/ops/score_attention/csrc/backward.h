@@ -70,14 +70,14 @@ struct BackwardTile : RowTile {
   float drow_scale[ROWS];
 
   BackwardTile(const Call &call, const Worker &w, Arena &arena)
-      : RowTile(call, w.shared, arena),
+      : RowTile(call, w.shared, arena, Geometry(call).backward_history),
         worker(w),
         padded_width(ceil_div(c.head_width, LANES) * LANES),
         sums(call, shared, w.sums) {
-    weights = make_map(arena, g, c.heads);
-    dlogits = make_map(arena, g, c.heads);
-    dhidden = make_map(arena, g, c.width);
-    dimage = make_map(arena, g, c.width ? c.channels : 0);
+    weights = make_map(arena, g.backward_history, c.heads);
+    dlogits = make_map(arena, g.backward_history, c.heads);
+    dhidden = make_map(arena, g.backward_history, c.width);
+    dimage = make_map(arena, g.backward_history, c.width ? c.channels : 0);
     const size_t rows_size = c.heads * c.head_width * ROWS, padded = c.heads * padded_width * ROWS;
     q_rows = arena.take(padded);
     grad_rows = arena.take(padded);
@@ -162,7 +162,8 @@ struct BackwardTile : RowTile {
         add_bias_gradients(cols);
       }
       take_turn(base / CHUNK, dscores, cols, weights, Columns(logits_base, lo, hi), [] {});
-      for (Map *map : maps) map->advance();
+      x.advance(), a.advance(), dlogits.advance(), dhidden.advance();
+      weights.restart(), dimage.restart();
     }
   }
 
@@ -356,14 +357,16 @@ struct BackwardTile : RowTile {
 
   void write_dq() const {
     const float scale = static_cast<float>(c.scale);
+    const auto place = [&](int64_t h, int64_t r) { return ((entry * c.heads + h) * c.queries + i0 + r) * c.head_width; };
+    if (!c.dq_low)
+      return transpose_out(dq, g.halo, [&](int64_t h, int64_t r) { return element(c, c.dq, place(h, r)); }, c.head_width,
+                           [scale](int64_t, int64_t) { return scale; });
+    // Rows that another tile adds to are rounded at the end.
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t r = g.halo; r < rows; ++r) {
-        const int64_t place = ((entry * c.heads + h) * c.queries + i0 + r) * c.head_width;
         const float *p = dq + h * c.head_width * ROWS + r;
         for (int64_t d = 0; d < c.head_width; ++d) row_scratch[d] = p[d * ROWS] * scale;
-        // Rows that another tile adds to are rounded at the end.
-        if (c.dq_low) split_row(static_cast<uint16_t *>(c.dq) + place, c.dq_low + place, row_scratch, c.head_width);
-        else write_row(c, element(c, c.dq, place), row_scratch, c.head_width);
+        split_row(static_cast<uint16_t *>(c.dq) + place(h, r), c.dq_low + place(h, r), row_scratch, c.head_width);
       }
   }
 

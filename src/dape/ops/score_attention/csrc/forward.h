@@ -9,8 +9,8 @@ struct ForwardTile : RowTile {
   Map logits;
   float *out, *top, *total;
 
-  ForwardTile(const Call &call, const float *memory, Arena &arena) : RowTile(call, memory, arena) {
-    logits = make_map(arena, g, c.heads);
+  ForwardTile(const Call &call, const float *memory, Arena &arena) : RowTile(call, memory, arena, Geometry(call).forward_history) {
+    logits = make_map(arena, g.forward_history, c.heads);
     out = arena.take(c.heads * c.head_width * ROWS);
     top = arena.take(c.heads * ROWS);
     total = arena.take(c.heads * ROWS);
@@ -46,7 +46,7 @@ struct ForwardTile : RowTile {
           add_values(h, cols);
         }
       }
-      x.advance(), a.advance(), logits.advance();
+      x.advance(), a.advance(), logits.restart();
     }
   }
 
@@ -101,20 +101,20 @@ struct ForwardTile : RowTile {
     }
   }
 
+  // The sums of weights become their inverses.
   void write() const {
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t r = g.halo; r < rows; ++r) {
-        const float sum = total[h * ROWS + r];
+        float &sum = total[h * ROWS + r];
         // Nothing visible, or nothing but −∞.
         const bool empty = sum == 0.0f;
-        const float inverse = empty ? 0.0f : 1.0f / sum;
-        const float *p = out + h * c.head_width * ROWS + r;
-        for (int64_t d = 0; d < c.head_width; ++d) row_scratch[d] = p[d * ROWS] * inverse;
-        const int64_t place = entry * c.out_stride[0] + h * c.out_stride[1] + (i0 + r) * c.out_stride[2];
-        write_row(c, element(c, c.out, place), row_scratch, c.head_width);
         c.lse[(entry * c.heads + h) * c.queries + i0 + r] =
             empty ? 0.0f : top[h * ROWS + r] + __builtin_logf(sum);
+        sum = empty ? 0.0f : 1.0f / sum;
       }
+    transpose_out(out, g.halo, [&](int64_t h, int64_t r) {
+      return element(c, c.out, entry * c.out_stride[0] + h * c.out_stride[1] + (i0 + r) * c.out_stride[2]);
+    }, c.out_stride[2], [&](int64_t h, int64_t r) { return total[h * ROWS + r]; });
   }
 };
 

@@ -38,12 +38,14 @@ struct Arena {
 
 struct Geometry {
   // halo: lanes at a tile's beginning for rows of the tile before, which this one's rows read.
-  int64_t halo, right, ahead, history, reach, tiles, offset;
+  // forward_history, backward_history: columns of earlier chunks that the stages of a pass read.
+  int64_t halo, right, ahead, forward_history, backward_history, reach, tiles, offset;
   explicit Geometry(const Call &c)
       : halo(earlier_rows(c)),
         right(c.width ? c.taps - 1 - c.left : 0),
         ahead(c.causal ? right : 0),
-        history(c.width ? 3 * (c.taps - 1) : 0),
+        forward_history(2 * right + (c.width ? c.left : 0)),
+        backward_history(c.width ? 3 * (c.taps - 1) : 0),
         reach(c.width ? c.taps - 1 : 0),
         tiles(ceil_div(c.queries, ROWS - halo)),
         offset(c.keys - c.queries) {}
@@ -176,14 +178,16 @@ struct Map {
     base = first_base;
     clear(base - history, base);
   }
+  // To the next chunk, whose stages read no column of this one.
+  void restart() { base += CHUNK; }
   void advance() {
     memmove(memory, memory + CHUNK * channels * ROWS, history * channels * ROWS * sizeof(float));
     base += CHUNK;
   }
 };
 
-INLINE Map make_map(Arena &arena, const Geometry &g, int64_t channels) {
-  return {arena.take((g.history + CHUNK) * channels * ROWS), channels, g.history, 0, 0};
+INLINE Map make_map(Arena &arena, int64_t history, int64_t channels) {
+  return {arena.take((history + CHUNK) * channels * ROWS), channels, history, 0, 0};
 }
 
 // The columns from … to - 1 of a stage in one chunk, cut to those that exist; the rest are zero.
@@ -220,7 +224,8 @@ struct RowTile {
   float row_scale[ROWS];
   Map x, a;
 
-  RowTile(const Call &call, const float *memory, Arena &arena)
+  // `history`: columns of earlier chunks that stages read of the image and the hidden map.
+  RowTile(const Call &call, const float *memory, Arena &arena, int64_t history)
       : c(call), g(call), table(call), shared(call, const_cast<float *>(memory)) {
     q = arena.take(c.heads * c.head_width * ROWS);
     column_scratch = arena.take(2 * most(table.width, c.heads) * ROWS);
@@ -228,8 +233,8 @@ struct RowTile {
     slice = arena.take(table.width * SLICE);
     row_scratch = arena.take(c.head_width);
     key_scratch = arena.take(c.dtype == FLOAT32 ? 0 : CHUNK * c.head_width);
-    x = make_map(arena, g, c.width ? c.channels : c.heads);
-    a = make_map(arena, g, c.width);
+    x = make_map(arena, history, c.width ? c.channels : c.heads);
+    a = make_map(arena, history, c.width);
   }
 
   // Moves to unit `unit`: tiles from the last to the first, the entries of a batch inside.
@@ -284,12 +289,60 @@ struct RowTile {
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t r = 0; r < ROWS; ++r) {
         float *p = out + h * c.head_width * ROWS + r;
+        int64_t d = 0;
+        if (r % LANES == 0 && in_blocks(from, r)) {
+          const float *row = query_row(data, stride, h, r);
+          for (; d + LANES <= c.head_width; d += LANES) transpose_block(p + d * ROWS, ROWS, row + d, stride[2], scale);
+          if (d == c.head_width) {
+            r += LANES - 1;
+            continue;
+          }
+        }
         if (r >= from && r < rows) {
           const float *row = query_row(data, stride, h, r);
-          for (int64_t d = 0; d < c.head_width; ++d) p[d * ROWS] = row[d] * scale;
+          for (d = 0; d < c.head_width; ++d) p[d * ROWS] = row[d] * scale;
         } else
-          for (int64_t d = 0; d < c.head_width; ++d) p[d * ROWS] = 0;
+          for (d = 0; d < c.head_width; ++d) p[d * ROWS] = 0;
       }
+  }
+
+  // Whether the rows r … r + LANES - 1 are there, as numbers that need no conversion.
+  bool in_blocks(int64_t from, int64_t r) const {
+    return TRANSPOSES && c.dtype == FLOAT32 && r >= from && r + LANES <= rows;
+  }
+
+  // Writes rows from lane `from` on of in [H][D][ROWS]: row (h, r) · factor(h, r) to row_of(h, r), `stride` apart.
+  template <class RowOf, class Factor>
+  void transpose_out(const float *in, int64_t from, const RowOf &row_of, ptrdiff_t stride, const Factor &factor) const {
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t r = from; r < rows; ++r) {
+        const float *p = in + h * c.head_width * ROWS + r;
+        if (r % LANES == 0 && c.head_width % LANES == 0 && in_blocks(from, r)) {
+          float *row = static_cast<float *>(row_of(h, r));
+          for (int64_t d = 0; d < c.head_width; d += LANES) {
+            vec x[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; ++i) x[i] = load(p + (d + i) * ROWS);
+            transpose(x);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; ++i) store(row + i * stride + d, x[i] * factor(h, r + i));
+          }
+          r += LANES - 1;
+          continue;
+        }
+        for (int64_t d = 0; d < c.head_width; ++d) row_scratch[d] = p[d * ROWS] * factor(h, r);
+        write_row(c, row_of(h, r), row_scratch, c.head_width);
+      }
+  }
+
+  // out[j][i] = in[i][j] · scale, for LANES rows and columns.
+  static INLINE void transpose_block(float *out, ptrdiff_t out_stride, const float *in, ptrdiff_t in_stride, float scale) {
+    vec x[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) x[i] = load(in + i * in_stride) * scale;
+    transpose(x);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) store(out + i * out_stride, x[i]);
   }
 
   // Lane r's row of x [B, H, Tq, D] as float32, until the next one is read.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 extern "C" void dape_wait(int spins);
 
@@ -78,6 +79,32 @@ INLINE void sums(float *out, vec a, vec b, vec c, vec d) {
 }
 #else
 INLINE void sums(float *out, vec a, vec b, vec c, vec d) { out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d); }
+#endif
+
+// Whether square blocks are transposed by shuffles, LANES × LANES at a time.
+#if defined(DAPE_SHUFFLES)
+constexpr bool TRANSPOSES = LANES == 16;
+// Lanes of two rows of a matrix, B apart: their columns with bit B off (or on) side by side.
+template <int B, bool ON, int... I>
+INLINE vec exchanged(vec a, vec b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I & B ? LANES + I - (ON ? 0 : B) : I + (ON ? B : 0))...);
+}
+template <int B>
+INLINE void transpose_step(vec (&x)[LANES]) {
+  constexpr auto lanes = std::make_integer_sequence<int, LANES>();
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; ++i)
+    if (!(i & B)) {
+      const vec a = x[i], b = x[i + B];
+      x[i] = exchanged<B, false>(a, b, lanes), x[i + B] = exchanged<B, true>(a, b, lanes);
+    }
+  if constexpr (B > 1) transpose_step<B / 2>(x);
+}
+// x[i][j] becomes x[j][i].
+INLINE void transpose(vec (&x)[LANES]) { transpose_step<LANES / 2>(x); }
+#else
+constexpr bool TRANSPOSES = false;
+INLINE void transpose(vec (&)[LANES]) {}
 #endif
 
 // e^x within about one unit in the last place for x <= 88; 0 below the smallest normal result, NaN for NaN.

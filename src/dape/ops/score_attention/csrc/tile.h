@@ -98,7 +98,7 @@ INLINE void product_tile(float *out, ptrdiff_t os, const float *init, ptrdiff_t 
 template <int V, int P, class Step>
 INLINE void by_outputs(int outputs, const Step &step, int from = 0) {
   for (; from + P <= outputs; from += P) step(Tile<V, P>(), from);
-  constexpr int next = P > 16 ? 16 : P > 8 ? 8 : P > 4 ? 4 : P > 2 ? 2 : 1;
+  constexpr int next = P > 8 ? 8 : P > 4 ? 4 : P > 2 ? 2 : 1;
   if constexpr (P > 1)
     if (from < outputs) by_outputs<V, next>(outputs, step, from);
 }
