@@ -1,5 +1,6 @@
-"""The README's first table is what `make demo` wrote into results/demo."""
+"""Numbers of the README: those of `make demo` in results/demo, and of the headline experiment."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -20,3 +21,20 @@ def test_the_headline_table_is_the_committed_result():
     for method, cells in rows.items():
         shown = [cell.strip(" *") for cell in cells.split("|")]
         assert shown == [f"{expected[method, length]:.2f}" for length in lengths]
+
+
+def test_the_headline_sentence_is_read_from_its_results():
+    """Perplexity at the training length and at the longest, and the number of seeds."""
+    results = json.loads((ROOT / "papers/dape_v2/headline/results.json").read_text("utf-8"))
+    text = (ROOT / "README.md").read_text("utf-8")
+    seeds = {run["seed"] for run in results["runs"]}
+    for method in ("dape1x3-kerple", "kerple"):
+        losses = {length: [] for length in (256, 8192)}
+        for row in results["rows"]:
+            run = results["runs"][row["run"]]
+            wanted = row["metric"] == "loss" and not row.get("slice") and row["eval_length"] in losses
+            if wanted and (run["method"], run["view"]) == (method, "equal-step"):
+                losses[row["eval_length"]].append(row["value"])
+        first, last = (math.exp(sum(values) / len(values)) for values in losses.values())
+        assert re.search(rf"{first:.2f}( at 256)? and {last:.2f}", text), method
+    assert ("(one seed so far)" in text) == (len(seeds) == 1)

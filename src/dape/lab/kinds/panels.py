@@ -356,7 +356,12 @@ def headline(folder: Folder) -> Figure | None:
             outside = " (far above)" if name == "rope" else ""
             errors = [gap.error for gap in gaps.values()]
             errorbar(axes[0], list(gaps), values, errors, f"{name}{outside}", looks[name])
-            reach += values if name != "rope" else []
+            # RoPE's range would flatten the others: it may leave the frame.
+            if name != "rope":
+                reach += [
+                    g.value + s * g.error for g in gaps.values() for s in (-1, 1) if math.isfinite(g.error)
+                ]
+                reach += values
     panels = [(axes[0], f"{base.corpus}, trained at {base.train_length}")]
     for index, (name, part) in enumerate(sliced.items()):
         one = models[BEST]
@@ -374,10 +379,9 @@ def headline(folder: Folder) -> Figure | None:
     for axis, title in panels:
         axis.axhline(0, color=FAINT, linewidth=0.8)
         axis.axvline(base.train_length, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
-        finish(axis, data.lengths(base), f"loss minus {BASE}'s, nats", "length read")
+        finish(axis, data.lengths(base), f"loss minus {BASE}'s, nats", "input length")
         axis.set_title(title, loc="left")
-    # RoPE's range would flatten the others: it may leave the frame.
-    room = 0.15 * (max(reach) - min(reach) or 0.1)
+    room = 0.05 * (max(reach) - min(reach) or 0.1)
     axes[0].set_ylim(min(reach) - room, max(reach) + room)
     drawn.legend(loc="outside lower center", ncols=3 if sliced else 2, frameon=False, handlelength=2.6)
     return drawn
