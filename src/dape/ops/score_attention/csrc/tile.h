@@ -354,7 +354,8 @@ INLINE void pair_outer_tile(float *sums, ptrdiff_t part, ptrdiff_t row, const fl
 #pragma GCC unroll 32
       for (int m = 0; m < M; ++m) g[k][p][m] = load(sums + k * part + p * row + m * LANES);
   const auto add = [&](auto both) __attribute__((always_inline)) {
-#pragma GCC unroll 32
+    // Side by side, the steps would need more registers than there are.
+#pragma GCC unroll 1
     for (int v = 0; v < V; ++v) {
       vec y0[P], y1[P];
 #pragma GCC unroll 32
