@@ -224,6 +224,11 @@ struct BackwardTile : RowTile {
       float *place = slice + table_place(j) - bottom;
       const float *column = map.at(j);
       if (!has_edge(j)) add_to_table(place, SLICE, column, table.width);
+      else if (same_first())
+        for (int64_t w = 0; w < table.width; ++w) {
+          float *edge = sums.edges + edge_place(0, j, w);
+          for (int64_t r = 0; r < rows; ++r) edge[r] += column[w * ROWS + r];
+        }
       else
         for (int64_t w = 0; w < table.width; ++w)
           for (int r = 0; r < rows; ++r)

@@ -464,6 +464,14 @@ struct RowTile {
   // [W][ROWS] of the table at a column where some rows have their first keys; two columns in turn.
   const float *fill_edge(const float *place, int64_t column) const {
     float *out = column_scratch + (column & 1) * table.width * ROWS;
+    if (same_first()) {
+      for (int64_t w = 0; w < table.width; ++w) {
+        memcpy(out + w * ROWS, c.edges + edge_place(0, column, w), rows * sizeof(float));
+        // Numbers in all lanes: sums over them meet weights of 0.
+        memset(out + w * ROWS + rows, 0, (ROWS - rows) * sizeof(float));
+      }
+      return out;
+    }
     for (int64_t w = 0; w < table.width; ++w)
       for (int r = 0; r < ROWS; ++r)
         out[w * ROWS + r] = at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
@@ -476,6 +484,8 @@ struct RowTile {
     for (int r = 0; r < rows; ++r) edge |= at_edge(r, column);
     return edge;
   }
+  // Whether all rows begin at the same key: what they have of a table by distance lies side by side then.
+  bool same_first() const { return !begin && lo == first_max; }
   bool at_edge(int r, int64_t column) const { return column >= first[r] && column - first[r] < table.left; }
   int64_t edge_place(int r, int64_t column, int64_t w) const {
     return ((column - first[r]) * table.width + w) * c.table_length + i0 + r + g.offset - column + table.ahead;
