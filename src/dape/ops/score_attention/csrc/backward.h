@@ -258,7 +258,7 @@ struct BackwardTile : RowTile {
       const KeyRows head = keys(c.k, c.k_stride, h, cols);
       product<VECTORS>(out, ROWS, out, ROWS, head.data, head.stride, 1,
                        dscores.at(cols.from) + dscores.head(h) * ROWS, dscores.channels * ROWS, cols.count(), c.head_width,
-                       Keep(), next_head(c.k, c.k_stride, h, cols, c.head_width));
+                       Keep(), next_head(c.k, c.k_stride, h, cols, c.head_width, cols.count()));
     }
   }
 
@@ -335,7 +335,7 @@ struct BackwardTile : RowTile {
       float *out = rest ? key_scratch : static_cast<float *>(place);
       const float *coef = map.at(cols.from) + map.head(h) * ROWS, *data = rows_data + h * ROWS * padded_width;
       const ptrdiff_t stride = map.channels * ROWS;
-      Prefetch ahead = next_head(gradient, strides, h, cols, steps);
+      Prefetch ahead = next_head(gradient, strides, h, cols, steps, ROWS);
       int64_t d = 0;
       const auto add = [&](auto tile) {
         constexpr int V = decltype(tile)::vectors;

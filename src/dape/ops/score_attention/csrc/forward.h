@@ -80,7 +80,7 @@ struct ForwardTile : RowTile {
     const KeyRows values = keys(c.v, c.v_stride, h, cols);
     product<VECTORS>(head_out, ROWS, head_out, ROWS, values.data, values.stride, 1,
                      logits.at(cols.from) + h * ROWS, c.heads * ROWS, cols.count(), c.head_width, Keep(),
-                     next_head(c.v, c.v_stride, h, cols, c.head_width));
+                     next_head(c.v, c.v_stride, h, cols, c.head_width, cols.count()));
   }
 
   // Rescales what one head has summed up so far, if some row's largest logit has grown by so much that

@@ -364,14 +364,15 @@ struct RowTile {
   }
 
   // What the next head, or the next chunk, needs of keys or values, to be loaded while this one is computed.
-  Prefetch next_head(const void *data, const int64_t *stride, int64_t head, Columns cols, int64_t outputs) const {
+  Prefetch next_head(const void *data, const int64_t *stride, int64_t head, Columns cols, int64_t outputs,
+                     int64_t depth) const {
     const bool last_head = head + 1 == c.heads;
     const int64_t column = last_head ? cols.to : cols.from;
     const int64_t rows = last_head ? least(cols.count(), c.keys - column) : cols.count();
     // In units of four bytes.
     const auto floats = [&](int64_t elements) { return (elements * element_bytes(c) + 3) / 4; };
     return {static_cast<const float *>(key(data, stride, last_head ? 0 : head + 1, column)), floats(stride[2]),
-            floats(c.head_width), rows, outputs / OUTPUTS + 1};
+            floats(c.head_width), rows, ceil_div(outputs, OUTPUTS) * ceil_div(depth, Prefetch::EVERY)};
   }
 
   // [column][H] of dot products between the rows ([H][D][ROWS]) and keys or values.
@@ -380,7 +381,7 @@ struct RowTile {
       const KeyRows head = keys(data, stride, h, cols);
       product<VECTORS>(out.at(cols.from) + out.head(h) * ROWS, out.channels * ROWS, nullptr, 0, head.data, 1,
                        head.stride, rows_data + h * c.head_width * ROWS, ROWS, c.head_width, cols.count(), Keep(),
-                       next_head(data, stride, h, cols, cols.count()));
+                       next_head(data, stride, h, cols, cols.count(), c.head_width));
     }
   }
 

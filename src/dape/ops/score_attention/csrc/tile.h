@@ -19,12 +19,15 @@ struct No {
   constexpr operator bool() const { return false; }
 };
 
+// `EVERY`: steps of a product from one call of step() to the next.
 struct NoPrefetch {
+  static constexpr int EVERY = 1 << 30;
   INLINE void step() {}
 };
 
 // Asks for the lines of a block of memory, a few at each step, so that requests do not pile up.
 struct Prefetch {
+  static constexpr int EVERY = 8;
   const float *p;
   ptrdiff_t stride;
   int64_t width, rows, lines_per_step;
@@ -48,6 +51,7 @@ struct Prefetch {
 
 // The same block, continued over several products.
 struct PrefetchBy {
+  static constexpr int EVERY = Prefetch::EVERY;
   Prefetch &ahead;
   INLINE void step() { ahead.step(); }
 };
@@ -59,35 +63,46 @@ struct Tile {
 };
 
 // acc[p][v] += Σ_m coef[m · cm + p · cp] · x[m · xs + lane], P outputs × V vectors.
-template <int P, int V>
+template <int P, int V, class Ahead>
 INLINE void accumulate(vec (&acc)[P][V], const float *coef, ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs,
-                       int depth) {
-  for (int m = 0; m < depth; ++m) {
-    vec in[V];
+                       int depth, Ahead &ahead) {
+  for (int m = 0; m < depth;) {
+    ahead.step();
+    const int end = depth - m > Ahead::EVERY ? m + Ahead::EVERY : depth;
+    for (; m < end; ++m) {
+      vec in[V];
 #pragma GCC unroll 32
-    for (int v = 0; v < V; ++v) in[v] = load(x + v * LANES);
+      for (int v = 0; v < V; ++v) in[v] = load(x + v * LANES);
 #pragma GCC unroll 32
-    for (int p = 0; p < P; ++p) {
-      const vec c = broadcast(coef[p * cp]);
+      for (int p = 0; p < P; ++p) {
+        const vec c = broadcast(coef[p * cp]);
 #pragma GCC unroll 32
-      for (int v = 0; v < V; ++v) acc[p][v] += c * in[v];
+        for (int v = 0; v < V; ++v) acc[p][v] += c * in[v];
+      }
+      coef += cm;
+      x += xs;
     }
-    coef += cm;
-    x += xs;
   }
 }
 
+template <int P, int V>
+INLINE void accumulate(vec (&acc)[P][V], const float *coef, ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs,
+                       int depth) {
+  NoPrefetch ahead;
+  accumulate(acc, coef, cm, cp, x, xs, depth, ahead);
+}
+
 // out[p][lane] = finish(init[p][lane] + Σ_m coef[m · cm + p · cp] · x[m · xs + lane]), P outputs × V vectors.
-template <int P, int V, class Finish>
+template <int P, int V, class Finish, class Ahead>
 INLINE void product_tile(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, const float *coef,
                          ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs, int depth, int first,
-                         Finish finish) {
+                         Finish finish, Ahead &ahead) {
   vec acc[P][V];
 #pragma GCC unroll 32
   for (int p = 0; p < P; ++p)
 #pragma GCC unroll 32
     for (int v = 0; v < V; ++v) acc[p][v] = init ? load(init + p * is + v * LANES) : vec{};
-  accumulate(acc, coef, cm, cp, x, xs, depth);
+  accumulate(acc, coef, cm, cp, x, xs, depth, ahead);
 #pragma GCC unroll 32
   for (int p = 0; p < P; ++p)
 #pragma GCC unroll 32
@@ -109,9 +124,8 @@ INLINE void product(float *out, ptrdiff_t os, const float *init, ptrdiff_t is, c
                     ptrdiff_t cm, ptrdiff_t cp, const float *x, ptrdiff_t xs, int depth, int outputs,
                     Finish finish = Finish(), Ahead ahead = Ahead()) {
   by_outputs<V, P>(outputs, [&](auto tile, int p) __attribute__((always_inline)) {
-    ahead.step();
     product_tile<decltype(tile)::outputs, V>(out + p * os, os, init ? init + p * is : nullptr, is, coef + p * cp, cm, cp,
-                                             x, xs, depth, p, finish);
+                                             x, xs, depth, p, finish, ahead);
   });
 }
 
