@@ -226,12 +226,12 @@ struct BackwardTile : RowTile {
       if (!has_edge(j)) add_to_table(place, SLICE, column, table.width);
       else if (same_first())
         for (int64_t w = 0; w < table.width; ++w) {
-          float *edge = sums.edges + edge_place(0, j, w);
-          for (int64_t r = 0; r < rows; ++r) edge[r] += column[w * ROWS + r];
+          // A row's place before the first distance would be another row's, which another thread may add to.
+          for (int64_t r = first_row(j); r < rows; ++r) sums.edges[edge_place(0, j, w) + r] += column[w * ROWS + r];
         }
       else
         for (int64_t w = 0; w < table.width; ++w)
-          for (int r = 0; r < rows; ++r)
+          for (int64_t r = first_row(j); r < rows; ++r)
             *(at_edge(r, j) ? sums.edges + edge_place(r, j, w) : place + w * SLICE + r) += column[w * ROWS + r];
     }
     for (int64_t w = 0; w < table.width; ++w) {

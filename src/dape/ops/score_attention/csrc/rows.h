@@ -465,17 +465,19 @@ struct RowTile {
   // [W][ROWS] of the table at a column where some rows have their first keys; two columns in turn.
   const float *fill_edge(const float *place, int64_t column) const {
     float *out = column_scratch + (column & 1) * table.width * ROWS;
+    const int64_t from = least(first_row(column), rows);
     if (same_first()) {
       for (int64_t w = 0; w < table.width; ++w) {
-        memcpy(out + w * ROWS, c.edges + edge_place(0, column, w), rows * sizeof(float));
         // Numbers in all lanes: sums over them meet weights of 0.
-        memset(out + w * ROWS + rows, 0, (ROWS - rows) * sizeof(float));
+        memset(out + w * ROWS, 0, ROWS * sizeof(float));
+        memcpy(out + w * ROWS + from, c.edges + edge_place(from, column, w), (rows - from) * sizeof(float));
       }
       return out;
     }
     for (int64_t w = 0; w < table.width; ++w)
-      for (int r = 0; r < ROWS; ++r)
-        out[w * ROWS + r] = at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
+      for (int64_t r = 0; r < ROWS; ++r)
+        out[w * ROWS + r] =
+            r >= from && at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
     return out;
   }
 
@@ -487,8 +489,10 @@ struct RowTile {
   }
   // Whether all rows begin at the same key: what they have of a table by distance lies side by side then.
   bool same_first() const { return !begin && lo == first_max; }
-  bool at_edge(int r, int64_t column) const { return column >= first[r] && column - first[r] < table.left; }
-  int64_t edge_place(int r, int64_t column, int64_t w) const {
+  // The first lane whose row the table has at this column; those before it stand further left than the column reaches.
+  int64_t first_row(int64_t column) const { return most(0, column - table.ahead - i0 - g.offset); }
+  bool at_edge(int64_t r, int64_t column) const { return column >= first[r] && column - first[r] < table.left; }
+  int64_t edge_place(int64_t r, int64_t column, int64_t w) const {
     return ((column - first[r]) * table.width + w) * c.table_length + i0 + r + g.offset - column + table.ahead;
   }
 
