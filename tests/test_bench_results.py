@@ -29,7 +29,8 @@ def test_the_table_shows_the_times():
         backend: f"{times[backend, 'forward']} / {times[backend, 'forward+backward']}" for backend, _ in times
     }
     shown = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", TABLE, re.MULTILINE))
-    assert {backend: text for backend, text in shown.items() if text} == measured
+    timed = {backend: text for backend, text in shown.items() if text}
+    assert timed == {backend: measured[backend] for backend in ("cpu", "tiled", "sdpa", "listing")}
 
 
 def test_the_table_shows_the_memory():
