@@ -136,20 +136,7 @@ def run(options: Options) -> list[Record]:
     workload.check_bias(options.bias)
     if options.threads:
         torch.set_num_threads(options.threads)
-    sizes = [
-        Sizes(
-            n,
-            n,
-            options.batch,
-            options.heads,
-            options.head_width,
-            options.width,
-            options.kernel,
-            options.processor,
-            options.bias,
-        )
-        for n in lengths
-    ]
+    sizes = [Sizes.of(options, n, n) for n in lengths]
     square = [LISTING, *([COMPILED] if options.compile else [])]
     square += [SDPA_BIAS] if options.processor == "plain" else []
     square.append(FLEX)

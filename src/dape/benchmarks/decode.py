@@ -68,20 +68,7 @@ def run(options: Options) -> list[report.Record]:
     check_bias(options.bias)
     if options.threads:
         torch.set_num_threads(options.threads)
-    sizes = [
-        Sizes(
-            n,
-            1,
-            options.batch,
-            options.heads,
-            options.head_width,
-            options.width,
-            options.kernel,
-            options.processor,
-            options.bias,
-        )
-        for n in split_numbers("lengths", options.lengths)
-    ]
+    sizes = [Sizes.of(options, n, 1) for n in split_numbers("lengths", options.lengths)]
     placement = Placement.of(options.device, options.dtype)
     backends = candidates(options.backends, sizes[0], [], placement)
     rounds, memory, clock = options.rounds, options.memory, options.clock

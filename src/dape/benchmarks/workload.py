@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,12 @@ class Sizes:
     kernel: int = 3
     processor: str = ""
     bias: str = "distance"
+
+    @classmethod
+    def of(cls, options: Any, keys: int, queries: int) -> Sizes:
+        """Sizes for a number of keys and queries, the others from options of the same names."""
+        others = [field.name for field in fields(cls) if field.name not in ("keys", "queries")]
+        return cls(keys, queries, **{name: getattr(options, name) for name in others})
 
     @property
     def method(self) -> str:

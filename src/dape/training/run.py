@@ -247,7 +247,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     except ValueError as error:
         if missing := [name for name, mark in imports.items() if mark not in LOADED.values()]:
             options = " ".join(f"--import {name}" for name in missing)
-            raise ValueError(f"{folder}: {error}; it was trained with {options}: give it again") from error
+            raise ValueError(f"{folder}: {error}; it was trained with {options}: pass it again") from error
         if version == __version__:
             raise
         raise ValueError(

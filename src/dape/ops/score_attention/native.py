@@ -163,7 +163,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def layout_difference(kernel: ctypes.CDLL) -> str | None:
-    """The first field that the kernel's structures and ours do not have in the same place, in a sentence, or None."""
+    """Description of the first field whose layout differs between the kernel's structures and ours, or None."""
     if not hasattr(kernel, "dape_field"):
         return "it does not say how its calls are laid out"
     kernel.dape_field.restype = ctypes.c_char_p
@@ -173,11 +173,11 @@ def layout_difference(kernel: ctypes.CDLL) -> str | None:
         ours = [(structure.__name__, 0, ctypes.sizeof(structure))]
         for name, *_ in structure._fields_:
             ours.append((name, getattr(structure, name).offset, getattr(structure, name).size))
-        for place, expected in enumerate([*ours, None], start=-1):
-            name = kernel.dape_field(number, place, ctypes.byref(offset), ctypes.byref(size))
+        for index, expected in enumerate([*ours, None], start=-1):
+            name = kernel.dape_field(number, index, ctypes.byref(offset), ctypes.byref(size))
             found = None if name is None else (name.decode(), offset.value, size.value)
             if found != expected:
-                return f"field {place} of {structure.__name__} (name, offset, size) is {found} there and {expected} here"
+                return f"field {index} of {structure.__name__} (name, offset, size) is {found} there and {expected} here"
     return None
 
 
