@@ -416,6 +416,23 @@ def test_all_comparisons_together(findings: list, strict: str, pooled: str) -> N
     assert Evidence(findings, need="some").pooled() == Evidence(findings, ["one"]).pooled() == ("", "")
 
 
+def test_a_large_lead_over_one_method_does_not_stand_for_another() -> None:
+    """Pairs of methods are pooled separately: the claim is about each of them."""
+    weak = [Finding(9.0, 0.1, "", setting=n, methods=("a", "weak")) for n in range(4)]
+    strong = [replace(f, value=0.0, methods=("a", "strong")) for f in weak]
+    assert Evidence(weak).pooled() == (HOLDS, "+9.000 ± 0.050 for it, over 4 settings")
+    verdict, text = Evidence(weak + strong).pooled()
+    assert (verdict, text) == (
+        UNDECIDED,
+        "+0.000 ± 0.050 for it, over 4 settings; the weakest of 2: a against strong",
+    )
+    # One of many pairs that is against it by chance decides nothing: the bound is that of a search.
+    against = [replace(f, value=-0.11, methods=("a", "strong")) for f in weak]
+    others = [replace(f, methods=("a", str(n))) for n in range(9) for f in weak]
+    assert (Evidence(against + weak).pooled()[0], Evidence(against).pooled()[0]) == (UNDECIDED, FAILS)
+    assert Evidence(against + others).pooled()[0] == UNDECIDED
+
+
 def test_how_far_settings_differ_is_said() -> None:
     apart = [Finding(value, 0.01, "", setting=value) for value in (0.1, 0.5, 0.9)]
     verdict, text = Evidence(apart).pooled()

@@ -91,7 +91,7 @@ def load_claims(path: Path) -> list[Claim]:
 class Verdict:
     """Verdict on a claim: one of VERDICTS, a sentence with the numbers, and their scale.
 
-    pooled:  the verdict on all comparisons together, and the numbers; empty if the claim is not about their mean.
+    pooled:  the verdict on all settings together, pair of methods by pair, and the numbers; empty if the claim is not about their mean.
     printed: the verdict of the same rule on the numbers printed in the paper; empty if it prints too few.
     closer:  the verdicts on the claims that examine this one, of those that were run.
     """

@@ -19,6 +19,7 @@ class Finding:
     """One comparison: `value` is positive in favour of the claim, `error` its standard error.
 
     setting: comparisons of one setting share documents, seeds or both; those of different ones do not.
+    methods: labels of the methods compared; only comparisons of the same methods are pooled.
     """
 
     value: float
@@ -26,6 +27,7 @@ class Finding:
     text: str
     dof: float = math.inf
     setting: Any = None
+    methods: tuple[str, ...] = ()
 
     @property
     def weight(self) -> float:
@@ -34,10 +36,16 @@ class Finding:
 
 
 def finding(
-    estimate: Estimate, text: str, setting: Any = None, *, sign: int = 1, beyond: float = 0.0
+    estimate: Estimate,
+    text: str,
+    setting: Any = None,
+    methods: tuple[str, ...] = (),
+    *,
+    sign: int = 1,
+    beyond: float = 0.0,
 ) -> Finding:
     """The finding that sign · estimate exceeds `beyond`."""
-    return Finding(sign * estimate.value - beyond, estimate.error, text, estimate.dof, setting)
+    return Finding(sign * estimate.value - beyond, estimate.error, text, estimate.dof, setting, methods)
 
 
 @dataclass(frozen=True)
@@ -61,27 +69,38 @@ class Evidence:
         return verdict, f"{self._summary(verdict)}{f' {_not_run(self.missing)}' if self.missing else ''}"
 
     def pooled(self) -> tuple[str, str]:
-        """The verdict on all comparisons together, and the numbers; empty if the claim is not about their mean.
+        """The verdict on all settings together, and the numbers; empty if the claim is not about their mean.
 
-        Inference is about the settings that were run. Within a setting, comparisons and their errors are averaged, as
-        if fully correlated; the errors of settings are treated as independent. The spread of settings beyond their
-        errors is reported with it.
+        Each pair of methods is pooled by itself, and the claim holds if it does for every pair: the lead over a weak
+        method says nothing about the lead over a strong one. The numbers are those of the pair that decides.
         """
-        groups: dict[Any, list[Finding]] = {}
-        for finding in self.findings:
-            groups.setdefault(finding.setting, []).append(finding)
-        means = [
-            Estimate(fmean(f.value for f in g), fmean(f.error for f in g), min(f.dof for f in g))
-            for g in groups.values()
-        ]
-        whole = self.need == "every" and not self.missing and len(self.findings) > 1
-        if not whole or not all(math.isfinite(mean.value) and mean.error > 0 for mean in means):
+        if self.need != "every" or self.missing or len(self.findings) < 2:
             return "", ""
-        mean, apart = average(means), pool(means).between
-        verdict = HOLDS if mean.weight > ERRORS else FAILS if mean.weight < -ERRORS else UNDECIDED
-        settings = f"{len(means)} setting{'s' if len(means) > 1 else ''}"
+        by_methods = [
+            [f for f in self.findings if f.methods == m] for m in {f.methods: 0 for f in self.findings}
+        ]
+        settings = [_means_by_setting(findings) for findings in by_methods]
+        if not all(math.isfinite(mean.value) and mean.error > 0 for means in settings for mean in means):
+            return "", ""
+        means = [average(several) for several in settings]
+        weights = [mean.weight for mean in means]
+        least = weights.index(min(weights))
+        verdict = (
+            HOLDS
+            if weights[least] > ERRORS
+            else FAILS
+            if weights[least] < -searched(len(weights))
+            else UNDECIDED
+        )
+        return verdict, self._pooled_text(means[least], settings[least], by_methods[least][0], len(means))
+
+    def _pooled_text(self, mean: Estimate, settings: list[Estimate], decisive: Finding, pairs: int) -> str:
+        """Numbers of the decisive pair; `settings` are its estimates, whose spread beyond their errors is reported."""
+        apart = pool(settings).between
+        count = f"{len(settings)} setting{'s' if len(settings) > 1 else ''}"
         differ = f", which differ by {apart:.3f}" if apart > 0.0005 else ""
-        return verdict, f"{signed(mean)} for it, over {settings}{differ}"
+        of = f"; the weakest of {pairs}: {' against '.join(decisive.methods)}" if pairs > 1 else ""
+        return f"{signed(mean)} for it, over {count}{differ}{of}"
 
     def _beyond(self, bound: float) -> tuple[int, int]:
         """Number of comparisons for and against the claim by more than `bound` standard errors."""
@@ -121,6 +140,17 @@ class Evidence:
             counts += f" (one of {len(self.findings)} decides beyond {searched(len(self.findings)):.1f})"
         strongest = "Strongest against it" if min(weights) < 0 else "Closest"
         return f"{counts}. {'Strongest for it' if self.need == 'some' else strongest}: {shown.text}."
+
+
+def _means_by_setting(findings: Sequence[Finding]) -> list[Estimate]:
+    """Mean of each setting: its comparisons and their errors are averaged, as if fully correlated."""
+    groups: dict[Any, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.setting, []).append(finding)
+    return [
+        Estimate(fmean(f.value for f in g), fmean(f.error for f in g), min(f.dof for f in g))
+        for g in groups.values()
+    ]
 
 
 def _not_run(missing: Sequence[str]) -> str:

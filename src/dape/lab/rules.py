@@ -64,11 +64,9 @@ def ordered(data: Data, methods: Sequence[Choice], **where: Any) -> Evidence:
 
 def near(data: Data, a: Choice, b: Any, *, within: float, **where: Any) -> Evidence:
     """The perplexities of a and b differ by no more than the factor `within`, either way."""
-    gaps = data.gaps(a, b, Where(**where))
-    closer = (
-        (replace(gap, value=math.log(within) - abs(gap.value)), text, scope) for gap, text, scope in gaps
-    )
-    return data.evidence([finding(*gap) for gap in closer])
+    gaps = list(data.gaps(a, b, Where(**where)))
+    room = [replace(gap[0], value=math.log(within) - abs(gap[0].value)) for gap in gaps]
+    return data.evidence([finding(left, *gap[1:]) for left, gap in zip(room, gaps, strict=True)])
 
 
 def falls(data: Data, a: Any, **chosen: Any) -> Evidence:
@@ -100,7 +98,8 @@ def _changes(
                 f"{one.label} has perplexity {data.ppl(one, start)} at {start} and {data.ppl(one, length)} at "
                 f"{length} tokens ({one.corpus}; change of the loss {signed(change)})"
             )
-            findings.append(finding(change, text, setting_of(one), sign=sign, beyond=math.log(factor)))
+            about = text, setting_of(one), (one.label,)
+            findings.append(finding(change, *about, sign=sign, beyond=math.log(factor)))
     # A setting whose inputs are too short to tell is left out if others can.
     data.missing += [] if findings else short
     return data.evidence(findings, need)
@@ -115,7 +114,8 @@ def at_most(data: Data, a: Any, perplexity: float, **where: Any) -> Evidence:
                 f"{one.label} has perplexity {data.ppl(one, length)} at {length} tokens ({trained_on(one)})"
             )
             loss = data.losses.loss(one, length)
-            findings.append(finding(loss, text, setting_of(one), sign=-1, beyond=-math.log(perplexity)))
+            about = text, setting_of(one), (one.label,)
+            findings.append(finding(loss, *about, sign=-1, beyond=-math.log(perplexity)))
     return data.evidence(findings)
 
 
@@ -132,7 +132,8 @@ def some_lower(
     findings = []
     for (*options, base), length in data.fields([*methods, b], Where(**{"at": "longest", **where})):
         best = min(options, key=lambda one: data.losses.loss(one, length).value)
-        findings.append(finding(*data.gap(best, base, length), sign=-1))
+        # Another of the methods may be the best elsewhere: they are pooled as one.
+        findings.append(replace(finding(*data.gap(best, base, length), sign=-1), methods=()))
     return data.evidence(findings, need, unit)
 
 
@@ -213,7 +214,7 @@ def gain_grows(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
             f"{one.label} minus {other.label}: loss {signed(near_)} at {start} and {signed(far)} at {lengths[-1]} "
             f"tokens ({one.corpus}; difference {signed(growth)})"
         )
-        findings.append(finding(growth, text, setting_of(one, other), sign=-1))
+        findings.append(finding(growth, text, setting_of(one, other), (one.label, other.label), sign=-1))
     return data.evidence(findings)
 
 
@@ -240,7 +241,7 @@ def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where
                 f"{100 * gain.sum() / total:.0f} % of it on the {100 * hit.sum() / tokens.sum():.0f} % of tokens that "
                 f"recall could copy ({trained_on(one)}, read at {length}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
             )
-            findings.append(finding(lead, text, setting_of(one, other)))
+            findings.append(finding(lead, text, setting_of(one, other), (one.label, other.label)))
     return data.evidence(findings)
 
 
@@ -266,7 +267,8 @@ def matches_paper(
                     loss = data.losses.loss(one, length)
                     off = replace(loss, value=abs(loss.value - math.log(printed[length])))
                     text = f"{one.label} {data.ppl(one, length)}, the paper's {printed[length]} ({trained_on(one)}, read at {length})"
-                    findings.append(finding(off, text, setting_of(one), sign=-1, beyond=-math.log(within)))
+                    scope = text, setting_of(one), (one.label,)
+                    findings.append(finding(off, *scope, sign=-1, beyond=-math.log(within)))
     return data.evidence(findings)
 
 
@@ -303,7 +305,8 @@ def accuracy_bound(
                     data.lack(f"{one.label} on {one.task} at length {length}")
                     continue
                 text = f"{one.label} gives {percent(share)} right answers at length {length} ({one.task})"
-                findings.append(finding(share, text, (one.task, one.layers), beyond=least))
+                about = text, (one.task, one.layers), (one.label,)
+                findings.append(finding(share, *about, beyond=least))
     return data.evidence(findings)
 
 
@@ -328,7 +331,7 @@ def best_is_among(
     findings = []
     for solvers in _task_fields(data, [*methods, *others], tasks, layers):
         best, rival = (next(one for one in solvers if one.method in group) for group in (methods, others))
-        findings.append(_lead(data, best, rival))
+        findings.append(replace(_lead(data, best, rival), methods=()))
     return data.evidence(findings, need, "tasks")
 
 
@@ -363,7 +366,8 @@ def _lead(data: Data, one: Solver, other: Solver) -> Finding:
     first, second = data.accuracies.accuracy(one), data.accuracies.accuracy(other)
     unlearned = not (has_learned(one.task, first) or has_learned(other.task, second))
     text = f"{one.label} {percent(first)}, {other.label} {percent(second)} ({one.task}{', neither learned' * unlearned})"
-    return finding(data.accuracies.difference(one, other), text, (one.task, one.layers))
+    about = text, (one.task, one.layers), (one.label, other.label)
+    return finding(data.accuracies.difference(one, other), *about)
 
 
 def percent(estimate: Estimate, digits: int = 1) -> str:
@@ -385,7 +389,7 @@ def slower(data: Data, a: str, b: Any, *, sizes: Any = None, factor: float = 1.0
                 f"{a} takes {one.value:.1f} ms and {method} {other.value:.1f} ms at {data.times.name_of(setup)} "
                 f"({_ratio(ratio)} times)"
             )
-            findings.append(finding(ratio, text, setup, beyond=factor))
+            findings.append(finding(ratio, text, setup, (a, method), beyond=factor))
     return data.evidence(findings)
 
 

@@ -38,6 +38,8 @@ class Pick:
 
 
 Choice = str | Pick
+# A difference, its description, the setting, and the methods compared: arguments of `finding`.
+Gap = tuple[Estimate, str, tuple[Any, ...], tuple[str, ...]]
 
 
 class Where(NamedTuple):
@@ -169,14 +171,14 @@ class Data:
                 fields += [(list(options), length) for length in self.lengths(*options, at=where.at)]
         return fields
 
-    def gaps(self, a: Choice, b: Any, where: Where) -> Iterator[tuple[Estimate, str, Any]]:
-        """Loss of every a minus that of its b at every length, its description, and the setting."""
+    def gaps(self, a: Choice, b: Any, where: Where) -> Iterator[Gap]:
+        """Loss of every a minus that of its b at every length."""
         for one, other in self.pairs(a, b, where):
             for length in self.lengths(one, other, at=where.at):
                 yield self.gap(one, other, length)
 
-    def gap(self, one: Trained, other: Trained, length: int) -> tuple[Estimate, str, Any]:
-        """Loss of one minus that of the other, its description, and the setting."""
+    def gap(self, one: Trained, other: Trained, length: int) -> Gap:
+        """Loss of one minus that of the other, its description, the setting and the methods."""
         gap = self.losses.difference((1, one, length), (-1, other, length))
         both = one.train_length == other.train_length
         names = [f"{t.label}{'' if both else f' trained at {t.train_length}'}" for t in (one, other)]
@@ -187,7 +189,7 @@ class Data:
             f"{names[0]} has perplexity {self.ppl(one, length)}{of}, {names[1]} {self.ppl(other, length)} "
             f"({where}; loss {signed(gap)}, {seeds} seed{'s' if seeds > 1 else ''})"
         )
-        return gap, text, setting_of(one, other)
+        return gap, text, setting_of(one, other), (one.label, other.label)
 
     def ppl(self, one: Trained, length: int) -> str:
         return number(exp(self.losses.loss(one, length).value))

@@ -266,7 +266,7 @@ def pooled_counts(verdicts: Sequence[Verdict]) -> str:
     """Counts of the pooled verdicts; empty if there are none."""
     pooled = [replace(verdict, verdict=verdict.pooled[0]) for verdict in verdicts if verdict.pooled[0]]
     return (
-        f"All comparisons of a claim together, of {len(pooled)} that allow it: {counted(count(pooled))}."
+        f"All settings of a claim together, of {len(pooled)} that allow it: {counted(count(pooled))}."
         if pooled
         else ""
     )
@@ -355,7 +355,7 @@ def explained(folders: Sequence[Folder]) -> str:
     return (
         f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: every comparison that a claim is made of lies beyond two standard errors "
         f"for it, or one lies beyond against it. *{VERDICTS[2]}*: within. Few documents and seeds ask for more errors, by "
-        f"Student's t. *Pooled*: the mean of all comparisons in the settings that were run. *On the paper's own numbers*: "
+        f"Student's t. *Pooled*: each pair of methods over all settings that were run; the claim holds if it does for every pair. *On the paper's own numbers*: "
         f"what the same rule says of the numbers that the paper prints. Losses are compared on the same tokens; "
         f"errors are over documents, joined with the spread between seeds. {borrowed(folders)} "
         f"An exception among many comparisons decides only further out, beyond {searched(24):.1f} errors for one of 24."
