@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 def test_the_headline_table_is_the_committed_result():
     frame = load_results(ROOT / "results" / "demo" / "results.json").frame
     table = (ROOT / "README.md").read_text("utf-8").split("<!-- demo -->")[1].split("<!-- /demo -->")[0]
-    lengths = [int(number) for number in re.findall(r"\d+", table.splitlines()[1].split("read at")[1])]
+    lengths = [int(number) for number in re.findall(r"\d+", table.splitlines()[1].split("evaluated at")[1])]
     rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", table, re.MULTILINE))
     losses = frame[(frame["metric"] == "loss") & (frame["view"] == "equal-step")]
     expected = {(row["method"], row["eval_length"]): math.exp(row["value"]) for _, row in losses.iterrows()}

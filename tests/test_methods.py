@@ -194,7 +194,7 @@ def test_dape_methods_lists_them_all(capsys):
     shown = {word.rstrip(",") for line in lines for word in line.split()}
     # Of a processor with several kernels, the first two stand for all.
     assert shown >= {*POSITIONS, "dape-", "dape1x3-", "keyconv1x3-", "talking-", "mta-"}
-    assert {m.processor for m in all_methods()} == {"plain", "dape", "keyconv", "talking", "mta"}
+    assert {m.processor for m in all_methods()} == set(SCORES)
 
 
 def test_help_and_mistakes(capsys):

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from dape import POSITIONS
+from dape import POSITIONS, SCORES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,9 +24,12 @@ def test_make_targets_exist():
     assert {"demo", "test"} <= used <= targets
 
 
-def test_every_encoding_is_in_the_table():
-    table = README.split("| position encoding |")[1].split("\n\n")[0]
-    assert set(POSITIONS) <= set(re.findall(r"`([\w-]+)`", table))
+def test_every_encoding_and_every_processor_is_in_its_table():
+    for title, registry in (("position encoding", POSITIONS), ("score processor", SCORES)):
+        table = README.split(f"| {title} |")[1].split("\n\n")[0]
+        assert set(registry) - {"plain"} <= {
+            re.sub(r"\dx\d$", "", n) for n in re.findall(r"`([\w-]+)`", table)
+        }
 
 
 def test_the_recall_tables_are_the_committed_result():

@@ -124,17 +124,16 @@ class Method:
 
 def parse_method(name: str) -> Method:
     """Parse a method name; an unknown one raises with the nearest names."""
-    match = re.fullmatch(r"(?P<pair>[^\[\]]+)(?:\[(?P<options>[^\[\]]*)\])?", name)
-    method = _parse_pair(match["pair"]) if match else None
-    if match is None or method is None:
+    pair, options = parse_brackets(name)
+    method = _parse_pair(pair)
+    if method is None:
         known = [method.name for method in all_methods()]
         near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or list(POSITIONS)
         raise ValueError(
             f'unknown method "{name}"; did you mean {", ".join(near)}? `dape methods` lists them all'
         )
-    if not match["options"]:
+    if not options:
         return method
-    options = dict(_parse_option(name, part) for part in match["options"].split(","))
     encoding, processor = _parameters(POSITIONS[method.position]), _parameters(SCORES[method.processor])
     valid = [n for n in (*encoding, *processor) if n not in (*OWN, "head_width", "hidden_size")]
     for option in options:
@@ -160,6 +159,14 @@ def parse_layers(method: str | Sequence[str]) -> tuple[Method, ...]:
 def canonical(method: str | Sequence[str]) -> str:
     """Canonical name of a method, or of a list of methods for layers."""
     return LAYERS.join(parsed.name for parsed in parse_layers(method))
+
+
+def parse_brackets(text: str) -> tuple[str, dict[str, Any]]:
+    """A name and the options after it in brackets: slurm[partition=gpu,gpus_per_node=8]. No brackets: no options."""
+    match = re.fullmatch(r"(?P<name>[^\[\]]+)(?:\[(?P<options>[^\[\]]*)\])?", text)
+    if match is None or not match["options"]:
+        return match["name"] if match else text, {}
+    return match["name"], dict(_parse_option(text, part) for part in match["options"].split(","))
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str]:
@@ -214,10 +221,10 @@ def _parse_pair(pair: str) -> Method | None:
     return Method(position, match["name"], kernel)
 
 
-def _parse_option(method: str, text: str) -> tuple[str, Any]:
+def _parse_option(whole: str, text: str) -> tuple[str, Any]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not name or not equals or not value:
-        raise ValueError(f'"{text}" in "{method}" is not an option: write name=value')
+        raise ValueError(f'"{text}" in "{whole}" is not an option: write name=value')
     known = {"true": True, "false": False, "none": None}
     if value.lower() in known:
         return name, known[value.lower()]

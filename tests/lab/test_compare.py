@@ -22,10 +22,10 @@ from dape.cli import main
 from dape.evaluate import evaluate_by_length, paired_difference
 from dape.files import exclusive
 from dape.lab import pace
-from dape.lab.compare import by_recipe, load_comparison, merge
+from dape.lab.compare import CompareConfig, by_recipe, load_comparison, merge
 from dape.lab.execute import make_plan, settle
 from dape.lab.records import Results, load_results
-from dape.lab.runner import Job, Local, Process, Slurm, last_record, run_jobs, why
+from dape.lab.runner import LAUNCHERS, Job, Local, Process, Slurm, last_record, run_jobs, why
 from dape.training import load_run
 from dape.training.run import build_model
 
@@ -280,6 +280,39 @@ def test_interrupted_jobs_save_and_end_before_it_returns(tmp_path: Path) -> None
     assert [process.returncode for process in launcher.started] == [0, 0]
     assert len(list(tmp_path.glob("saved*"))) == 2
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("command", ["compare", "tasks", "reproduce"])
+def test_every_command_passes_the_launcher_its_options(command, tmp_path, monkeypatch, capsys) -> None:
+    built = []
+
+    class Elsewhere:
+        has_queue = True
+
+        def __init__(self, folder: Path, options: dict) -> None:
+            built.append(options)
+
+        def start(self, job: Job, at_once: int) -> None:
+            raise ValueError("nothing runs here")
+
+    monkeypatch.setitem(LAUNCHERS, "elsewhere", Elsewhere)
+    given = {
+        "compare": options(write_corpus(tmp_path))[1:],
+        "tasks": ["run", "even_pairs", "--steps", "2"],
+        "reproduce": ["leakage", "--scale", "smoke", "--work", str(tmp_path / "work")],
+    }[command]
+    folder = ["--out", str(tmp_path / "out")] if command == "tasks" else []
+    assert main([command, *given, *folder, "--launcher", "elsewhere[nodes=2,queue=long]"]) == 2
+    assert "nothing runs here" in capsys.readouterr().err
+    assert built[-1] == {"nodes": 2, "queue": "long"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("slrum", 'no launcher "slrum"'), ("local[nodes=2]", "nodes is given")]
+)
+def test_a_launcher_that_cannot_be_is_reported_at_once(given: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        CompareConfig(launcher=given)
 
 
 def test_jobs_are_submitted_through_submitit(tmp_path: Path) -> None:

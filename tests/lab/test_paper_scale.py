@@ -115,6 +115,11 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys) -> None:
     options = ["--scale", "paper", "--papers", str(PAPERS), "--work", str(tmp_path)]
     assert main(["reproduce", "leakage", *options]) == 2
     assert "3 trainings of the paper's scale need GPUs" in capsys.readouterr().err
+    # The nodes of a cluster have them: there only the text is missing.
+    assert main(["reproduce", "leakage", *options, "--launcher", "slurm[partition=gpu]"]) == 2
+    said = capsys.readouterr().err
+    assert "need GPUs" not in said
+    assert "arxiv" in said
     assert (
         main(["reproduce", "step_time", "--scale", "paper", "--papers", str(PAPERS), "--work", str(tmp_path)])
         == 2

@@ -13,7 +13,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dape.commands.options import Named, named
 from dape.commands.parsing import parse
 from dape.lab.display import display
 from dape.lab.execute import counted, execute, left_of, make_plan, summary_of
@@ -26,7 +25,7 @@ from dape.lab.experiments import (
     load_experiments,
 )
 from dape.lab.records import Results, find_results
-from dape.lab.runner import LauncherName, make_launcher, torchrun_command
+from dape.lab.runner import launcher_setting, make_launcher, torchrun_command
 from dape.settings import check, setting
 
 DESCRIPTION = """Reproduce tables and figures of the papers, and judge their claims by the results.
@@ -35,7 +34,7 @@ DESCRIPTION = """Reproduce tables and figures of the papers, and judge their cla
   dape reproduce baselines --scale smoke             a full pass in seconds
   dape reproduce baselines --corpora TEXTS --jobs 2  real text, on a laptop (hours)
   dape reproduce baselines --scale paper --dry-run   as commands for torchrun
-  dape reproduce baselines --scale paper --launcher slurm --slurm partition=gpu gpus_per_node=8
+  dape reproduce baselines --scale paper --launcher 'slurm[partition=gpu,gpus_per_node=8]'
 
 A training shared by several experiments runs once. Results are written after each training; the same command
 resumes an interrupted reproduction and retries failed trainings."""
@@ -61,10 +60,7 @@ class Options:
         low=1,
         high=1024,
     )
-    launcher: LauncherName = "local"
-    """slurm submits every training as a job of the cluster (through submitit)."""
-    slurm: Named = ()
-    """Options of the cluster's jobs, such as partition=gpu gpus_per_node=8 timeout_min=2880."""
+    launcher: str = launcher_setting()
     corpora: Path | None = None
     """Folder of the texts, by default that of the environment variable DAPE_CORPORA."""
     papers: Path | None = None
@@ -103,21 +99,22 @@ def main(arguments: list[str]) -> int:
     if not (options.names or options.all or options.list):
         raise ValueError("name an experiment, or give --all; `dape reproduce --list` shows what there is")
     experiments = load_experiments(papers, options.names or None)
+    work = options.work.absolute() / options.scale
+    launcher = make_launcher(options.launcher, work)
     workspace = Workspace(
-        options.work.absolute() / options.scale,
+        work,
         options.scale,
         papers,
         load_corpora(papers),
         corpora_folder(options.corpora),
         options.jobs,
-        in_process=options.scale == "smoke",
+        in_process=options.scale == "smoke" and not launcher.has_queue,
     )
     if options.list:
         print_list(experiments, workspace, console)
         return 0
     if options.dry_run:
         return dry_run(experiments, workspace, console)
-    launcher = make_launcher(options.launcher, workspace.work, named(options.slurm))
     with display(console, at_once=options.jobs, summary=summary_of) as announce:
         results = execute(experiments, workspace, announce, launcher=launcher)
     return finish(experiments, results, workspace, console)

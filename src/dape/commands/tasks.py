@@ -22,7 +22,7 @@ from dape.lab.execute import execute, summary_of
 from dape.lab.experiments import Experiment, Workspace
 from dape.lab.kinds.tasks import TaskRun
 from dape.lab.records import Results, find_results
-from dape.lab.runner import LauncherName, make_launcher
+from dape.lab.runner import launcher_setting, make_launcher
 from dape.settings import check, setting
 from dape.suite.probes import NOISE, PROBES, TRAINED
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
@@ -87,8 +87,7 @@ class RunOptions:
     option: Named = ()
     """Options of the task, such as keys=64 pairs=8 (`dape tasks list` shows them)."""
     jobs: int = setting(1, help="Concurrent runs, each in its own process.", low=1, high=1024)
-    launcher: LauncherName = "local"
-    """slurm submits every run as a job of the cluster (through submitit)."""
+    launcher: str = launcher_setting()
 
     def __post_init__(self) -> None:
         check(self)
@@ -242,10 +241,9 @@ def run_tasks(arguments: list[str]) -> int:
     ]
     machine = before["environment"] if before else environment(options.jobs)
     about = {"commands": list(dict.fromkeys(commands)), "command": commands[-1], "settings": {}}
-    local = options.launcher == "local"
-    workspace = Workspace(out, jobs=options.jobs, in_process=local and options.jobs == 1)
+    launcher = make_launcher(options.launcher, out)
+    workspace = Workspace(out, jobs=options.jobs, in_process=options.jobs == 1 and not launcher.has_queue)
     experiment = Experiment("tasks", "tasks", [], {"own": {"runs": runs}})
-    launcher = None if local else make_launcher(options.launcher, out)
     with display(console, at_once=options.jobs, summary=summary_of) as announce:
         (results,) = execute(
             [experiment], workspace, announce, launcher=launcher, about={**about, "environment": machine}

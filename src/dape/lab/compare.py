@@ -21,7 +21,7 @@ from dape.lab.execute import execute, make_plan
 from dape.lab.experiments import Corpus, Experiment, Workspace
 from dape.lab.kinds.language import LOCATION_FIELDS, data_folder
 from dape.lab.records import STEP, Results, load_results
-from dape.lab.runner import Launcher, LauncherName, make_launcher
+from dape.lab.runner import launcher_setting, make_launcher
 from dape.methods import parse_layers, split_outside_brackets
 from dape.settings import SettingError, setting, split_numbers
 from dape.training import TrainConfig, recipe
@@ -96,8 +96,7 @@ class Asked:
         low=1,
         high=1024,
     )
-    launcher: LauncherName = "local"
-    """slurm submits every run as a job of the cluster (through submitit)."""
+    launcher: str = launcher_setting()
     out: str | None = "runs/compare"
     """Folder for runs, results and report."""
     config: str | None = None
@@ -359,7 +358,8 @@ def run_comparison(
             validation=config.held_out(),
             stream=config.context == "stream",
         )
-    if config.launcher == "local":
+    launcher = make_launcher(config.launcher, config.folder)
+    if not launcher.has_queue:
         check_memory(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     check_documents(config, Path(config.data or data_folder(item, workspace)), progress=progress)
@@ -369,9 +369,6 @@ def run_comparison(
             _label(method, block["variant"]) for block in blocks for method in block["methods"]
         ]
     about = {"settings": shown, "command": command or config.command(), "title": ""}
-    launcher: Launcher | None = None
-    if config.launcher != "local":
-        launcher = make_launcher(config.launcher, config.folder)
     (results,) = execute([experiment], workspace, announce, launcher=launcher, about=about)
     results.content |= shown_of_runs(experiment, workspace)
     derive(results, blocks_baseline(config, blocks))

@@ -1,4 +1,8 @@
-"""Evaluations of a run by length, in one file: losses of all windows, sums by recall slice, a sample of text."""
+"""Evaluations of a run by length: measured once, kept in one file, and made into rows of the results.
+
+The file has the losses of all windows, sums by recall slice, and a sample of text. A new metric is measured in
+`evaluate` and gets its rows beside `loss_rows`.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,13 @@ from torch import Tensor
 
 from dape.devices import find_device
 from dape.evaluate.by_length import token_losses
-from dape.evaluate.recall import DEFAULT_NGRAM, RecallBins
+from dape.evaluate.recall import DEFAULT_NGRAM, SLICES, RecallBins, RecallSlices
 from dape.evaluate.scoring import scoring
+from dape.evaluate.statistics import LengthScore
 from dape.evaluate.windows import Windows, same_targets
 from dape.files import read_json, write_atomically
 from dape.lab.environment import environment
+from dape.lab.records import digits
 from dape.methods import parse_layers
 from dape.positions import POSITIONS, randomized_positions
 from dape.positions.rope import SCALINGS, RoPE
@@ -144,6 +150,55 @@ def lacks_recall(content: dict[str, Any], keys: list[str]) -> list[str]:
     return [key for key in keys if key not in content.get("recall", {"sums": ()})["sums"]]
 
 
+def loss_rows(content: dict[str, Any], keys: dict[int, str], *, paired: bool = True) -> list[dict[str, Any]]:
+    """A row of the metric loss for each length; without windows if its documents differ from those of the others.
+
+    keys: JSON keys of the losses by length.
+    """
+    documents, ends = np.array(content["documents"]), np.array(content["ends"])
+    rows = []
+    for length, key in keys.items():
+        windows = np.array(content["windows"][key])
+        score = LengthScore.of(length, windows, documents, ends, content["evaluation"]["last"])
+        row = {
+            "metric": "loss",
+            "eval_length": length,
+            "value": digits(score.nll),
+            "error": digits(score.nll_se),
+        }
+        own = [round(loss, 4) for loss in windows.tolist()] if paired else None
+        rows.append({**row, "count": len(windows), "windows": own})
+    return rows
+
+
+def slice_rows(
+    recall: dict[str, Any], keys: dict[int, str], train_length: int, *, paired: bool
+) -> list[dict[str, Any]]:
+    """Rows of the metrics loss and change (from the training length) for every slice of tokens, summed by document."""
+    sums = {length: np.array(recall["sums"][key]) for length, key in keys.items() if key in recall["sums"]}
+    base = train_length if train_length in sums else min(sums, default=0)
+    counts = np.array(recall["counts"])
+    slices = RecallSlices(tuple(recall["bounds"]), base, recall["ngram"], counts, sums, recall["digest"])
+    rows = []
+    for length in sums:
+        for name in (name for name in SLICES if name != "all"):
+            bins = slices.bins(name, length)
+            tokens = counts[:, bins].sum(1)
+            common = {"eval_length": length, "slice": name, "count": int(tokens.sum())}
+            common |= {"tokens": tokens.tolist()} if paired else {}
+            measured: dict[str, tuple[Callable[..., tuple[float, float]], np.ndarray, str | None]]
+            measured = {"loss": (slices.loss, sums[length], None)}
+            if length != base:
+                measured["change"] = (slices.change, sums[length] - sums[base], str(base))
+            for metric, (mean, by_bin, against) in measured.items() if tokens.any() else ():
+                value, error = mean(length, name)
+                row = {"metric": metric, **common, "value": digits(value), "error": digits(error)}
+                row |= {"against": against} if against else {}
+                own = by_bin[:, bins].sum(1).round(3).tolist() if paired else None
+                rows.append({**row, "windows": own})
+    return rows
+
+
 def add_sample(run: Run, scores: Path, tokens: int) -> None:
     """Add a sample of text generated after the beginning of a held-out document, once."""
     from dape.generation import generate_text
@@ -169,12 +224,13 @@ def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> d
             return content
     metrics = run.metrics()
     times = [0.0, *(record["seconds"] for record in metrics)]
+    # The median is robust against pauses and a busy machine.
+    step = median(after - before for before, after in pairwise(times))
     every = max(1, len(metrics) // 200)
     training = {
         "steps": metrics[-1]["step"],
-        "seconds": metrics[-1]["seconds"],
-        # The median, which is robust against pauses of a busy machine.
-        "seconds_per_step": median(after - before for before, after in pairwise(times)),
+        "seconds": round(step * metrics[-1]["step"], 4),
+        "seconds_per_step": step,
         "loss": float(np.mean([record["loss"] for record in metrics[-50:]])),
         "curve": [[record["step"], round(record["loss"], 4)] for record in metrics[::every]],
         "validation": [

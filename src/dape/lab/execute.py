@@ -33,7 +33,7 @@ def execute(
         for plan in plans:
             settle(plan, only_kept=True)
             write(plan, about)
-        check_requirements(plans, workspace)
+        check_requirements(plans, workspace, launcher)
         run_view(plans, workspace, announce, STEP, launcher, about)
         for plan in plans:
             settle(plan)
@@ -80,8 +80,8 @@ def settle(plan: Plan, *, only_kept: bool = False) -> None:
             plan.items += [item.for_steps(steps[item.method]) for item in members]
 
 
-def check_requirements(plans: Iterable[Plan], workspace: Workspace) -> None:
-    """Raise before any run if a text or the hardware is missing."""
+def check_requirements(plans: Iterable[Plan], workspace: Workspace, launcher: Launcher | None = None) -> None:
+    """Raise before any run if a text is missing, or the hardware where the runs would be on this machine."""
     plans = list(plans)
     left = [item for plan in plans for item in plan.items if not plan.kind.is_done(plan, item)]
     items = [item for item in left if hasattr(item, "corpus")]
@@ -91,10 +91,10 @@ def check_requirements(plans: Iterable[Plan], workspace: Workspace) -> None:
             raise ValueError(
                 f"{timed[0]} times steps of the paper's models, for which it needs a GPU: there is none here"
             )
-        if items:
+        if items and not (launcher and launcher.has_queue):
             raise ValueError(
                 f"{len(items)} trainings of the paper's scale need GPUs, and there is none here: --dry-run prints "
-                f"the commands for torchrun, --launcher slurm submits them to a cluster"
+                f"the commands for torchrun, --launcher 'slurm[partition=NAME,gpus_per_node=8]' submits them to a cluster"
             )
     for name in dict.fromkeys(item.corpus.name for item in items):
         workspace.corpora[name].locate(workspace.texts, workspace.work / "corpora")

@@ -31,7 +31,7 @@ RUN = {
     "batch_size": "windows in a step",
     "layers": "number of layers, where runs differ by it",
     "size": "preset of the model, for timings",
-    "train_seconds": "time spent in training steps",
+    "train_seconds": "time spent in training steps; of language models, their number times the median, so without pauses",
     "seconds_per_step": "median time of a step",
     "test_seconds": "time spent in tests, for generated tasks",
     "train_loss": "mean loss of the last 50 steps",
@@ -42,7 +42,7 @@ RUN = {
 # Columns of a row.
 ROW = {
     "run": "index of the run",
-    "metric": "loss, change, difference, accuracy, score, milliseconds, ratio, sink_share, entropy, processed",
+    "metric": "what was measured: loss, change, difference, accuracy, milliseconds …, named where it is measured",
     "eval_length": "tokens of input at the evaluation",
     "layer": "of an attention map",
     "head": "of an attention map",

@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from dape.errors import install
 from dape.files import write_atomically
 from dape.lab.environment import threads_of
+from dape.methods import parse_brackets
+from dape.settings import setting
 
 SECONDS_BETWEEN_LOOKS = 0.2
 WORKER = "dape.lab.worker"
@@ -96,9 +98,14 @@ class Handle(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts jobs. has_queue: it accepts all jobs at once and schedules them itself."""
+    """Starts jobs; a class in LAUNCHERS, built with the folder of all runs and the options in brackets.
+
+    has_queue: it accepts all jobs at once, schedules them itself and runs them on other machines than this one.
+    """
 
     has_queue: bool
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None: ...
 
     def start(self, job: Job, at_once: int) -> Handle: ...
 
@@ -129,7 +136,7 @@ class Local:
 
     def __init__(self, folder: Path | None = None, options: dict[str, Any] | None = None) -> None:
         if options:
-            raise ValueError("options of Slurm go with --launcher slurm")
+            raise ValueError(f"processes on this machine have no options, but {', '.join(options)} is given")
 
     def start(self, job: Job, at_once: int) -> Handle:
         spec = job.write_spec(at_once)
@@ -194,13 +201,26 @@ class Slurm:
         return Submitted(executor.submit(submitit.helpers.CommandFunction(command)))
 
 
-LauncherName = Literal["local", "slurm"]
-LAUNCHERS: dict[str, Callable[[Path, dict[str, Any]], Launcher]] = {"local": Local, "slurm": Slurm}
+LAUNCHERS: dict[str, type[Launcher]] = {"local": Local, "slurm": Slurm}
 
 
-def make_launcher(name: str, folder: Path, options: dict[str, Any] | None = None) -> Launcher:
-    """The launcher of that name."""
-    return LAUNCHERS[name](folder, options or {})
+def make_launcher(text: str, folder: Path = Path()) -> Launcher:
+    """The launcher that the text names, with its options in brackets: slurm[partition=gpu,gpus_per_node=8]."""
+    name, options = parse_brackets(text)
+    if name not in LAUNCHERS:
+        raise ValueError(f'there is no launcher "{name}": use {" or ".join(LAUNCHERS)}')
+    return LAUNCHERS[name](folder, options)
+
+
+def launcher_setting() -> Any:
+    """The setting `launcher` of commands that run jobs."""
+    return setting(
+        "local",
+        help=f"How runs are started: {' or '.join(LAUNCHERS)}. Options in brackets, such as "
+        f"slurm[partition=gpu,gpus_per_node=8] (those of submitit or sbatch).",
+        test=lambda text: make_launcher(text) and None,
+        fixes_run=False,
+    )
 
 
 def run_jobs(

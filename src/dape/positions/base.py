@@ -1,4 +1,4 @@
-"""Base classes of position encodings (three hooks, each the identity by default) and their positions argument."""
+"""Base classes of position encodings (four hooks, each without effect by default) and their positions argument."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dape.evaluate.recall import RecallSlices
-from dape.evaluate.statistics import LengthScore, perplexity
+from dape.evaluate.statistics import perplexity
 from dape.files import read_json
-from dape.lab.evaluations import EvalOverrides, add_sample, checked_overrides, evaluate, lacks_recall
+from dape.lab.evaluations import (
+    EvalOverrides,
+    add_sample,
+    checked_overrides,
+    evaluate,
+    lacks_recall,
+    loss_rows,
+    slice_rows,
+)
 from dape.lab.experiments import Corpus, Workspace
 from dape.lab.kinds import Kind, Plan
-from dape.lab.records import STEP, TIME, digits
+from dape.lab.records import STEP, TIME
 from dape.lab.runner import Job
 from dape.methods import LAYERS, parse_layers
 from dape.settings import free_names
@@ -40,8 +46,6 @@ LOCATION_FIELDS = {"corpus", "validation", "field", "data", "out"}
 # Options that an item's name spells out.
 TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
 USUAL = asdict(TrainConfig())
-# Recall slices: hits, hits that inputs of the training length lack, all other tokens.
-SLICES = ("hit", "new", "other")
 # Tokens of generated text per model in a comparison's report.
 SAMPLE_TOKENS = 120
 
@@ -318,10 +322,11 @@ class Language(Kind):
             environments.append(content["environment"])
             texts[item.corpus.name] = content["training"]["text"]
             paired = documents.setdefault(item.corpus.name, content["documents"]) == content["documents"]
-            item_rows = rows_of(item, content, paired=paired)
+            keys = {length: item.overrides.key(length) for length in item.lengths}
+            item_rows = loss_rows(content, keys, paired=paired)
             if recall := content.get("recall"):
                 same = targets.setdefault(item.corpus.name, recall["digest"]) == recall["digest"]
-                item_rows += slice_rows(item, recall, paired=same)
+                item_rows += slice_rows(recall, keys, item.train_length, paired=same)
             rows += [{"run": len(runs), **row} for row in item_rows]
             runs.append(run_of(item, content["training"]))
         return {
@@ -394,51 +399,6 @@ def run_of(item: LanguageRun, training: dict[str, Any]) -> dict[str, Any]:
         "train_loss": round(training["loss"], 4),
         "parameters": training["parameters"],
     }
-
-
-def rows_of(item: LanguageRun, content: dict[str, Any], *, paired: bool = True) -> list[dict[str, Any]]:
-    """A row of the metric loss for each length; without windows if its documents differ from those of the others."""
-    documents, ends = np.array(content["documents"]), np.array(content["ends"])
-    rows = []
-    for length in item.lengths:
-        windows = np.array(content["windows"][item.overrides.key(length)])
-        score = LengthScore.of(length, windows, documents, ends, item.evaluation["last"])
-        row = {
-            "metric": "loss",
-            "eval_length": length,
-            "value": digits(score.nll),
-            "error": digits(score.nll_se),
-        }
-        own = [round(loss, 4) for loss in windows.tolist()] if paired else None
-        rows.append({**row, "count": len(windows), "windows": own})
-    return rows
-
-
-def slice_rows(item: LanguageRun, recall: dict[str, Any], *, paired: bool) -> list[dict[str, Any]]:
-    """Rows of the metrics loss and change (from the training length) for every slice of tokens, summed by document."""
-    keys = {length: item.overrides.key(length) for length in item.lengths}
-    sums = {length: np.array(recall["sums"][key]) for length, key in keys.items() if key in recall["sums"]}
-    base = item.train_length if item.train_length in sums else min(sums, default=0)
-    counts = np.array(recall["counts"])
-    slices = RecallSlices(tuple(recall["bounds"]), base, recall["ngram"], counts, sums, recall["digest"])
-    rows = []
-    for length in sums:
-        for name in SLICES:
-            bins = slices.bins(name, length)
-            tokens = counts[:, bins].sum(1)
-            common = {"eval_length": length, "slice": name, "count": int(tokens.sum())}
-            common |= {"tokens": tokens.tolist()} if paired else {}
-            measured: dict[str, tuple[Callable[..., tuple[float, float]], np.ndarray, str | None]]
-            measured = {"loss": (slices.loss, sums[length], None)}
-            if length != base:
-                measured["change"] = (slices.change, sums[length] - sums[base], str(base))
-            for metric, (mean, by_bin, against) in measured.items() if tokens.any() else ():
-                value, error = mean(length, name)
-                row = {"metric": metric, **common, "value": digits(value), "error": digits(error)}
-                row |= {"against": against} if against else {}
-                own = by_bin[:, bins].sum(1).round(3).tolist() if paired else None
-                rows.append({**row, "windows": own})
-    return rows
 
 
 def united(environments: list[dict[str, Any]]) -> dict[str, Any]:
