@@ -62,11 +62,12 @@ class Method:
     @property
     def summary(self) -> str:
         """One-line description."""
-        encoding = POSITIONS[self.position].summary
-        if self.is_plain:
-            return encoding
-        kernel = "" if self.kernel is None else "{}×{}: ".format(*self.kernel)
-        return f"{kernel}{SCORES[self.processor].summary}; {encoding}"
+        said = POSITIONS[self.position].summary
+        if not self.is_plain:
+            kernel = "" if self.kernel is None else "{}×{}: ".format(*self.kernel)
+            said = f"{kernel}{SCORES[self.processor].summary}; {said}"
+        options = _written(self.options).strip("[]").replace(",", ", ")
+        return f"{said}; {options}" if options else said
 
     def build_position(
         self, *, num_heads: int, head_width: int, hidden_size: int, **options: Any

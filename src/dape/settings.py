@@ -12,13 +12,14 @@ A number without a range cannot be declared: `check` raises. Not-a-number and in
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import numbers
 import os
 import types
 import typing
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -74,6 +75,14 @@ class SettingError(ValueError):
     def as_option(self) -> str:
         """The message with the option's name on the command line."""
         return f"{option_name(self.name)}={shown(self.value)}{self.problem}"
+
+
+def check_choice(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise unless the name is known, with the nearest one and all of them."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f'unknown {kind} "{name}"; {hint}the {kind}s are {", ".join(known)}')
 
 
 def option_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from dape.cli import main
 from dape.evaluate import evaluate_by_length, paired_difference
@@ -26,6 +28,7 @@ from dape.lab.compare import CompareConfig, by_recipe, load_comparison, merge
 from dape.lab.execute import make_plan, settle
 from dape.lab.records import Results, load_results
 from dape.lab.runner import LAUNCHERS, Job, Local, Process, Slurm, last_record, run_jobs, why
+from dape.lab.tables import OURS, Cell, Row, Table
 from dape.training import load_run
 from dape.training.run import build_model
 
@@ -164,12 +167,24 @@ def test_the_verdict_comes_first(compared) -> None:
     sentence = found.verdict()
     assert re.fullmatch(
         r"At 4× the training length .* has [\d.]+ % lower perplexity than .* "
-        r"\(loss −[\d.]+ ± [\d.]+ nats.*; 1 seed, 6 documents\)\.",
+        r"\(loss −[\d.]+ ± [\d.]+ nats(, not significant: p = [\d.]+)?; 1 seed, 6 documents\)\.",
         sentence,
     )
     page = (folder / "out" / "report.html").read_text("utf-8")
-    assert page.index(sentence) < page.index("<table")
+    assert page.index(sentence.replace(" %", "&nbsp;%")) < page.index("<table")
     assert "only 6 documents carry them" in page
+
+
+def test_a_narrow_terminal_wraps_names_and_not_numbers() -> None:
+    cells = (Cell("9.12"), Cell("+0.009", error="± 0.010"))
+    rows = (Row("rope[factor=8,scaling=yarn]", OURS, cells), Row("kerple (steps 150, seed 0)", OURS, cells))
+    console = Console(width=40, file=io.StringIO())
+    console.print(Table("", ("1×\n64", "change"), rows, corner="method").rich())
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert [line for line in lines if "9.12" in line] == [
+        "rope[factor=8,      9.12  +0.009 ± 0.010",
+        "kerple (steps 150,  9.12  +0.009 ± 0.010",
+    ]
 
 
 def test_from_python_it_is_a_frame_tables_and_figures(compared, tmp_path: Path) -> None:
@@ -180,6 +195,7 @@ def test_from_python_it_is_a_frame_tables_and_figures(compared, tmp_path: Path) 
     losses = results.frame.query("method == 'alibi' and view == 'equal-step' and metric == 'loss'")
     assert table.loc["alibi"].tolist() == pytest.approx([math.exp(x) for x in losses["value"]])
     assert r"\textbf" in found.latex()
+    assert r"\shortstack[r]{2$\times$ \\ 16}" in found.latex()
     assert found.plot().axes
     assert found.report(tmp_path / "deep" / "page.html").exists()
     both = merge([found, found], ["one", "two"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ def test_the_reported_command_gives_the_same_comparison(arguments: list[str]) ->
     [
         ({"methods": "rope,dapper"}, 'unknown method "dapper"'),
         ({"methods": "rope,rope"}, "twice"),
+        ({"methods": "rope[factor=2,scaling=ntk],rope[scaling=ntk,factor=2]"}, "twice"),
         ({"methods": ","}, 'methods=",": give at least one'),
         ({"methods": ""}, 'methods="": give at least one'),
         ({"seeds": ""}, 'seeds="" is empty'),
@@ -108,6 +110,26 @@ def test_a_sweep_over_a_value_that_cannot_be_is_refused_before_anything_is_packe
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--methods", "kerple,rope[scaling=yran]"], 'unknown scaling "yran"'),
+        (
+            ["--methods", "kerple", "--tensorboard"],
+            "--tensorboard needs tensorboard: pip install tensorboard",
+        ),
+    ],
+)
+def test_a_run_that_cannot_start_is_refused_before_anything_is_packed(
+    tmp_path, monkeypatch, capsys, given, message
+) -> None:
+    monkeypatch.setattr("dape.lab.compare.prepare", lambda *a, **b: pytest.fail("packs"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert cli.main(["compare", "--out", str(tmp_path / "out"), *given]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_run_gets_the_training_that_was_asked_for() -> None:
     config = parse(["--batch-size", "3", "--steps", "100", "--warmup-steps", "10", "--data", "there"])
     plan = make_plan(config.experiment(), config.workspace())
@@ -118,8 +140,10 @@ def test_every_run_gets_the_training_that_was_asked_for() -> None:
 
 
 def test_names_with_options_hold_commas() -> None:
-    config = parse(["--methods", "rope[factor=8,scaling=yarn],kerple, rope/nope"])
+    given = ["--methods", "rope[scaling=yarn,factor=8],kerple, rope/nope", "--train-length", "32"]
+    config = parse([*given, "--baseline", "rope[scaling=yarn,factor=8]"])
     assert config.method_list == ["rope[factor=8,scaling=yarn]", "kerple", "rope/nope"]
+    assert config.baseline_method == config.method_list[0]
     names = [item.method for item in make_plan(config.experiment(), config.workspace()).items]
     assert names == config.method_list
 

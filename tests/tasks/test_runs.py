@@ -234,6 +234,7 @@ def test_list_names_every_task(capsys):
         ),
         (["run"], "name a task"),
         (["walk"], "the actions are list, show, run, table"),
+        (["shwo"], "did you mean show? the actions are"),
         (["table", "nowhere"], "no results in nowhere"),
     ],
 )

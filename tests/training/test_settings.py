@@ -241,6 +241,25 @@ def test_the_threshold_of_fire_follows_the_training_length():
     assert threshold("fire", train_length=64) == 32
     assert threshold("fire", train_length=64, position_options={"threshold": 100.0}) == 100.0
     assert threshold("kerple", train_length=64) is None
+    assert threshold("fire[threshold=100]", train_length=64) is None  # that of the name holds
+
+
+@pytest.mark.parametrize(
+    ("method", "lengths"),
+    [
+        ("rope[scaling=yarn,factor=8]", [64, 64]),
+        ("rope[scaling=yarn,factor=8,original_length=16]/nope", [16, None]),
+        ("dape-rope[scaling=llama3,factor=8]/rope", [64, 0]),
+        ("rope[scaling=dynamic,factor=2]/fire", [64, None]),
+    ],
+)
+def test_a_stretched_rope_starts_from_the_training_length(method, lengths):
+    config = TrainConfig(method=method, train_length=64, hidden_size=32, num_heads=4, num_layers=2)
+    with torch.device("meta"):
+        model = DapeForCausalLM(config.model_config(256))
+    of_layer = [model.model.encodings[number] for number in model.model.encoding_index]
+    assert [getattr(encoding, "original_length", None) for encoding in of_layer] == lengths
+    assert all(encoding.threshold == 32 for encoding in of_layer if hasattr(encoding, "threshold"))
 
 
 def test_validation_changes_nothing_of_the_training(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+from dape.settings import check_choice
+
 COMMANDS = {
     "attention": "forward and backward of every backend, against the paper's listing and PyTorch's own attention",
     "stages": "each stage of the C++ kernel separately, as a share of the core's multiply-add peak",
@@ -22,8 +24,7 @@ def main(arguments: list[str]) -> int:
         print(usage())
         return 0
     name, *rest = arguments
-    if name not in COMMANDS:
-        raise ValueError(f'unknown benchmark "{name}"; the benchmarks are {", ".join(COMMANDS)}')
+    check_choice("benchmark", name, COMMANDS)
     return importlib.import_module(f"dape.benchmarks.{name.replace('-', '_')}").main(rest)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from dape.commands.options import ModelOptions, check_options, training_defaults, with_options
+from dape.commands.options import ModelOptions, training_defaults, with_options
 from dape.commands.parsing import parse as parse_options
 from dape.lab.compare import CompareConfig, Comparison, by_recipe, run_comparison
 from dape.lab.curves import HELD, WORSE, curves, score_table, train_length, verdict, views, warnings
@@ -64,9 +64,6 @@ def parse(
         kind, arguments, default=kind(**asdict(default)), prog=prog, description=description
     )
     config = with_options(CompareConfig, parsed)
-    # A method that cannot be built does not stop the comparison of the others; an option that does not fit does.
-    has_options = config.position_options or config.score_options
-    check_options(config, config.method_list if has_options else [])
     return config if kind is CommandLine else (config, parsed)
 
 

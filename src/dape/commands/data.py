@@ -118,7 +118,7 @@ def print_data(data: TokenData, console: Console | None = None) -> None:
     )
     skipped = f", {sources['skipped']:,} documents skipped" if sources["skipped"] else ""
     console.print(
-        f"corpus     {recipe['corpus']}: {sources['count']:,} sources, {sources['bytes']:,} bytes{skipped}"
+        f"corpus     {recipe['corpus']}: {sources['count']:,} source{'s' if sources['count'] != 1 else ''}, {sources['bytes']:,} bytes{skipped}"
     )
     for reason in sources.get("left_out", []):
         console.print(f"left out   {reason}", markup=False, soft_wrap=True)

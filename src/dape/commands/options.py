@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
 
-import torch
 import tyro
 
 from dape.commands.parsing import Parser
-from dape.models import DapeForCausalLM
 from dape.training import TrainConfig
-from dape.training.config import check_memory, read_config
+from dape.training.config import read_config
 
 # Several values after one flag, or the flag several times.
 Named = Annotated[
@@ -79,15 +77,3 @@ def training_defaults(arguments: list[str]) -> dict[str, Any]:
         with contextlib.suppress(KeyError, ValueError):
             changes[name] = kind(given[name])
     return {"preset": "tiny", **changes}
-
-
-def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
-    """Raise for incompatible options before any work; every method is built once on the meta device."""
-    if "width" in config.score_options:
-        raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
-    # Before models are built, which is slow for absurd sizes; under torchrun, each process checks when it starts.
-    if config.distributed == "none":
-        check_memory(config, weights_alone=True)
-    for method in methods:
-        with torch.device("meta"):
-            DapeForCausalLM(replace(config, method=method).model_config(vocab_size=256))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dape.files import check_output
-from dape.settings import check, option_name, rule_of
+from dape.settings import check, check_choice, option_name, rule_of
 
 Options = TypeVar("Options")
 
@@ -35,6 +35,9 @@ def parse(kind: type[Options] | Any, arguments: list[str], *, prog: str, **optio
     """
     import tyro
 
+    actions = action_names(kind)
+    if actions and arguments and not arguments[0].startswith("-"):
+        check_choice("action", arguments[0], actions)
     complaint = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     try:
         with contextlib.redirect_stderr(complaint):
@@ -57,6 +60,12 @@ def with_suggestion(complaint: str, kind: Any) -> str:
     unknown = re.match(r"Unrecognized options: .*?(--[\w-]+)", complaint)
     near = unknown and difflib.get_close_matches(unknown[1], option_names(kind), n=1)
     return f"{complaint}; did you mean {near[0]}?" if near else complaint
+
+
+def action_names(kind: Any) -> list[str]:
+    """Names of the subcommands of a union of settings; none of a single dataclass."""
+    marks = [mark for part in typing.get_args(kind) for mark in getattr(part, "__metadata__", ())]
+    return [mark.name for mark in marks if getattr(mark, "name", None)]
 
 
 def option_names(kind: Any) -> list[str]:

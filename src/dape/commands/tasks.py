@@ -23,7 +23,7 @@ from dape.lab.experiments import Experiment, Workspace
 from dape.lab.kinds.tasks import TaskRun
 from dape.lab.records import Results, find_results
 from dape.lab.runner import launcher_setting, make_launcher
-from dape.settings import check, setting
+from dape.settings import check, check_choice, setting
 from dape.suite.probes import NOISE, PROBES, TRAINED
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in actions:
         asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help")
         if arguments and not asked_for_help:
-            raise ValueError(f'unknown action "{arguments[0]}"; the actions are {", ".join(actions)}')
+            check_choice("action", arguments[0], actions)
         print(
             "usage: dape tasks list | show NAME | run NAME… [--method M…] [options] | table [FOLDER]\n\n"
             "Generated tasks: the Chomsky-hierarchy benchmark, recall, the length suite.\n"

@@ -7,12 +7,12 @@ import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dape.commands.options import ModelOptions, check_options, training_defaults, with_options
+from dape.commands.options import ModelOptions, training_defaults, with_options
 from dape.commands.parsing import parse as parse_options
 from dape.settings import setting
 from dape.training.config import TrainConfig, recipe
 from dape.training.display import clock
-from dape.training.run import Run, train
+from dape.training.run import Run, check_options, train
 
 DESCRIPTION = """Train a language model with any method, on your own text.
 

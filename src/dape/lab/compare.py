@@ -22,10 +22,12 @@ from dape.lab.experiments import Corpus, Experiment, Workspace
 from dape.lab.kinds.language import LOCATION_FIELDS, data_folder
 from dape.lab.records import STEP, Results, load_results
 from dape.lab.runner import launcher_setting, make_launcher
-from dape.methods import parse_layers, split_outside_brackets
+from dape.methods import canonical, split_outside_brackets
 from dape.settings import SettingError, setting, split_numbers
 from dape.training import TrainConfig, recipe
 from dape.training.config import check_memory, packed_recipe
+from dape.training.display import check_trackers
+from dape.training.run import check_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +37,8 @@ MULTIPLES = (1, 2, 4, 8, 16)
 
 
 def split_methods(text: str) -> list[str]:
-    """Split names of methods at commas outside brackets."""
-    return [name.strip() for name in split_outside_brackets(text, ",") if name.strip()]
+    """Canonical names of methods, separated by commas outside brackets."""
+    return [canonical(name.strip()) for name in split_outside_brackets(text, ",") if name.strip()]
 
 
 def check_methods(text: str) -> None:
@@ -44,8 +46,6 @@ def check_methods(text: str) -> None:
     names = split_methods(text)
     if not names:
         raise ValueError("give at least one method")
-    for name in names:
-        parse_layers(name)
     if len(set(names)) < len(names):
         raise ValueError("names one of them twice")
 
@@ -124,7 +124,7 @@ class CompareConfig(TrainConfig, Asked):
             raise SettingError(
                 "last", self.last, f" must be at most the shortest length, {min(self.length_list)}"
             )
-        if self.baseline is not None and self.baseline not in self.method_list:
+        if self.baseline is not None and self.baseline_method not in self.method_list:
             raise SettingError("baseline", self.baseline, f" is not one of the methods {self.methods}")
         if self.out is None:
             raise ValueError("a comparison needs a folder: give --out")
@@ -145,7 +145,9 @@ class CompareConfig(TrainConfig, Asked):
 
     @property
     def baseline_method(self) -> str:
-        return self.baseline or ("kerple" if "kerple" in self.method_list else self.method_list[0])
+        if self.baseline is not None:
+            return canonical(self.baseline)
+        return "kerple" if "kerple" in self.method_list else self.method_list[0]
 
     @property
     def folder(self) -> Path:
@@ -350,6 +352,10 @@ def run_comparison(
     experiment, workspace = config.experiment(blocks), replace(config.workspace(), in_process=in_process)
     # Builds the settings of every training, so that invalid ones of a sweep are reported before the packing.
     item = make_plan(experiment, workspace).items[0]
+    check_trackers(config)
+    # A method whose sizes do not fit does not stop the comparison of the others; an option that does not fit does.
+    options = config.position_options or config.score_options
+    check_options(config, [name for name in config.method_list if options or "[" in name])
     if not packed_recipe(config.data):
         check_room(
             find_corpus(config.corpus, field=config.field),

@@ -12,6 +12,7 @@ from dape.evaluate.inference import Estimate, crossed_mean
 from dape.lab.records import STEP, VIEWS, Results
 from dape.lab.stats import ERRORS, UNKNOWN, Losses, over_seeds, signed
 from dape.lab.tables import OURS, Cell, Row, Table, change, exp, perplexity, plain, times
+from dape.methods import canonical
 
 # Change of the loss from the first length, in nats: upper limits for "held" and for "worse".
 HELD, WORSE = 0.01, 0.1
@@ -141,9 +142,17 @@ def views(results: Results) -> list[str]:
 
 def labels(results: Results) -> list[str]:
     """All methods, including failed ones, in the requested order."""
-    asked = results.settings.get("methods", ())
+    asked = map(_canonical, results.settings.get("methods", ()))
     rows = [*results["runs"], *results["failures"]]
     return list(dict.fromkeys([*asked, *map(label_of, rows)]))
+
+
+def _canonical(label: str) -> str:
+    """The label with its method's options in the order of the runs; as it is if the method is not known here."""
+    try:
+        return label.replace(_method(label), canonical(_method(label)), 1)
+    except ValueError:
+        return label
 
 
 def curves(results: Results, view: str) -> list[Curve]:
@@ -307,8 +316,9 @@ def verdict(results: Results, view: str = STEP) -> str:
     gap = paired_gap(results, view, best, other, longest)
     lower = 100 * -math.expm1(gap.value)
     said = f"{where} {best.label} has {lower:.1f} % lower perplexity than {other.label}"
-    sure = abs(gap.weight) > ERRORS if math.isfinite(gap.error) else None
-    doubt = "" if sure else ", within two standard errors" if sure is False else ", error unknown"
+    doubt = ", error unknown"
+    if math.isfinite(gap.error):
+        doubt = "" if abs(gap.weight) > ERRORS else f", not significant: p = {gap.p_value:.2f}"
     return f"{said} (loss {signed(gap)} nats{doubt}; {_evidence(results)})."
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -17,6 +20,24 @@ OURS, PAPER = "ours", "paper"
 MANY_COLUMNS = 7
 # Styles of rich for the marks of cells.
 STYLES = {"held": "green", "worse": "yellow", "much-worse": "red", "failed": "red", "": ""}
+
+
+class Label:
+    """A name in a terminal's table; where it is wrapped, it is at an option in brackets or a space."""
+
+    def __init__(self, text: str, style: str) -> None:
+        self.parts, self.style = re.split(r"(?<=[, ])|(?=\[)", text), style
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(max(map(len, self.parts)), sum(map(len, self.parts)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = [""]
+        for part in self.parts:
+            if lines[-1] and len(lines[-1] + part) > options.max_width:
+                lines.append("")
+            lines[-1] += part
+        yield Text("\n".join(lines), style=self.style, overflow="fold")
 
 
 @dataclass(frozen=True)
@@ -67,7 +88,7 @@ class Table:
 
     def latex(self, label: str = "") -> str:
         """LaTeX tabular with booktabs' rules; bold: the best of a column."""
-        heads = [self.corner, *([""] if self.has_both else []), *(_tex(h.split("\n")[0]) for h in self.heads)]
+        heads = [self.corner, *([""] if self.has_both else []), *map(_tex_head, self.heads)]
         lines = [r"\begin{tabular}{l" + ("l" if self.has_both else "") + "r" * len(self.heads) + "}"]
         lines += [r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
         for row in self.rows:
@@ -86,11 +107,12 @@ class Table:
         shown = list(range(len(self.heads))) if columns is None else list(columns)
         table = RichTable(title=self.title, title_justify="left", box=None, pad_edge=False, highlight=False)
         table.padding = (0, 1) if len(shown) < MANY_COLUMNS else (0, 1, 0, 0)
-        table.add_column(self.corner or "method", no_wrap=True)
+        # Where the terminal is narrow, names are wrapped, and never numbers.
+        table.add_column(self.corner or "method")
         for index in shown:
-            table.add_column(self.heads[index], justify="right")
+            table.add_column(self.heads[index], justify="right", no_wrap=True)
         for row in self.rows:
-            cells: list[Any] = [Text(row.label, style="bold" if row.best else "")]
+            cells: list[Any] = [Label(row.label, style="bold" if row.best else "")]
             for index in shown:
                 cell = row.cells[index] if index < len(row.cells) else Cell()
                 text = f"{cell.text} {cell.error}".strip() if cell.text[:1] in "+−" else cell.text
@@ -103,6 +125,11 @@ def _marked(cell: Cell) -> str:
     text = f"{cell.text} {cell.error}".strip() if cell.text.startswith(("+", "−")) else cell.text
     paired = f"<br>{cell.error}" if cell.error.startswith(("+", "−")) else ""
     return (f"**{text}**" if cell.best else text) + paired
+
+
+def _tex_head(head: str) -> str:
+    lines = r" \\ ".join(map(_tex, head.split("\n")))
+    return rf"\shortstack[r]{{{lines}}}" if "\n" in head else lines
 
 
 def _tex(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -176,8 +177,8 @@ class PositionEncoding(Parameters, Rebuildable):
         cls.additive = cls.bias is not PositionEncoding.bias
 
     @classmethod
-    def trained_at(cls, length: int) -> dict[str, Any]:
-        """Default options that depend on the training length."""
+    def trained_at(cls, length: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Default options that depend on the training length; given: options that the user has set."""
         return {}
 
     def keys_serve(self, before: int, after: int) -> bool:

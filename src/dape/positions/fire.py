@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -34,7 +35,7 @@ class FIRE(PositionEncoding):
         self.reset_parameters()
 
     @classmethod
-    def trained_at(cls, length: int) -> dict[str, Any]:
+    def trained_at(cls, length: int, given: Mapping[str, Any]) -> dict[str, Any]:
         """Half the training length, as the DAPE authors configure it (256 for 512)."""
         return {"threshold": length / 2}
 

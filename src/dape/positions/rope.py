@@ -16,8 +16,9 @@ With `dynamic` and `longrope` keys depend on the length of the input: cached key
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,6 +157,12 @@ class RoPE(PositionEncoding):
             1.0 if slow is None else slow,
         )
         self.short, self.long = list(short or ()), list(long or ())
+
+    @classmethod
+    def trained_at(cls, length: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The training length as `original_length`, for a scaling that needs it."""
+        chosen = SCALINGS.get(given.get("scaling", "none"))
+        return {"original_length": length} if chosen and "original_length" in chosen.needs else {}
 
     def frequencies(self, length: Tensor) -> Tensor:
         """θ [D/2] after scaling, for an input of `length` tokens."""

@@ -22,7 +22,7 @@ from dape.data.preparation import parse_validation
 from dape.data.tokenizers import bpe_size
 from dape.data.tokens import read_manifest
 from dape.devices import check_fits, device_name, find_device
-from dape.methods import parse_layers
+from dape.methods import LAYERS, parse_layers
 from dape.positions import POSITIONS
 from dape.settings import SettingError, check, setting
 
@@ -312,14 +312,15 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
             "hidden_size": self.hidden_size,
             "num_attention_heads": self.num_heads,
         }
+        method, options = self._completed()
         return preset(
             self.preset,
-            self.method,
+            method,
             vocab_size=vocab_size,
             score_width=self.score_width,
             hidden_dropout=self.dropout,
             randomized_positions=self.randomized_positions,
-            position_options=self.encoding_options(),
+            position_options=options,
             score_options=dict(self.score_options),
             backend=self.backend,
             **{name: size for name, size in sizes.items() if size is not None},
@@ -327,10 +328,23 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
 
     def encoding_options(self) -> dict[str, Any]:
         """Options of the position encoding, including those that depend on the training length."""
-        encodings = {POSITIONS[layer.position] for layer in parse_layers(self.method)}
-        # Layers with different encodings have no options in common.
-        own = encodings.pop().trained_at(self.train_length) if len(encodings) == 1 else {}
-        return {**own, **self.position_options}
+        return self._completed()[1]
+
+    def _completed(self) -> tuple[str, dict[str, Any]]:
+        """The method and the options of its encodings, with those that depend on the training length."""
+        layers, derived = parse_layers(self.method), []
+        for layer in layers:
+            given = {**dict(layer.options), **self.position_options}
+            options = POSITIONS[layer.position].trained_at(self.train_length, given)
+            derived.append({name: value for name, value in options.items() if name not in given})
+        if all(options == derived[0] for options in derived):
+            return self.method, {**derived[0], **self.position_options}
+        # A model's options are those of every layer: layers that differ have their own in the name.
+        names = [
+            replace(layer, options=tuple(sorted({**dict(layer.options), **options}.items()))).name
+            for layer, options in zip(layers, derived, strict=True)
+        ]
+        return LAYERS.join(names), dict(self.position_options)
 
     def held_out(self) -> float | list[str]:
         """The validation argument of `prepare`."""

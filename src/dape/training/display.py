@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import sys
 import time
@@ -162,6 +163,10 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+# The module of each tracker.
+TRACKERS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+
+
 class Tracker(Protocol):
     def log(self, record: Record) -> None: ...
 
@@ -169,6 +174,7 @@ class Tracker(Protocol):
 
 
 def open_trackers(settings: LoopSettings, folder: Path) -> list[Tracker]:
+    check_trackers(settings)
     trackers: list[Tracker] = []
     if settings.tensorboard:
         trackers.append(TensorBoard(folder / "tensorboard"))
@@ -177,12 +183,20 @@ def open_trackers(settings: LoopSettings, folder: Path) -> list[Tracker]:
     return trackers
 
 
+def check_trackers(settings: LoopSettings) -> None:
+    """Raise if the package of a tracker is missing."""
+    wanted = {"tensorboard": settings.tensorboard, "wandb": settings.wandb}
+    for name in (name for name, asked in wanted.items() if asked):
+        try:
+            importlib.import_module(TRACKERS[name])
+        except ImportError as error:
+            raise ValueError(f"--{name} needs {name}: pip install {name}") from error
+
+
 class TensorBoard:
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError("--tensorboard needs tensorboard: pip install tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(folder))
 
     def log(self, record: Record) -> None:
@@ -196,10 +210,8 @@ class TensorBoard:
 
 class WeightsAndBiases:
     def __init__(self, settings: LoopSettings, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ValueError("--wandb needs wandb: pip install wandb") from error
+        import wandb
+
         # The name of the folder identifies the run, so that a resumed one continues the same chart.
         try:
             self._run: Any = wandb.init(

@@ -11,8 +11,8 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from dape.plugins import LOADED, loaded_imports
 from dape.settings import changed
 from dape.training.checkpoint import Checkpoints, locked, model_tensors
 from dape.training.config import FitResult, TrainConfig, check_memory, checked
-from dape.training.display import Record, read_metrics
+from dape.training.display import Record, check_trackers, read_metrics
 from dape.training.loop import OnStep, derive_seed, fit, initialise
 from dape.training.parallel import Parallel, check_precision, processes
 
@@ -264,6 +264,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
     with processes(config) as parallel:
         # Fail before minutes of packing, not after.
         check_precision(config.precision, parallel.device)
+        check_trackers(config)
         check_memory(config, device=parallel.device, world=parallel.world)
         if parallel.main:
             check_output(folder, folder=True)
@@ -291,6 +292,18 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
             export(model, data, folder, parallel)
         parallel.wait()
     return Run(folder, config, result)
+
+
+def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
+    """Raise for incompatible options before any work; every method is built once on the meta device."""
+    if "width" in config.score_options:
+        raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
+    # Before models are built, which is slow for absurd sizes; under torchrun, each process checks when it starts.
+    if config.distributed == "none":
+        check_memory(config, weights_alone=True)
+    for method in methods:
+        with torch.device("meta"):
+            DapeForCausalLM(replace(config, method=method).model_config(vocab_size=256))
 
 
 def build_model(config: TrainConfig, vocab_size: int) -> DapeForCausalLM:
