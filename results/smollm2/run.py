@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 import dape
 from dape.data import Tokens
 from dape.evaluate.by_length import token_losses
-from dape.evaluate.scoring import scoring
+from dape.evaluate.evaluator import evaluating
 from dape.evaluate.windows import same_targets
 from dape.files import read_json, write_atomically
 from dape.retrofitting.attach import adapter_parameters, set_trainable
@@ -146,9 +146,9 @@ def measure(options: argparse.Namespace) -> None:
 def losses(model: PreTrainedModel, text: np.ndarray) -> dict[str, float]:
     tokens = Tokens.of([text])
     windows = same_targets(tokens, max(LENGTHS), LAST, WINDOWS, context="stream")
-    with scoring(model.eval()) as scorer:
+    with evaluating(model.eval()) as evaluator:
         return {
-            str(n): round(float(token_losses(scorer, tokens, windows, n, LAST, None).mean()), 4)
+            str(n): round(float(token_losses(evaluator, tokens, windows, n, LAST, None).mean()), 4)
             for n in LENGTHS
         }
 

@@ -30,8 +30,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import dape
 from dape.data import Tokens
 from dape.evaluate.by_length import WindowLosses, token_losses
+from dape.evaluate.evaluator import evaluating
 from dape.evaluate.recall import recall_slices
-from dape.evaluate.scoring import scoring
 from dape.evaluate.windows import same_targets
 from dape.files import read_json, write_atomically
 from dape.retrofitting.attach import adapter_parameters, retrofitted_layers, set_trainable
@@ -196,16 +196,16 @@ def losses(model: PreTrainedModel, text: np.ndarray) -> dict[str, Any]:
     """Loss by length (the same targets at every length), by position, and by recall."""
     start, tokens = time.process_time(), Tokens.of([text])
     windows = same_targets(tokens, max(LENGTHS), LAST, WINDOWS, context="stream")
-    with scoring(model) as scorer:
-        everywhere = token_losses(scorer, tokens, windows, max(LENGTHS), max(LENGTHS), None)
-        found = {n: token_losses(scorer, tokens, windows, n, LAST, None) for n in LENGTHS[:-1]}
+    with evaluating(model) as evaluator:
+        everywhere = token_losses(evaluator, tokens, windows, max(LENGTHS), max(LENGTHS), None)
+        found = {n: token_losses(evaluator, tokens, windows, n, LAST, None) for n in LENGTHS[:-1]}
     found[max(LENGTHS)] = everywhere[:, -LAST:]
-    scores = WindowLosses(windows, LAST, found)
+    kept = WindowLosses(windows, LAST, found)
     between = itertools.pairwise(POSITIONS)
     return {
         "by_length": {str(n): [round(float(x), 5) for x in found[n].mean(1)] for n in LENGTHS},
         "by_position": {str(low): round(float(everywhere[:, low:high].mean()), 5) for low, high in between},
-        "recall": recall_slices(tokens, scores).records(),
+        "recall": recall_slices(tokens, kept).records(),
         "evaluation_cpu_seconds": round(time.process_time() - start),
     }
 
@@ -370,7 +370,7 @@ Scored: the last {last} tokens of {windows} windows, the same at every length, o
 base may have, in its own training, as they are the first 200 kB of the train split, in a copy without marks between
 stories, whose beginnings were told by their first words. Learning rate, starting heights of Kerple and layers matched in
 place of next tokens were chosen after two pilots that looked at eight windows of the same text, the number of
-steps after a run of 300 steps was scored on all of it (7.73 at 256, 7.78 at 4096). Perplexity, means over
+steps after a run of 300 steps was evaluated on all of it (7.73 at 256, 7.78 at 4096). Perplexity, means over
 seeds:
 
 {table}

@@ -31,7 +31,7 @@ def test_the_model_that_broke_is_repaired(options, tmp_path):
     assert demo.repair(options, printed) == 0
     folder = tmp_path / "out" / "repair"
     results = json.loads((folder / "repair.json").read_text())
-    before, after = results["scores"].values()
+    before, after = results["losses"].values()
     assert [row["eval_length"] for row in before] == [16, 32, 64, 128, 256]
     assert f"{before[-1]['ppl']:.2f}" in printed.file.getvalue()
     assert f"{after[-1]['ppl']:.2f}" in printed.file.getvalue()

@@ -1,4 +1,4 @@
-"""Evaluation by length: which tokens are scored, that the numbers are right, that memory is bounded."""
+"""Evaluation by length: which tokens are targets, that the numbers are right, that memory is bounded."""
 
 import math
 
@@ -10,8 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dape.data import Tokens
 from dape.evaluate import evaluate_by_length, loss_by_position, paired_difference, sliding_window
-from dape.evaluate import scoring as scoring_module
-from dape.evaluate.scoring import scoring
+from dape.evaluate import evaluator as evaluator_module
+from dape.evaluate.evaluator import evaluating
 from dape.evaluate.windows import consecutive, same_targets
 from dape.models import DapeForCausalLM, preset
 
@@ -51,9 +51,9 @@ def naive(model: torch.nn.Module, ids: np.ndarray, last: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("room", [scoring_module.LOGITS, 64 * 40])
+@pytest.mark.parametrize("room", [evaluator_module.LOGITS, 64 * 40])
 def test_agrees_with_a_full_forward(name, room, monkeypatch):
-    monkeypatch.setattr(scoring_module, "LOGITS", room)
+    monkeypatch.setattr(evaluator_module, "LOGITS", room)
     model, tokens = MODELS[name](), documents(200, 90, 300)
     scores = evaluate_by_length(model, tokens, [16, 64, 33], last=16, windows=7, batch_tokens=150)
     assert [score.eval_length for score in scores] == [16, 64, 33]
@@ -238,12 +238,12 @@ def test_sliding_window_of_beginnings():
 
 def test_logits_exist_only_a_few_rows_at_a_time(monkeypatch):
     """No output layer call makes more logits than allowed, whatever the length."""
-    monkeypatch.setattr(scoring_module, "LOGITS", 64 * 8)
+    monkeypatch.setattr(evaluator_module, "LOGITS", 64 * 8)
     model, sizes = dape(), []
     model.lm_head.register_forward_hook(lambda module, inputs, output: sizes.append(output.numel()))
-    with scoring(model) as scorer:
+    with evaluating(model) as evaluator:
         sizes.clear()
-        scorer.losses(np.zeros((1, 400), np.int64), 399)
+        evaluator.losses(np.zeros((1, 400), np.int64), 399)
     assert max(sizes) <= 64 * 8
     assert sum(sizes) == 64 * 399
 

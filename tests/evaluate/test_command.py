@@ -69,24 +69,24 @@ def test_two_models_side_by_side(folder, tmp_path, capsys):
     ]
     scores = [evaluate_by_length(model, tokens, [32, 64], last=16, windows=6) for model in models]
     saved = json.loads(files["json"].read_text())
-    assert [(r["model"], r["eval_length"]) for r in saved["scores"]] == [
+    assert [(r["model"], r["eval_length"]) for r in saved["losses"]] == [
         ("gpt2", 32), ("gpt2", 64), ("dape", 32), ("dape", 64),
     ]  # fmt: skip
-    assert [r["nll"] for r in saved["scores"]] == pytest.approx([s.nll for each in scores for s in each])
-    last = saved["scores"][3]
+    assert [r["nll"] for r in saved["losses"]] == pytest.approx([s.nll for each in scores for s in each])
+    last = saved["losses"][3]
     assert last["method"] == "dape1x3-kerple"
     assert (last["change"], last["change_se"]) == pytest.approx(paired_difference(scores[1][1], scores[1][0]))
     assert (last["difference"], last["difference_se"]) == pytest.approx(
         paired_difference(scores[1][1], scores[0][1])
     )
-    assert saved["scores"][0]["difference"] is None
+    assert saved["losses"][0]["difference"] is None
     slid = sliding_window(models[0], tokens, 32, max_tokens=600)
     assert saved["sliding"][0]["nll"] == pytest.approx(slid.nll)
     assert [row["start"] for row in saved["by_position"][:6]] == [1, 2, 4, 8, 16, 32]
 
     with open(files["csv"], newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["ppl"]) for row in rows] == pytest.approx([r["ppl"] for r in saved["scores"]])
+    assert [float(row["ppl"]) for row in rows] == pytest.approx([r["ppl"] for r in saved["losses"]])
     assert "<svg" in files["svg"].read_text()
     assert len(list((tmp_path / "out").iterdir())) == 3
 
@@ -101,7 +101,7 @@ def test_slices_by_recall(folder, tmp_path, capsys):
     assert "hits are tokens whose 2-gram occurred before" in printed
     assert evaluate(folder, *models, *options, "--json", whole) == 0
     found = json.loads(sliced.read_text())
-    assert found["scores"] == json.loads(whole.read_text())["scores"]
+    assert found["losses"] == json.loads(whole.read_text())["losses"]
     tokens = open_data(folder / "data").validation
     losses = losses_by_length(
         DapeForCausalLM.from_pretrained(folder / "dape"), tokens, [32, 64], last=16, windows=6
@@ -175,7 +175,7 @@ def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):
     )
     capsys.readouterr()
     assert evaluate(folder, run.folder, "--windows", 4, "--json", tmp_path / "x.json") == 0
-    records = json.loads((tmp_path / "x.json").read_text())["scores"]
+    records = json.loads((tmp_path / "x.json").read_text())["losses"]
     assert [record["eval_length"] for record in records] == [16, 32, 64, 128, 256]
     assert {(r["model"], r["method"], r["seed"], r["train_length"]) for r in records} == {
         ("run-7", "alibi", 7, 16)

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from dape.evaluate import LengthScore, clustered_mean, paired_difference
+from dape.evaluate import LengthLoss, clustered_mean, paired_difference
 
 
 def score(windows, documents, *, length=64, ends=None, last=8):
     windows = np.array(windows, float)
     ends = np.arange(len(windows)) if ends is None else np.array(ends)
-    return LengthScore.of(length, windows, np.array(documents), ends, last)
+    return LengthLoss.of(length, windows, np.array(documents), ends, last)
 
 
 def test_one_window_a_document_is_the_textbook_formula():

@@ -100,7 +100,7 @@ def tasks(
             run = {"corpus": task, "method": method, "layers": layers, "seed": seed}
             row = {"metric": "accuracy", "value": share, "count": samples}
             rows = [{**row, "eval_length": n} for n in lengths]
-            found.add(run, [*rows, {"metric": "score", "value": share}])
+            found.add(run, [*rows, {"metric": "mean_accuracy", "value": share}])
     return results("tasks", {**numbers(found), **changes})
 
 

@@ -52,5 +52,5 @@ def write_papers(folder: Path, **experiments: str) -> Path:
 
 def without_results(papers: Path, folder: Path) -> Path:
     """A copy of the papers as they were before anything was run."""
-    ignored = shutil.ignore_patterns("scores", "results*.json", "README.md", "*.svg")
+    ignored = shutil.ignore_patterns("evaluations", "results*.json", "README.md", "*.svg")
     return Path(shutil.copytree(papers, folder / "papers", ignore=ignored))

@@ -147,7 +147,7 @@ def test_files_agree(compared) -> None:
 def test_given_again_only_what_is_new_runs(compared, capsys, tmp_path: Path) -> None:
     folder, _, results = compared
     out = shutil.copytree(folder / "out", tmp_path / "out")
-    kept = {path: path.stat().st_mtime_ns for path in (out / "scores").glob("*-6steps-*.json")}
+    kept = {path: path.stat().st_mtime_ns for path in (out / "evaluations").glob("*-6steps-*.json")}
     assert len(kept) == 2
     arguments = options(folder, "--methods", "alibi,dape1x3-kerple", "--steps", "6", "--no-equal-time")
     assert main([*arguments, "--out", str(out)]) == 0
@@ -366,7 +366,7 @@ def test_a_submitted_job_is_carried_out(tmp_path: Path) -> None:
     train |= {"batch_size": 2, "steps": 2, "warmup_steps": 1}
     evaluation = {"last": 4, "windows": 6, "room": 32, "lengths": ["8", "32"]}
     spec = {"train": train, "evaluation": evaluation}
-    asked = Job("a", "a", "language", spec, tmp_path, tmp_path / "scores" / "a.json", 2)
+    asked = Job("a", "a", "language", spec, tmp_path, tmp_path / "evaluations" / "a.json", 2)
     assert (
         run_jobs([asked], at_once=1, watch=lambda *_: None, launcher=Slurm(tmp_path, cluster="local")) == {}
     )

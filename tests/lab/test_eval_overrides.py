@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dape.evaluate.scoring import scoring
+from dape.evaluate.evaluator import evaluating
 from dape.lab.evaluations import EvalOverrides, checked_overrides, parse_key
 from dape.lab.execute import execute, make_plan
 from dape.lab.experiments import Workspace, find_papers, load_corpora, load_experiments
@@ -59,8 +59,8 @@ def test_drawn_positions_reach_the_model():
     model = DapeForCausalLM(preset("tiny", "rope", hidden_size=32, num_hidden_layers=1)).eval()
     ids = torch.randint(0, 256, (2, 13)).numpy()
     positions = torch.tensor([[0, 3, 4, 9, 11, 12, 20, 25, 26, 27, 30, 40]])
-    with scoring(model, positions=lambda num_tokens: positions[:, :num_tokens]) as scorer:
-        losses = scorer.losses(ids, 4)
+    with evaluating(model, positions=lambda num_tokens: positions[:, :num_tokens]) as evaluator:
+        losses = evaluator.losses(ids, 4)
     window = torch.from_numpy(ids)
     logits = model(window[:, :-1], position_ids=positions, use_cache=False).logits[:, -4:]
     expected = torch.nn.functional.cross_entropy(logits.mT, window[:, -4:], reduction="none")
@@ -89,5 +89,5 @@ def test_one_training_is_read_in_many_ways(tmp_path):
     rope = next(item for item in items if item.method == "rope" and item.variant == "linear")
     scaled = load_run(tmp_path / "runs" / rope.id).model(scaling="linear", factor=4.0)
     assert scaled.config.position_options == {"scaling": "linear", "factor": 4.0}
-    scores = json.loads((tmp_path / "scores" / f"{rope.id}.json").read_text())
+    scores = json.loads((tmp_path / "evaluations" / f"{rope.id}.json").read_text())
     assert "64 rope_scaling=linear" in scores["windows"]

@@ -233,5 +233,5 @@ def test_what_was_trained_is_known_by_the_names_it_has() -> None:
     ]
     wanted = {item.id for e in finished for item in plan_of(e, "laptop").items}
     assert len(wanted) > 100
-    there = {path.stem for path in (PAPERS / "scores" / "laptop").glob("*.json")}
+    there = {path.stem for path in (PAPERS / "evaluations" / "laptop").glob("*.json")}
     assert wanted <= there

@@ -27,7 +27,7 @@ PLOTTED = """
     }
   }
   click("view", "equal-step"); click("quantity", "ppl");
-  const header = document.querySelector("section:not([hidden]) table.scores thead th:nth-child(6)");
+  const header = document.querySelector("section:not([hidden]) table.losses thead th:nth-child(6)");
   const methods = () => [...header.closest("table").tBodies[0].rows].map(row => row.cells[0].dataset.value);
   header.click(); const upward = methods(); header.click();
   return {

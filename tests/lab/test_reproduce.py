@@ -129,7 +129,7 @@ def test_scores_without_slices_are_kept_and_evaluated_again_where_recall_is_aske
     papers = small(tmp_path, one='[[grid]]\nmethods = ["kerple", "alibi"]\n[scale.smoke]')
     work = tmp_path / "work"
     run(papers, work, "one")
-    path, scores = work / "smoke" / "results" / "test" / "one.json", work / "smoke" / "scores"
+    path, scores = work / "smoke" / "results" / "test" / "one.json", work / "smoke" / "evaluations"
     before = results(path).lines("loss")
     for file in scores.glob("*.json"):
         content = json.loads(file.read_text())
@@ -187,7 +187,7 @@ def test_fuller_results_are_not_replaced_by_a_beginning(tmp_path, monkeypatch) -
     from dape.lab import execute
 
     # The same again in an empty folder, interrupted after the first training.
-    for folder in ("runs", "scores"):
+    for folder in ("runs", "evaluations"):
         (work / "smoke" / folder).rename(work / folder)
     original = execute.note
 
@@ -220,7 +220,7 @@ def test_trainings_are_processes_of_their_own_at_larger_scales(tmp_path, capsys)
     assert "equal steps: 2 runs, 2 already done" in capsys.readouterr().out
     assert results(papers / "test" / "one" / "results.json")["rows"] == found["rows"]
     # So is where each was made, which is not where the results are written.
-    (score, _) = sorted((papers / "scores" / "laptop").glob("*.json"))
+    (score, _) = sorted((papers / "evaluations" / "laptop").glob("*.json"))
     content = json.loads(score.read_text())
     score.write_text(json.dumps({**content, "environment": {**content["environment"], "cpu": "an abacus"}}))
     assert main([*command, "--jobs", "1"]) == 0

@@ -12,7 +12,7 @@ from torch import nn
 
 from dape.data import ByteTokenizer
 from dape.suite import PROBES, ask, fill
-from dape.suite.ask import Answer, Score
+from dape.suite.ask import Answer, TaskResult
 from dape.suite.probes import NOISE
 from dape.tasks import build_task
 
@@ -104,7 +104,7 @@ def test_every_probe_has_a_task_that_trains_small_models_for_it():
 
 
 def test_scores_have_errors_even_where_all_are_right():
-    score = Score.of("needle", 64, [Answer(60, (0.1, 0.3), True)] * 8)
+    score = TaskResult.of("needle", 64, [Answer(60, (0.1, 0.3), True)] * 8)
     assert score.accuracy == 1
     assert 0 < score.accuracy_se < 0.2
     assert score.nll == pytest.approx(0.2)

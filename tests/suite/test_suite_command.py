@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 def test_scores_table_and_heat_map(model, tmp_path, capsys):
     arguments = [f"hf:{model}", "--lengths", "128,256", "--tasks", "flip-flop,needle", "--examples", "2"]
     assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
-    scores = json.loads((tmp_path / "suite.json").read_text())["scores"]
+    scores = json.loads((tmp_path / "suite.json").read_text())["results"]
     assert [(score["task"], score["length"]) for score in scores] == [
         (task, length) for task in ("flip-flop", "needle") for length in (128, 256)
     ]

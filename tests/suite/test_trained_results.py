@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dape.lab.accuracies import Accuracies, score_table
+from dape.lab.accuracies import Accuracies, mean_table
 from dape.lab.records import load_results
 from dape.suite import TRAINED
 
@@ -21,4 +21,4 @@ def test_every_task_has_every_method_and_two_seeds():
 
 def test_the_page_has_the_scores_of_the_records():
     text = (FOLDER / "README.md").read_text("utf-8")
-    assert score_table(Accuracies(load_results(FOLDER / "results.json"))).markdown() in text
+    assert mean_table(Accuracies(load_results(FOLDER / "results.json"))).markdown() in text

@@ -123,13 +123,13 @@ def test_bounds(name, options):
     for length in lengths_of(task, (1, 2, 3, 11, 40, 96)):
         examples = task.examples(32, length, generator_for(length))
         asked = examples.labels != IGNORED
-        assert examples.ids.shape == examples.labels.shape == examples.scored.shape
+        assert examples.ids.shape == examples.labels.shape == examples.counted.shape
         assert examples.ids.min() >= 0
         assert examples.ids.max() < task.vocab_size
         assert examples.labels[asked].min() >= 0
         assert examples.labels[asked].max() < task.num_labels
-        assert not (examples.scored & ~asked).any()
-        assert examples.scored.any(axis=1).all()
+        assert not (examples.counted & ~asked).any()
+        assert examples.counted.any(axis=1).all()
 
 
 @pytest.mark.parametrize("name", CHE)
@@ -148,7 +148,7 @@ def test_models_read_the_input_and_then_empty_tokens(name):
 def test_nothing_counts_after_the_termination_token(name):
     task = build_task(name)
     _, outputs = task.sample(64, 20, generator_for(5))
-    for row, counted in zip(outputs.tolist(), task.scored(outputs).tolist(), strict=True):
+    for row, counted in zip(outputs.tolist(), task.counted(outputs).tolist(), strict=True):
         end = row.index(2)
         assert counted == [True] * (end + 1) + [False] * (len(row) - end - 1)
         assert not any(row[end + 1 :])
@@ -165,7 +165,7 @@ def test_an_oracle_scores_everything_and_a_constant_the_stated_accuracy(name):
     # The best of several constants on 2000 inputs: five standard errors of an independent label.
     error = 5 * np.sqrt(task.constant_accuracy * (1 - task.constant_accuracy) / 2000)
     assert constant == pytest.approx(task.constant_accuracy, abs=error)
-    possible = np.unique(examples.labels[examples.scored])
+    possible = np.unique(examples.labels[examples.counted])
     # The termination token is right once in an output: a guesser had better not say it.
     possible = possible[possible != 2] if isinstance(task, TerminatedTask) else possible
     guesses = generator_for(12).choice(possible, examples.labels.shape)
@@ -176,7 +176,7 @@ def test_an_oracle_scores_everything_and_a_constant_the_stated_accuracy(name):
 def test_labels_are_balanced_at_long_lengths(name):
     task = build_task(name)
     examples = task.examples(4000, 41, generator_for(21))
-    labels = examples.labels[examples.scored]
+    labels = examples.labels[examples.counted]
     labels = labels[labels < 2] if task.output_size == 3 else labels
     shares = np.bincount(labels) / len(labels)
     # Terminated numbers end with a one, square roots begin with one more often than not.

@@ -112,9 +112,9 @@ def test_run_writes_results_and_is_not_repeated(tmp_path, capsys):
     assert [run["corpus"] for run in results["runs"]] == ["parity_check"] * 2 + ["reverse_string"] * 2
     lines = results.lines("accuracy")
     assert {line["eval_length"] for line in lines} == {4, 7, 9}
-    for score in results.lines("score"):
-        beyond = [x["value"] for x in lines if x["run"] == score["run"] and x["eval_length"] > 6]
-        assert score["value"] == pytest.approx(np.mean(beyond))
+    for mean in results.lines("mean_accuracy"):
+        beyond = [x["value"] for x in lines if x["run"] == mean["run"] and x["eval_length"] > 6]
+        assert mean["value"] == pytest.approx(np.mean(beyond))
     assert not (out / "unfinished").exists()
     readme = (out / "README.md").read_text()
     assert "(50.1)" in readme  # the paper's parity_check with Kerple

@@ -241,22 +241,22 @@ def repair(options: DemoOptions, console: Console) -> int:
     result = fit(task, settings, folder, progress=console.is_terminal)
     if result.stopped_early:
         raise KeyboardInterrupt
-    scored = {
+    evaluated = {
         name: evaluate_by_length(
             subject, data.validation, lengths, last=COMPARISON["last"], windows=COMPARISON["windows"]
         )
         for name, subject in (("rope", teacher), (f"rope → {REPAIRED}", model))
     }
     table = Table("perplexity at length", *map(str, lengths))
-    for name, scores in scored.items():
-        table.add_row(name, *[f"{score.ppl:.2f}" for score in scores], style="bold" if "→" in name else "")
+    for name, losses in evaluated.items():
+        table.add_row(name, *[f"{loss.ppl:.2f}" for loss in losses], style="bold" if "→" in name else "")
     console.print(table)
     console.print(
         f"Repaired in {result.seconds:.0f} seconds of training, on text of {2 * length} tokens a window."
     )
     transformers.logging.disable_progress_bar()
     model.save_pretrained(folder / "model")
-    drawn = {name: [(score.eval_length, score.ppl) for score in scores] for name, scores in scored.items()}
+    drawn = {name: [(loss.eval_length, loss.ppl) for loss in losses] for name, losses in evaluated.items()}
     save(length_figure(drawn, "perplexity", unit=length), folder / "perplexity.svg")
     write_atomically(
         folder / "repair.json",
@@ -266,7 +266,7 @@ def repair(options: DemoOptions, console: Console) -> int:
                 "steps": result.steps,
                 "seconds": round(result.seconds, 1),
                 "train_length": length,
-                "scores": {name: [score.record() for score in scores] for name, scores in scored.items()},
+                "losses": {name: [loss.record() for loss in losses] for name, losses in evaluated.items()},
             },
             indent=1,
         )

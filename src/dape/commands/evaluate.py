@@ -154,13 +154,13 @@ def main(arguments: list[str]) -> int:
         console.print(f"(the shortest length is {min(lengths)}, so that many tokens are predicted, not 256)")
     for name, evaluation in zip(options.models if options.card else [], evaluations, strict=False):
         # The error of exp(x) is that of x times exp(x).
-        scores = [(score.eval_length, score.ppl, score.ppl * score.nll_se) for score in evaluation.scores]
+        values = [(loss.eval_length, loss.ppl, loss.ppl * loss.nll_se) for loss in evaluation.losses]
         of = f"`{options.corpus or options.data}`" if options.corpus or options.data else "held-out documents"
         predicted = (
-            f"the last {evaluation.scores[0].last} tokens of at most {options.windows} windows of {of}"
+            f"the last {evaluation.losses[0].last} tokens of at most {options.windows} windows of {of}"
         )
         same = ", the same tokens at every length" if options.protocol == "same-targets" else ""
-        add_to_card(Path(name), scores, f"{predicted}{same}, with standard errors over documents")
+        add_to_card(Path(name), values, f"{predicted}{same}, with standard errors over documents")
     save(
         evaluations,
         settings(options),
@@ -174,18 +174,18 @@ def main(arguments: list[str]) -> int:
 
 def save_plot(evaluations: list[Evaluation], path: Path) -> None:
     """Plot perplexity by length in the style of the reports; error bars are paired if models have the same tokens."""
-    from dape.lab.api import Scored, results_of
+    from dape.lab.api import Evaluated, results_of
     from dape.lab.figures import comparison_figure, save
     from dape.lab.records import STEP
 
-    scored = []
+    evaluated = []
     for evaluation in evaluations:
-        unit = evaluation.subject.train_length or evaluation.scores[0].eval_length
-        scored.append(
-            Scored(evaluation.subject, unit, sorted(evaluation.scores, key=lambda score: score.eval_length))
+        unit = evaluation.subject.train_length or evaluation.losses[0].eval_length
+        evaluated.append(
+            Evaluated(evaluation.subject, unit, sorted(evaluation.losses, key=lambda loss: loss.eval_length))
         )
     paired = all(evaluation.reference is not None for evaluation in evaluations[1:])
-    figure = comparison_figure(results_of(scored, paired=paired), STEP)
+    figure = comparison_figure(results_of(evaluated, paired=paired), STEP)
     figure.axes[0].set_title("", loc="left")
     path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)
@@ -224,8 +224,8 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
             "progress": lambda length, count: bar.advance(task, length * count),
         }
         if options.slices == "none":
-            scores = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
-            return Evaluation(subject, options.protocol, scores)
+            by_length = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
+            return Evaluation(subject, options.protocol, by_length)
         losses = losses_by_length(subject.model, tokens, lengths, **asked)
     base = subject.train_length if subject.train_length in lengths else min(lengths)
     recall = recall_slices(
@@ -236,8 +236,8 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
         train=subject.data.train,
         max_training_count=options.max_training_count,
     )
-    scores = [losses.score(length) for length in lengths]
-    return Evaluation(subject, options.protocol, scores, recall=recall)
+    by_length = [losses.at(length) for length in lengths]
+    return Evaluation(subject, options.protocol, by_length, recall=recall)
 
 
 def default_lengths(subject: Subject) -> list[int]:

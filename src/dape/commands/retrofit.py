@@ -23,7 +23,7 @@ from dape.commands.parsing import parse
 from dape.data import Tokens, prepare
 from dape.devices import find_device
 from dape.evaluate import evaluate_by_length
-from dape.evaluate.statistics import LengthScore, paired_difference
+from dape.evaluate.statistics import LengthLoss, paired_difference
 from dape.evaluate.windows import Context
 from dape.files import read_json, write_atomically
 from dape.models.export import export
@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> int:
     train, held_out, context = text(options, base, length, max(lengths))
     before = known.get("before")
     if before is None or known.get("table") != table_settings(options, lengths):
-        before = scores(base, held_out, lengths, options, context, "before")
+        before = losses_of(base, held_out, lengths, options, context, "before")
     teacher = load_base(options.model, options.device) if options.distill or options.match_steps else None
     torch.manual_seed(options.seed)
     model = dape.retrofit(base, options.method, width=options.width, trains=options.trains)
@@ -188,7 +188,7 @@ def main(arguments: list[str]) -> int:
         )
     model.eval()
     save(model, options)
-    after = scores(model, held_out, lengths, options, context, "after")
+    after = losses_of(model, held_out, lengths, options, context, "after")
     added = sum(value.numel() for value in adapter_parameters(model).values())
     write(
         options,
@@ -276,7 +276,7 @@ def text(
     return documents[kept:].reshape(-1), Tokens.of(list(documents[:kept])), "stream"
 
 
-def scores(
+def losses_of(
     model: nn.Module, tokens: Tokens, lengths: list[int], options: Options, context: Context, name: str
 ) -> list[dict[str, Any]]:
     """Loss by length on the same target tokens, with the means of windows for paired differences."""
@@ -284,26 +284,26 @@ def scores(
     results = evaluate_by_length(
         model, tokens, lengths, last=options.last, windows=options.windows, context=context
     )
-    return [{**_plain(score), "eval_length": score.eval_length} for score in results]
+    return [{**_plain(loss), "eval_length": loss.eval_length} for loss in results]
 
 
-def _plain(score: LengthScore) -> dict[str, Any]:
+def _plain(loss: LengthLoss) -> dict[str, Any]:
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in asdict(score).items()
+        for name, value in asdict(loss).items()
     }
 
 
-def _score(record: dict[str, Any]) -> LengthScore:
+def _length_loss(record: dict[str, Any]) -> LengthLoss:
     arrays = {name: np.asarray(record[name]) for name in ("windows", "documents", "ends")}
-    return LengthScore(**{**record, **arrays})
+    return LengthLoss(**{**record, **arrays})
 
 
 def table(options: Options, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Table:
     drawn = Table(title=f"{options.model} → {options.method}: loss of the last {options.last} tokens")
     for heading in ("length", "before", "after", "change (paired)", "after, perplexity"):
         drawn.add_column(heading, justify="right")
-    for old, new in zip(map(_score, before), map(_score, after), strict=True):
+    for old, new in zip(map(_length_loss, before), map(_length_loss, after), strict=True):
         change, error = paired_difference(new, old)
         drawn.add_row(
             str(new.eval_length),

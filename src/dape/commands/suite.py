@@ -69,7 +69,9 @@ def main(arguments: list[str]) -> int:
     lengths = sorted(split_numbers("lengths", options.lengths))
     haystack = sentences(options.haystack)
     path = options.out / "suite.json"
-    kept: list[dict[str, Any]] = read_json(path)["scores"] if path.exists() else []
+    before = read_json(path) if path.exists() else {}
+    # "scores" in files of earlier versions.
+    kept: list[dict[str, Any]] = before.get("results", before.get("scores", []))
     asked = {"seed": options.seed, "examples": options.examples, "haystack": str(options.haystack or "")}
     for name in options.models:
         model, tokenizer = opened(name, options.device)
@@ -78,7 +80,7 @@ def main(arguments: list[str]) -> int:
                 known = {"model": name, **asked, "task": task, "length": length}
                 if any(known.items() <= record.items() for record in kept):
                     continue
-                score = ask(
+                result = ask(
                     model,
                     tokenizer.encode,
                     task,
@@ -87,15 +89,15 @@ def main(arguments: list[str]) -> int:
                     seed=options.seed,
                     haystack=haystack,
                 )
-                kept.append(known | (asdict(score) if score else {"accuracy": None}))
+                kept.append(known | (asdict(result) if result else {"accuracy": None}))
                 options.out.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps({"scores": kept}, indent=1) + "\n")
+                write_atomically(path, json.dumps({"results": kept}, indent=1) + "\n")
         shown = [r for r in kept if r["model"] == name and {**asked}.items() <= r.items()]
         console.print(table(name, shown, options.task_list, lengths))
         drawn = options.out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.svg"
         draw(name, shown, options.task_list, lengths, drawn)
         console.print(f"heat map  {drawn}", soft_wrap=True)
-    console.print(f"scores    {path}", soft_wrap=True)
+    console.print(f"results   {path}", soft_wrap=True)
     return 0
 
 

@@ -7,15 +7,15 @@ from typing import Any
 from dape.evaluate.by_length import WindowLosses, evaluate_by_length, losses_by_length
 from dape.evaluate.by_position import PositionLoss, loss_by_position
 from dape.evaluate.recall import RecallBins, RecallSlices, recall_lengths, recall_slices
-from dape.evaluate.sliding import SlidingScore, sliding_window
-from dape.evaluate.statistics import LengthScore, clustered_mean, paired_difference
+from dape.evaluate.sliding import SlidingLoss, sliding_window
+from dape.evaluate.statistics import LengthLoss, clustered_mean, paired_difference
 
 __all__ = [
-    "LengthScore",
+    "LengthLoss",
     "PositionLoss",
     "RecallBins",
     "RecallSlices",
-    "SlidingScore",
+    "SlidingLoss",
     "WindowLosses",
     "clustered_mean",
     "evaluate_by_length",

@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from dape.data import Tokens
-from dape.evaluate.scoring import BATCH_TOKENS, Scorer, scoring
-from dape.evaluate.statistics import LengthScore
+from dape.evaluate.evaluator import BATCH_TOKENS, Evaluator, evaluating
+from dape.evaluate.statistics import LengthLoss
 from dape.evaluate.windows import Context, Windows, consecutive, same_targets
 
 Protocol = Literal["same-targets", "paper"]
@@ -29,9 +29,9 @@ class WindowLosses:
     last: int
     losses: dict[int, np.ndarray]
 
-    def score(self, length: int) -> LengthScore:
+    def at(self, length: int) -> LengthLoss:
         """Mean loss at one length, with its standard error."""
-        return _score(self.windows, length, self.last, self.losses[length])
+        return _length_loss(self.windows, length, self.last, self.losses[length])
 
 
 def losses_by_length(
@@ -48,8 +48,8 @@ def losses_by_length(
     """Loss of every target token at each length, on the windows of `evaluate_by_length`."""
     last = check(lengths, last, windows, "same-targets", context)
     chosen = same_targets(tokens, max(lengths), last, windows, context=context)
-    with scoring(model, batch_tokens=batch_tokens) as scorer:
-        losses = {n: token_losses(scorer, tokens, chosen, n, last, progress) for n in lengths}
+    with evaluating(model, batch_tokens=batch_tokens) as evaluator:
+        losses = {n: token_losses(evaluator, tokens, chosen, n, last, progress) for n in lengths}
     return WindowLosses(chosen, last, losses)
 
 
@@ -64,7 +64,7 @@ def evaluate_by_length(
     context: Context = "document",
     batch_tokens: int = BATCH_TOKENS,
     progress: Progress | None = None,
-) -> list[LengthScore]:
+) -> list[LengthLoss]:
     """Loss and perplexity at each length, in the order of `lengths`.
 
     lengths:  tokens of input that the model sees.
@@ -86,38 +86,41 @@ def evaluate_by_length(
             batch_tokens=batch_tokens,
             progress=progress,
         )
-        return [losses.score(n) for n in lengths]
+        return [losses.at(n) for n in lengths]
     last = check(lengths, last, windows, protocol, context)
-    with scoring(model, batch_tokens=batch_tokens) as scorer:
+    with evaluating(model, batch_tokens=batch_tokens) as evaluator:
         return [
-            score(scorer, tokens, consecutive(tokens, n, windows), n, min(last, n), progress) for n in lengths
+            length_loss(evaluator, tokens, consecutive(tokens, n, windows), n, min(last, n), progress)
+            for n in lengths
         ]
 
 
-def score(
-    scorer: Scorer, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
-) -> LengthScore:
+def length_loss(
+    evaluator: Evaluator, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
+) -> LengthLoss:
     """Mean loss of the windows at one length, with its standard error."""
-    return _score(windows, length, last, token_losses(scorer, tokens, windows, length, last, progress))
+    return _length_loss(
+        windows, length, last, token_losses(evaluator, tokens, windows, length, last, progress)
+    )
 
 
 def token_losses(
-    scorer: Scorer, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
+    evaluator: Evaluator, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
 ) -> np.ndarray:
     """Loss of every target of the windows at one length [n, last]."""
     parts = []
-    size = scorer.batch_size(length, last)
+    size = evaluator.batch_size(length, last)
     for start in range(0, len(windows), size):
         ids = windows.ids(tokens, length, slice(start, start + size))
-        parts.append(scorer.losses(ids, last))
+        parts.append(evaluator.losses(ids, last))
         if progress is not None:
             progress(length, len(ids))
     return np.concatenate(parts)
 
 
-def _score(windows: Windows, length: int, last: int, losses: np.ndarray) -> LengthScore:
+def _length_loss(windows: Windows, length: int, last: int, losses: np.ndarray) -> LengthLoss:
     means = losses.astype(np.float64).mean(1)
-    return LengthScore.of(length, means, windows.documents, windows.ends, last)
+    return LengthLoss.of(length, means, windows.documents, windows.ends, last)
 
 
 def check(lengths: Sequence[int], last: int | None, windows: int, protocol: str, context: str) -> int:

@@ -10,7 +10,7 @@ from torch import nn
 
 from dape.data import Tokens
 from dape.evaluate.by_length import Progress, check
-from dape.evaluate.scoring import BATCH_TOKENS, scoring
+from dape.evaluate.evaluator import BATCH_TOKENS, evaluating
 from dape.evaluate.statistics import clustered_mean
 from dape.evaluate.windows import Context, same_targets
 
@@ -49,11 +49,11 @@ def loss_by_position(
     check([length], length, windows, "same-targets", context)
     chosen = same_targets(tokens, length, length, windows, context=context)
     parts = []
-    with scoring(model, batch_tokens=batch_tokens) as scorer:
-        size = scorer.batch_size(length, length)
+    with evaluating(model, batch_tokens=batch_tokens) as evaluator:
+        size = evaluator.batch_size(length, length)
         for start in range(0, len(chosen), size):
             ids = chosen.ids(tokens, length, slice(start, start + size))
-            parts.append(scorer.losses(ids, length))
+            parts.append(evaluator.losses(ids, length))
             if progress is not None:
                 progress(length, len(ids))
     return PositionLoss(length, np.concatenate(parts), chosen.documents)

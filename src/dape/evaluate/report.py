@@ -17,8 +17,8 @@ from rich.table import Table
 
 from dape.evaluate.by_position import PositionLoss, position_records
 from dape.evaluate.recall import RecallSlices
-from dape.evaluate.sliding import SlidingScore
-from dape.evaluate.statistics import LengthScore, paired_difference
+from dape.evaluate.sliding import SlidingLoss
+from dape.evaluate.statistics import LengthLoss, paired_difference
 from dape.evaluate.subjects import Subject
 from dape.files import plain, write_atomically
 
@@ -31,23 +31,23 @@ class Evaluation:
 
     subject: Subject
     protocol: str
-    scores: list[LengthScore]
+    losses: list[LengthLoss]
     reference: Evaluation | None = None
     by_position: PositionLoss | None = None
     recall: RecallSlices | None = None
-    sliding: list[SlidingScore] = field(default_factory=list)
+    sliding: list[SlidingLoss] = field(default_factory=list)
 
     def changes(self) -> list[tuple[float, float] | None]:
         """Paired change of the loss from the shortest length to each; None if not paired."""
         if self.protocol != "same-targets":
-            return [None for _ in self.scores]
-        shortest = min(self.scores, key=lambda score: score.eval_length)
-        return [None if score is shortest else paired_difference(score, shortest) for score in self.scores]
+            return [None for _ in self.losses]
+        shortest = min(self.losses, key=lambda loss: loss.eval_length)
+        return [None if loss is shortest else paired_difference(loss, shortest) for loss in self.losses]
 
     def against_reference(self) -> list[tuple[float, float] | None]:
         if self.reference is None:
-            return [None for _ in self.scores]
-        return [paired_difference(a, b) for a, b in zip(self.scores, self.reference.scores, strict=True)]
+            return [None for _ in self.losses]
+        return [paired_difference(a, b) for a, b in zip(self.losses, self.reference.losses, strict=True)]
 
     def recall_records(self) -> list[dict[str, Any]]:
         """A record for each length and slice, in the terms of `records`; `contribution`: the slice's part of the
@@ -61,11 +61,11 @@ class Evaluation:
     def records(self) -> list[dict[str, Any]]:
         """One record per length; `change` is against the shortest length, `difference` against the first model."""
         return [
-            {**self.subject.identity, **score.record(), "protocol": self.protocol}
+            {**self.subject.identity, **loss.record(), "protocol": self.protocol}
             | _pair("change", change)
             | _pair("difference", difference)
-            for score, change, difference in zip(
-                self.scores, self.changes(), self.against_reference(), strict=True
+            for loss, change, difference in zip(
+                self.losses, self.changes(), self.against_reference(), strict=True
             )
         ]
 
@@ -78,7 +78,7 @@ def _pair(name: str, value: tuple[float, float] | None) -> dict[str, float | Non
 def as_json(evaluations: Sequence[Evaluation], settings: dict[str, Any]) -> str:
     content = {
         "settings": settings,
-        "scores": [record for evaluation in evaluations for record in evaluation.records()],
+        "losses": [record for evaluation in evaluations for record in evaluation.records()],
         "by_position": [
             {**e.subject.identity, **record}
             for e in evaluations
@@ -105,22 +105,22 @@ def as_csv(evaluations: Sequence[Evaluation]) -> str:
 
 
 def print_evaluation(evaluation: Evaluation, console: Console) -> None:
-    subject, scores = evaluation.subject, evaluation.scores
-    documents = len(set(scores[0].documents.tolist()))
-    what = f"{scores[0].last} tokens" if evaluation.protocol == "same-targets" else "tokens"
-    title = f"{escape(subject.label)}: last {what} of {len(scores[0].windows)} windows, {documents} documents"
+    subject, losses = evaluation.subject, evaluation.losses
+    documents = len(set(losses[0].documents.tolist()))
+    what = f"{losses[0].last} tokens" if evaluation.protocol == "same-targets" else "tokens"
+    title = f"{escape(subject.label)}: last {what} of {len(losses[0].windows)} windows, {documents} documents"
     console.print(f"[italic]{title}[/italic]")
     table = Table(box=None, pad_edge=False)
     for name in ("length", "× training", "perplexity", "loss", "change", "vs first"):
         table.add_column(name, justify="right")
-    rows = zip(scores, evaluation.changes(), evaluation.against_reference(), strict=True)
-    for score, change, difference in rows:
-        times = f"{score.eval_length / subject.train_length:g}" if subject.train_length else "–"
-        loss = plus_minus(score.nll, score.nll_se)
+    rows = zip(losses, evaluation.changes(), evaluation.against_reference(), strict=True)
+    for at, change, difference in rows:
+        times = f"{at.eval_length / subject.train_length:g}" if subject.train_length else "–"
+        loss = plus_minus(at.nll, at.nll_se)
         table.add_row(
-            f"{score.eval_length}",
+            f"{at.eval_length}",
             times,
-            f"{score.ppl:.2f}",
+            f"{at.ppl:.2f}",
             loss,
             "–" if change is None else plus_minus(*change, sign="+"),
             "–" if difference is None else plus_minus(*difference, sign="+"),

@@ -10,12 +10,12 @@ import numpy as np
 from torch import nn
 
 from dape.data import Tokens
-from dape.evaluate.scoring import BATCH_TOKENS, Scorer, scoring
+from dape.evaluate.evaluator import BATCH_TOKENS, Evaluator, evaluating
 from dape.evaluate.statistics import clustered_mean, perplexity
 
 
 @dataclass(frozen=True)
-class SlidingScore:
+class SlidingLoss:
     """Loss over all tokens but the first of each document."""
 
     length: int
@@ -38,7 +38,7 @@ def sliding_window(
     stride: int | None = None,
     max_tokens: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
-) -> SlidingScore:
+) -> SlidingLoss:
     """Loss and perplexity with windows of `length` inputs that advance by `stride` (half of it by default).
 
     Each token is predicted once, from at least length − stride tokens if the document has them.
@@ -51,28 +51,28 @@ def sliding_window(
     # A shorter beginning would never see a full window.
     longest = max(share, length + stride) + 1
     sums, counts = [], []
-    with scoring(model, batch_tokens=batch_tokens) as scorer:
+    with evaluating(model, batch_tokens=batch_tokens) as evaluator:
         for index in range(tokens.num_documents):
             ids = tokens.document(index)[:longest].astype(np.int64)
             if len(ids) < 2:
                 continue
-            sums.append(_document_loss(scorer, ids, length, stride))
+            sums.append(_document_loss(evaluator, ids, length, stride))
             counts.append(len(ids) - 1)
             if max_tokens is not None and sum(counts) >= max_tokens:
                 break
     if not sums:
         raise ValueError("no document has two tokens, so there is nothing to predict")
     nll, error = clustered_mean(np.array(sums), np.array(counts), np.arange(len(sums)))
-    return SlidingScore(length, stride, nll, error, perplexity(nll), sum(counts), len(counts))
+    return SlidingLoss(length, stride, nll, error, perplexity(nll), sum(counts), len(counts))
 
 
-def _document_loss(scorer: Scorer, ids: np.ndarray, length: int, stride: int) -> float:
+def _document_loss(evaluator: Evaluator, ids: np.ndarray, length: int, stride: int) -> float:
     """Summed loss of a document's tokens 1, 2, …"""
     first = min(length, len(ids) - 1)
-    total = scorer.losses(ids[None, : first + 1], first).sum(dtype=np.float64)
-    for batch in _steps(len(ids), length, stride, scorer.batch_size(length, stride)):
+    total = evaluator.losses(ids[None, : first + 1], first).sum(dtype=np.float64)
+    for batch in _steps(len(ids), length, stride, evaluator.batch_size(length, stride)):
         windows = np.stack([ids[end - length - 1 : end] for _, end in batch])
-        for losses, (new, _) in zip(scorer.losses(windows, stride), batch, strict=True):
+        for losses, (new, _) in zip(evaluator.losses(windows, stride), batch, strict=True):
             total += losses[-new:].sum(dtype=np.float64)
     return float(total)
 

@@ -28,7 +28,7 @@ def clustered_mean(sums: np.ndarray, counts: np.ndarray, clusters: np.ndarray) -
 
 
 @dataclass(frozen=True)
-class LengthScore:
+class LengthLoss:
     """Loss of the last tokens of windows, given `eval_length` tokens of input.
 
     tokens:    total number of target tokens.
@@ -49,9 +49,9 @@ class LengthScore:
     @staticmethod
     def of(
         eval_length: int, windows: np.ndarray, documents: np.ndarray, ends: np.ndarray, last: int
-    ) -> LengthScore:
+    ) -> LengthLoss:
         nll, error = clustered_mean(windows, np.ones(len(windows)), documents)
-        return LengthScore(
+        return LengthLoss(
             eval_length, nll, error, perplexity(nll), last * len(windows), windows, documents, ends, last
         )
 
@@ -73,14 +73,14 @@ def perplexity(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
-def paired_difference(a: LengthScore, b: LengthScore) -> tuple[float, float]:
+def paired_difference(a: LengthLoss, b: LengthLoss) -> tuple[float, float]:
     """Loss of a minus loss of b on the same target tokens, and its standard error over documents.
 
     a and b: two methods at one length, or one method at two lengths.
     """
     if a.last != b.last or not np.array_equal(a.ends, b.ends):
         raise ValueError(
-            f"the scores at lengths {a.eval_length} and {b.eval_length} have different target tokens, "
+            f"the losses at lengths {a.eval_length} and {b.eval_length} have different target tokens, "
             f"so their differences are not paired"
         )
     return clustered_mean(a.windows - b.windows, np.ones(len(a.windows)), a.documents)

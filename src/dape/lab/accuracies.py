@@ -22,7 +22,7 @@ from dape.lab.figures import LEGEND, LOOK, PANEL, canvas, errorbar, finish, lege
 from dape.lab.paper import Paper
 from dape.lab.records import Results
 from dape.lab.report import render
-from dape.lab.stats import ERRORS, UNKNOWN, SeedVariance, of_scores, over_seeds, setting_of, share_error
+from dape.lab.stats import ERRORS, UNKNOWN, SeedVariance, of_accuracies, over_seeds, setting_of, share_error
 from dape.lab.tables import OURS, PAPER, Cell, Row, Table, chosen, joined, plain
 from dape.tasks.registry import TASKS, build_task
 
@@ -48,7 +48,7 @@ class Solver(NamedTuple):
 
 
 class Accuracies:
-    """Accuracies by solver and seed: rows, one per length, and scores, the mean beyond the training length.
+    """Accuracies by solver and seed: rows, one per length, and means beyond the training length.
 
     seeds: seed variance in other settings.
     """
@@ -56,13 +56,13 @@ class Accuracies:
     def __init__(self, results: Results | None, seeds: SeedVariance | None = None) -> None:
         self.results, self.known = results or Results({"kind": "tasks"}), seeds or SeedVariance()
         self.rows: dict[Solver, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-        self.scores: dict[tuple[Solver, int], float] = {}
+        self.means: dict[tuple[Solver, int], float] = {}
         for row in self.results.lines():
             solver = Solver(row["corpus"], row.get("layers") or 0, row["method"], variant_of(row))
             if row["metric"] == "accuracy":
                 self.rows[solver][row["seed"]].append(row)
-            elif row["metric"] == "score":
-                self.scores[solver, row["seed"]] = row["value"]
+            elif row["metric"] == "mean_accuracy":
+                self.means[solver, row["seed"]] = row["value"]
 
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(solver.task for solver in self.rows))
@@ -75,7 +75,7 @@ class Accuracies:
         return sorted({row["eval_length"] for seed in rows.values() for row in seed})
 
     def accuracy(self, solver: Solver, lengths: Sequence[int] | None = None) -> Estimate:
-        """Mean accuracy over the lengths (or the score, if none are given) and over seeds; NaN if there is none."""
+        """Mean accuracy over the lengths (or beyond training, if none are given) and over seeds; NaN if there is none."""
         by_seed = [self._of_seed(solver, seed, lengths) for seed in self.rows.get(solver, {})]
         known = [entry for entry in by_seed if entry is not None]
         if not known:
@@ -92,8 +92,8 @@ class Accuracies:
             return None
         mean = sum(row["value"] for row in selected) / len(selected)
         squares = sum(share_error(row["value"], row.get("count") or 1) ** 2 for row in selected)
-        score = self.scores.get((solver, seed), mean) if lengths is None else mean
-        return score, math.sqrt(squares) / len(selected)
+        own = self.means.get((solver, seed), mean) if lengths is None else mean
+        return own, math.sqrt(squares) / len(selected)
 
     def difference(self, one: Solver, other: Solver) -> Estimate:
         """Accuracy of one minus that of the other over common seeds, on the same samples if answers are known."""
@@ -122,7 +122,7 @@ class Accuracies:
 
     def _prior(self, *solvers: Solver) -> VariancePrior | None:
         row = next(iter(next(iter(self.rows[solvers[0]].values()))))
-        kinds = of_scores(solvers[0].task, *(solver.method for solver in solvers))
+        kinds = of_accuracies(solvers[0].task, *(solver.method for solver in solvers))
         return self.known.prior(kinds, 1.0, setting_of(self.results, row))
 
 
@@ -317,14 +317,14 @@ def paper_table() -> dict[str, Any]:
 
 
 def paper_accuracy(task: str, method: str) -> float | None:
-    """The paper's score in percent, or None."""
+    """The paper's mean accuracy in percent, or None."""
     row = paper_table()["accuracy"].get(task)
     methods = paper_table()["methods"]
     return row[methods.index(method)] if row and method in methods else None
 
 
-def score_table(data: Accuracies, *, errors: bool = True) -> Table:
-    """Tasks by methods: our score, with its error over samples and seeds, and the paper's, if any, in brackets."""
+def mean_table(data: Accuracies, *, errors: bool = True) -> Table:
+    """Tasks by methods: our mean accuracy, with its error over samples and seeds, and the paper's, if any, in brackets."""
     methods = list(dict.fromkeys(solver.label for solver in data.rows))
     rows = []
     for (task, layers), title in titles(data).items():
@@ -366,7 +366,7 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
         tasks_of.setdefault(describe(run["settings"]["protocol"]), {})[run["corpus"]] = None
     notes = folder / "notes.md"
     tables = [_by_length(data, *entry, title) for entry, title in titles(data).items()]
-    score, many = score_table(data), len(data.tasks()) > FEW_TASKS
+    means, many = mean_table(data), len(data.tasks()) > FEW_TASKS
     text = render(
         "tasks.md.j2",
         runs=runs,
@@ -377,7 +377,7 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
         hardware=about.get("gpu") or f"{about['cpu']}, {about['threads']} of {about['cores']} cores",
         versions=[f"{n} {about[n]}" for n in ("dape", "python", "torch", "numpy", "transformers")],
         notes=notes.read_text("utf-8").strip() if notes.exists() else "",
-        score=score,
+        means=means,
         tables=tables,
         many=many,
         printed=any(paper_accuracy(s.task, s.method) is not None for s in data.rows),
@@ -388,7 +388,7 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
         if many:
             save(lengths_figure(data), folder / "lengths.png")
     # A terminal has room for the errors of a few methods.
-    return [*tables, score_table(data, errors=len(score.heads) <= TERMINAL_COLUMNS)]
+    return [*tables, mean_table(data, errors=len(means.heads) <= TERMINAL_COLUMNS)]
 
 
 def describe(protocol: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dape.evaluate.by_length import evaluate_by_length
-from dape.evaluate.statistics import LengthScore
+from dape.evaluate.statistics import LengthLoss
 from dape.evaluate.subjects import Subject, open_subject
 from dape.lab.compare import MULTIPLES, Comparison
 from dape.lab.curves import derive
@@ -44,7 +44,7 @@ def evaluate(
     """
     if not models:
         raise ValueError("name at least one run, or hf:MODEL")
-    scored: list[Scored] = []
+    evaluated: list[Evaluated] = []
     labels = list(names or ())
     for index, model in enumerate(models):
         name = str(model.folder if isinstance(model, Run) else model)
@@ -52,31 +52,31 @@ def evaluate(
         with open_subject(
             name, data=Path(data) if data else None, corpus=corpus, device=device, label=label
         ) as subject:
-            unit = subject.train_length or (scored[0].train_length if scored else 64)
+            unit = subject.train_length or (evaluated[0].train_length if evaluated else 64)
             lengths = list(lengths or [multiple * unit for multiple in MULTIPLES])
-            scores = evaluate_by_length(
+            losses = evaluate_by_length(
                 subject.model, subject.data.validation, lengths, last=last, windows=windows
             )
-            scored.append(Scored(subject, unit, scores, label or ""))
-    return Comparison(results_of(scored))
+            evaluated.append(Evaluated(subject, unit, losses, label or ""))
+    return Comparison(results_of(evaluated))
 
 
-class Scored(NamedTuple):
+class Evaluated(NamedTuple):
     """A model with its losses by length. name: of the variant, if a method occurs more than once."""
 
     subject: Subject
     train_length: int
-    scores: Sequence[LengthScore]
+    losses: Sequence[LengthLoss]
     name: str = ""
 
 
-def results_of(scored: Sequence[Scored], *, paired: bool = True) -> Results:
+def results_of(evaluated: Sequence[Evaluated], *, paired: bool = True) -> Results:
     """Losses of trained models as the rows of a comparison; the first model is the baseline.
 
     paired: the models have the same target tokens, so that differences have errors of their own.
     """
     results = Results({})
-    for subject, unit, scores, name in scored:
+    for subject, unit, losses, name in evaluated:
         method = subject.method or subject.label
         taken = {(run["method"], run.get("variant", "")) for run in results["runs"]}
         variant = name or (subject.label if (method, "") in taken else "")
@@ -84,21 +84,21 @@ def results_of(scored: Sequence[Scored], *, paired: bool = True) -> Results:
         rows = [
             {
                 "metric": "loss",
-                "eval_length": score.eval_length,
-                "value": digits(score.nll),
-                "error": digits(score.nll_se),
-                "count": len(score.windows),
-                "windows": [round(loss, 6) for loss in score.windows.tolist()],
+                "eval_length": loss.eval_length,
+                "value": digits(loss.nll),
+                "error": digits(loss.nll_se),
+                "count": len(loss.windows),
+                "windows": [round(one, 6) for one in loss.windows.tolist()],
             }
-            for score in scores
+            for loss in losses
         ]
-        results.content["documents"] = {"validation": scores[0].documents.tolist()}
+        results.content["documents"] = {"validation": losses[0].documents.tolist()}
         results.add({**run, "train_length": unit, "view": STEP, "steps": 0}, rows)
     first = results["runs"][0]
     baseline = f"{first['method']} ({first['variant']})" if first["variant"] else first["method"]
     results.content["settings"] = {
         "baseline": baseline,
-        "last": scored[0].scores[0].last,
+        "last": evaluated[0].losses[0].last,
         "train_length": first["train_length"],
     }
     if paired:

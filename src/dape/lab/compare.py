@@ -391,13 +391,13 @@ def blocks_baseline(config: CompareConfig, blocks: Sequence[dict[str, Any]] | No
 
 def shown_of_runs(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
     """Loss curves of the first seed's trainings at equal steps, and samples of their text."""
-    from dape.lab.kinds.language import scores_of
+    from dape.lab.kinds.language import evaluations_of
 
     training: list[dict[str, Any]] = []
     samples: dict[str, dict[str, str]] = {}
     items = make_plan(experiment, workspace).items
     for item in (item for item in items if item.seed == items[0].seed):
-        content = scores_of(item, workspace)
+        content = evaluations_of(item, workspace)
         if content is None:
             continue
         label = _label(item.method, item.variant)

@@ -202,8 +202,8 @@ def bars(curve: Curve, quantity: str) -> list[Bar]:
 
 
 def best_at(shown: Sequence[Curve], length: int) -> str | None:
-    scores = [(p.loss.value, c.label) for c in shown for p in c.points if p.eval_length == length]
-    return min(scores)[1] if scores else None
+    losses = [(p.loss.value, c.label) for c in shown for p in c.points if p.eval_length == length]
+    return min(losses)[1] if losses else None
 
 
 def mark(estimate: Estimate) -> str:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from dape.devices import find_device
 from dape.evaluate.by_length import token_losses
+from dape.evaluate.evaluator import evaluating
 from dape.evaluate.recall import DEFAULT_NGRAM, SLICES, RecallBins, RecallSlices
-from dape.evaluate.scoring import scoring
-from dape.evaluate.statistics import LengthScore
+from dape.evaluate.statistics import LengthLoss
 from dape.evaluate.windows import Windows, same_targets
 from dape.files import read_json, write_atomically
 from dape.lab.environment import environment
@@ -96,13 +96,13 @@ def checked_overrides(options: dict[str, Any], method: str, lengths: tuple[int, 
     return overrides
 
 
-def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> None:
-    """Evaluate the lengths that are missing in the file `scores`, saving each when it is done."""
-    content = known_of(run, evaluation, scores, jobs)
+def evaluate(run: Run, evaluation: dict[str, Any], path: Path, jobs: int) -> None:
+    """Evaluate the lengths that are missing in the file, saving each when it is done."""
+    content = known_of(run, evaluation, path, jobs)
     keys = [key for key in map(str, evaluation["lengths"]) if key not in content["windows"]]
     if evaluation.get("recall"):
         keys = lacks_recall(content, list(map(str, evaluation["lengths"])))
-    if not keys and scores.exists():
+    if not keys and path.exists():
         return
     tokens, last = run.data().validation, evaluation.get("last", 1)
     if keys:
@@ -111,7 +111,7 @@ def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> N
         content |= {"documents": windows.documents.tolist(), "ends": windows.ends.tolist()}
         bins = recall_bins(run, windows, keys, evaluation)
         content["recall"] = recall_of(content.get("recall"), bins)
-    write_atomically(scores, json.dumps(content))
+    write_atomically(path, json.dumps(content))
     device = find_device(run.config.device)
     model, loaded = None, None
     for key in keys:
@@ -120,12 +120,12 @@ def evaluate(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> N
         if model is None or changed != loaded:
             model, loaded = run.model(**changed), changed
             torch.nn.Module.to(model, device)
-        with scoring(model, positions=overrides.positions(length)) as scorer:
-            losses = token_losses(scorer, tokens, windows, length, last, None)
+        with evaluating(model, positions=overrides.positions(length)) as evaluator:
+            losses = token_losses(evaluator, tokens, windows, length, last, None)
         means = losses.astype(np.float64).mean(1).tolist()
         content["windows"].setdefault(key, [round(loss, 6) for loss in means])
         content["recall"]["sums"][key] = bins.sums(losses).round(4).tolist()
-        write_atomically(scores, json.dumps(content))
+        write_atomically(path, json.dumps(content))
 
 
 def recall_bins(run: Run, windows: Windows, keys: list[str], evaluation: dict[str, Any]) -> RecallBins:
@@ -159,14 +159,14 @@ def loss_rows(content: dict[str, Any], keys: dict[int, str], *, paired: bool = T
     rows = []
     for length, key in keys.items():
         windows = np.array(content["windows"][key])
-        score = LengthScore.of(length, windows, documents, ends, content["evaluation"]["last"])
+        loss = LengthLoss.of(length, windows, documents, ends, content["evaluation"]["last"])
         row = {
             "metric": "loss",
             "eval_length": length,
-            "value": digits(score.nll),
-            "error": digits(score.nll_se),
+            "value": digits(loss.nll),
+            "error": digits(loss.nll_se),
         }
-        own = [round(loss, 4) for loss in windows.tolist()] if paired else None
+        own = [round(one, 4) for one in windows.tolist()] if paired else None
         rows.append({**row, "count": len(windows), "windows": own})
     return rows
 
@@ -199,11 +199,11 @@ def slice_rows(
     return rows
 
 
-def add_sample(run: Run, scores: Path, tokens: int) -> None:
+def add_sample(run: Run, path: Path, tokens: int) -> None:
     """Add a sample of text generated after the beginning of a held-out document, once."""
     from dape.generation import generate_text
 
-    content = read_json(scores)
+    content = read_json(path)
     if "sample" in content:
         return
     data = run.data()
@@ -212,14 +212,14 @@ def add_sample(run: Run, scores: Path, tokens: int) -> None:
     model = run.model()
     torch.nn.Module.to(model, find_device(run.config.device))
     text = generate_text(model, data.tokenizer, prompt, tokens=tokens, seed=0) if prompt.strip() else ""
-    write_atomically(scores, json.dumps({**content, "sample": {"prompt": prompt, "text": text}}))
+    write_atomically(path, json.dumps({**content, "sample": {"prompt": prompt, "text": text}}))
 
 
-def known_of(run: Run, evaluation: dict[str, Any], scores: Path, jobs: int) -> dict[str, Any]:
+def known_of(run: Run, evaluation: dict[str, Any], path: Path, jobs: int) -> dict[str, Any]:
     """Contents of the file: earlier lengths on the same windows, training statistics and environment."""
     asked = {name: value for name, value in evaluation.items() if name not in ("lengths", "recall")}
-    if scores.exists():
-        content = read_json(scores)
+    if path.exists():
+        content = read_json(path)
         if content["evaluation"] == asked:
             return content
     metrics = run.metrics()

@@ -301,12 +301,13 @@ class Workspace:
     in_process: bool = False
 
     @property
-    def scores(self) -> Path:
+    def evaluations(self) -> Path:
         """Folder of the trainings' evaluations: small files, kept with the results, so that trainings need not be
         repeated; those of the smoke scale, which are not evidence, stay with the runs."""
         if self.papers is None or self.scale not in RESULTS:
-            return self.work / "scores"
-        return self.papers / "scores" / self.scale
+            earlier = self.work / "scores"
+            return earlier if earlier.exists() else self.work / "evaluations"
+        return self.papers / "evaluations" / self.scale
 
     @property
     def threads(self) -> int:

@@ -133,12 +133,12 @@ def tasks(content: Content, results: Results) -> None:
         results.add(run, accuracy_rows(rows, scored.get("score")))
 
 
-def accuracy_rows(rows: list[Content], score: float | None) -> list[Content]:
+def accuracy_rows(rows: list[Content], mean: float | None) -> list[Content]:
     converted: list[Content] = [
         {"metric": "accuracy", "eval_length": r["length"], "value": r["accuracy"], "count": r["samples"]}
         for r in rows
     ]
-    return converted + ([{"metric": "score", "value": score}] if score is not None else [])
+    return converted + ([{"metric": "mean_accuracy", "value": mean}] if mean is not None else [])
 
 
 def timing(content: Content, results: Results) -> None:

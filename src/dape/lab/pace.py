@@ -62,7 +62,7 @@ def pace_file(group: Sequence[LanguageRun], workspace: Workspace) -> Path:
     """File of the group's pace, which exists once it was measured."""
     text = json.dumps(trains_of(group), sort_keys=True, default=list)
     name = f"{group[0].train_length}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
-    return workspace.scores / "pace" / name
+    return workspace.evaluations / "pace" / name
 
 
 def trains_of(group: Sequence[LanguageRun]) -> list[dict[str, Any]]:

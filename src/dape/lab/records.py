@@ -150,6 +150,9 @@ def load_results(path: Path) -> Results:
     for index, row in enumerate(content["rows"]):
         if row.get("metric") is None or not 0 <= row.get("run", -1) < len(content["runs"]):
             raise ValueError(f"{path}: row {index} lacks its metric or its run")
+    for row in content["rows"]:
+        # Its name in earlier versions.
+        row["metric"] = "mean_accuracy" if row["metric"] == "score" else row["metric"]
     return Results(content)
 
 

@@ -152,5 +152,5 @@ def answers_by_length(
                 for ids in torch.from_numpy(examples.ids).split(rows)
             ]
         ).numpy()
-        result[length] = (examples.right(answers).sum(1), examples.scored.sum(1))
+        result[length] = (examples.right(answers).sum(1), examples.counted.sum(1))
     return result

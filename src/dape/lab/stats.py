@@ -174,9 +174,9 @@ def of_losses(method: str) -> list[Comparison]:
     return [("losses", method), ("losses",)]
 
 
-def of_scores(task: str, *methods: str) -> list[Comparison]:
+def of_accuracies(task: str, *methods: str) -> list[Comparison]:
     """Kinds of an accuracy, or a difference of two: these methods on the task, any on the task, any."""
-    what = "score" if len(methods) == 1 else "scores"
+    what = "accuracy" if len(methods) == 1 else "accuracies"
     return [(what, task, *sorted(methods)), (what, task), (what,)]
 
 
@@ -196,7 +196,7 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
         lambda: defaultdict(dict)
     )
     for results in many:
-        metric = {"language": "loss", "tasks": "score"}.get(results.kind)
+        metric = {"language": "loss", "tasks": "mean_accuracy"}.get(results.kind)
         for row in results.lines(metric) if metric else ():
             if row.get("value") is not None:
                 multiple = row["eval_length"] / row["train_length"] if metric == "loss" else 1.0
@@ -206,15 +206,15 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
                 model.trainings[row["seed"]] = row.get("train_loss")
     spread = SeedVariance()
     for setting, by_multiple in settings.items():
-        task = setting[1] if setting[0] == "score" else None
+        task = setting[1] if setting[0] == "mean_accuracy" else None
         for multiple, models in by_multiple.items():
             for one, other in combinations(models.values(), 2):
                 if not _same(one, other):
                     pair = (one.method, other.method)
-                    kinds = of_scores(task, *pair) if task else of_methods(*pair)
+                    kinds = of_accuracies(task, *pair) if task else of_methods(*pair)
                     spread.add(kinds, multiple, setting, _gaps(one, other))
             for name, model in models.items():
-                kinds = of_scores(task, model.method) if task else of_losses(model.method)
+                kinds = of_accuracies(task, model.method) if task else of_losses(model.method)
                 spread.add(kinds, multiple, setting, list(model.losses.values()))
                 start = by_multiple.get(1.0, {}).get(name)
                 if multiple != 1 and start is not None:
@@ -226,7 +226,7 @@ def setting_of(results: Results, row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Properties of a training and its evaluation other than method, variant and seed, as far as recorded."""
     if results.kind == "tasks":
         protocol = (row.get("settings") or {}).get("protocol")
-        return "score", row["corpus"], row.get("layers"), json.dumps(protocol, sort_keys=True)
+        return "mean_accuracy", row["corpus"], row.get("layers"), json.dumps(protocol, sort_keys=True)
     shared = json.dumps([results.settings.get("train"), results.settings.get("last")], sort_keys=True)
     return (*(row.get(name) for name in SETTING), shared)
 
@@ -309,8 +309,8 @@ class Losses:
     def start(self, trained: Trained) -> int | None:
         """Reference length of changes with the length; None if it was not evaluated.
 
-        The training length, unless the scored tokens fill it: then the first length from there on at which each of
-        them has at least as many tokens before it as are scored.
+        The training length, unless the target tokens fill it: then the first length from there on at which each of
+        them has at least as many tokens before it as there are targets.
         """
         lengths = self.lengths(trained)
         if trained.train_length not in lengths:

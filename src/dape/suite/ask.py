@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from dape.evaluate.scoring import scoring
+from dape.evaluate.evaluator import evaluating
 from dape.suite.probes import NOISE, PROBES, Example
 
 Encode = Callable[[str], Sequence[int]]
@@ -28,7 +28,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Score:
+class TaskResult:
     """Results of a task at a length: share of answers that greedy decoding gives, and mean loss per token, with standard errors."""
 
     task: str
@@ -41,13 +41,13 @@ class Score:
     num_tokens: float
 
     @staticmethod
-    def of(task: str, length: int, answers: Sequence[Answer]) -> Score:
+    def of(task: str, length: int, answers: Sequence[Answer]) -> TaskResult:
         count, right = len(answers), sum(answer.right for answer in answers)
         # After Agresti and Coull: not zero if all or none are right.
         guarded = (right + 2) / (count + 4)
         losses = np.array([np.mean(answer.losses) for answer in answers])
         spread = losses.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
-        return Score(
+        return TaskResult(
             task,
             length,
             count,
@@ -92,23 +92,23 @@ def ask(
     examples: int = 32,
     seed: int = 0,
     haystack: tuple[str, ...] = NOISE,
-) -> Score | None:
+) -> TaskResult | None:
     """Evaluate a task at a length; None if not even the shortest example fits.
 
     One forward pass, no generation: greedy decoding gives the answer if each of its tokens is the likeliest.
     """
     answers = []
-    with scoring(model) as scorer:
+    with evaluating(model) as evaluator:
         for number in range(examples):
             filled = fill(task, length, f"{seed}/{length}/{number}", encode, haystack)
             if filled is None:
                 return None
             prompt, answer = filled
-            losses, likeliest = scorer.read(np.array([prompt + answer], np.int64), len(answer))
+            losses, likeliest = evaluator.read(np.array([prompt + answer], np.int64), len(answer))
             answers.append(
                 Answer(len(prompt) + len(answer), tuple(map(float, losses[0])), bool(likeliest[0].all()))
             )
-    return Score.of(task, length, answers)
+    return TaskResult.of(task, length, answers)
 
 
 def _draw(task: str, seed: str) -> random.Random:

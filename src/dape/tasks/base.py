@@ -30,19 +30,19 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Examples:
-    """A batch of model inputs: ids [B, T], labels [B, T] (IGNORED at positions without a target), scored [B, T]."""
+    """A batch of model inputs: ids [B, T], labels [B, T] (IGNORED at positions without a target), counted [B, T]."""
 
     ids: np.ndarray
     labels: np.ndarray
-    scored: np.ndarray
+    counted: np.ndarray
 
     def right(self, answers: np.ndarray) -> np.ndarray:
-        """Mask [B, T] of scored positions at which answers [B, T] are right."""
-        return (answers == self.labels) & self.scored
+        """Mask [B, T] of counted positions at which answers [B, T] are right."""
+        return (answers == self.labels) & self.counted
 
     def accuracy(self, answers: np.ndarray) -> float:
-        """Share of scored positions at which answers [B, T] are right."""
-        return float(self.right(answers).sum() / self.scored.sum())
+        """Share of counted positions at which answers [B, T] are right."""
+        return float(self.right(answers).sum() / self.counted.sum())
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class ChomskyTask(Task):
     def output_length(self, length: int) -> int:
         return 1
 
-    def scored(self, outputs: np.ndarray) -> np.ndarray:
+    def counted(self, outputs: np.ndarray) -> np.ndarray:
         """Mask of the outputs that count for the accuracy: all."""
         return np.ones(outputs.shape, dtype=bool)
 
@@ -173,20 +173,20 @@ class ChomskyTask(Task):
         return Examples(
             np.concatenate([inputs, np.full_like(outputs, self.empty)], axis=1),
             np.concatenate([np.full_like(inputs, IGNORED), outputs], axis=1),
-            np.concatenate([np.zeros(inputs.shape, dtype=bool), self.scored(outputs)], axis=1),
+            np.concatenate([np.zeros(inputs.shape, dtype=bool), self.counted(outputs)], axis=1),
         )
 
 
 @dataclass(frozen=True)
 class TerminatedTask(ChomskyTask):
-    """A task whose outputs end with a termination token, after which nothing is scored.
+    """A task whose outputs end with a termination token, after which nothing is counted.
 
     The zeros after the token are still trained on, as in the original.
     """
 
     terminator: ClassVar[int] = 2
 
-    def scored(self, outputs: np.ndarray) -> np.ndarray:
+    def counted(self, outputs: np.ndarray) -> np.ndarray:
         end = (outputs == self.terminator).argmax(axis=1, keepdims=True)
         return np.arange(outputs.shape[1]) <= end
 

@@ -255,7 +255,7 @@ class Language(Kind):
         return replace(one, lengths=lengths, others=others, evaluation=evaluation, wave=wave, recall=recall)
 
     def is_done(self, plan: Plan, item: LanguageRun) -> bool:
-        content = scores_of(item, plan.workspace)
+        content = evaluations_of(item, plan.workspace)
         if content is None:
             return False
         # Without lengths, the model itself is required.
@@ -278,7 +278,7 @@ class Language(Kind):
             "language",
             {"train": config, "evaluation": evaluation, **sample},
             workspace.work,
-            workspace.scores / f"{item.id}.json",
+            workspace.evaluations / f"{item.id}.json",
             item.steps,
             distributed=config.get("distributed", "none") != "none",
         )
@@ -314,7 +314,7 @@ class Language(Kind):
         documents: dict[str, list[int]] = {}
         targets: dict[str, str] = {}
         for item in plan.items:
-            content = scores_of(item, plan.workspace)
+            content = evaluations_of(item, plan.workspace)
             if content is None or not has_lengths(content, item):
                 missing.append(item.label)
                 continue
@@ -361,9 +361,9 @@ def data_folder(item: LanguageRun, workspace: Workspace) -> Path:
     return workspace.work / "data" / name
 
 
-def scores_of(item: LanguageRun, workspace: Workspace) -> dict[str, Any] | None:
+def evaluations_of(item: LanguageRun, workspace: Workspace) -> dict[str, Any] | None:
     """Evaluations of the item so far; None if there are none."""
-    path = workspace.scores / f"{item.id}.json"
+    path = workspace.evaluations / f"{item.id}.json"
     return read_json(path) if path.exists() else None
 
 

@@ -16,7 +16,7 @@ from dape.inspection.figure import draw
 from dape.lab.figures import LEGEND, PANEL, canvas, errorbar, finish, legend, styles
 from dape.lab.folders import Folder
 from dape.lab.kinds import Plan
-from dape.lab.kinds.language import Language, LanguageRun, scores_of
+from dape.lab.kinds.language import Language, LanguageRun, evaluations_of
 from dape.lab.paper import Paper
 from dape.lab.records import Results
 from dape.lab.stats import Estimate, over_seeds
@@ -59,7 +59,7 @@ class Maps(Language):
         pictures: list[str] = []
         missing, seconds = [], 0.0
         for item in plan.items:
-            run, content = workspace.work / "runs" / item.id, scores_of(item, workspace)
+            run, content = workspace.work / "runs" / item.id, evaluations_of(item, workspace)
             if content is None or not (run / "model").is_dir():
                 missing.append(item.label)
                 continue

@@ -261,17 +261,17 @@ def _paper_row(line: Line, panel: Panel, columns: Sequence[float], changes: bool
 
 def _best(panel: Panel, column: float) -> Line | None:
     length = round(column * panel.unit)
-    scored = [
+    values = [
         (line.losses[length].value, index) for index, line in enumerate(panel.lines) if length in line.losses
     ]
-    return panel.lines[min(scored)[1]] if len(scored) > 1 else None
+    return panel.lines[min(values)[1]] if len(values) > 1 else None
 
 
 def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
     unit = f"1× is {panel.unit} tokens" + (f" for us, {other.unit} in the paper." if other else ".")
     later = any(line.later for line in panel.lines)
     text = " Change: of the loss, in nats, from the training length to the longest" if changes else ""
-    text += ", from twice it where the scored tokens fill it" if changes and later else ""
+    text += ", from twice it where the target tokens fill it" if changes and later else ""
     paired = any(line.gaps for line in panel.lines)
     text = (
         f" Below a perplexity: the loss less that of {panel.reference}, in nats, on the same tokens." + text

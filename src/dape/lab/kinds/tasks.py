@@ -151,7 +151,7 @@ class Tasks(Kind):
     def job(self, plan: Plan, item: TaskRun, *, must_exist: bool = True) -> Job:
         own = "runs" in plan.settings
         folder = plan.workspace.work / ("unfinished" if own else f"tasks/{plan.experiment.name}")
-        result = folder / "scores" / f"{item.id}.json"
+        result = folder / "evaluations" / f"{item.id}.json"
         spec = {"settings": item.settings()}
         return Job(item.id, item.label, "tasks", spec, folder, result, item.protocol.steps)
 
@@ -169,8 +169,8 @@ class Tasks(Kind):
 
     def summary(self, job: Job) -> str:
         content = read_json(job.result)
-        score = [row["value"] for row in content["rows"] if row["metric"] == "score"]
-        said = f"score {100 * score[0]:.1f} %, " if score else ""
+        mean = [row["value"] for row in content["rows"] if row["metric"] == "mean_accuracy"]
+        said = f"accuracy {100 * mean[0]:.1f} %, " if mean else ""
         run = content["run"]
         return f"{said}{run['train_seconds']:.0f} s of training, {run['test_seconds']:.0f} s of tests"
 
@@ -249,7 +249,7 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
         rows.append({**row, "count": len(asked), "windows": right.tolist(), "tokens": asked.tolist()})
     beyond = [row["value"] for row in rows if row["eval_length"] > max(protocol.train_lengths)]
     if beyond:
-        rows.append({"metric": "score", "value": sum(beyond) / len(beyond)})
+        rows.append({"metric": "mean_accuracy", "value": sum(beyond) / len(beyond)})
     return {
         "run": {
             "name": run.id,

@@ -29,7 +29,7 @@ from dape.lab.report import method_summary, render
 from dape.lab.tables import times
 
 NOTES = (
-    "Every score is of the same target tokens: the last ones of each window, with more context to their left as "
+    "Every loss is of the same target tokens: the last ones of each window, with more context to their left as "
     "the length grows. Differences and changes are paired: the same tokens on both sides, so their errors are "
     "smaller than those of the losses themselves; where there are several seeds, the variance between them is part "
     "of every error. Methods share data order and initial weights. Equal training time: every method is trained "

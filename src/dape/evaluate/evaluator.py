@@ -20,8 +20,8 @@ BATCH_TOKENS = 1 << 13
 Measure = Callable[[Tensor, Tensor], Tensor]
 
 
-class Scorer:
-    """A model as a function from windows to losses; use it inside `scoring(model)`.
+class Evaluator:
+    """A model as a function from windows to losses; use it inside `evaluating(model)`.
 
     positions: returns the position_ids [1, T] for inputs of T tokens; by default the model counts from 0.
     """
@@ -130,12 +130,12 @@ def _losses_and_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def scoring(model: nn.Module, **options: Any) -> Iterator[Scorer]:
-    """Context with a scorer of the model, which is in evaluation mode meanwhile."""
+def evaluating(model: nn.Module, **options: Any) -> Iterator[Evaluator]:
+    """Context with an evaluator of the model, which is in evaluation mode meanwhile."""
     training = model.training
     model.eval()
     try:
-        yield Scorer(model, **options)
+        yield Evaluator(model, **options)
     finally:
         model.train(training)
 
