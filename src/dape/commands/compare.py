@@ -12,7 +12,7 @@ from rich.text import Text
 from dape.commands.options import ModelOptions, training_defaults, with_options
 from dape.commands.parsing import parse as parse_options
 from dape.lab.compare import CompareConfig, Comparison, by_recipe, run_comparison
-from dape.lab.curves import HELD, WORSE, curves, score_table, train_length, verdict, views, warnings
+from dape.lab.curves import HELD, WORSE, curves, loss_table, train_length, verdict, views, warnings
 from dape.lab.display import display
 from dape.lab.execute import summary_of
 from dape.lab.records import VIEWS
@@ -81,7 +81,7 @@ def show(comparison: Comparison, console: Console) -> None:
     for sentence in [*(verdict(results, view) for view in shown), *warnings(results)]:
         console.print(sentence, style="bold", markup=False)
     for view in shown:
-        table = score_table(results, view)
+        table = loss_table(results, view)
         lengths = len(table.heads) - 3
         console.print()
         console.print(table.rich([*chosen(lengths, COLUMNS), *range(lengths, len(table.heads))]))

@@ -15,7 +15,7 @@ from dape.data import find_corpus, prepare
 from dape.data.preparation import check_room
 from dape.evaluate.by_length import DEFAULT_LAST
 from dape.evaluate.windows import same_targets
-from dape.lab.curves import derive, score_table, verdict, views
+from dape.lab.curves import derive, loss_table, verdict, views
 from dape.lab.display import Announce, silent
 from dape.lab.execute import execute, make_plan
 from dape.lab.experiments import Corpus, Experiment, Workspace
@@ -305,7 +305,7 @@ class Comparison:
 
     def latex(self, view: str = STEP) -> str:
         """Table of perplexities for a paper."""
-        return score_table(self.results, view).latex()
+        return loss_table(self.results, view).latex()
 
     def report(self, path: str | Path) -> Path:
         """Write the self-contained page report.html; returns its path."""

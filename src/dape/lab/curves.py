@@ -216,7 +216,7 @@ def mark(estimate: Estimate) -> str:
     return "worse" if estimate.value <= WORSE else "much-worse"
 
 
-def score_table(results: Results, view: str, colours: dict[str, str] | None = None) -> Table:
+def loss_table(results: Results, view: str, colours: dict[str, str] | None = None) -> Table:
     """Perplexities by length, the change of the loss from the first length to the last, and the training time."""
     shown, unit = curves(results, view), train_length(results)
     lengths = sorted({point.eval_length for curve in shown for point in curve.points})

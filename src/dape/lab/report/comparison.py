@@ -16,8 +16,8 @@ from dape.lab.curves import (
     bars,
     curves,
     difference_table,
+    loss_table,
     recall_table,
-    score_table,
     train_length,
     verdict,
     views,
@@ -50,7 +50,7 @@ def page(results: Results) -> str:
     shown, settings = views(results), results.settings
     drawn = {view: curves(results, view) for view in shown}
     colours = {c.label: style_of(i, c.method).colour for v in shown for i, c in enumerate(drawn[v])}
-    tables = {view: score_table(results, view, colours) for view in shown}
+    tables = {view: loss_table(results, view, colours) for view in shown}
     paired = any(point.difference.known for view in shown for curve in drawn[view] for point in curve.points)
     names = {"ppl": "perplexity", "nll": "loss", "change": "change"}
     names |= {"difference": "against baseline"} if paired else {}
