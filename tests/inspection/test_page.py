@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import dape
+from dape.data.tokenizers import ByteTokenizer
 from dape.inspection.figure import shade
-from dape.inspection.page import Named, encoded, thumbnail, write_page
+from dape.inspection.page import Named, encoded, thumbnail, token_texts, write_page
 from dape.models import DapeForCausalLM, preset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -76,6 +77,13 @@ def opened(runs, tmp_path):
     return look
 
 
+def test_a_character_of_several_bytes_is_one_text():
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode("don’t é")
+    assert token_texts(tokenizer.decode, ids) == ["d", "o", "n", "’", "", "", "t", " ", "é", ""]
+    assert token_texts(tokenizer.decode, ids[:4]) == ["d", "o", "n", "\ufffd"]
+
+
 def tolerance(name: str, values: np.ndarray, query: int, key: int) -> float:
     """Half of the last of three digits shown, and half of a step of the 4095 that a map's range has."""
     value = float(values[query, key])
@@ -92,11 +100,18 @@ def value_in(words: str) -> float:
     return float(words.split()[-1])
 
 
-def test_it_opens_on_the_head_that_the_processor_changes_most(opened, runs):
+def test_it_opens_on_the_head_that_the_processor_changes_most(runs, tmp_path):
+    """As the command gives them with two lengths: every run's short input, which changes nothing, then its long one."""
+    maps = dape.inspect(DapeForCausalLM(preset("tiny", "kerple")).eval(), list(b"short"), layers=[0])
+    short = Named("plain", maps, list("short"))
+    path = write_page([short, runs[0], short._replace(name="other"), runs[1]], tmp_path)
     strongest = max(runs, key=lambda run: max(float(found.change.max()) for found in run.inspection.layers))
     layer, head = strongest.inspection.most_changed()
     states = [f"run of {method}/{layer}/{head}/weights" for method in ("dape-kerple", "dape1x3-kerple")]
-    seen = opened(f"""
+    seen, console = visit(
+        path,
+        tmp_path,
+        probe(f"""
       const states = [await ready(left, '{states[0]}'), await ready(right, '{states[1]}')];
       const boxes = [left, right].map(panel => panel.getBoundingClientRect());
       return {{states, beside: boxes[0].right <= boxes[1].left && boxes[0].top === boxes[1].top,
@@ -105,13 +120,16 @@ def test_it_opens_on_the_head_that_the_processor_changes_most(opened, runs):
         scales: [left, right].map(panel => panel.querySelector('.scale').innerText),
         thumbs: left.querySelectorAll('.thumbs canvas').length, now: left.querySelector('.thumbs .now').title,
         wide: document.documentElement.scrollWidth > innerWidth}};
-    """)
+    """),
+    )[1:]
+    assert console == []
     assert seen["states"] == states
     assert seen["beside"]
     assert seen["drawn"] == [255, 0]  # a pair that is visible, and one that is not
     # Tiles of what is shown, and of nothing else.
-    assert sorted(seen["fetched"]) == [f"tiles/{run}-{layer}-{head}-weights.js" for run in (0, 1)]
-    assert seen["named"] == [f"{method}, {len(TEXT)} tokens" for method in ("dape-kerple", "dape1x3-kerple")]
+    assert sorted(seen["fetched"]) == [f"tiles/{run}-{layer}-{head}-weights.js" for run in (1, 3)]
+    long = [f"{method}, {len(TEXT)} tokens" for method in ("dape-kerple", "dape1x3-kerple")]
+    assert seen["named"] == ["kerple, 5 tokens (plain)", long[0], "kerple, 5 tokens (other)", long[1]]
     assert seen["scales"][0] == seen["scales"][1]
     assert seen["thumbs"] == 8
     assert seen["now"].startswith(f"layer {layer}, head {head}:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,17 @@ def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
     # A bias that is not a number for the query's own key breaks everything that is compared.
     mine.write_text(FILE.replace("SIGN = -1", "SIGN = float('nan')"))
     assert main(["check", str(mine)]) == 1
-    assert "straight: fails" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(
+        r"^straight: fails \d+ of \d+ properties\n  nothing leaks from the future.*: differs by nan$",
+        said,
+        re.M,
+    )
+    POSITIONS.pop("straight")
+    # What goes wrong in the same way everywhere is said once.
+    mine.write_text(FILE.replace("super().__init__()", "raise TypeError('no such thing')"))
+    assert main(["check", str(mine)]) == 1
+    assert re.search(r"^  all \d+ properties: TypeError: no such thing$", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize(

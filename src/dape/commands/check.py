@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +58,20 @@ def report(name: str) -> int:
 
     method = parse_method(name)
     failed, count = failures(method), len({prop for prop, _, _ in properties(method)})
-    print(f"{name}: {'all ' + str(count) + ' properties hold' if not failed else 'fails'}")
+    print(
+        f"{name}: {f'all {count} properties hold' if not failed else f'fails {len(failed)} of {count} properties'}"
+    )
+    # Properties that fail for the same reason, such as a constructor that raises, are listed together.
+    together: dict[str, list[str]] = {}
     for prop, error in failed.items():
-        reason = " ".join(str(error).split())
-        print(f"  {prop.replace('_', ' ')}: {reason[:300]}")
+        together.setdefault(reason_of(error), []).append(prop.replace("_", " "))
+    for reason, named in together.items():
+        print(f"  {f'all {count} properties' if len(named) == count else ', '.join(named)}: {reason}")
     return int(bool(failed))
+
+
+def reason_of(error: object) -> str:
+    """The error in a line; of tensors that should be equal, by how much they differ."""
+    text = " ".join(str(error).split())
+    differs = re.search(r"Greatest absolute difference: (\S+)", text)
+    return f"differs by {float(differs[1]):.2g}" if differs else text[:300]

@@ -21,7 +21,7 @@ from dape.data import Tokenizer, load_tokenizer
 from dape.files import distinct_names, write_atomically
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw
-from dape.inspection.page import Named, write_page
+from dape.inspection.page import Named, token_texts, write_page
 from dape.models import DapeForCausalLM
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
 from dape.retrofitting.loading import tokenizer_source
@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
             inspection = inspect(
                 model, ids[:length], layers=layers, heads=heads, resolution=options.resolution
             )
-            inspections.append(Named(name, inspection, [tokenizer.decode([token]) for token in ids[:length]]))
+            inspections.append(Named(name, inspection, token_texts(tokenizer.decode, ids[:length])))
             console.print(heads_table(name, inspection))
             options.out.mkdir(parents=True, exist_ok=True)
             draw_all(inspections[-1], options.out, formats, console)
@@ -196,7 +196,8 @@ def records(run: Named) -> list[dict[str, object]]:
 
 
 def heads_table(name: str, inspection: Inspection) -> Table:
-    table = Table(title=f"{name}, {len(inspection.ids)} tokens: weight on the first token | entropy in nats")
+    run = f"{inspection.method} ({name}), {len(inspection.ids)} tokens"
+    table = Table(title=f"{run}: weight on the first token | entropy in nats")
     table.add_column("layer", justify="right")
     for head in inspection.layers[0].heads:
         table.add_column(f"head {head}", justify="right")

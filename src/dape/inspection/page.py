@@ -7,7 +7,7 @@ import json
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,8 @@ from dape.inspection.maps import MAPS, Inspection
 # Values are stored in 12 bits: 0 where nothing is visible, 1 to 4095 from the least to the greatest of their map.
 LEVELS = 4095
 THUMBNAIL = 40
+# Maximum number of tokens that make up a character: the bytes of UTF-8.
+CHARACTER = 4
 
 
 class Named(NamedTuple):
@@ -29,6 +31,18 @@ class Named(NamedTuple):
     name: str
     inspection: Inspection
     tokens: list[str]
+
+
+def token_texts(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:
+    """Text of each token; a character that several tokens make up is the text of the first, the others have none."""
+    texts: list[str] = []
+    while len(texts) < len(ids):
+        start = len(texts)
+        reach = min(len(ids) - start, CHARACTER)
+        whole = ([*ids[start : start + count]] for count in range(1, reach + 1))
+        group = next((part for part in whole if "\ufffd" not in decode(part)), [ids[start]])
+        texts += [decode(group), *[""] * (len(group) - 1)]
+    return texts
 
 
 def write_page(runs: Sequence[Named], folder: Path) -> Path:
