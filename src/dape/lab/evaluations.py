@@ -229,7 +229,6 @@ def known_of(run: Run, evaluation: dict[str, Any], path: Path, jobs: int) -> dic
     every = max(1, len(metrics) // 200)
     training = {
         "steps": metrics[-1]["step"],
-        "seconds": round(step * metrics[-1]["step"], 4),
         "seconds_per_step": step,
         "loss": float(np.mean([record["loss"] for record in metrics[-50:]])),
         "curve": [[record["step"], round(record["loss"], 4)] for record in metrics[::every]],

@@ -318,7 +318,7 @@ class Language(Kind):
             if content is None or not has_lengths(content, item):
                 missing.append(item.label)
                 continue
-            seconds[item.id] = content["training"]["seconds"]
+            seconds[item.id] = without_pauses(content["training"])
             environments.append(content["environment"])
             texts[item.corpus.name] = content["training"]["text"]
             paired = documents.setdefault(item.corpus.name, content["documents"]) == content["documents"]
@@ -394,11 +394,16 @@ def run_of(item: LanguageRun, training: dict[str, Any]) -> dict[str, Any]:
         "view": item.view,
         "steps": item.steps,
         "batch_size": item.train["batch_size"],
-        "train_seconds": round(training["seconds"], 1),
+        "train_seconds": round(without_pauses(training), 1),
         "seconds_per_step": float(f"{training['seconds_per_step']:.4g}"),
         "train_loss": round(training["loss"], 4),
         "parameters": training["parameters"],
     }
+
+
+def without_pauses(training: dict[str, Any]) -> float:
+    """Time of all steps by the median of a step: pauses and a busy machine do not count."""
+    return training["seconds_per_step"] * training["steps"]
 
 
 def united(environments: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dape.inspection.figure import draw
 from dape.lab.figures import LEGEND, PANEL, canvas, errorbar, finish, legend, styles
 from dape.lab.folders import Folder
 from dape.lab.kinds import Plan
-from dape.lab.kinds.language import Language, LanguageRun, evaluations_of
+from dape.lab.kinds.language import Language, LanguageRun, evaluations_of, without_pauses
 from dape.lab.paper import Paper
 from dape.lab.records import Results
 from dape.lab.stats import Estimate, over_seeds
@@ -63,7 +63,7 @@ class Maps(Language):
             if content is None or not (run / "model").is_dir():
                 missing.append(item.label)
                 continue
-            seconds += content["training"]["seconds"]
+            seconds += without_pauses(content["training"])
             rows = []
             for length in settings["map_lengths"]:
                 seen = look(load_run(run), length, settings)
