@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from dape.ops.score_attention import by_tiles, cpu_program, native, op
-from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
 
 NO_BIAS, BY_DISTANCE, DENSE, _SEPARABLE, CURVE = range(5)
@@ -71,24 +70,20 @@ def describe(problem: Problem) -> tuple[dict[str, Tensor | None], dict[str, Any]
             "knots": found.knots.float(), "slopes": found.slopes.T.float(), "offsets": found.offsets.T.float(),
             "row_scale": found.rows.float().expand(problem.q.shape[0], -1),
         }  # fmt: skip
-    w1 = b1 = w2 = b2 = hidden = edges = None
+    w1 = b1 = w2 = b2 = None
     left, slope, residual_bias = 0, 0.0, True
     if conv is not None:
         left, slope, residual_bias = conv.left, conv.negative_slope, conv.residual == "scores+bias"
-        w1, w2 = conv.expand_weight[:, :, 0].float(), conv.project_weight[:, :, 0].float()
+        w1, w2 = conv.expand_weight.float(), conv.project_weight.float()
         b1, b2 = conv.expand_bias.float(), conv.project_bias.float()
-        if _takes_tables(problem):
-            assert isinstance(bias, DistanceBias)
-            hidden, edges = hidden_tables(bias, conv, problem.k.shape[2], torch.float32)
-            w1, b1 = w1[:, : problem.q.shape[1]], None
     tensors: dict[str, Tensor | None] = {
         "q": problem.q, "k": problem.k, "v": problem.v, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dense": dense,
-        "values": values, "hidden": hidden, "edges": edges, "first": problem.visible.first,
-        "last": problem.visible.last, **curve,
+        "values": values, "first": problem.visible.first, "last": problem.visible.last, **curve,
     }  # fmt: skip
     plan = {
         "causal": problem.causal, "scale": problem.scale, "left": left, "slope": slope,
         "residual_bias": residual_bias, "dense_grad": dense is not None and dense.requires_grad,
+        "tables": conv is not None and _takes_tables(problem),
     }  # fmt: skip
     return tensors, plan, lowest
 
@@ -116,15 +111,15 @@ def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
     for name in ("first", "last"):
         if (bound := arguments.get(name)) is not None:
             given[name] = native.places(bound, batch, num_queries, num_keys)
-    width, channels, taps = given["w1"].shape if "w1" in given else (0, num_heads, 1)
+    width, channels, _, taps = given["w1"].shape if "w1" in given else (0, num_heads, 1, 1)
     call = native.Call(
         dtype=native.DTYPES.index(q.dtype), batch=batch, heads=num_heads, groups=given["k"].shape[1], queries=num_queries, keys=num_keys,
-        head_width=head_width, width=width, taps=taps, left=plan["left"], channels=channels,
-        causal=plan["causal"], residual_bias=plan["residual_bias"], tables="hidden" in given,
+        head_width=head_width, width=width, taps=taps, left=plan["left"], channels=num_heads if plan["tables"] else channels,
+        causal=plan["causal"], residual_bias=plan["residual_bias"], bias_tables=plan["tables"],
         bias=CURVE if "knots" in given else DENSE if "dense" in given else BY_DISTANCE if "values" in given else NO_BIAS,
         pieces=given["slopes"].shape[0] if "slopes" in given else 0,
         lowest=arguments.lowest, distances=given["values"].shape[1] if "values" in given else 0,
-        table_length=given["hidden"].shape[1] if "hidden" in given else 0,
+        table_length=num_keys + taps - 1 - plan["left"] if plan["tables"] else 0,
         dense_batch=given["dense"].shape[0] if "dense" in given else 0, dense_grad=plan["dense_grad"],
         scale=plan["scale"], slope=plan["slope"],
     )  # fmt: skip

@@ -138,7 +138,7 @@ class PlannedCall:
         elif "row" in named:
             call.bias = SEPARABLE
         if "hidden" in named:
-            call.tables, call.table_length = True, named["hidden"].shape[1]
+            call.bias_tables, call.table_length = True, named["hidden"].shape[1]
         pointers = ("q", "k", "v", "values", "dense", "hidden", "edges", "first", "last")
         call.point(**{name: named[name] for name in pointers if name in named})
         call.stride(q=q, k=k, v=named["v"])

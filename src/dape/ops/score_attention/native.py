@@ -34,7 +34,7 @@ _SIZES = [
     "causal",
     "residual_bias",
     "bias",
-    "tables",
+    "bias_tables",
     "lowest",
     "distances",
     "table_length",

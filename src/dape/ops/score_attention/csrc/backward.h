@@ -9,9 +9,6 @@
 
 namespace {
 
-// Whether no two rows share a place in the gradient of `edges`, so that threads write there directly.
-bool direct_edges(const Call &c) { return c.batch == 1 && !c.first && !Geometry(c).halo; }
-
 // How many columns past the last visible key the walk goes on, until the last stage is done: the gradient of the
 // image up to that key, and that of the hidden map, which goes on `ahead` columns past it.
 int64_t backward_delay(const Call &c) {
@@ -37,7 +34,7 @@ struct Partials {
     slopes = arena.take(c.pieces * c.heads * LANES);
     offsets = arena.take(c.pieces * c.heads * LANES);
     hidden = arena.take(Table(c).width * s.hidden_stride);
-    edges = direct_edges(c) ? c.dedges : arena.take(Table(c).left * Table(c).width * c.table_length);
+    edges = direct_edges(c) ? s.dedges : arena.take(s.edges_floats);
     floats = arena.used;
   }
 };
@@ -141,8 +138,9 @@ struct BackwardTile : RowTile {
 
   void walk() {
     const int64_t start = first_base();
-    Map *maps[] = {&x, &a, &weights, &dlogits, &dhidden, &dimage};
+    Map *maps[] = {&x, &a, &dlogits, &dhidden};
     for (Map *map : maps) map->begin(start);
+    weights.begin(start, false), dimage.begin(start, false);
     for (int64_t base = start; base <= hi + backward_delay(c); base += CHUNK) {
       fill_image(base);
       if (c.width) fill_hidden(base - g.right);
@@ -170,7 +168,7 @@ struct BackwardTile : RowTile {
   // Weights P = e^(logits − lse) and dL = P · (grad · v − delta), 0 where not visible.
   void fill_dlogits(int64_t base) {
     const Columns cols(base, lo, hi);
-    cols.clear_rest(dlogits, base);
+    cols.clear_rest(dlogits, base, g.reach);
     if (!cols.count()) return;
     fill_logits(weights, cols);
     dots(dlogits, grad, c.v, c.v_stride, cols);
@@ -196,7 +194,7 @@ struct BackwardTile : RowTile {
   // The gradient of the hidden map before its activation.
   void fill_dhidden(int64_t base) {
     const Columns cols(base, lo, hi + g.ahead);
-    cols.clear_rest(dhidden, base);
+    cols.clear_rest(dhidden, base, g.reach);
     const vec slope = broadcast(static_cast<float>(c.slope));
     convolve(shared.project_back, dlogits, g.right, cols, c.width, [&](int64_t j) {
       const float *activated = a.at(j);
@@ -212,32 +210,29 @@ struct BackwardTile : RowTile {
     if (!cols.count()) return;
     Partials::expand(c).add<VECTORS>(sums.dw1, dhidden.at(cols.from), c.width * ROWS, x.at(cols.from - c.left),
                                      c.channels * ROWS, cols.count());
-    if (c.tables) return add_table_gradients(dhidden, cols);
+    if (c.bias_tables) return add_table_gradients(dhidden, cols);
     add_column_sums(sums.db1, dhidden, cols);
   }
 
-  // Sums the columns in a slice of the table first: its rows lie side by side, the table's on as many pages.
+  // Of a large table, the columns are summed in a slice first: its rows lie side by side, the table's on as many pages.
   void add_table_gradients(const Map &map, Columns cols) {
-    memset(slice, 0, table.width * SLICE * sizeof(float));
-    const int64_t bottom = table_place(cols.to - 1);
+    if (!small_table()) memset(slice, 0, table.width * SLICE * sizeof(float));
     for (int64_t j = cols.from; j < cols.to; ++j) {
-      float *place = slice + table_place(j) - bottom;
+      const TablePlace place = table_column(sums.hidden, cols, j);
       const float *column = map.at(j);
-      if (!has_edge(j)) add_to_table(place, SLICE, column, table.width);
-      else if (same_first())
-        for (int64_t w = 0; w < table.width; ++w) {
-          // A row's place before the first distance would be another row's, which another thread may add to.
-          for (int64_t r = first_row(j); r < rows; ++r) sums.edges[edge_place(0, j, w) + r] += column[w * ROWS + r];
-        }
+      if (!has_edge(j)) add_to_table(place.data, place.stride, column, table.width);
+      else if (same_first() && shared.edges_margin && !direct_edges(c))
+        add_to_table(sums.edges + edge_place(0, j, 0), shared.edges_stride, column, table.width);
       else
         for (int64_t w = 0; w < table.width; ++w)
+          // A row's place before the first distance would be another row's, which another thread may add to.
           for (int64_t r = first_row(j); r < rows; ++r)
-            *(at_edge(r, j) ? sums.edges + edge_place(r, j, w) : place + w * SLICE + r) += column[w * ROWS + r];
+            *(at_edge(r, j) ? sums.edges + edge_place(r, j, w) : place.data + w * place.stride + r) += column[w * ROWS + r];
     }
-    for (int64_t w = 0; w < table.width; ++w) {
-      float *total = sums.hidden + w * shared.hidden_stride + bottom;
-      for (int64_t n = 0; n < cols.count() - 1 + ROWS; ++n) total[n] += slice[w * SLICE + n];
-    }
+    if (small_table()) return;
+    for (int64_t w = 0; w < table.width; ++w)
+      add_scaled(sums.hidden + w * shared.hidden_stride + table_place(cols.to - 1), slice + w * SLICE, 1.0f,
+                 cols.count() - 1 + ROWS);
   }
 
   // The gradient of scores (and bias channels): through the convolutions, and directly.
@@ -375,13 +370,15 @@ struct BackwardTile : RowTile {
       }
   }
 
-  // Adds a set of sums to the gradients of the tables.
-  void finish_tables() const {
+  // Adds a set of sums to the gradients of the tables, or of those that are made here, to those of the first set.
+  void finish_tables(const Partials &first) const {
+    const bool made = BiasTables::wanted(c);
+    if (made && sums.hidden == first.hidden) return;
+    float *hidden = made ? first.hidden + ROWS : c.dhidden, *edges = made ? first.edges : c.dedges;
+    const int64_t stride = made ? shared.hidden_stride : c.table_length;
     for (int64_t w = 0; w < table.width; ++w)
-      for (int64_t n = 0; n < c.table_length; ++n)
-        c.dhidden[w * c.table_length + n] += sums.hidden[w * shared.hidden_stride + ROWS + n];
-    if (direct_edges(c)) return;
-    for (int64_t n = 0; n < table.left * table.width * c.table_length; ++n) c.dedges[n] += sums.edges[n];
+      add_scaled(hidden + w * stride, sums.hidden + w * shared.hidden_stride + ROWS, 1.0f, c.table_length);
+    if (!direct_edges(c)) add_scaled(edges, sums.edges, 1.0f, shared.edges_floats);
   }
 
   // Counts a tile that another thread runs.
@@ -457,14 +454,15 @@ void backward_finish(const Call &c, const Worker *workers, int count) {
   Arena arena{workers[0].scratch};
   BackwardTile tile(c, workers[0], arena);
   const int64_t units = backward_units(c, count), sets = least(units, num_sets(c, units, count));
+  const Partials first(c, tile.shared, workers[0].sums);
   for (int64_t set = 0; set < sets; ++set) {
     tile.sums = Partials(c, tile.shared, workers[0].sums + set * workers[0].sums_floats);
     const Partials &s = tile.sums;
     for (int64_t w = 0; w < c.width; ++w) {
       for (int64_t i = 0; i < c.channels; ++i)
         for (int64_t t = 0; t < c.taps; ++t)
-          c.dw1[(w * c.channels + i) * c.taps + t] += Partials::expand(c).at(s.dw1, w, t, i);
-      if (c.db1) c.db1[w] += sum(load(s.db1 + w * LANES));
+          c.dw1[(w * BiasTables::weight_inputs(c) + i) * c.taps + t] += Partials::expand(c).at(s.dw1, w, t, i);
+      if (!c.bias_tables) c.db1[w] += sum(load(s.db1 + w * LANES));
     }
     for (int64_t h = 0; c.width && h < c.heads; ++h) {
       for (int64_t w = 0; w < c.width; ++w)
@@ -483,8 +481,11 @@ void backward_finish(const Call &c, const Worker *workers, int count) {
         c.doffsets[n] += sum(load(s.offsets + n * LANES));
       }
     }
-    tile.finish_tables();
+    tile.finish_tables(first);
   }
+  if (BiasTables::wanted(c) && sets)
+    BiasTables(c).add_gradients(first.hidden + ROWS, tile.shared.hidden_stride, first.edges + tile.shared.edges_margin,
+                                tile.shared.edges_stride, tile.shared.bias, tile.shared.dbias);
   round_gradients(c);
 }
 

@@ -33,16 +33,18 @@ struct Program {
 // Mirrored field by field in native.py, which compares dape_call_field with its own layout when it loads the kernel.
 struct Call {
   int64_t batch, heads, groups, queries, keys, head_width;
-  // width = 0: no convolution. channels: of the first convolution's input, H or 2H.
+  // width = 0: no convolution. channels: of the image, H or 2H.
   int64_t width, taps, left, channels;
-  int64_t causal, residual_bias, bias, tables;
+  int64_t causal, residual_bias, bias, bias_tables;
+  // bias_tables: the bias half of the first convolution is a table by distance, so the image has H channels though w1 has 2H
+  // inputs; hidden and edges are given where there is a program, and made of w1, b1 and values where there is none.
   // values covers distances lowest … lowest + distances - 1; hidden and edges have table_length columns.
   int64_t lowest, distances, table_length, dense_batch, dense_grad, dtype, pieces;
   // Strides of batch, head and token.
   int64_t q_stride[3], k_stride[3], v_stride[3], out_stride[3], grad_stride[3];
   double scale, slope;
   const void *q, *k, *v;         // [B, H or G, T, D]
-  const float *w1, *b1;          // [W, channels, k], [W]
+  const float *w1, *b1;          // [W, H or 2H, k], [W]
   const float *w2, *b2;          // [H, W, k], [H]
   const float *dense;            // [1 or B, H, Tq, Tk]
   const float *values;           // [H, distances]; of a curve [1, distances]

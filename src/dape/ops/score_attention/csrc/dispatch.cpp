@@ -78,11 +78,16 @@ const Build *find(const char *name) {
 constexpr size_t LINE = 64;
 size_t padded(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE + LINE; }
 
-// Memory for one call, freed with it.
+// Memory for one call. A small block is kept for the next call, because the system hands out pages one fault at a time:
+// a training step of a small model had hundreds of them.
 struct Block {
-  char *data, *next;
-  explicit Block(size_t bytes) : data(static_cast<char *>(::operator new(padded(bytes), std::align_val_t(LINE)))), next(data) {}
-  ~Block() { ::operator delete(data, std::align_val_t(LINE)); }
+  explicit Block(size_t bytes) : size(padded(bytes)), data(size <= KEPT ? kept.exchange(nullptr) : nullptr), next(data) {
+    if (!data) data = next = static_cast<char *>(::operator new(size <= KEPT ? KEPT : size, std::align_val_t(LINE)));
+  }
+  ~Block() {
+    if (size <= KEPT) data = kept.exchange(data);
+    if (data) ::operator delete(data, std::align_val_t(LINE));
+  }
   Block(const Block &) = delete;
   template <class T>
   T *take(size_t count) {
@@ -90,7 +95,19 @@ struct Block {
     next += padded(count * sizeof(T));
     return part;
   }
+
+ private:
+// AddressSanitizer finds the end of a block only where it is the call's own.
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr size_t KEPT = 0;
+#else
+  static constexpr size_t KEPT = size_t{4} << 20;
+#endif
+  static std::atomic<char *> kept;
+  size_t size;
+  char *data, *next;
 };
+std::atomic<char *> Block::kept{nullptr};
 
 // The OpenMP team that PyTorch has in this process. Its threads are awake already, where threads of our own
 // would be started for every call and compete with them.
@@ -271,7 +288,7 @@ const Field call_fields[] = {
     {"Call", 0, sizeof(Call)},
     FIELD(Call, batch), FIELD(Call, heads), FIELD(Call, groups), FIELD(Call, queries), FIELD(Call, keys),
     FIELD(Call, head_width), FIELD(Call, width), FIELD(Call, taps), FIELD(Call, left), FIELD(Call, channels),
-    FIELD(Call, causal), FIELD(Call, residual_bias), FIELD(Call, bias), FIELD(Call, tables), FIELD(Call, lowest),
+    FIELD(Call, causal), FIELD(Call, residual_bias), FIELD(Call, bias), FIELD(Call, bias_tables), FIELD(Call, lowest),
     FIELD(Call, distances), FIELD(Call, table_length), FIELD(Call, dense_batch), FIELD(Call, dense_grad), FIELD(Call, dtype), FIELD(Call, pieces),
     FIELD(Call, q_stride), FIELD(Call, k_stride), FIELD(Call, v_stride), FIELD(Call, out_stride),
     FIELD(Call, grad_stride), FIELD(Call, scale), FIELD(Call, slope), FIELD(Call, q), FIELD(Call, k), FIELD(Call, v),

@@ -34,7 +34,7 @@ struct ForwardTile : RowTile {
 
   void walk() {
     const int64_t start = first_base();
-    x.begin(start), a.begin(start), logits.begin(start);
+    x.begin(start), a.begin(start), logits.begin(start, false);
     for (int64_t base = start; base - 2 * g.right <= hi; base += CHUNK) {
       fill_image(base);
       if (c.width) fill_hidden(base - g.right);

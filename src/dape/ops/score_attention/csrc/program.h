@@ -285,7 +285,7 @@ struct Chain {
     const vec slope = broadcast(static_cast<float>(p.stages[n].slope));
     const auto activate = [slope](vec z, int, int) { return leaky(z, slope); };
     const float *offset = shared.stages[n].offset;
-    const bool from_table = n == 0 && c.tables;
+    const bool from_table = n == 0 && c.bias_tables;
     if (from_table && cols.count()) t.fill_slice(cols);
     filter_columns(shared.stages[n].forward, input(n), left(n), cols, mask, scratch, [&](int64_t j) {
       return from_table ? t.from_table(out, j, cols, activate) : target(out.at(j), offset, ROWS, activate);
@@ -595,7 +595,7 @@ struct ProgramBackward : BackwardTile {
         const Columns cols(base - chain.dlag[n], lo, hi + chain.ahead[n]);
         if (cols.count()) {
           filter_gradient(partials.weight[n], f.forward, dout, chain.input(n), chain.left(n), cols, chain.mask, chain.scratch);
-          if (n == 0 && c.tables) add_table_gradients(dout, cols);
+          if (n == 0 && c.bias_tables) add_table_gradients(dout, cols);
           if (c.program->stages[n].offset) add_column_sums(partials.offset[n], dout, cols);
         }
       }
@@ -799,7 +799,7 @@ void program_backward_finish(const Call &c, const Worker *workers, int count) {
       for (int64_t n = 0; c.bias == BY_DISTANCE && n < c.distances; ++n)
         c.dvalues[h * c.distances + n] += tile.sums.values[h * tile.shared.values_stride + ROWS + n];
     }
-    tile.finish_tables();
+    tile.finish_tables(tile.sums);
     for (int64_t n = 0; n < c.batch * c.heads * c.queries; ++n) {
       if (p.factor) p.dfactor[n] += s.factor[n];
       if (c.bias == SEPARABLE) p.drow[n] += s.row[n];

@@ -8,6 +8,7 @@
 
 #include "curve.h"
 #include "halves.h"
+#include "tables.h"
 #include "tile.h"
 
 namespace {
@@ -19,11 +20,13 @@ constexpr int VECTORS = DAPE_VECTORS;
 constexpr int VECTORS = 3;
 #endif
 constexpr int ROWS = VECTORS * LANES, OUTPUTS = SUMS / VECTORS;
-constexpr int CHUNK = 24, SLICE = CHUNK + ROWS;
+// Tiles of few rows take more keys at a time: 64 of them are one chunk with all that stages run behind, and sums of weight
+// gradients go in and out of registers less often.
+constexpr int CHUNK = VECTORS == 1 ? 72 : 24, SLICE = CHUNK + ROWS;
+// Numbers of a table that stay in the caches.
+constexpr int64_t SMALL_TABLE = 16384;
 
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Hands out parts of one block of memory, each on a cache line; with a null base it only adds up sizes.
 struct Arena {
@@ -63,7 +66,7 @@ struct Geometry {
 struct Table {
   int64_t width, left, ahead;
   explicit Table(const Call &c) : width(0), left(0), ahead(0) {
-    if (!c.tables) return;
+    if (!c.bias_tables) return;
     width = c.width, left = c.left, ahead = c.taps - 1 - c.left;
     if (!c.program) return;
     const StageCall *s = c.program->stages;
@@ -93,6 +96,9 @@ struct Weights {
   }
 };
 
+// Whether no two rows share a place in the gradient of `edges`, so that threads write there directly.
+bool direct_edges(const Call &c) { return c.batch == 1 && !c.first && !Geometry(c).halo; }
+
 // What all threads read: weights, and tables with room for a tile on both sides.
 struct Shared {
   Arena arena;
@@ -101,6 +107,11 @@ struct Shared {
   float *b1, *values, *hidden;
   // What the logits add to scores and convolutions: b2, and the bias where it goes by distance.
   float *addend;
+  // Tables of the first columns; the padded bias that tables are made of, and of a backward pass its gradient and, where
+  // threads write there directly, that of `edges`.
+  float *edges = nullptr, *bias = nullptr, *dbias = nullptr, *dedges = nullptr;
+  // From one channel of `edges` to the next, and the room before the first column.
+  int64_t edges_stride, edges_margin, edges_floats;
   int64_t values_stride, hidden_stride, addend_stride;
 
   Shared(const Call &c, float *memory)
@@ -116,6 +127,19 @@ struct Shared {
     addend = arena.take(c.heads * addend_stride);
     hidden_stride = c.table_length + 2 * ROWS;
     hidden = arena.take(Table(c).width * hidden_stride);
+    edges_margin = BiasTables::wanted(c) ? ROWS : 0;
+    edges_stride = c.table_length + 2 * edges_margin;
+    edges_floats = Table(c).left * Table(c).width * edges_stride;
+    if (!BiasTables::wanted(c)) {
+      edges = const_cast<float *>(c.edges), dedges = c.dedges;
+      return;
+    }
+    const BiasTables tables(c);
+    edges = arena.take(edges_floats);
+    bias = arena.take(c.heads * tables.padded);
+    if (!c.dw1) return;
+    dbias = arena.take(c.heads * tables.padded);
+    if (direct_edges(c)) dedges = arena.take(edges_floats);
   }
 
   // Whether the bias by distance is a channel of the first convolution.
@@ -136,7 +160,7 @@ void prepare_weights(const Call &c, float *memory) {
   for (int64_t w = 0; w < c.width; ++w) {
     for (int64_t i = 0; i < c.channels; ++i)
       for (int64_t t = 0; t < c.taps; ++t) {
-        const float x = c.w1[(w * c.channels + i) * c.taps + t];
+        const float x = c.w1[(w * BiasTables::weight_inputs(c) + i) * c.taps + t];
         s.expand.at(t, i, w) = x;
         s.expand_back.at(c.taps - 1 - t, w, i) = x;
       }
@@ -146,7 +170,7 @@ void prepare_weights(const Call &c, float *memory) {
         s.project.at(t, w, h) = x;
         s.project_back.at(c.taps - 1 - t, h, w) = x;
       }
-    for (int r = 0; r < ROWS; ++r) s.b1[w * ROWS + r] = c.tables ? 0.0f : c.b1[w];
+    for (int r = 0; r < ROWS; ++r) s.b1[w * ROWS + r] = c.bias_tables ? 0.0f : c.b1[w];
   }
   const Weights *all[] = {&s.expand, &s.project, &s.expand_back, &s.project_back};
   for (const Weights *weights : all) weights->finish();
@@ -159,7 +183,14 @@ void prepare(const Call &c, float *memory) {
   if (c.bias == BY_DISTANCE && c.residual_bias) pad_table(s.addend, s.addend_stride, c.values, c.heads, c.distances);
   else memset(s.addend, 0, c.heads * s.addend_stride * sizeof(float));
   for (int64_t i = 0; c.width && i < c.heads * s.addend_stride; ++i) s.addend[i] += c.b2[i / s.addend_stride];
-  if (c.tables) pad_table(s.hidden, s.hidden_stride, c.hidden, Table(c).width, c.table_length);
+  if (!c.bias_tables) return;
+  if (c.program) return pad_table(s.hidden, s.hidden_stride, c.hidden, Table(c).width, c.table_length);
+  const BiasTables tables(c);
+  tables.pad(s.bias);
+  memset(s.hidden, 0, c.width * s.hidden_stride * sizeof(float));
+  memset(s.edges, 0, s.edges_floats * sizeof(float));
+  tables.fill(s.hidden + ROWS, s.hidden_stride, s.edges + s.edges_margin, s.edges_stride, s.bias);
+  if (s.dedges) memset(s.dedges, 0, s.edges_floats * sizeof(float));
 }
 
 // A map over the columns base - history … base + CHUNK - 1.
@@ -174,9 +205,10 @@ struct Map {
   void clear(int64_t from, int64_t to) const {
     if (from < to) memset(at(from), 0, (to - from) * channels * ROWS * sizeof(float));
   }
-  void begin(int64_t first_base) {
+  // At the first chunk; where columns before it are read, they are zero.
+  void begin(int64_t first_base, bool read_before = true) {
     base = first_base;
-    clear(base - history, base);
+    if (read_before) clear(base - history, base);
   }
   // To the next chunk, whose stages read no column of this one.
   void restart() { base += CHUNK; }
@@ -197,9 +229,11 @@ struct Columns {
     if (to < from) from = to = begin;
   }
   int64_t count() const { return to - from; }
-  void clear_rest(const Map &map, int64_t begin) const {
-    map.clear(begin, from);
-    map.clear(to, begin + CHUNK);
+  // `reach`: how far beside the columns that exist the map is read, at most.
+  void clear_rest(const Map &map, int64_t begin, int64_t reach = CHUNK) const {
+    if (!count()) reach = CHUNK;
+    map.clear(most(begin, from - reach), from);
+    map.clear(to, least(begin + CHUNK, to + reach));
   }
 };
 
@@ -230,7 +264,7 @@ struct RowTile {
     q = arena.take(c.heads * c.head_width * ROWS);
     column_scratch = arena.take(2 * most(table.width, c.heads) * ROWS);
     pair_scratch = arena.take(PAIRS_IN_REGISTERS ? 0 : 4 * most(c.width, c.channels) * ROWS);
-    slice = arena.take(table.width * SLICE);
+    slice = arena.take(small_table() ? 0 : table.width * SLICE);
     row_scratch = arena.take(c.head_width);
     key_scratch = arena.take(c.dtype == FLOAT32 ? 0 : CHUNK * c.head_width);
     x = make_map(arena, history, c.width ? c.channels : c.heads);
@@ -435,7 +469,7 @@ struct RowTile {
   // Scores, and the bias where it is a channel, of the chunk at `base`; 0 where not visible.
   void fill_image(int64_t base) {
     const Columns cols(base, lo, hi);
-    if (c.width) cols.clear_rest(x, base);
+    if (c.width) cols.clear_rest(x, base, 2 * g.reach);
     if (!cols.count()) return;
     dots(x, q, c.k, c.k_stride, cols);
     if (!c.width) return;
@@ -455,29 +489,43 @@ struct RowTile {
   // Where this tile's rows stand in the padded table of the hidden map.
   int64_t table_place(int64_t column) const { return ROWS + i0 + g.offset - column + table.ahead; }
 
-  // Copies what the columns need of the table: its rows lie side by side then, the table's on as many pages.
+  // Where the rows of one column stand in the table, or in a slice of it.
+  struct TablePlace {
+    float *data;
+    int64_t stride;
+  };
+
+  // Whether a table is small enough to be read where it lies; the rows of a large one lie on as many pages.
+  bool small_table() const { return table.width * shared.hidden_stride <= SMALL_TABLE; }
+  TablePlace table_column(float *whole, Columns cols, int64_t column) const {
+    if (small_table()) return {whole + table_place(column), shared.hidden_stride};
+    return {slice + cols.to - 1 - column, SLICE};
+  }
+
+  // Copies what the columns need of a large table, so that its rows lie side by side.
   void fill_slice(Columns cols) {
+    if (small_table()) return;
     const float *rows_of = shared.hidden + table_place(cols.to - 1);
     for (int64_t w = 0; w < table.width; ++w)
       memcpy(slice + w * SLICE, rows_of + w * shared.hidden_stride, (cols.count() - 1 + ROWS) * sizeof(float));
   }
 
   // [W][ROWS] of the table at a column where some rows have their first keys; two columns in turn.
-  const float *fill_edge(const float *place, int64_t column) const {
+  const float *fill_edge(TablePlace place, int64_t column) const {
     float *out = column_scratch + (column & 1) * table.width * ROWS;
     const int64_t from = least(first_row(column), rows);
     if (same_first()) {
       for (int64_t w = 0; w < table.width; ++w) {
         // Numbers in all lanes: sums over them meet weights of 0.
         memset(out + w * ROWS, 0, ROWS * sizeof(float));
-        memcpy(out + w * ROWS + from, c.edges + edge_place(from, column, w), (rows - from) * sizeof(float));
+        memcpy(out + w * ROWS + from, shared.edges + edge_place(from, column, w), (rows - from) * sizeof(float));
       }
       return out;
     }
     for (int64_t w = 0; w < table.width; ++w)
       for (int64_t r = 0; r < ROWS; ++r)
         out[w * ROWS + r] =
-            r >= from && at_edge(r, column) ? c.edges[edge_place(r, column, w)] : place[w * SLICE + r];
+            r >= from && at_edge(r, column) ? shared.edges[edge_place(r, column, w)] : place.data[w * place.stride + r];
     return out;
   }
 
@@ -493,26 +541,29 @@ struct RowTile {
   int64_t first_row(int64_t column) const { return most(0, column - table.ahead - i0 - g.offset); }
   bool at_edge(int64_t r, int64_t column) const { return column >= first[r] && column - first[r] < table.left; }
   int64_t edge_place(int64_t r, int64_t column, int64_t w) const {
-    return ((column - first[r]) * table.width + w) * c.table_length + i0 + r + g.offset - column + table.ahead;
+    return ((column - first[r]) * table.width + w) * shared.edges_stride + shared.edges_margin + i0 + r + g.offset -
+           column + table.ahead;
   }
 
   // A column of the first convolution that begins from the table; fill_slice comes before.
   template <class Finish>
   INLINE Target<Finish> from_table(const Map &out, int64_t j, Columns cols, Finish finish) const {
-    const float *place = slice + cols.to - 1 - j;
-    if (has_edge(j)) return target(out.at(j), fill_edge(place, j), ROWS, finish);
-    return target(out.at(j), place, SLICE, finish);
+    const TablePlace place = table_column(shared.hidden, cols, j);
+    if (!has_edge(j)) return target(out.at(j), place.data, place.stride, finish);
+    if (shared.edges_margin && same_first())
+      return target(out.at(j), shared.edges + edge_place(0, j, 0), shared.edges_stride, finish);
+    return target(out.at(j), fill_edge(place, j), ROWS, finish);
   }
 
   // The hidden map, activated, of the chunk at `base` (which lies `right` columns behind the image's).
   void fill_hidden(int64_t base) {
     const Columns cols(base, lo, hi + g.ahead);
-    cols.clear_rest(a, base);
+    cols.clear_rest(a, base, g.reach);
     const vec slope = broadcast(static_cast<float>(c.slope));
     const auto activate = [slope](vec z, int, int) { return leaky(z, slope); };
-    if (c.tables && cols.count()) fill_slice(cols);
+    if (c.bias_tables && cols.count()) fill_slice(cols);
     convolve(shared.expand, x, c.left, cols, c.width, [&](int64_t j) {
-      return c.tables ? from_table(a, j, cols, activate) : target(a.at(j), shared.b1, ROWS, activate);
+      return c.bias_tables ? from_table(a, j, cols, activate) : target(a.at(j), shared.b1, ROWS, activate);
     });
     for (int64_t j = cols.from; j < cols.to; ++j) hide(a.at(j), c.width, j, g.ahead);
   }

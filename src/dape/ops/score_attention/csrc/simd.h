@@ -32,6 +32,9 @@ typedef int32_t unaligned_ivec __attribute__((vector_size(LANES * 4), aligned(4)
 
 #define INLINE inline __attribute__((always_inline))
 
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
 INLINE vec load(const float *p) { return *reinterpret_cast<const unaligned_vec *>(p); }
 INLINE ivec load(const int32_t *p) { return *reinterpret_cast<const unaligned_ivec *>(p); }
 INLINE void store(float *p, vec x) { *reinterpret_cast<unaligned_vec *>(p) = x; }
