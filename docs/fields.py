@@ -1,4 +1,4 @@
-"""A Griffe extension: lines such as `rows: what they are` in a docstring become a list in the reference."""
+"""A Griffe extension for the reference: docstrings' lines such as `rows: their meaning` as lists, settings by default."""
 
 from __future__ import annotations
 
@@ -14,6 +14,20 @@ class Fields(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = listed(obj.docstring.value)
+
+    # Before Griffe derives the constructors of dataclasses.
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        if isinstance(attr.value, griffe.ExprCall) and str(attr.value.function) == "setting":
+            attr.value = default_of(attr.value)
+
+
+def default_of(setting: griffe.ExprCall) -> Any:
+    """The default of a field declared by `dape.settings.setting`; None if it has none."""
+    first, *_ = setting.arguments
+    if not isinstance(first, griffe.ExprKeyword):
+        return first
+    made = {entry.name: entry.value for entry in setting.arguments if isinstance(entry, griffe.ExprKeyword)}
+    return f"{made['default_factory']}()" if "default_factory" in made else None
 
 
 def listed(text: str) -> str:

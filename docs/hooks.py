@@ -97,10 +97,10 @@ def figure(svg: str, alt: str) -> str:
 
 
 def command_help() -> str:
-    """`dape COMMAND --help` of every command, 100 columns wide."""
+    """`dape COMMAND --help` of every command, as wide as the text of a page."""
     from dape.cli import COMMANDS, run
 
-    before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "100"
+    before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "80"
     parts = []
     for name, command in COMMANDS.items():
         printed = io.StringIO()

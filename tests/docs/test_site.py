@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import http.server
 import importlib
 import os
@@ -93,11 +94,22 @@ def test_the_reference_has_every_public_name(package, site):
     assert set(module.__all__) - NOT_DOCUMENTED <= documented
 
 
+def test_the_reference_shows_constructors(site):
+    def text(page: str) -> str:
+        return html.unescape(re.sub(r"<[^>]+>", "", (site / "api" / page).read_text("utf-8")))
+
+    assert "kernel_size: int = 3," in text("scores.html")
+    assert "steps: int = 1000," in text("training.html")
+
+
 def test_the_reference_has_every_command(site):
     from dape.cli import COMMANDS
 
     ids = Elements((site / "api" / "commands.html").read_text("utf-8")).ids
     assert {f"dape-{name}" for name in COMMANDS} <= ids
+    printed = re.findall(r"<pre>.*?</pre>", (site / "api" / "commands.html").read_text("utf-8"), re.DOTALL)
+    lines = html.unescape(re.sub(r"<[^>]+>", "", "\n".join(printed))).splitlines()
+    assert max(map(len, lines)) <= 80
 
 
 def test_versions_are_configured():

@@ -203,6 +203,10 @@ def test_from_python_it_is_a_frame_tables_and_figures(compared, tmp_path: Path) 
     assert r"\shortstack[r]{2$\times$ \\ 16}" in found.latex()
     assert found.plot().axes
     assert found.report(tmp_path / "deep" / "page.html").exists()
+    # The curves keep their room next to long names.
+    drawn = merge([found, found], ["a long name of a folder of a sweep over options", "two"]).plot()
+    drawn.canvas.draw()
+    assert drawn.axes[0].xaxis.label.get_window_extent().x0 >= 0
     both = merge([found, found], ["one", "two"])
     names = {f"alibi ({name})" for name in ("one", "two")}
     assert names <= set(both.table().index)

@@ -173,6 +173,9 @@ def comparison_figure(results: Results, view: str, *, quantity: str = "ppl") -> 
         paired = any(point.difference.known for curve in shown for point in curve.points)
         said = f"bars: one standard error\nof the difference to\n{baseline}" if paired else ""
         legend(drawn, [axes], said)
+        # Long names, such as those of a sweep, widen the figure; the curves keep their room.
+        box = drawn.legends[0].get_window_extent()
+        drawn.set_figwidth(SIZE[0] + max(0.0, box.width / drawn.dpi - LEGEND))
         return drawn
 
 

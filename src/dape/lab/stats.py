@@ -15,7 +15,7 @@ import numpy as np
 
 from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, satterthwaite, variance_prior
 from dape.lab.records import STEP, Results
-from dape.methods import LAYERS, parse_layers
+from dape.methods import LAYERS, Method, parse_layers
 
 Row = dict[str, Any]
 # Standard errors of a normal distribution beyond which one comparison counts.
@@ -160,13 +160,21 @@ def of_methods(a: str, b: str) -> list[Comparison]:
 
 def of_lengths(method: str) -> list[Comparison]:
     """Kinds of a difference between two lengths of one model: this method, its encoding, plain or not."""
-    scores = "plain" if all(layer.is_plain for layer in parse_layers(method)) else "processed"
+    scores = "plain" if all(layer.is_plain for layer in _layers(method)) else "processed"
     return [("lengths", method), ("lengths", positions_of(method), scores), ("lengths", scores)]
 
 
 def positions_of(method: str) -> str:
     """The position encodings of a method's layers."""
-    return LAYERS.join(layer.position for layer in parse_layers(method))
+    return LAYERS.join(layer.position for layer in _layers(method)) or method
+
+
+def _layers(method: str) -> tuple[Method, ...]:
+    """The methods of the layers; none if it is in a file that was not imported here."""
+    try:
+        return parse_layers(method)
+    except ValueError:
+        return ()
 
 
 def of_losses(method: str) -> list[Comparison]:

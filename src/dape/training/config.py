@@ -249,9 +249,7 @@ class DataSettings:
         help="Documents held out: a fraction, or their names, separated by commas. Default: those of --data, else 0.1.",
         test=parse_validation,
     )
-    field: str = setting(
-        None, help="Field of a JSON line, or column of a parquet file, that holds the text. Default: text."
-    )
+    field: str = setting(None, help="Field of a JSON line, or column of a parquet file, that holds the text.")
     data: str | None = setting(
         None,
         help="Folder of packed tokens, created if absent; by default one next to the run, shared by runs on the same text. "

@@ -90,7 +90,7 @@ def described(shown: list[Curve]) -> dict[str, str]:
     descriptions = {}
     for curve in shown:
         try:
-            descriptions[curve.label] = method_summary(curve.method)
+            descriptions[curve.method] = method_summary(curve.method)
         except ValueError:  # a name of somebody else's method says nothing to us
             continue
     return descriptions
