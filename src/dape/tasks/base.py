@@ -192,7 +192,7 @@ class TerminatedTask(ChomskyTask):
 
 
 @dataclass(frozen=True)
-class RecallTask(Task):
+class DecoderTask(Task):
     """A task for decoders: a label at some tokens of the input, IGNORED at the others."""
 
     model = "decoder"
@@ -222,7 +222,7 @@ class RecallTask(Task):
 
 
 # Protocol of the length suite: two layers; minutes per task with six methods and two seeds.
-SUITE = replace(RecallTask.protocol, steps=400, batch_size=32, samples=128, num_layers=2, num_heads=4)
+SUITE = replace(DecoderTask.protocol, steps=400, batch_size=32, samples=128, num_layers=2, num_heads=4)
 
 
 def generator_for(*key: int) -> np.random.Generator:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, RecallTask
+from dape.tasks.base import IGNORED, SUITE, DecoderTask
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -16,7 +16,7 @@ def require(condition: bool, sentence: str) -> None:
 
 
 @dataclass(frozen=True)
-class AssociativeRecall(RecallTask):
+class AssociativeRecall(DecoderTask):
     """Key–value pairs, then keys: the value of each (multi-query associative recall, Arora et al. 2023).
 
     keys, values: number of different keys and values; keys are tokens 0 …, then values, then the filler token.
@@ -152,7 +152,7 @@ class RecallPowerLaw(AssociativeRecall):
 
 
 @dataclass(frozen=True)
-class Induction(RecallTask):
+class Induction(DecoderTask):
     """A text whose last symbol occurred once before: the symbol that followed it there (the induction head's task).
 
     >>> Induction(symbols=6).solve([4, 1, 5, 0, 1])
@@ -160,7 +160,9 @@ class Induction(RecallTask):
     """
 
     symbols: int = 16
-    protocol = replace(RecallTask.protocol, train_lengths=tuple(range(3, 49)), test_lengths=(24, 48, 96, 192))
+    protocol = replace(
+        DecoderTask.protocol, train_lengths=tuple(range(3, 49)), test_lengths=(24, 48, 96, 192)
+    )
 
     def __post_init__(self) -> None:
         require(
@@ -198,7 +200,7 @@ class Induction(RecallTask):
 
 
 @dataclass(frozen=True)
-class Passkey(RecallTask):
+class Passkey(DecoderTask):
     """Filler with a passkey in it at a random depth: mark (10), digits; at the end ask (11), the digits again.
 
     digits: in the passkey. filler: tokens of the sentence (12 …) that is repeated around it.
@@ -210,7 +212,7 @@ class Passkey(RecallTask):
     digits: int = 5
     filler: int = 8
     protocol = replace(
-        RecallTask.protocol, train_lengths=tuple(range(16, 65)), test_lengths=(32, 64, 128, 256, 512)
+        DecoderTask.protocol, train_lengths=tuple(range(16, 65)), test_lengths=(32, 64, 128, 256, 512)
     )
 
     MARK, ASK, FILLER = 10, 11, 12

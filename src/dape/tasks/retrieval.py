@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, RecallTask
+from dape.tasks.base import IGNORED, SUITE, DecoderTask
 from dape.tasks.recall import require
 
 PROTOCOL = replace(SUITE, train_lengths=tuple(range(24, 49, 6)), test_lengths=(48, 96, 192, 384))
@@ -29,7 +29,7 @@ def scattered(
     return text
 
 
-class Retrieval(RecallTask):
+class Retrieval(DecoderTask):
     """Base class: text, a mark, a question. Tokens are those of each kind, the answers' first, then the mark.
 
     kinds: the letter of each kind in spelled tokens, and its number of tokens.

@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, RecallTask
+from dape.tasks.base import IGNORED, DecoderTask
 from dape.tasks.recall import require
 
 
 @dataclass(frozen=True)
-class BlockSearch(RecallTask):
+class BlockSearch(DecoderTask):
     """Blocks of letters, then some letters: the one block that has them all (Golovneva et al. 2025, MTA).
 
     letters: the alphabet, tokens 0 …; then the dot that ends a block, then the mark before the question.
@@ -30,7 +30,7 @@ class BlockSearch(RecallTask):
     question: int = 2
     answer: Literal["first", "last", "all"] = "first"
     protocol = replace(
-        RecallTask.protocol,
+        DecoderTask.protocol,
         train_lengths=tuple(range(15, 64, 6)),
         test_lengths=(33, 63, 123, 243),
         num_layers=2,
@@ -112,7 +112,7 @@ class BlockSearch(RecallTask):
 
 
 @dataclass(frozen=True)
-class Counting(RecallTask):
+class Counting(DecoderTask):
     """Operations on variables (pass, set to 0, increment), then a variable: its value (Golovneva et al. 2024, CoPE).
 
     Tokens: pass 0, then "set" of each variable, "increment" of each, "print" of each, then the values 0 … limit.
@@ -127,7 +127,7 @@ class Counting(RecallTask):
     limit: int = 10
     passes: float = 0.5
     protocol = replace(
-        RecallTask.protocol,
+        DecoderTask.protocol,
         train_lengths=tuple(range(2, 65)),
         test_lengths=(32, 64, 128, 256),
         num_layers=2,

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, RecallTask
+from dape.tasks.base import IGNORED, SUITE, DecoderTask
 from dape.tasks.recall import require
 
 
 @dataclass(frozen=True)
-class Copy(RecallTask):
+class Copy(DecoderTask):
     """Symbols, a separator, and the symbols again: each from the one before. An odd length is cut by one.
 
     >>> Copy(symbols=4).solve([3, 0, 2, 4, 3, 0])
@@ -94,7 +94,7 @@ class Sort(Copy):
 
 
 @dataclass(frozen=True)
-class Addition(RecallTask):
+class Addition(DecoderTask):
     """Two numbers of n digits and their sum of n + 1, all from the last digit on: a + b = s, 3 n + 2 tokens.
 
     Tokens: the digits, + (10), = (11). From the last digit on, as carries go (Lee et al. 2023). A length that is not

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, RecallTask
+from dape.tasks.base import IGNORED, SUITE, DecoderTask
 from dape.tasks.recall import require
 
 
 @dataclass(frozen=True)
-class FlipFlop(RecallTask):
+class FlipFlop(DecoderTask):
     """Instructions with a bit each: write (2), ignore (3), read (4); at a read, the bit written last (Liu et al. 2023).
 
     ignores: share of instructions to ignore; the others write or read equally often.
@@ -96,7 +96,7 @@ def _products(even: bool) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class S5Words(RecallTask):
+class S5Words(DecoderTask):
     """Permutations of five things, one after the other: at each, the product of all so far (Merrill et al. 2024).
 
     Tokens and labels are the 120 permutations by number. Complete for NC¹, so believed out of reach of constant depth
