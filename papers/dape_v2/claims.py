@@ -71,6 +71,24 @@ def best_kernel(data, kernel, train):
     return lower(data, kernel, others, corpus="books3", train=train, at="longest")
 
 
+@claim("headline", "1")
+def rope_degrades(data):
+    """RoPE gets notably worse as soon as the input is twice as long as in training; we ask for 5 %."""
+    return rises(data, "rope", at=[2], factor=1.05)
+
+
+@claim("headline", "1")
+def rope_fails(data):
+    """At twice the training length RoPE fails altogether; we ask for at least twice the perplexity."""
+    return rises(data, "rope", at=[2], factor=2.0)
+
+
+@claim("headline", "1", closer="beyond/longer-alibi-kerple-degrade")
+def alibi_kerple_degrade(data):
+    """ALiBi and Kerple, too, lose quality beyond the training length."""
+    return rises(data, ["alibi", "kerple"])
+
+
 @claim("headline", "4.1")
 def headline_best(data):
     """Trained for an epoch, DAPE 1x3-Kerple is the best of all methods at every length."""
@@ -167,24 +185,6 @@ def rope_conv_gain_grows(data):
 def rope_kernel_matters(data):
     """For RoPE it takes the larger kernel: kernel 3 is better than kernel 1."""
     return lower(data, "dape1x3-rope", "dape-rope")
-
-
-@claim("baselines", "1")
-def rope_degrades(data):
-    """RoPE gets notably worse as soon as the input is twice as long as in training; we ask for 5 %."""
-    return rises(data, "rope", at=[2], factor=1.05)
-
-
-@claim("baselines", "1", closer="beyond/longer-rope-fails")
-def rope_fails(data):
-    """At twice the training length RoPE fails altogether; we ask for at least twice the perplexity."""
-    return rises(data, "rope", at=[2], factor=2.0)
-
-
-@claim("baselines", "1", closer="beyond/longer-alibi-kerple-degrade")
-def alibi_kerple_degrade(data):
-    """ALiBi and Kerple, too, lose quality beyond the training length."""
-    return rises(data, ["alibi", "kerple"])
 
 
 @claim("baselines", "4.1", closer="beyond/longer-kernel-3-best")
