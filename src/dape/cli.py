@@ -151,11 +151,16 @@ def narrow_output() -> Iterator[None]:
 
 
 def without_none(text: str) -> str:
-    """Help text without None: tyro writes {None}|STR and (default: None) for optional options."""
+    """Help text without None: tyro writes {None}|STR and (default: None) for optional options, and for several values
+    [[STR [STR ...]]] and (default: )."""
     changed = re.sub(r"\{None\}\|([^\s\x1b│]+)", lambda match: match[1] + " " * len("{None}|"), text)
+    changed = re.sub(
+        r"\[\[([^\s\[\]]+) \[\1 \.\.\.\]\]\]", lambda match: f"[{match[1]} …]".ljust(len(match[0])), changed
+    )
+    changed = re.sub(r"^usage:.*", lambda match: re.sub(r"(?<=\S) +", " ", match[0]).rstrip(), changed)
     # A default may be broken over two lines of a box.
     changed = re.sub(
-        r"\(default:(?: |\s*│?\n│?\s*)None\)", lambda match: re.sub(r"[^\s│]", " ", match[0]), changed
+        r"\(default:(?: |\s*│?\n│?\s*)(?:None)?\)", lambda match: re.sub(r"[^\s│]", " ", match[0]), changed
     )
     blank = re.compile(r"[\s│]*")
     pairs = zip(text.splitlines(), changed.splitlines(), strict=True)

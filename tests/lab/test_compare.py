@@ -26,7 +26,8 @@ from dape.cli import main
 from dape.evaluate import evaluate_by_length, paired_difference
 from dape.files import exclusive
 from dape.lab import pace
-from dape.lab.compare import CompareConfig, by_recipe, load_comparison, merge
+from dape.lab.compare import CompareConfig, Comparison, by_recipe, load_comparison, merge
+from dape.lab.curves import curves
 from dape.lab.execute import make_plan, settle
 from dape.lab.records import Results, load_results
 from dape.lab.runner import LAUNCHERS, Job, Local, Process, Slurm, last_record, run_jobs, why
@@ -207,6 +208,10 @@ def test_from_python_it_is_a_frame_tables_and_figures(compared, tmp_path: Path) 
     drawn = merge([found, found], ["a long name of a folder of a sweep over options", "two"]).plot()
     drawn.canvas.draw()
     assert drawn.axes[0].xaxis.label.get_window_extent().x0 >= 0
+    other = Results({**results.content, "settings": {**results.settings, "baseline": "dape1x3-kerple"}})
+    assert not any(point.difference.known for curve in curves(other, "equal-step") for point in curve.points)
+    merged = merge([Comparison(other), found], ["one", "two"])
+    assert merged.results.settings["baseline"] == "dape1x3-kerple (one)"
     both = merge([found, found], ["one", "two"])
     names = {f"alibi ({name})" for name in ("one", "two")}
     assert names <= set(both.table().index)

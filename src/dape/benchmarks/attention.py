@@ -174,7 +174,8 @@ class Placement:
 def hardware(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{threads} thread{'s' if threads != 1 else ''}"
 
 
 def candidates(text: str, sizes: Sizes, further: list[str], placement: Placement) -> list[str]:

@@ -485,7 +485,9 @@ def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Co
     content: dict[str, Any] = {**first.content, "runs": [], "rows": [], "failures": [], "documents": {}}
     seen = [{(run["method"], run.get("variant") or "") for run in part.results["runs"]} for part in parts]
     methods: list[str] = []
+    renamed: list[dict[str, str]] = []
     for index, part in enumerate(parts):
+        renamed.append({})
         others = set().union(*(known for other, known in enumerate(seen) if other != index))
         offset = len(content["runs"])
         for run in part.results["runs"]:
@@ -494,19 +496,22 @@ def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Co
                 variant = ", ".join(filter(None, (variant, names[index])))
             content["runs"].append({**run, "variant": variant})
             methods.append(_label(name, variant))
+            renamed[-1][_label(name, run.get("variant") or "")] = methods[-1]
         same = all(
             content["documents"].setdefault(corpus, ids) == ids
             for corpus, ids in part.results["documents"].items()
         )
         for row in part.results["rows"]:
             own = row if same else {name: value for name, value in row.items() if name != "windows"}
+            if row.get("against") in renamed[-1]:
+                own = {**own, "against": renamed[-1][row["against"]]}
             content["rows"].append({**own, "run": row["run"] + offset})
         content["failures"] += part.results["failures"]
     commands = dict.fromkeys(part.results.get("command", "") for part in parts)
     shared = {**first.settings, "methods": list(dict.fromkeys(methods))}
     seeds = sorted({run["seed"] for run in content["runs"]})
-    known = first.settings.get("baseline")
-    shared["baseline"] = known if known in methods else methods[0]
+    # The first part's baseline, by its label in the merged results.
+    shared["baseline"] = renamed[0].get(first.settings.get("baseline", ""), methods[0])
     content |= {"command": "\n".join(commands), "settings": {**shared, "seeds": seeds}}
     results = Results(content)
     if all(row.get("windows") for row in results["rows"] if row["metric"] == "loss"):

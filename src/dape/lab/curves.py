@@ -165,10 +165,14 @@ def _curve(results: Results, lines: list[dict[str, Any]], view: str, label: str)
     mine = [line for line in lines if label_of(line) == label]
     runs = {line["run"]: line for line in mine}.values()
     documents = num_documents(results) or math.inf
+    baseline = results.settings.get("baseline")
     failed = [f for f in results["failures"] if label_of(f) == label and f.get("view", STEP) == view]
 
     def estimate(metric: str, length: int) -> Estimate:
         matching = [row for row in mine if row["metric"] == metric and row["eval_length"] == length]
+        if metric == "difference":
+            # Merged results may have differences to other baselines.
+            matching = [row for row in matching if row.get("against", baseline) == baseline]
         if not matching:
             return UNKNOWN
         return over_seeds(
