@@ -6,10 +6,11 @@
 
 namespace {
 
-// Multiply-accumulates of one stage on one chunk: those that are computed, after Winograd where it is used.
+// Multiply-accumulates of one stage on some columns: those that are computed, after Winograd where it is used.
 struct StageWork {
   const Call &c;
-  double pixels = static_cast<double>(ROWS) * CHUNK;
+  double pixels;
+  StageWork(const Call &call, Columns cols) : c(call), pixels(static_cast<double>(ROWS) * cols.count()) {}
 
   double products() const { return pixels * c.heads * c.head_width; }
   double convolution(const Weights &w, int64_t outputs) const {
@@ -43,7 +44,6 @@ enum Stage { PEAK, DOTS, EXPAND, PROJECT, SOFTMAX, VALUES, ROWS_IN, DWEIGHTS, DP
 double run_stage(const Call &c, const Worker &worker, int stage, int64_t repeats) {
   float ignored = 0;
   if (stage == PEAK) return peak(repeats, &ignored) + (ignored == 1.5f);
-  const StageWork work{c};
   const bool needs_width = stage == EXPAND || stage == PROJECT || (stage >= DPROJECT && stage <= DIMAGE);
   if (stage > DKEYS || (needs_width && !c.width)) return -1;
   const auto again = [repeats](const auto &step) {
@@ -58,6 +58,7 @@ double run_stage(const Call &c, const Worker &worker, int stage, int64_t repeats
     const int64_t base = most(0, tile.lo + (tile.hi - tile.lo) / 2) / CHUNK * CHUNK;
     tile.x.begin(base), tile.a.begin(base), tile.logits.begin(base);
     const Columns cols(base, tile.lo, tile.hi);
+    const StageWork work(c, cols);
     tile.fill_image(base);
     if (c.width) tile.fill_hidden(base);
     tile.fill_logits(tile.logits, cols);
@@ -89,6 +90,7 @@ double run_stage(const Call &c, const Worker &worker, int stage, int64_t repeats
   Map *maps[] = {&tile.x, &tile.a, &tile.weights, &tile.dlogits, &tile.dhidden, &tile.dimage};
   for (Map *map : maps) map->begin(base);
   const Columns cols(base, tile.lo, tile.hi);
+  const StageWork work(c, cols);
   tile.fill_image(base);
   if (c.width) tile.fill_hidden(base);
   tile.fill_dlogits(base);
