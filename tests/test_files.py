@@ -213,9 +213,12 @@ def test_a_check_leaves_nothing(tmp_path):
         (["x/a/model", "y/a/model", "b"], ["x-a-model", "y-a-model", "b"]),
         (["/a/model", "model"], ["a-model", "model"]),
         (["runs/a", "runs/a"], ["a", "a"]),
-        (["."], ["."]),
+        (["."], ["here"]),
+        ([".", "b/.."], ["here", "here"]),
         ([], []),
     ],
 )
-def test_names_tell_folders_apart(paths, names):
+def test_names_tell_folders_apart(paths, names, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     assert distinct_names(paths) == names

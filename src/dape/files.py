@@ -323,7 +323,10 @@ def _umask() -> int:
 
 def distinct_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     """File names for paths: as many of their last parts, joined by "-", as make them distinct."""
-    parts = [[part for part in Path(path).parts if part != os.sep] or [str(path)] for path in paths]
+    # "." and ".." are no names: those folders go by their own.
+    whole = [Path(path) for path in paths]
+    named = [path.resolve() if path.name in ("", "..") else path for path in whole]
+    parts = [[part for part in path.parts if part != os.sep] or [str(path)] for path in named]
     names: list[str] = []
     for count in range(1, max(map(len, parts), default=0) + 1):
         names = ["-".join(part[-count:]) for part in parts]

@@ -72,6 +72,8 @@ def test_specs(tmp_path):
     )
     with pytest.raises(ValueError, match="has to be trained"):
         load_tokenizer("bpe:512")
+    with pytest.raises(ValueError, match='no tokenizer "bqe:300": give bytes, bpe:VOCAB'):
+        load_tokenizer("bqe:300")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer"):
         load_tokenizer(tmp_path / "bad.json")

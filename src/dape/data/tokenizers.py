@@ -94,6 +94,11 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> Tokenizer:
             f'"{spec}" has to be trained: prepare data with it and take the tokenizer from there'
         )
     path = Path(spec).expanduser()
+    if ":" in str(spec) and not path.exists():
+        raise ValueError(
+            f'no tokenizer "{spec}": give bytes, bpe:VOCAB (such as bpe:2048), a tokenizer.json, a folder, or a name on '
+            f"the Hugging Face hub"
+        )
     if path.suffix == ".json":
         return _load_file(path, {})
     if not (path / "tokenizer.json").exists():

@@ -135,7 +135,7 @@ class Evidence:
         wins, losses = self._beyond(ERRORS)
         counts = f"{len(self.findings)} {self.unit}: {wins} for, {losses} against"
         within = len(self.findings) - wins - losses
-        counts += f", {within} within two standard errors" if within else ""
+        counts += f", {within} undecided" if within else ""
         if verdict == UNDECIDED and (wins if self.need == "some" else losses if self.need == "every" else 0):
             counts += f" (one of {len(self.findings)} decides beyond {searched(len(self.findings)):.1f})"
         strongest = "Strongest against it" if min(weights) < 0 else "Closest"
