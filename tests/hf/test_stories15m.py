@@ -77,9 +77,9 @@ def test_arms_run_once_and_are_reported(driver, tmp_path, monkeypatch):
 def test_the_first_page_has_the_numbers_of_the_files():
     text = (ROOT / "README.md").read_text("utf-8")
     rows = dict(
-        re.findall(r"^\| (base|retrofitted, 600 steps on its own samples) \| (.*) \|$", text, re.MULTILINE)
+        re.findall(r"^\| (base|retrofitted with `dape1x3-kerple`) \| (.*) \|$", text, re.MULTILINE)
     )
-    for row, arm in (("base", "base"), ("retrofitted, 600 steps on its own samples", "dape1x3-kerple")):
+    for row, arm in (("base", "base"), ("retrofitted with `dape1x3-kerple`", "dape1x3-kerple")):
         assert rows[row].replace("*", "").split(" | ") == perplexities(arm)
 
 
