@@ -28,7 +28,7 @@ def test_the_headline_sentence_is_read_from_its_results():
     results = json.loads((ROOT / "papers/dape_v2/headline/results.json").read_text("utf-8"))
     text = (ROOT / "README.md").read_text("utf-8")
     seeds = {run["seed"] for run in results["runs"]}
-    for method in ("dape1x3-kerple", "kerple"):
+    for method in ("dape1x3-kerple", "kerple", "rope"):
         losses = {length: [] for length in (256, 8192)}
         for row in results["rows"]:
             run = results["runs"][row["run"]]
