@@ -76,9 +76,7 @@ def test_arms_run_once_and_are_reported(driver, tmp_path, monkeypatch):
 
 def test_the_first_page_has_the_numbers_of_the_files():
     text = (ROOT / "README.md").read_text("utf-8")
-    rows = dict(
-        re.findall(r"^\| (base|retrofitted with `dape1x3-kerple`) \| (.*) \|$", text, re.MULTILINE)
-    )
+    rows = dict(re.findall(r"^\| (base|retrofitted with `dape1x3-kerple`) \| (.*) \|$", text, re.MULTILINE))
     for row, arm in (("base", "base"), ("retrofitted with `dape1x3-kerple`", "dape1x3-kerple")):
         assert rows[row].replace("*", "").split(" | ") == perplexities(arm)
 
