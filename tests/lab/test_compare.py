@@ -338,7 +338,8 @@ def test_every_command_passes_the_launcher_its_options(command, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("slrum", 'no launcher "slrum"'), ("local[nodes=2]", "nodes is given")]
+    ("given", "said"),
+    [("slrum", 'unknown launcher "slrum"; did you mean slurm'), ("local[nodes=2]", "nodes is given")],
 )
 def test_a_launcher_that_cannot_be_is_reported_at_once(given: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -7,15 +7,15 @@ import importlib
 from dape.settings import check_choice
 
 COMMANDS = {
-    "attention": "forward and backward of every backend, against the paper's listing and PyTorch's own attention",
-    "stages": "each stage of the C++ kernel separately, as a share of the core's multiply-add peak",
+    "attention": "every backend, against the paper's listing and PyTorch's own",
+    "stages": "each stage of the C++ kernel, as a share of the core's peak",
     "decode": "one query against a cache of keys, against PyTorch's own attention",
     "model": "a training step of a preset for several methods, against kerple",
-    "train": "a step of the training loop against a bare one, and methods against kerple",
-    "data": "packing text into tokens, against a plain copy and the tokenizer alone",
+    "train": "a step of the loop against a bare one, methods against kerple",
+    "data": "packing text into tokens, against a copy and the tokenizer",
     "eval": "time and peak memory of evaluating a preset by length",
-    "gpu-estimate": "resources and simulated clocks of the Triton kernels, estimated without a GPU",
-    "tasks": "sampling batches of the generated tasks, against a training step on them",
+    "gpu-estimate": "resources and simulated clocks of Triton kernels, without a GPU",
+    "tasks": "sampling batches of generated tasks, against a training step",
 }
 
 

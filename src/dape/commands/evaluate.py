@@ -224,8 +224,8 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
             "progress": lambda length, count: bar.advance(task, length * count),
         }
         if options.slices == "none":
-            by_length = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
-            return Evaluation(subject, options.protocol, by_length)
+            means = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
+            return Evaluation(subject, options.protocol, means)
         losses = losses_by_length(subject.model, tokens, lengths, **asked)
     base = subject.train_length if subject.train_length in lengths else min(lengths)
     recall = recall_slices(
@@ -236,8 +236,7 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
         train=subject.data.train,
         max_training_count=options.max_training_count,
     )
-    by_length = [losses.at(length) for length in lengths]
-    return Evaluation(subject, options.protocol, by_length, recall=recall)
+    return Evaluation(subject, options.protocol, [losses.at(n) for n in lengths], recall=recall)
 
 
 def default_lengths(subject: Subject) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -76,31 +76,18 @@ class Evidence:
         """
         if self.need != "every" or self.missing or len(self.findings) < 2:
             return "", ""
-        by_methods = [
-            [f for f in self.findings if f.methods == m] for m in {f.methods: 0 for f in self.findings}
-        ]
+        by_methods = _groups(self.findings, lambda finding: finding.methods)
         settings = [_means_by_setting(findings) for findings in by_methods]
         if not all(math.isfinite(mean.value) and mean.error > 0 for means in settings for mean in means):
             return "", ""
         means = [average(several) for several in settings]
         weights = [mean.weight for mean in means]
         least = weights.index(min(weights))
-        verdict = (
-            HOLDS
-            if weights[least] > ERRORS
-            else FAILS
-            if weights[least] < -searched(len(weights))
-            else UNDECIDED
-        )
-        return verdict, self._pooled_text(means[least], settings[least], by_methods[least][0], len(means))
-
-    def _pooled_text(self, mean: Estimate, settings: list[Estimate], decisive: Finding, pairs: int) -> str:
-        """Numbers of the decisive pair; `settings` are its estimates, whose spread beyond their errors is reported."""
-        apart = pool(settings).between
-        count = f"{len(settings)} setting{'s' if len(settings) > 1 else ''}"
-        differ = f", which differ by {apart:.3f}" if apart > 0.0005 else ""
-        of = f"; the weakest of {pairs}: {' against '.join(decisive.methods)}" if pairs > 1 else ""
-        return f"{signed(mean)} for it, over {count}{differ}{of}"
+        fails = weights[least] < -searched(len(weights))
+        verdict = HOLDS if weights[least] > ERRORS else FAILS if fails else UNDECIDED
+        text = _pooled_text(means[least], settings[least])
+        weakest = f"; the weakest of {len(means)}: {' against '.join(by_methods[least][0].methods)}"
+        return verdict, f"{text}{weakest if len(means) > 1 else ''}"
 
     def _beyond(self, bound: float) -> tuple[int, int]:
         """Number of comparisons for and against the claim by more than `bound` standard errors."""
@@ -144,13 +131,26 @@ class Evidence:
 
 def _means_by_setting(findings: Sequence[Finding]) -> list[Estimate]:
     """Mean of each setting: its comparisons and their errors are averaged, as if fully correlated."""
-    groups: dict[Any, list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault(finding.setting, []).append(finding)
     return [
         Estimate(fmean(f.value for f in g), fmean(f.error for f in g), min(f.dof for f in g))
-        for g in groups.values()
+        for g in _groups(findings, lambda finding: finding.setting)
     ]
+
+
+def _groups(findings: Sequence[Finding], key: Callable[[Finding], Any]) -> list[list[Finding]]:
+    """Findings with the same key together, in the order of their first."""
+    groups: dict[Any, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(key(finding), []).append(finding)
+    return list(groups.values())
+
+
+def _pooled_text(mean: Estimate, settings: list[Estimate]) -> str:
+    """The mean over settings, their number, and their spread beyond their own errors."""
+    apart = pool(settings).between
+    count = f"{len(settings)} setting{'s' if len(settings) > 1 else ''}"
+    differ = f", which differ by {apart:.3f}" if apart > 0.0005 else ""
+    return f"{signed(mean)} for it, over {count}{differ}"
 
 
 def _not_run(missing: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from dape.errors import install
 from dape.files import write_atomically
 from dape.lab.environment import threads_of
 from dape.methods import parse_brackets
-from dape.settings import setting
+from dape.settings import check_choice, setting
 
 SECONDS_BETWEEN_LOOKS = 0.2
 WORKER = "dape.lab.worker"
@@ -207,8 +207,7 @@ LAUNCHERS: dict[str, type[Launcher]] = {"local": Local, "slurm": Slurm}
 def make_launcher(text: str, folder: Path = Path()) -> Launcher:
     """The launcher that the text names, with its options in brackets: slurm[partition=gpu,gpus_per_node=8]."""
     name, options = parse_brackets(text)
-    if name not in LAUNCHERS:
-        raise ValueError(f'there is no launcher "{name}": use {" or ".join(LAUNCHERS)}')
+    check_choice("launcher", name, LAUNCHERS)
     return LAUNCHERS[name](folder, options)
 
 
@@ -218,7 +217,7 @@ def launcher_setting() -> Any:
         "local",
         help=f"How runs are started: {' or '.join(LAUNCHERS)}. Options in brackets, such as "
         f"slurm[partition=gpu,gpus_per_node=8] (those of submitit or sbatch).",
-        test=lambda text: make_launcher(text) and None,
+        test=make_launcher,
         fixes_run=False,
     )
 
