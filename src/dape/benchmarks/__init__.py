@@ -9,7 +9,7 @@ from dape.settings import check_choice
 COMMANDS = {
     "attention": "every backend, against the paper's listing and PyTorch's own",
     "stages": "each stage of the C++ kernel, as a share of the core's peak",
-    "decode": "one query against a cache of keys, against PyTorch's own attention",
+    "decode": "one query against a cache of keys, against PyTorch's own",
     "model": "a training step of a preset for several methods, against kerple",
     "train": "a step of the loop against a bare one, methods against kerple",
     "data": "packing text into tokens, against a copy and the tokenizer",
