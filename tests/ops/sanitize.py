@@ -38,6 +38,9 @@ def main(path: str) -> None:
         for bias in BIASES
         for visible in VISIBLE
     ]
+    # More threads than cores, so that some wait and put gradients aside.
+    long = Case(heads=12, groups=12, head_width=8, queries=300, keys=300, bias="distance")
+    crowded = [long.but(width=width, batch=batch) for width in (0, 6) for batch in (1, 3)]
     PROGRAMS.update(MORE)
     names = [*RUNS, *MORE]
     programs = [
@@ -59,6 +62,11 @@ def main(path: str) -> None:
         with native.use_build(name):
             for case in cases:
                 evaluate(case, tensors(case), torch.float32, "cpu")
+            torch.set_num_threads(8)
+            for case in crowded:
+                evaluate(case, tensors(case), torch.float32, "cpu")
+                evaluate(case, tensors(case), torch.bfloat16, "cpu")
+            torch.set_num_threads(2)
             for case in programs:
                 build(case, torch.float32).results("cpu")
             for dtype in HALVES:

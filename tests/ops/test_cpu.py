@@ -175,6 +175,29 @@ def test_threads(shape, bias):
         torch.testing.assert_close(results[5][name], value, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [0, 6])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_threads_that_lose_their_core(batch, width, dtype):
+    """More threads than cores: gradients of keys that were put aside are added in the same order."""
+    case = Case(
+        batch=batch, heads=12, groups=12, head_width=8, queries=700, keys=700, width=width, bias="distance"
+    )
+    inputs = tensors(case)
+    torch.set_num_threads(1)
+    alone = evaluate(case, inputs, dtype, "cpu")
+    torch.set_num_threads(8)
+    together = evaluate(case, inputs, dtype, "cpu")
+    for _ in range(3):
+        again = evaluate(case, inputs, dtype, "cpu")
+        for name, value in together.items():
+            assert torch.equal(value, again[name]), f"{name} differs between two runs"
+    for name, value in together.items():
+        scale = max(1.0, float(alone[name].abs().max()))
+        tolerance = 1e-4 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+        assert float((value - alone[name]).abs().max()) <= tolerance * scale, name
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     case = Case(bias="distance")

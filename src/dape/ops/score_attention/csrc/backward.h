@@ -58,26 +58,78 @@ INLINE void add_to_table(float *table, int64_t stride, const float *column, int6
     }
 }
 
+// What one tile has to add to the gradients of a chunk's keys, put aside until the tiles before it have done so.
+struct Turn {
+  int32_t *ticket, number;
+  int64_t entry;
+  Map dscores, weights;
+  const float *q_rows, *grad_rows;
+  Columns key_columns{0, 0, -1}, value_columns{0, 0, -1};
+
+  bool come() const { return __atomic_load_n(ticket, __ATOMIC_ACQUIRE) == number; }
+};
+
+// A queue of turns, so that a thread that lost its core does not hold the others: they go on with their own tiles.
+// Their maps take 2 MB at most. Entries of a large batch do not wait for each other, and
+// where tiles share more than keys and values they wait.
+struct Turns {
+  static constexpr int64_t MOST = 64, FLOATS = 1 << 19, ROW_SETS = 4;
+  Turn queue[MOST];
+  int64_t size = 0, first = 0, count = 0;
+  // The maps of turn n; rows of q and of the output's gradient, of as many tiles as can have turns in the queue.
+  float *maps;
+  int64_t map_floats;
+
+  Turns(const Call &c, const Worker &w, Arena &arena) : map_floats(CHUNK * c.heads * ROWS) {
+    if (w.count > 1 && c.batch < 4 * w.count && !c.program) size = least(MOST, FLOATS / (2 * map_floats));
+    maps = arena.take(size * 2 * map_floats);
+  }
+  int64_t row_sets() const { return size ? ROW_SETS : 1; }
+  Turn &front() { return queue[first]; }
+  // An empty queue begins anew, so that it touches no more memory than it needs.
+  void pop() { first = --count ? (first + 1) % size : 0; }
+  bool reads(const float *rows) const {
+    for (int64_t n = 0; n < count; ++n)
+      if (queue[(first + n) % size].q_rows == rows) return true;
+    return false;
+  }
+  Turn &push() { return queue[(first + count++) % size]; }
+  // Some columns of a map's scores, as maps of turn n.
+  Map copy(const Turn &turn, int64_t which, const Map &map, Columns cols, int64_t heads) const {
+    float *out = maps + ((&turn - queue) * 2 + which) * map_floats;
+    const Map copied{out, heads, 0, cols.from, 0};
+    for (int64_t j = cols.from; j < cols.to; ++j)
+      for (int64_t h = 0; h < heads; ++h)
+        memcpy(copied.at(j) + h * ROWS, map.at(j) + map.head(h) * ROWS, ROWS * sizeof(float));
+    return copied;
+  }
+};
+
 struct BackwardTile : RowTile {
   const Worker &worker;
   const int64_t padded_width;
   Partials sums;
   Map weights, dlogits, dhidden, dimage;
-  float *q_rows, *grad, *grad_rows, *dq, *lse, *delta;
+  Turns turns;
+  // q_rows and grad_rows lie behind each other, in one of several sets.
+  const size_t rows_floats;
+  float *row_sets, *q_rows, *grad_rows, *grad, *dq, *lse, *delta;
   float drow_scale[ROWS];
 
   BackwardTile(const Call &call, const Worker &w, Arena &arena)
       : RowTile(call, w.shared, arena, Geometry(call).backward_history),
         worker(w),
         padded_width(ceil_div(c.head_width, LANES) * LANES),
-        sums(call, shared, w.sums) {
+        sums(call, shared, w.sums),
+        turns(call, w, arena),
+        rows_floats(c.heads * padded_width * ROWS) {
     weights = make_map(arena, g.backward_history, c.heads);
     dlogits = make_map(arena, g.backward_history, c.heads);
     dhidden = make_map(arena, g.backward_history, c.width);
     dimage = make_map(arena, g.backward_history, c.width ? c.channels : 0);
-    const size_t rows_size = c.heads * c.head_width * ROWS, padded = c.heads * padded_width * ROWS;
-    q_rows = arena.take(padded);
-    grad_rows = arena.take(padded);
+    const size_t rows_size = c.heads * c.head_width * ROWS;
+    row_sets = arena.take(turns.row_sets() * 2 * rows_floats);
+    use_rows(0);
     grad = arena.take(rows_size);
     dq = arena.take(rows_size);
     lse = arena.take(c.heads * ROWS);
@@ -96,7 +148,18 @@ struct BackwardTile : RowTile {
     write_dq();
   }
 
+  void use_rows(int64_t set) { q_rows = row_sets + set * 2 * rows_floats, grad_rows = q_rows + rows_floats; }
+
+  // Turns to rows that no turn in the queue reads.
+  void find_free_rows() {
+    if (!turns.reads(q_rows)) return;
+    const int64_t set = (q_rows - row_sets) / (2 * rows_floats);
+    use_rows((set + 1) % Turns::ROW_SETS);
+    while (turns.reads(q_rows)) wait_for_front();
+  }
+
   void read_rows() {
+    find_free_rows();
     const float scale = static_cast<float>(c.scale);
     transpose_in(q, c.q, c.q_stride, scale, begin);
     transpose_in(grad, c.grad_out, c.grad_stride, 1.0f, g.halo);
@@ -305,23 +368,45 @@ struct BackwardTile : RowTile {
   template <class Shared>
   void take_turn(int64_t chunk, const Map &dscores, Columns key_columns, const Map &weighing, Columns value_columns,
                  const Shared &add_shared) {
+    take_turns();
     const int64_t place = entry * worker.num_tickets + chunk;
-    int32_t *ticket = worker.tickets + place;
-    const int32_t turn = worker.turns[place]++;
-    for (int spins = 0; __atomic_load_n(ticket, __ATOMIC_ACQUIRE) != turn; ++spins) dape_wait(spins);
-    add_to_keys(c.dk, c.dk_low, dscores, q_rows, key_columns);
-    add_to_keys(c.dv, c.dv_low, weighing, grad_rows, value_columns);
+    const Turn turn{worker.tickets + place, worker.turns[place]++, entry, dscores, weighing, q_rows, grad_rows, key_columns, value_columns};
+    if (!turns.size)
+      for (int spins = 0; !turn.come(); ++spins) dape_wait(spins);
+    if (turn.come()) return add(turn, add_shared);
+    if (turns.count == turns.size) wait_for_front();
+    Turn &later = turns.push() = turn;
+    later.dscores = turns.copy(later, 0, dscores, key_columns, c.heads);
+    later.weights = turns.copy(later, 1, weighing, value_columns, c.heads);
+  }
+
+  template <class Shared>
+  void add(const Turn &turn, const Shared &add_shared) const {
+    add_to_keys(c.dk, c.dk_low, turn.dscores, turn.q_rows, turn.key_columns, turn.entry);
+    add_to_keys(c.dv, c.dv_low, turn.weights, turn.grad_rows, turn.value_columns, turn.entry);
     add_shared();
-    __atomic_store_n(ticket, turn + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(turn.ticket, turn.number + 1, __ATOMIC_RELEASE);
+  }
+
+  // Takes the turns in the queue that have come. Whoever waits for another thread does so again and again: that thread
+  // may be waiting for one of them.
+  void take_turns() {
+    for (; turns.count && turns.front().come(); turns.pop()) add(turns.front(), [] {});
+  }
+
+  void wait_for_front() {
+    const int64_t before = turns.count;
+    for (int spins = 0; take_turns(), turns.count == before; ++spins) dape_wait(spins);
   }
 
   // Adds Σ_rows coefficients[column][H][row] · rows_data[H][row][D] to the gradient of keys or values.
-  void add_to_keys(void *gradient, uint16_t *low, const Map &map, const float *rows_data, Columns cols) const {
+  void add_to_keys(void *gradient, uint16_t *low, const Map &map, const float *rows_data, Columns cols,
+                   int64_t batch_entry) const {
     if (!cols.count()) return;
     const int64_t strides[] = {c.groups * c.keys * c.head_width, c.keys * c.head_width, c.head_width};
     const int64_t steps = cols.count() * ceil_div(c.head_width, 4 * LANES);
     for (int64_t h = 0; h < c.heads; ++h) {
-      void *const place = const_cast<void *>(key(gradient, strides, h, cols.from));
+      void *const place = const_cast<void *>(key(gradient, strides, h, cols.from, batch_entry));
       // Key heads of an entry lie side by side, and so do their rows.
       const int64_t numbers = cols.count() * c.head_width;
       uint16_t *const high = static_cast<uint16_t *>(place);
@@ -330,7 +415,7 @@ struct BackwardTile : RowTile {
       float *out = rest ? key_scratch : static_cast<float *>(place);
       const float *coef = map.at(cols.from) + map.head(h) * ROWS, *data = rows_data + h * ROWS * padded_width;
       const ptrdiff_t stride = map.channels * ROWS;
-      Prefetch ahead = next_head(gradient, strides, h, cols, steps, ROWS);
+      Prefetch ahead = next_head(gradient, strides, h, cols, steps, ROWS, batch_entry);
       int64_t d = 0;
       const auto add = [&](auto tile) {
         constexpr int V = decltype(tile)::vectors;
@@ -397,9 +482,10 @@ bool by_tile(const Call &c) { return c.bias == DENSE && c.dense_grad && c.dense_
 
 int64_t backward_units(const Call &c, int) { return (by_tile(c) ? 1 : c.batch) * Geometry(c).tiles; }
 
-size_t backward_scratch(const Call &c, int) {
+size_t backward_scratch(const Call &c, int workers) {
   Arena arena{nullptr};
-  const Worker worker{};
+  Worker worker{};
+  worker.count = workers;
   BackwardTile tile(c, worker, arena);
   return arena.used;
 }
@@ -408,9 +494,10 @@ size_t backward_sums_floats(const Call &c) { return Partials(c, Shared(c, nullpt
 
 // How many sets of sums units of work share: unit n adds to set n % sets, after unit n - sets has done so. That fixes
 // the order of every sum whichever thread takes a unit; with more sets than threads none waits for one that lost its
-// core. Tiles of a single entry follow each other along the keys anyway.
+// core. The tables of long inputs are too large for that.
 int64_t num_sets(const Call &c, int64_t units, int workers) {
-  return workers == 1 || c.batch == 1 ? workers : most(workers, least(units / 8, 4 * workers));
+  if (workers == 1 || c.table_length > 4096) return workers;
+  return c.batch == 1 ? most(workers, least(units / 4, 2 * workers)) : most(workers, least(units / 8, 4 * workers));
 }
 
 int64_t backward_sums(const Call &c, int workers) { return num_sets(c, backward_units(c, workers), workers); }
@@ -425,12 +512,16 @@ void run_units(Tile &tile, const Worker &worker, int64_t units, int64_t size, co
       for (int64_t n = 0; n < size; ++n) tile.pass(seen * size + n);
     const int64_t set = unit % sets;
     const int32_t before = static_cast<int32_t>(unit / sets);
-    for (int spins = 0; __atomic_load_n(worker.finished + set, __ATOMIC_ACQUIRE) != before; ++spins) dape_wait(spins);
+    for (int spins = 0; __atomic_load_n(worker.finished + set, __ATOMIC_ACQUIRE) != before; ++spins) {
+      dape_wait(spins);
+      tile.take_turns();
+    }
     use(worker.sums + set * worker.sums_floats);
     if (!before) clear();
     for (int64_t n = 0; n < size; ++n) tile.run(unit * size + n);
     __atomic_store_n(worker.finished + set, before + 1, __ATOMIC_RELEASE);
   }
+  while (tile.turns.count) tile.wait_for_front();
 }
 
 void backward_run(const Call &c, const Worker &worker) {

@@ -386,7 +386,10 @@ struct RowTile {
   }
 
   const void *key(const void *data, const int64_t *stride, int64_t head, int64_t column) const {
-    return element(c, data, entry * stride[0] + head * c.groups / c.heads * stride[1] + column * stride[2]);
+    return key(data, stride, head, column, entry);
+  }
+  const void *key(const void *data, const int64_t *stride, int64_t head, int64_t column, int64_t batch_entry) const {
+    return element(c, data, batch_entry * stride[0] + head * c.groups / c.heads * stride[1] + column * stride[2]);
   }
 
   // Rows of keys or values as float32, until the next ones are read.
@@ -400,12 +403,16 @@ struct RowTile {
   // What the next head, or the next chunk, needs of keys or values, to be loaded while this one is computed.
   Prefetch next_head(const void *data, const int64_t *stride, int64_t head, Columns cols, int64_t outputs,
                      int64_t depth) const {
+    return next_head(data, stride, head, cols, outputs, depth, entry);
+  }
+  Prefetch next_head(const void *data, const int64_t *stride, int64_t head, Columns cols, int64_t outputs,
+                     int64_t depth, int64_t batch_entry) const {
     const bool last_head = head + 1 == c.heads;
     const int64_t column = last_head ? cols.to : cols.from;
     const int64_t rows = last_head ? least(cols.count(), c.keys - column) : cols.count();
     // In units of four bytes.
     const auto floats = [&](int64_t elements) { return (elements * element_bytes(c) + 3) / 4; };
-    return {static_cast<const float *>(key(data, stride, last_head ? 0 : head + 1, column)), floats(stride[2]),
+    return {static_cast<const float *>(key(data, stride, last_head ? 0 : head + 1, column, batch_entry)), floats(stride[2]),
             floats(c.head_width), rows, ceil_div(outputs, OUTPUTS) * ceil_div(depth, Prefetch::EVERY)};
   }
 

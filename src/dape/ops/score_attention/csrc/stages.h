@@ -105,8 +105,8 @@ double run_stage(const Call &c, const Worker &worker, int stage, int64_t repeats
     case DQ: return again([&] { tile.add_dq(dscores, cols); }), work.products();
     default:
       return again([&] {
-        tile.add_to_keys(c.dk, c.dk_low, dscores, tile.q_rows, cols);
-        tile.add_to_keys(c.dv, c.dv_low, tile.weights, tile.grad_rows, cols);
+        tile.add_to_keys(c.dk, c.dk_low, dscores, tile.q_rows, cols, tile.entry);
+        tile.add_to_keys(c.dv, c.dv_low, tile.weights, tile.grad_rows, cols, tile.entry);
       }), 2 * work.products();
   }
 }
