@@ -11,6 +11,7 @@ The rules that claims use are in dape/lab/rules.py.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,6 +94,8 @@ class Verdict:
 
     pooled:  the verdict on all settings together, pair of methods by pair, and the numbers; empty if the claim is not about their mean.
     printed: the verdict of the same rule on the numbers printed in the paper; empty if it prints too few.
+    margin:  by how much the claim holds on those numbers, where it does so most narrowly; NaN without them.
+    resolution: how much a comparison would need here to be decided.
     closer:  the verdicts on the claims that examine this one, of those that were run.
     """
 
@@ -103,13 +106,25 @@ class Verdict:
     scale: str
     pooled: tuple[str, str] = ("", "")
     printed: str = ""
+    margin: float = math.nan
+    resolution: float = math.nan
     closer: tuple[Verdict, ...] = ()
 
     @property
+    def is_too_fine(self) -> bool:
+        """Whether the claim is undecided, and would be if these runs differed by as much as the paper's."""
+        return self.verdict == UNDECIDED and abs(self.margin) < self.resolution
+
+    @property
     def further(self) -> str:
-        """The pooled verdict and the one on the paper's own numbers, as text."""
+        """The pooled verdict, the one on the paper's own numbers, and why the claim cannot be decided, as text."""
         said = [f"Pooled: {self.pooled[0]} ({self.pooled[1]})."] if self.pooled[0] else []
         said += [f"On the paper's own numbers: {self.printed}."] if self.printed else []
+        if self.is_too_fine:
+            said.append(
+                f"Too fine for this scale: on the paper's own numbers it is a matter of {abs(self.margin):.3f}, and "
+                f"{self.resolution:.3f} would be decided here."
+            )
         return " ".join(said)
 
 
@@ -153,9 +168,10 @@ def judge(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
             break
     theirs = printed_results(paper, folder.name, folder.kind)
     if theirs is None:
-        return verdict
-    printed = judge_at(claim, replace(folder, results={"paper": theirs}, seeds={}), paper).verdict
-    return replace(verdict, printed="" if printed == NOT_RUN else printed)
+        return replace(verdict, margin=math.nan)
+    printed = judge_at(claim, replace(folder, results={"paper": theirs}, seeds={}), paper)
+    said = "" if printed.verdict == NOT_RUN else printed.verdict
+    return replace(verdict, printed=said, margin=printed.margin)
 
 
 def judge_at(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
@@ -169,7 +185,10 @@ def judge_at(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
         raise ValueError(f"{folder.path.parent / CLAIMS}: claim {claim.id}: {error}") from error
     if verdict != NOT_RUN and folder.best is not None and not folder.best.complete:
         sentence = f"So far: {sentence}"
-    return Verdict(claim, name, verdict, sentence, scale, evidence.pooled())
+    found = Verdict(claim, name, verdict, sentence, scale, evidence.pooled())
+    if not evidence.findings:
+        return found
+    return replace(found, margin=evidence.margin, resolution=evidence.resolution)
 
 
 def count(verdicts: Sequence[Verdict]) -> dict[str, int]:
@@ -181,6 +200,21 @@ def count(verdicts: Sequence[Verdict]) -> dict[str, int]:
 def counted(counts: dict[str, int]) -> str:
     """Format counts of verdicts: 21 hold, 7 do not, 1 is undecided."""
     return ", ".join(f"{number} {WORDS[name][number > 1]}" for name, number in counts.items() if number)
+
+
+def remarks(verdicts: Sequence[Verdict]) -> str:
+    """What the counts do not tell: the verdicts on all settings together, and what no result here could decide."""
+    said = []
+    if pooled := [replace(verdict, verdict=verdict.pooled[0]) for verdict in verdicts if verdict.pooled[0]]:
+        said.append(
+            f"All settings of a claim together, of {len(pooled)} that allow it: {counted(count(pooled))}."
+        )
+    if fine := sum(verdict.is_too_fine for verdict in verdicts):
+        said.append(
+            f"{fine} of the undecided {'is' if fine == 1 else 'are'} too fine for this scale: on the paper's own numbers "
+            f"they are a matter of less than these runs can decide."
+        )
+    return " ".join(said)
 
 
 def section_label(section: str) -> str:
@@ -201,9 +235,8 @@ def print_ledger(verdicts: Sequence[Verdict], console: Console) -> None:
                     _print(verdict, console)
                 console.print()
     console.print(f"{len(verdicts)} claims: {counted(count(verdicts))}.")
-    if both := [verdict for verdict in verdicts if verdict.pooled[0]]:
-        pooled = Counter(verdict.pooled[0] for verdict in both)
-        console.print(f"Pooled, of {len(both)}: {counted({name: pooled[name] for name in VERDICTS})}.")
+    if said := remarks(verdicts):
+        console.print(said)
 
 
 def _print(verdict: Verdict, console: Console) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import NormalDist, fmean, median
 from typing import Any
 
-from dape.evaluate.inference import Estimate, average, pool
+from dape.evaluate.inference import Estimate, average, pool, student_quantile
 from dape.lab.stats import ERRORS, searched, signed
 
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run at this scale"
@@ -89,6 +89,25 @@ class Evidence:
         weakest = f"; the weakest of {len(means)}: {' against '.join(by_methods[least][0].methods)}"
         return verdict, f"{text}{weakest if len(means) > 1 else ''}"
 
+    @property
+    def margin(self) -> float:
+        """The value by which the claim stands or falls: of the comparisons that it needs, the least in its favour."""
+        values = sorted((finding.value for finding in self.findings), reverse=True)
+        return values[min(self._wanted, len(values)) - 1]
+
+    @property
+    def resolution(self) -> float:
+        """The least value that decides a comparison with an error such as these have, in the median."""
+        share = NormalDist().cdf(ERRORS)
+        known = (f for f in self.findings if math.isfinite(f.error) and f.dof > 0)
+        return median([f.error * student_quantile(share, f.dof) for f in known] or [math.inf])
+
+    @property
+    def _wanted(self) -> int:
+        """How many comparisons must favour the claim."""
+        total = len(self.findings) + len(self.missing)
+        return {"every": total, "some": 1, "most": total // 2 + 1}.get(str(self.need)) or int(self.need)
+
     def _beyond(self, bound: float) -> tuple[int, int]:
         """Number of comparisons for and against the claim by more than `bound` standard errors."""
         weights = [finding.weight for finding in self.findings]
@@ -108,10 +127,9 @@ class Evidence:
             if sure:
                 return HOLDS
             return FAILS if losses == total else open_
-        wanted = total // 2 + 1 if self.need == "most" else int(self.need)
-        if wins >= wanted:
+        if wins >= self._wanted:
             return HOLDS
-        return FAILS if total - losses < wanted else open_
+        return FAILS if total - losses < self._wanted else open_
 
     def _summary(self, verdict: str) -> str:
         weights = [finding.weight for finding in self.findings]

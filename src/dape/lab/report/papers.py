@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dape.lab.claims import (
     Verdict,
     count,
     counted,
+    remarks,
     section_label,
     verdicts_of,
 )
@@ -257,18 +258,8 @@ def paper_readme(part: Part) -> str:
         part=part,
         styles=STYLES,
         section_label=section_label,
-        pooled=pooled_counts(part.verdicts),
+        remarks=remarks,
         **shared,
-    )
-
-
-def pooled_counts(verdicts: Sequence[Verdict]) -> str:
-    """Counts of the pooled verdicts; empty if there are none."""
-    pooled = [replace(verdict, verdict=verdict.pooled[0]) for verdict in verdicts if verdict.pooled[0]]
-    return (
-        f"All settings of a claim together, of {len(pooled)} that allow it: {counted(count(pooled))}."
-        if pooled
-        else ""
     )
 
 
@@ -296,7 +287,7 @@ def build_report(papers: Path, out: Path) -> Path:
         findings=findings(papers),
         counted=counted,
         count=count,
-        pooled=pooled_counts,
+        remarks=remarks,
     )
     write_atomically(out, page)
     return out
