@@ -213,14 +213,6 @@ def longer_blow_up(data):
 
 
 @claim("longer_training")
-def longer_still_falls(data):
-    """At the shorter training length and after three times as many steps, the perplexity of Kerple with
-    kernel 3 falls from the training length to the longest input.
-    """
-    return falls(data, "dape1x3-kerple")
-
-
-@claim("longer_training")
 def longer_kernel_3_best(data):
     """At the shorter training length and after three times as many steps, Kerple with kernel 3 is the best
     of all on Arxiv, at every length: better than kernel 1 and every plain encoding.

@@ -15,7 +15,7 @@ from rich.console import Console
 from dape.cli import main
 from dape.lab.claims import ledger, load_claims, print_ledger, remarks, verdicts_of
 from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
-from dape.lab.report.papers import build_report, load_part, paper_readme
+from dape.lab.report.papers import build_report, findings, load_part, paper_readme
 
 PAPERS = Path(__file__).parents[2] / "papers"
 LOWER = f"lower(data, {A!r}, {B!r})"
@@ -214,6 +214,13 @@ def test_what_the_papers_own_difference_would_not_decide_is_too_fine() -> None:
     decided = replace(kernel, verdict=HOLDS)
     assert not decided.is_too_fine
     assert not replace(kernel, margin=float("nan")).is_too_fine
+
+
+def test_what_was_found_on_each_text_is_said() -> None:
+    latex, *_, books = findings(PAPERS)
+    assert "LaTeX" in latex
+    assert re.match(r"On The Diary .* the difference is −0\.\d+ ± 0\.\d+ at 256 tokens", books)
+    assert "from 256 to 8192 tokens the loss of dape1x3-kerple changes by" in books
 
 
 def test_what_does_not_hold_has_been_looked_into() -> None:

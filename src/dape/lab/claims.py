@@ -113,7 +113,12 @@ class Verdict:
     @property
     def is_too_fine(self) -> bool:
         """Whether the claim is undecided, and would be if these runs differed by as much as the paper's."""
-        return self.verdict == UNDECIDED and abs(self.margin) < self.resolution
+        return self.verdict == self.overall == UNDECIDED and abs(self.margin) < self.resolution
+
+    @property
+    def overall(self) -> str:
+        """The pooled verdict where the strict one is undecided, else that."""
+        return self.pooled[0] if self.verdict == UNDECIDED and self.pooled[0] else self.verdict
 
     @property
     def further(self) -> str:
@@ -209,11 +214,17 @@ def remarks(verdicts: Sequence[Verdict]) -> str:
         said.append(
             f"All settings of a claim together, of {len(pooled)} that allow it: {counted(count(pooled))}."
         )
-    if fine := sum(verdict.is_too_fine for verdict in verdicts):
-        said.append(
-            f"{fine} of the undecided {'is' if fine == 1 else 'are'} too fine for this scale: on the paper's own numbers "
-            f"they are a matter of less than these runs can decide."
-        )
+    parts = {
+        "decided by all settings together": sum(v.verdict != v.overall for v in verdicts),
+        "too fine for this scale: on the paper's own numbers a matter of less than these runs can decide": sum(
+            v.is_too_fine for v in verdicts
+        ),
+    }
+    if any(parts.values()):
+        listed_parts = [
+            f"{number} {'is' if number == 1 else 'are'} {text}" for text, number in parts.items() if number
+        ]
+        said.append(f"Of the undecided, {' and '.join(listed_parts)}.")
     return " ".join(said)
 
 

@@ -324,11 +324,12 @@ def bars_of(panels: Sequence[Panel]) -> str:
     return f"bars: one standard error\nof the difference to\n{to}" if names else ""
 
 
-def main_models(data: Losses, view: str = STEP) -> dict[str, Trained]:
-    """The main methods on the first text at the longest training length, by name; empty without Kerple."""
-    first = [t for t in data.rows if t.view == view and not t.variant and t.corpus == data.corpora()[0]]
-    longest = max((t.train_length for t in first), default=0)
-    models = {t.method: t for t in first if t.train_length == longest}
+def main_models(data: Losses, view: str = STEP, corpus: str = "") -> dict[str, Trained]:
+    """The main methods on a text, the first by default, at the longest training length, by name; empty without Kerple."""
+    text = corpus or data.corpora()[0]
+    found = [t for t in data.rows if t.view == view and not t.variant and t.corpus == text]
+    longest = max((t.train_length for t in found), default=0)
+    models = {t.method: t for t in found if t.train_length == longest}
     return {name: models[name] for name in MAIN if name in models} if BASE in models else {}
 
 

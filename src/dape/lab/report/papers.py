@@ -195,7 +195,7 @@ def write_headline(papers: Path) -> Path | None:
 
 
 def findings(papers: Path) -> list[str]:
-    """The findings in three sentences: against Kerple, with the length, and their origin or cost."""
+    """The findings in few sentences: against Kerple, with the length, their origin or cost, and on other texts."""
     folder = leading(papers)
     if folder is None:
         return []
@@ -230,7 +230,22 @@ def findings(papers: Path) -> list[str]:
         said.append(
             f"In equal training time, trained at {at}, the difference at {far} tokens is {signed(gap)}."
         )
-    return said
+    return said + [text for corpus in data.corpora()[1:] if (text := finding_on(folder, corpus))]
+
+
+def finding_on(folder: Folder, corpus: str) -> str:
+    """The same on a further text, in one sentence; empty without results."""
+    data, models = folder.losses, main_models(folder.losses, corpus=corpus)
+    if not {BEST, BASE} <= set(models):
+        return ""
+    one, base = models[BEST], models[BASE]
+    start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
+    near, far = (data.difference((1, one, n), (-1, base, n)) for n in (start, long))
+    change = data.difference((1, one, long), (-1, one, start))
+    return (
+        f"On {folder.texts.get(corpus, corpus)}, the difference is {signed(near)} at {start} tokens and {signed(far)} at "
+        f"{long}, and from {start} to {long} tokens the loss of {BEST} changes by {signed(change)}."
+    )
 
 
 def experiment_readme(section: Section) -> str:
