@@ -27,9 +27,10 @@ def test_the_headline_sentence_is_read_from_its_results():
     """Perplexity at the training length and at the longest, and the number of seeds."""
     results = json.loads((ROOT / "papers/dape_v2/headline/results.json").read_text("utf-8"))
     text = (ROOT / "README.md").read_text("utf-8")
-    corpus = "latex13"
-    seeds = {run["seed"] for run in results["runs"] if run["corpus"] == corpus}
-    for method in ("dape1x3-kerple", "kerple", "rope"):
+    seeds = {run["seed"] for run in results["runs"] if run["corpus"] == "latex13"}
+    shown = [("latex13", method) for method in ("dape1x3-kerple", "kerple", "rope")]
+    shown += [("books13", method) for method in ("dape1x3-kerple", "kerple")]
+    for corpus, method in shown:
         losses = {length: [] for length in (256, 8192)}
         for row in results["rows"]:
             run = results["runs"][row["run"]]
@@ -37,5 +38,5 @@ def test_the_headline_sentence_is_read_from_its_results():
             if wanted and (run["corpus"], run["method"], run["view"]) == (corpus, method, "equal-step"):
                 losses[row["eval_length"]].append(row["value"])
         first, last = (math.exp(sum(values) / len(values)) for values in losses.values())
-        assert re.search(rf"{first:.2f}( at 256)? and {last:.2f}", text), method
+        assert re.search(rf"{first:.2f}( at 256)? and {last:.2f}", text), (corpus, method)
     assert ("(one seed so far)" in text) == (len(seeds) == 1)

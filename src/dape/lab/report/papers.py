@@ -208,7 +208,7 @@ def findings(papers: Path) -> list[str]:
     said = [
         f"Trained at {one.train_length} tokens of {folder.texts.get(one.corpus, one.corpus)}, {BEST} has a loss that "
         f"differs from {BASE}'s by {signed(gaps[0])} nats at {start} tokens and by {signed(gaps[1])} at {long} "
-        f"({seeds} seed{'s' if seeds > 1 else ''}, {texts} held-out documents)."
+        f"({seeds} seed{'s' if seeds > 1 else ''}, {texts} documents)."
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
     changes = [f"{t.method} {signed(data.difference((1, t, long), (-1, t, start)))}" for t in shown]
