@@ -6,10 +6,13 @@ The portable build has the 4 lanes of ARM on every processor, and is tested besi
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,7 @@ import pytest
 import test_cpu_curve
 import torch
 from cpu_cases import SHAPES, needs_kernel
-from op_cases import PROGRAMS
+from op_cases import PROGRAMS, build
 from test_cpu_halves import HALVES, twice  # noqa: F401  # a fixture
 from test_cpu_program import BIASES, MORE, RAGGED, RUNS, VISIBLE, check, replace
 
@@ -39,8 +42,9 @@ class Processor:
     runner: tuple[str, ...] = ()
 
 
+COMPILER = os.environ.get("CXX", "c++")
 PROCESSORS = {
-    "16 lanes": Processor(os.environ.get("CXX", "c++"), ("-DDAPE_LANES=16",)),
+    "16 lanes": Processor(COMPILER, ("-DDAPE_LANES=16",)),
     "aarch64": Processor("aarch64-linux-gnu-g++", (), ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")),
 }
 
@@ -107,30 +111,19 @@ class Driver:
                 ctypes.memmove(address, answer, size)
 
 
-@pytest.fixture(scope="module", params=PROCESSORS)
-def driver(request, tmp_path_factory):
-    processor = PROCESSORS[request.param]
+@contextmanager
+def runs_on(processor: Processor, folder: Path) -> Iterator[list[str]]:
+    """Calls go to a process of that processor; gives the list of the passes that it has run."""
     for program in (processor.compiler, *processor.runner[:1]):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (Debian: qemu-user, g++-aarch64-linux-gnu)")
-    binary = tmp_path_factory.mktemp("driver") / "driver"
+    binary = folder / "driver"
     sources = [SOURCES / "kernel.cpp", SOURCES / "dispatch.cpp", Path(__file__).parent / "driver.cpp"]
-    subprocess.run(
-        [
-            processor.compiler,
-            *FLAGS,
-            *processor.flags,
-            "-DBUILD=portable",
-            *map(str, sources),
-            "-ldl",
-            "-o",
-            str(binary),
-        ],
-        check=True,
-    )
+    flags = [*FLAGS, *processor.flags, "-DBUILD=portable"]
+    subprocess.run([processor.compiler, *flags, *map(str, sources), "-ldl", "-o", str(binary)], check=True)
     made = Driver([*processor.runner, str(binary)])
     point = native.Structure.point
-    ran = []
+    ran: list[str] = []
 
     def recording(self: native.Structure, **tensors: torch.Tensor | None) -> None:
         made.tensors.update({x.data_ptr(): x for x in tensors.values() if x is not None})
@@ -141,19 +134,44 @@ def driver(request, tmp_path_factory):
         made.run(step, call)
         made.tensors.clear()
 
+    before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native.Structure, "point", recording)
         patch.setattr(native, "run", run)
-        before = torch.get_num_threads()
         torch.set_num_threads(2)
-        yield made
+        yield ran
         torch.set_num_threads(before)
-    # Nothing went by the kernel of this process.
-    assert {"forward", "backward", "program_forward", "program_backward"} <= set(ran)
     with made.process as process:
         assert process.stdin is not None
         process.stdin.close()
     assert process.returncode == 0
+
+
+@pytest.fixture(scope="module", params=PROCESSORS)
+def driver(request, tmp_path_factory):
+    with runs_on(PROCESSORS[request.param], tmp_path_factory.mktemp("driver")) as ran:
+        yield
+        # Nothing went by the kernel of this process.
+        assert {"forward", "backward", "program_forward", "program_backward"} <= set(ran)
+
+
+def test_no_race_between_threads(tmp_path):
+    """By ThreadSanitizer, which ends its process at the first one; more threads than cores."""
+    # setarch: without the random addresses of some systems, which it does not know.
+    runner = ("env", "TSAN_OPTIONS=halt_on_error=1", "setarch", "-R")
+    sanitized = Processor(COMPILER, ("-fsanitize=thread",), runner)
+    case = cpu_cases.Case(heads=12, groups=12, head_width=8, queries=300, keys=300, bias="distance")
+    with runs_on(sanitized, tmp_path) as ran:
+        torch.set_num_threads(6)
+        for batch, width in itertools.product((1, 3), (0, 6)):
+            crowded = case.but(batch=batch, width=width)
+            cpu_cases.evaluate(crowded, cpu_cases.tensors(crowded), torch.float32, "cpu")
+        for program in ("mta", "talking"):
+            build(
+                replace(RAGGED, queries=RAGGED.keys, program=program, bias="distance"), torch.float32
+            ).results("cpu")
+        assert ran.count("backward") == 4
+        assert ran.count("program_backward") == 2
 
 
 @pytest.mark.parametrize("bias", ["none", "distance", "shared"])
