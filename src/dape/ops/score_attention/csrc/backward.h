@@ -70,13 +70,14 @@ struct Turn {
 };
 
 // A queue of turns, so that a thread that lost its core does not hold the others: they go on with their own tiles.
-// Their maps take 2 MB at most. Entries of a large batch do not wait for each other, and
-// where tiles share more than keys and values they wait.
+// Their maps take 2 MB at most. There is none for large batches, whose entries do not wait for each other, nor for programs,
+// whose tiles share more than keys and values.
 struct Turns {
+  // ROW_SETS: how many tiles' rows of q and of the output's gradient are kept for turns in the queue.
   static constexpr int64_t MOST = 64, FLOATS = 1 << 19, ROW_SETS = 4;
   Turn queue[MOST];
   int64_t size = 0, first = 0, count = 0;
-  // The maps of turn n; rows of q and of the output's gradient, of as many tiles as can have turns in the queue.
+  // Two maps of map_floats numbers for each place in the queue.
   float *maps;
   int64_t map_floats;
 
@@ -94,7 +95,7 @@ struct Turns {
     return false;
   }
   Turn &push() { return queue[(first + count++) % size]; }
-  // Some columns of a map's scores, as maps of turn n.
+  // Some columns of a map's scores, copied to where a turn keeps its first or second map.
   Map copy(const Turn &turn, int64_t which, const Map &map, Columns cols, int64_t heads) const {
     float *out = maps + ((&turn - queue) * 2 + which) * map_floats;
     const Map copied{out, heads, 0, cols.from, 0};
