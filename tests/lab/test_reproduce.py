@@ -15,7 +15,7 @@ from dape.cli import main
 from dape.evaluate import evaluate_by_length, losses_by_length, recall_slices
 from dape.lab.execute import make_plan
 from dape.lab.experiments import Workspace, find_papers, load_corpora, load_experiments
-from dape.lab.records import TIME, Results, load_results
+from dape.lab.records import STEP, TIME, Results, load_results
 from dape.training import load_run
 
 PAPERS = find_papers(Path(__file__).parents[2] / "papers")
@@ -265,6 +265,33 @@ def test_what_cannot_run_takes_nothing_from_equal_time(tmp_path) -> None:
     file.write_text(more.replace("[scale.smoke]", '[scale.smoke]\ncorpora = ["library", "novels"]'))
     run(papers, tmp_path / "work", "one", code=2)
     assert records(path, view=TIME) == before
+
+
+def test_only_the_runs_that_are_asked_for_in_their_order(tmp_path, capsys) -> None:
+    methods = '["kerple", "alibi", "t5"]'
+    papers = small(
+        tmp_path,
+        one=f"[[grid]]\nmethods = {methods}\n[scale.smoke]\nequal_time = {{ methods = {methods} }}",
+    )
+    work = tmp_path / "work"
+    run(papers, work, "one", "--only", "*, t5, *seed 0", "*, kerple, *seed 0")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "[" in line]
+    assert [re.findall("t5|kerple|alibi", line) for line in lines[:2]] == [["t5"], ["kerple"]]
+    found = results(work / "smoke" / "results" / "test" / "one.json")
+    assert [(one["method"], one["view"]) for one in found["runs"]] == [("kerple", STEP), ("t5", STEP)]
+    assert len(found["missing"]) == 4
+    assert not list(work.rglob("pace"))
+    run(papers, work, "one", "--only", "*alibi*", "--dry-run")
+    assert capsys.readouterr().out.splitlines() == [
+        "# library, alibi, length 8, seed 0, 3 steps",
+        "# library, alibi, length 8, seed 0, equal-time, steps by the measured pace",
+    ]
+    run(papers, work, "one", "--only", "*sinusoidal*", code=2)
+    assert 'matches none of the 6 runs: it is compared with whole labels, such as "library, kerple' in (
+        capsys.readouterr().err
+    )
+    run(papers, work, "one")
+    assert results(work / "smoke" / "results" / "test" / "one.json")["missing"] == []
 
 
 def test_from_a_grid_to_verdict_and_readme(tmp_path, capsys) -> None:

@@ -15,7 +15,16 @@ from rich.table import Table
 
 from dape.commands.parsing import parse
 from dape.lab.display import display
-from dape.lab.execute import counted, execute, left_of, make_plan, summary_of
+from dape.lab.execute import (
+    check_patterns,
+    chosen,
+    counted,
+    execute,
+    left_of,
+    make_plan,
+    settle,
+    summary_of,
+)
 from dape.lab.experiments import (
     Experiment,
     Workspace,
@@ -24,7 +33,8 @@ from dape.lab.experiments import (
     load_corpora,
     load_experiments,
 )
-from dape.lab.records import Results, find_results
+from dape.lab.kinds import equal_time_labels
+from dape.lab.records import STEP, TIME, Results, find_results
 from dape.lab.runner import launcher_setting, make_launcher, torchrun_command
 from dape.settings import check, setting
 
@@ -35,6 +45,7 @@ DESCRIPTION = """Reproduce tables and figures of the papers, and judge their cla
   dape reproduce baselines --corpora TEXTS --jobs 2  real text, on a laptop (hours)
   dape reproduce baselines --scale paper --dry-run   as commands for torchrun
   dape reproduce baselines --scale paper --launcher 'slurm[partition=gpu,gpus_per_node=8]'
+  dape reproduce headline --only '*, kerple, *'      some of its trainings
 
 A training shared by several experiments runs once. Results are written after each training; the same command
 resumes an interrupted reproduction and retries failed trainings."""
@@ -54,6 +65,9 @@ class Options:
     """Print the ledger: every claim of the papers, or of the named experiments, and its verdict."""
     report: bool = False
     """Write the README of every experiment, and one page of all of them."""
+    only: tuple[str, ...] = ()
+    """Only the runs whose labels match one of these patterns, in the order of the patterns; * stands for anything.
+    --dry-run lists the labels."""
     jobs: int = setting(
         1,
         help="Concurrent trainings, each in its own process; the cores are divided among them.",
@@ -114,26 +128,35 @@ def main(arguments: list[str]) -> int:
         print_list(experiments, workspace, console)
         return 0
     if options.dry_run:
-        return dry_run(experiments, workspace, console)
+        return dry_run(experiments, workspace, console, options.only)
     with display(console, at_once=options.jobs, summary=summary_of) as announce:
-        results = execute(experiments, workspace, announce, launcher=launcher)
+        results = execute(experiments, workspace, announce, launcher=launcher, only=options.only)
     return finish(experiments, results, workspace, console)
 
 
-def dry_run(experiments: Sequence[Experiment], workspace: Workspace, console: Console) -> int:
+def dry_run(
+    experiments: Sequence[Experiment], workspace: Workspace, console: Console, only: Sequence[str] = ()
+) -> int:
     """Print the trainings that are left; at the paper's scale, write job specs to files. Nothing is trained."""
     plans = [make_plan(experiment, workspace) for experiment in experiments]
-    left = [(plan, item) for plan, item in left_of(plans) if plan.experiment.kind in ("language", "maps")]
+    check_patterns(plans, only)
+    for plan in plans:
+        settle(plan, only_kept=True)
+    left = [*left_of(plans, STEP, only), *left_of(plans, TIME, only)]
     for plan, item in left:
         job = plan.kind.job(plan, item, must_exist=False)
         console.print(f"# {job.label}, {job.steps} steps", soft_wrap=True, markup=False)
-        if workspace.scale == "paper":
+        if workspace.scale == "paper" and plan.experiment.kind != "tasks":
             console.print(torchrun_command(job.write_spec()), soft_wrap=True, markup=False)
+    waiting = [(label, label) for plan in plans for group in plan.timed for label in equal_time_labels(group)]
+    for label in chosen(waiting, only):
+        console.print(f"# {label}, steps by the measured pace", soft_wrap=True, markup=False)
     for experiment in experiments:
         if experiment.kind in ("tasks", "timing"):
             again = f"dape reproduce {experiment.name} --scale {workspace.scale}"
             console.print(f"# {experiment.name}, by itself\n{again}", soft_wrap=True, markup=False)
-    for corpus in {item.corpus.name: item.corpus for _, item in left}.values():
+    corpora = [item.corpus for _, item in left if hasattr(item, "corpus")]
+    for corpus in {corpus.name: corpus for corpus in corpora}.values():
         if not corpus.exists(workspace.texts):
             console.print(f"# {corpus.missing(workspace.texts)}.", soft_wrap=True, markup=False)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from dape.lab.display import Announce, silent
 from dape.lab.environment import environment
 from dape.lab.experiments import Experiment, Workspace
-from dape.lab.kinds import Plan, kind_named, ordered
+from dape.lab.kinds import Plan, equal_time_labels, kind_named, ordered
 from dape.lab.records import STEP, TIME, Results, find_results
 from dape.lab.runner import Job, Launcher, run_here, run_jobs
 
@@ -22,22 +23,25 @@ def execute(
     announce: Announce = silent,
     *,
     launcher: Launcher | None = None,
+    only: Sequence[str] = (),
     about: dict[str, Any] | None = None,
 ) -> list[Results]:
     """Execute or resume the experiments; returns their results.
 
+    only:  patterns of labels: only runs that match one, in the order of the patterns; all runs without.
     about: further entries of the results, such as the command.
     """
     with few_threads(workspace):
         plans = [make_plan(experiment, workspace) for experiment in experiments]
+        check_patterns(plans, only)
         for plan in plans:
             settle(plan, only_kept=True)
             write(plan, about)
-        check_requirements(plans, workspace, launcher)
-        run_view(plans, workspace, announce, STEP, launcher, about)
+        check_requirements(plans, workspace, launcher, only)
+        run_view(plans, workspace, announce, STEP, launcher, only, about)
         for plan in plans:
-            settle(plan)
-        run_view(plans, workspace, announce, TIME, launcher, about)
+            settle(plan, only=only)
+        run_view(plans, workspace, announce, TIME, launcher, only, about)
         return [save(plan, plan.kind.finish(plan), about) for plan in plans]
 
 
@@ -59,13 +63,41 @@ def make_plan(experiment: Experiment, workspace: Workspace) -> Plan:
     return plan
 
 
-def settle(plan: Plan, *, only_kept: bool = False) -> None:
-    """Set the number of steps of the runs in the equal-time view; with `only_kept`, only where the pace is known."""
+def check_patterns(plans: Sequence[Plan], only: Sequence[str]) -> None:
+    """Raise for a pattern that matches no run."""
+    labels = [item.label for plan in plans for item in plan.items]
+    labels += [label for plan in plans for group in plan.timed for label in equal_time_labels(group)]
+    for pattern in only:
+        if not any(fnmatchcase(label, pattern) for label in labels):
+            example = f', such as "{labels[0]}"' if labels else ""
+            raise ValueError(
+                f'--only "{pattern}" matches none of the {len(labels)} runs: it is compared with whole labels{example}, '
+                f"and * stands for anything; --dry-run lists them"
+            )
+
+
+def chosen(labelled: Iterable[tuple[str, Any]], only: Sequence[str]) -> list[Any]:
+    """Of pairs of a label and an object, the objects whose labels match a pattern, in the order of the patterns."""
+    pairs = list(labelled)
+    if not only:
+        return [one for _, one in pairs]
+    rank = {label: [fnmatchcase(label, pattern) for pattern in only] for label, _ in pairs}
+    matching = [(rank[label].index(True), one) for label, one in pairs if any(rank[label])]
+    return [one for _, one in sorted(matching, key=lambda pair: pair[0])]
+
+
+def settle(plan: Plan, *, only_kept: bool = False, only: Sequence[str] = ()) -> None:
+    """Set the number of steps of the runs in the equal-time view.
+
+    only_kept: only where the pace is known; only: only groups with a run that matches one of these patterns.
+    """
     if not plan.timed:
         return
     from dape.lab.pace import equal_time_steps, pace_file
 
     for group in list(plan.timed):
+        if not chosen(((label, group) for label in equal_time_labels(group)), only):
+            continue
         if only_kept:
             if not pace_file(group, plan.workspace).exists():
                 continue
@@ -80,10 +112,15 @@ def settle(plan: Plan, *, only_kept: bool = False) -> None:
             plan.items += [item.for_steps(steps[item.method]) for item in members]
 
 
-def check_requirements(plans: Iterable[Plan], workspace: Workspace, launcher: Launcher | None = None) -> None:
+def check_requirements(
+    plans: Iterable[Plan], workspace: Workspace, launcher: Launcher | None = None, only: Sequence[str] = ()
+) -> None:
     """Raise before any run if a text is missing, or the hardware where the runs would be on this machine."""
     plans = list(plans)
-    left = [item for plan in plans for item in plan.items if not plan.kind.is_done(plan, item)]
+    waiting = (
+        (item.label, item) for plan in plans for item in plan.items if not plan.kind.is_done(plan, item)
+    )
+    left = chosen(waiting, only)
     items = [item for item in left if hasattr(item, "corpus")]
     timed = [plan.experiment.name for plan in plans if plan.experiment.kind == "timing"]
     if workspace.scale == "paper" and not torch.cuda.is_available():
@@ -119,9 +156,10 @@ def wanted(plans: Sequence[Plan], view: str) -> list[tuple[Plan, Any]]:
     return [(plan_of[item.id], item) for item in ordered([item for _, item in by_id.values()])]
 
 
-def left_of(plans: Sequence[Plan], view: str = STEP) -> list[tuple[Plan, Any]]:
-    """Runs that are not done yet."""
-    return [(plan, item) for plan, item in wanted(plans, view) if not plan.kind.is_done(plan, item)]
+def left_of(plans: Sequence[Plan], view: str = STEP, only: Sequence[str] = ()) -> list[tuple[Plan, Any]]:
+    """Runs that are not done yet, of those that match `only`."""
+    left = [(plan, item) for plan, item in wanted(plans, view) if not plan.kind.is_done(plan, item)]
+    return chosen(((item.label, (plan, item)) for plan, item in left), only)
 
 
 def run_view(
@@ -130,11 +168,13 @@ def run_view(
     announce: Announce,
     view: str,
     launcher: Launcher | None,
+    only: Sequence[str],
     about: dict[str, Any] | None,
 ) -> None:
     """Execute the runs that are not done; the results of every experiment that requires a run are written after it."""
-    left = [plan.kind.job(plan, item) for plan, item in left_of(plans, view)]
-    watch = announce(view, len(wanted(plans, view)), left)
+    left = [plan.kind.job(plan, item) for plan, item in left_of(plans, view, only)]
+    asked = chosen(((item.label, item) for _, item in wanted(plans, view)), only)
+    watch = announce(view, len(asked), left)
 
     def heed(job: Job, outcome: str | None) -> None:
         watch(job, outcome)

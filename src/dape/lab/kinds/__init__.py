@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from dape.lab.records import TIME
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,3 +116,8 @@ class Kind:
 def ordered(items: Sequence[Any]) -> list[Any]:
     """By scheduling priority: the first seed of every experiment before the second of any."""
     return sorted(items, key=lambda item: item.wave)
+
+
+def equal_time_labels(group: Sequence[Any]) -> list[str]:
+    """Labels of the group's runs in the equal-time view, before their steps are known."""
+    return [replace(item, view=TIME).label for item in group]

@@ -26,7 +26,7 @@ from dape.lab.evaluations import (
     slice_rows,
 )
 from dape.lab.experiments import Corpus, Workspace
-from dape.lab.kinds import Kind, Plan
+from dape.lab.kinds import Kind, Plan, equal_time_labels
 from dape.lab.records import STEP, TIME
 from dape.lab.runner import Job
 from dape.methods import LAYERS, parse_layers
@@ -306,8 +306,8 @@ class Language(Kind):
 
     def collect(self, plan: Plan) -> dict[str, Any]:
         """Rows of trained and evaluated items; the others are listed as missing."""
-        waiting = [replace(item, view=TIME).label for group in plan.timed for item in group]
-        missing, seconds, environments = list(waiting), {}, []
+        missing = [label for group in plan.timed for label in equal_time_labels(group)]
+        seconds, environments = {}, []
         runs: list[dict[str, Any]] = []
         rows: list[dict[str, Any]] = []
         texts: dict[str, str] = {}
