@@ -4,11 +4,9 @@ from dape.lab.claims import claim
 from dape.lab.rules import (
     Pick,
     at_most,
-    best_is_among,
     best_train_length,
     falls,
     lower,
-    more_accurate,
     near,
     ordered,
     rises,
@@ -286,24 +284,6 @@ def longer_short_training_matches_rope(data):
         at="all",
         factor=0.95,
     )
-
-
-@claim("longer_che")
-def longer_che_missing_duplicate(data):
-    """After 5,000 steps, kernel 3 with Kerple solves more of the missing-duplicate task than kernel 1."""
-    return more_accurate(data, "dape1x3-kerple", "dape-kerple", tasks="missing_duplicate_string")
-
-
-@claim("longer_che")
-def longer_che_stack(data):
-    """After 5,000 steps, kernel 3 with Kerple is worse than kernel 1 on stack manipulation."""
-    return more_accurate(data, "dape-kerple", "dape1x3-kerple", tasks="stack_manipulation")
-
-
-@claim("longer_che")
-def longer_che_kernel_helps(data):
-    """After 5,000 steps, on most tasks one of the kernels 1 and 3 is more accurate than plain Kerple."""
-    return best_is_among(data, ["dape-kerple", "dape1x3-kerple"], ["kerple"], need="most")
 
 
 LINEAR = Pick("dape1x3-kerple", variant="linear, scores alone")

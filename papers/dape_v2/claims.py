@@ -566,13 +566,13 @@ def some_kernel_helps(data):
     return some_lower(data, KERNELS, "kerple", at="all", need="most")
 
 
-@claim("che", "4.8", closer="beyond/longer-che-missing-duplicate")
+@claim("che", "4.8")
 def che_missing_duplicate(data):
     """On the missing-duplicate task kernel 3 with Kerple solves more than kernel 1."""
     return more_accurate(data, "dape1x3-kerple", "dape-kerple", tasks="missing_duplicate_string")
 
 
-@claim("che", "4.8", closer="beyond/longer-che-stack")
+@claim("che", "4.8")
 def che_stack(data):
     """On stack manipulation kernel 3 with Kerple is worse than kernel 1."""
     return more_accurate(data, "dape-kerple", "dape1x3-kerple", tasks="stack_manipulation")
@@ -610,7 +610,7 @@ def che_processing_usually_best(data):
     )
 
 
-@claim("che", "4.8", closer="beyond/longer-che-kernel-helps")
+@claim("che", "4.8")
 def che_kerple_usually_best(data):
     """With Kerple, one of the kernels 1 and 3 usually beats plain scores: on more than half of the tasks
     that were run.

@@ -56,6 +56,42 @@ def test_lengths_of_tasks_can_be_ranges() -> None:
     assert run.protocol.train_lengths == (1, 2, 3)
 
 
+def test_some_tasks_are_trained_longer_and_with_more_seeds() -> None:
+    settings = tasks_settings(
+        tasks=["even_pairs", "reverse_string"],
+        seeds_of={"reverse_string": [0, 1]},
+        protocol_of={"reverse_string": {"steps": 7}},
+    )
+    runs = [(run.task, run.seed, run.protocol.steps) for run in grid(settings) if run.method == "kerple"]
+    assert runs == [("even_pairs", 0, 2), ("reverse_string", 0, 7), ("reverse_string", 1, 7)]
+
+
+def test_task_results_of_earlier_settings_stay_until_they_are_replaced(tmp_path, capsys) -> None:
+    settings = (
+        'tasks = ["even_pairs"]\nmethods = ["kerple", "alibi"]\nseeds = [0]\n'
+        "protocol = { steps = 2, batch_size = 4, samples = 4, train_lengths = [4], test_lengths = [5, 6] }\n"
+    )
+    papers = write_papers(tmp_path, mine=f"[scale.smoke]\n{settings}")
+    file = papers / "test" / "mine" / "experiment.toml"
+    file.write_text(file.read_text().replace('"language"', '"tasks"'))
+    options = ["--papers", str(papers), "--work", str(tmp_path / "work"), "--scale", "smoke"]
+    path = tmp_path / "work/smoke/results/test/mine.json"
+
+    def steps_of() -> dict[str, int]:
+        runs = load_results(path)["runs"]
+        return {run["method"]: run["settings"]["protocol"]["steps"] for run in runs}
+
+    assert main(["reproduce", "mine", *options]) == 0
+    file.write_text(file.read_text().replace("steps = 2", "steps = 3"))
+    assert main(["reproduce", "mine", *options, "--only", "*-alibi-*"]) == 0
+    assert steps_of() == {"kerple": 2, "alibi": 3}
+    assert load_results(path)["missing"] == ["even_pairs-kerple-layers5-seed0"]
+    assert main(["reproduce", "mine", *options]) == 0
+    assert steps_of() == {"kerple": 3, "alibi": 3}
+    assert load_results(path).complete
+    assert "1 already done" in capsys.readouterr().out
+
+
 def test_task_results_with_the_same_settings_are_taken_over(tmp_path, monkeypatch) -> None:
     settings = (
         'results = "results/che"\ntasks = ["even_pairs"]\nmethods = ["kerple", "alibi"]\nseeds = [0]\n'

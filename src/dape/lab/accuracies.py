@@ -161,10 +161,15 @@ def tables(data: Accuracies, experiment: str, paper: Paper) -> list[Table]:
     if len(data.tasks()) <= FEW_TASKS:
         return [_by_length(data, task, layers) for task in data.tasks() for layers in data.layers(task)]
     depths = sorted({solver.layers for solver in data.rows})
-    return [
+    made = [
         _task_rows(data, data.tasks(), _methods(data, layers), layers, paper, f", {layers} layers")
         for layers in depths
     ]
+    by_steps = _tasks_by_steps(data)
+    if len(by_steps) > 1:
+        longest = next(iter(by_steps))
+        made.append(_tasks_by_length(data, by_steps[longest], f"tasks trained for {longest:,} steps"))
+    return made
 
 
 def figure(data: Accuracies, experiment: str, paper: Paper) -> Figure | None:
@@ -211,7 +216,50 @@ def _task_rows(
         if any(value is not None for value in printed):
             rows.append(Row(task.replace("_", " "), PAPER, tuple(plain(value, 1) for value in printed)))
     note = "Bold: the best, where any is beyond what guessing or always the same answer reaches."
-    return Table(f"Accuracy in percent{title}", tuple(methods), joined(rows), note if solvers else "")
+    note = f"{note}{_trainings(data)}" if solvers else ""
+    return Table(f"Accuracy in percent{title}", tuple(methods), joined(rows), note)
+
+
+def _tasks_by_steps(data: Accuracies) -> dict[int, list[str]]:
+    """Tasks by the number of steps of their trainings, the longest first; none if steps were not recorded."""
+    steps_of = {
+        solver.task: (row.get("settings") or {}).get("protocol", {}).get("steps")
+        for solver, seeds in data.rows.items()
+        for rows in seeds.values()
+        for row in rows[:1]
+    }
+    known = {steps for steps in steps_of.values() if steps}
+    return {n: [task for task, own in steps_of.items() if own == n] for n in sorted(known, reverse=True)}
+
+
+def _trainings(data: Accuracies) -> str:
+    """Number of steps and seeds of the tasks, where tasks differ in them."""
+    by_steps = _tasks_by_steps(data)
+    said = []
+    for steps, tasks in by_steps.items():
+        seeds = len(
+            {seed for solver, of_seed in data.rows.items() if solver.task in tasks for seed in of_seed}
+        )
+        names = ", ".join(task.replace("_", " ") for task in tasks)
+        said.append(f"{steps:,} steps and {seeds} seed{'s' if seeds > 1 else ''}: {names}")
+    return f" Trained for {'; '.join(said)}." if len(by_steps) > 1 else ""
+
+
+def _tasks_by_length(data: Accuracies, tasks: Sequence[str], title: str) -> Table:
+    """Tasks and methods by some of the lengths."""
+    solvers = [solver for task in tasks for solver in data.rows if solver.task == task]
+    known = sorted({length for solver in solvers for length in data.lengths(solver)})
+    lengths = [known[index] for index in chosen(len(known), COLUMNS)]
+    rows = [
+        Row(
+            f"{solver.task.replace('_', ' ')}, {solver.label}",
+            OURS,
+            tuple(_share(data, solver, n) for n in lengths),
+        )
+        for solver in solvers
+    ]
+    heads = tuple(f"length {length}" for length in lengths)
+    return Table(f"Accuracy in percent: {title}", heads, tuple(rows))
 
 
 def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Table:

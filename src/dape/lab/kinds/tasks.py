@@ -88,10 +88,11 @@ def run_from(settings: dict[str, Any]) -> TaskRun:
 
 
 def grid(settings: dict[str, Any]) -> list[TaskRun]:
-    """Every combination of an experiment's settings, seed by seed."""
+    """Every combination of an experiment's settings, seed by seed; a task may have seeds of its own."""
+    seeds_of = {task: settings.get("seeds_of", {}).get(task, settings["seeds"]) for task in settings["tasks"]}
     runs = []
-    for seed in settings["seeds"]:
-        for task in settings["tasks"]:
+    for seed in sorted({seed for seeds in seeds_of.values() for seed in seeds}):
+        for task in (task for task, seeds in seeds_of.items() if seed in seeds):
             protocol = replace(build_task(task).protocol, **protocol_of(settings, task))
             runs += [
                 TaskRun(task, method, seed, replace(protocol, num_layers=layers))
@@ -115,11 +116,23 @@ def protocol_of(settings: dict[str, Any], task: str) -> dict[str, Any]:
 class Tasks(Kind):
     """Trainings on generated tasks. The results themselves record finished runs: no model is kept.
 
-    settings: `runs` (a list of TaskRun, to which the folder's others are kept), or tasks, methods, seeds … of a grid.
+    settings: `runs` (a list of TaskRun, to which the folder's others are kept), or tasks, methods, seeds … of a grid;
+    `protocol_of` and `seeds_of` by task take precedence.
     """
 
     scale_keys = frozenset(
-        {"tasks", "methods", "layers", "seeds", "protocol", "protocol_of", "results", "construction", "note"}
+        [
+            "tasks",
+            "methods",
+            "layers",
+            "seeds",
+            "seeds_of",
+            "protocol",
+            "protocol_of",
+            "results",
+            "construction",
+            "note",
+        ]
     )
 
     def items(self, plan: Plan) -> list[TaskRun]:
@@ -196,7 +209,8 @@ class Tasks(Kind):
         seconds = sum(current["runs"][number]["train_seconds"] for number in order)
         return {
             "seconds": round(seconds, 1),
-            "missing": [name for name in wanted if name not in number_of],
+            # Runs with earlier settings stay until those that replace them are done.
+            "missing": [item.id for item in plan.items if not self.is_done(plan, item)],
             "failures": list(plan.failures.values()),
             **({"adopted": adopted} if adopted else {}),
             "runs": results["runs"],
