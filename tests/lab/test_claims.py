@@ -13,9 +13,11 @@ from judging import AB, BAD, GOOD, SAME, A, B, C, judged, losses
 from rich.console import Console
 
 from dape.cli import main
+from dape.evaluate.inference import Estimate
 from dape.lab.claims import ledger, load_claims, print_ledger, remarks, verdicts_of
 from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
-from dape.lab.report.papers import build_report, findings, load_part, paper_readme
+from dape.lab.report.papers import build_report, changed, compared, findings, load_part, paper_readme
+from dape.lab.stats import Trained
 
 PAPERS = Path(__file__).parents[2] / "papers"
 LOWER = f"lower(data, {A!r}, {B!r})"
@@ -217,10 +219,35 @@ def test_what_the_papers_own_difference_would_not_decide_is_too_fine() -> None:
 
 
 def test_what_was_found_on_each_text_is_said() -> None:
-    latex, *_, books = findings(PAPERS)
+    latex, lengths, *_, books = findings(PAPERS)
+    number = r"0\.\d+ ± 0\.\d+"
+    assert re.match(
+        f"The loss of dape1x3-kerple is lower than that of kerple by {number} nats at 256 tokens", latex
+    )
     assert "LaTeX" in latex
-    assert re.match(r"On The Diary .* the difference is −0\.\d+ ± 0\.\d+ at 256 tokens", books)
-    assert "from 256 to 8192 tokens the loss of dape1x3-kerple changes by" in books
+    assert re.search(f"loss of dape1x3-kerple falls by {number}, .*, that of rope rises by", lengths)
+    assert re.match(r"On The Diary of .* it is .* that of kerple.*, and from 256 to 8192 tokens it ", books)
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "said"),
+    [
+        (-0.2, -0.3, "lower than that of b by 0.200 ± 0.010 nats at 1 tokens and 0.300 ± 0.010 at 2"),
+        (0.2, 0.3, "higher than that of b by 0.200 ± 0.010 nats at 1 tokens and 0.300 ± 0.010 at 2"),
+        (0.0, -0.01, "not clearly different from that of b: +0.000 ± 0.010 nats at 1 tokens and −0.010 ± 0.010 at 2"),
+        (0.0, -0.3, "compared with that of b not clearly different at 1 tokens (+0.000 ± 0.010 nats), and lower at 2 tokens (−0.300 ± 0.010 nats)"),
+    ],
+)  # fmt: skip
+def test_findings_say_what_is_decided_and_what_is_not(near, far, said) -> None:
+    class Differences:
+        def difference(self, term, _):
+            return Estimate({1: near, 2: far}[term[2]], 0.01)
+
+    one, other = (Trained("", "", 1, name, "") for name in "ab")
+    assert compared(Differences(), one, other, 1, 2) == said
+    assert changed(Estimate(near, 0.01)).startswith(
+        {-0.2: "falls by 0.200", 0.2: "rises by"}.get(near, "does not")
+    )
 
 
 def test_what_does_not_hold_has_been_looked_into() -> None:

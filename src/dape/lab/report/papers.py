@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib.style import context
 
+from dape.evaluate.inference import Estimate
 from dape.files import write_atomically
 from dape.lab.claims import (
     FAILS,
@@ -33,7 +34,16 @@ from dape.lab.kinds.panels import BASE, BEST, headline, main_models
 from dape.lab.paper import Paper, load_paper
 from dape.lab.records import TIME, Results
 from dape.lab.report import method_summary, render
-from dape.lab.stats import ONE_POSITION, TWO_POSITIONS, SeedVariance, searched, signed
+from dape.lab.stats import (
+    ERRORS,
+    ONE_POSITION,
+    TWO_POSITIONS,
+    Losses,
+    SeedVariance,
+    Trained,
+    searched,
+    signed,
+)
 from dape.lab.tables import Table
 
 FIGURE, HEADLINE = "figure.svg", "headline.svg"
@@ -195,40 +205,36 @@ def write_headline(papers: Path) -> Path | None:
 
 
 def findings(papers: Path) -> list[str]:
-    """The findings in few sentences: against Kerple, with the length, their origin or cost, and on other texts."""
+    """The findings in few sentences: against Kerple, with the length, where they come from, in equal time, on other texts."""
     folder = leading(papers)
     if folder is None:
         return []
     data, models = folder.losses, main_models(folder.losses)
     one, base = models[BEST], models[BASE]
-    long = data.lengths(one, base)[-1]
-    start = data.start(one) or one.train_length
-    gaps = [data.difference((1, one, n), (-1, base, n)) for n in (start, long)]
+    start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
     seeds, texts = len(data.seeds(one)), len(set(data.documents[one.corpus]))
     said = [
-        f"Trained at {one.train_length} tokens of {folder.texts.get(one.corpus, one.corpus)}, {BEST} has a loss that "
-        f"differs from {BASE}'s by {signed(gaps[0])} nats at {start} tokens and by {signed(gaps[1])} at {long} "
-        f"({seeds} seed{'s' if seeds > 1 else ''}, {texts} documents)."
+        f"The loss of {BEST} is {compared(data, one, base, start, long)} "
+        f"({folder.texts.get(one.corpus, one.corpus)}; {seeds} seed{'s' if seeds > 1 else ''}, {texts} documents)."
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
-    changes = [f"{t.method} {signed(data.difference((1, t, long), (-1, t, start)))}" for t in shown]
-    said.append(f"From {start} to {long} tokens the loss changes by: {', '.join(changes)}.")
+    changes = [f"{t.method} {changed(data.difference((1, t, long), (-1, t, start)))}" for t in shown]
+    said.append(
+        f"From {start}, the length of training, to {long} tokens, the loss of {', that of '.join(changes)}."
+    )
     hits = folder.losses_on("hit")
     if {one, base} <= set(hits.rows):
         gap, other = (
             part.difference((1, one, long), (-1, base, long)) for part in (hits, folder.losses_on("other"))
         )
         said.append(
-            f"At {long} tokens the difference is {signed(gap)} on tokens whose trigram the input has shown before, and "
-            f"{signed(other)} on all others."
+            f"At {long} tokens the difference is {signed(gap)} nats on tokens whose trigram the input has shown before, "
+            f"and {signed(other)} on all others."
         )
-    elif (timed := main_models(data, TIME)) and BEST in timed:
-        pair = [timed[BEST], timed[BASE]]
-        far = data.lengths(*pair)[-1]
-        gap = data.difference((1, pair[0], far), (-1, pair[1], far))
-        at = pair[0].train_length
+    if BEST in (timed := main_models(data, TIME)):
+        pair = timed[BEST], timed[BASE]
         said.append(
-            f"In equal training time, trained at {at}, the difference at {far} tokens is {signed(gap)}."
+            f"In the same training time it is {compared(data, *pair, start, data.lengths(*pair)[-1])}."
         )
     return said + [text for corpus in data.corpora()[1:] if (text := finding_on(folder, corpus))]
 
@@ -240,12 +246,43 @@ def finding_on(folder: Folder, corpus: str) -> str:
         return ""
     one, base = models[BEST], models[BASE]
     start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
-    near, far = (data.difference((1, one, n), (-1, base, n)) for n in (start, long))
-    change = data.difference((1, one, long), (-1, one, start))
+    seeds = len(data.seeds(one))
     return (
-        f"On {folder.texts.get(corpus, corpus)}, the difference is {signed(near)} at {start} tokens and {signed(far)} at "
-        f"{long}, and from {start} to {long} tokens the loss of {BEST} changes by {signed(change)}."
+        f"On {folder.texts.get(corpus, corpus)} ({seeds} seed{'s' if seeds > 1 else ''}), it is "
+        f"{compared(data, one, base, start, long)}, and from {start} to {long} tokens it "
+        f"{changed(data.difference((1, one, long), (-1, one, start)))}."
     )
+
+
+def compared(data: Losses, one: Trained, other: Trained, start: int, long: int) -> str:
+    """The first loss against the other at two lengths: lower or higher than that of …, with errors, or undecided."""
+    gaps = {n: data.difference((1, one, n), (-1, other, n)) for n in (start, long)}
+    words = {n: towards(gap, "lower", "higher", "not clearly different") for n, gap in gaps.items()}
+    if len(set(words.values())) == 1:
+        link, mark = ("from", ":") if words[start].startswith("not") else ("than", " by")
+        amounts = f"{amount(gaps[start])} nats at {start} tokens and {amount(gaps[long])} at {long}"
+        return f"{words[start]} {link} that of {other.method}{mark} {amounts}"
+    said = [f"{words[n]} at {n} tokens ({signed(gap)} nats)" for n, gap in gaps.items()]
+    return f"compared with that of {other.method} {', and '.join(said)}"
+
+
+def changed(change: Estimate) -> str:
+    """A change of the loss in words: falls or rises by its size, or keeps within errors."""
+    word = towards(change, "falls", "rises", "")
+    return f"{word} by {amount(change)}" if word else f"does not clearly change ({signed(change)})"
+
+
+def towards(estimate: Estimate, below: str, above: str, neither: str) -> str:
+    if abs(estimate.weight) <= ERRORS:
+        return neither
+    return below if estimate.value < 0 else above
+
+
+def amount(estimate: Estimate) -> str:
+    """The size of a decided difference, or a signed one that is not decided."""
+    if abs(estimate.weight) <= ERRORS:
+        return signed(estimate)
+    return signed(replace(estimate, value=abs(estimate.value))).removeprefix("+")
 
 
 def experiment_readme(section: Section) -> str:
@@ -290,7 +327,7 @@ def build_report(papers: Path, out: Path) -> Path:
         title=f"{own[0].title if own else 'No claims yet'}: table by table",
         heading=own[0].title if own else "No claims yet",
         parts=parts,
-        counts=count([verdict for part in own for verdict in part.verdicts]),
+        cards=cards([verdict for part in own for verdict in part.verdicts]),
         classes=CLASSES,
         short={NOT_RUN: "not run"},
         scales=[scale_of(part.folders, part.paper) for part in own],
@@ -306,6 +343,18 @@ def build_report(papers: Path, out: Path) -> Path:
     )
     write_atomically(out, page)
     return out
+
+
+def cards(verdicts: Sequence[Verdict]) -> list[tuple[str, int, str, str]]:
+    """Verdict, number, wording and remark of every tile."""
+    undecided = [verdict for verdict in verdicts if verdict.verdict == UNDECIDED]
+    pooled = sum(verdict.overall != UNDECIDED for verdict in undecided)
+    fine = sum(verdict.is_too_fine for verdict in undecided)
+    parts = [f"{pooled} decided by all settings together"] if pooled else []
+    parts += [f"{fine} too fine for this scale"] if fine else []
+    words = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided", NOT_RUN: NOT_RUN}
+    remarks_of = {UNDECIDED: ", ".join(parts)}
+    return [(name, n, words[name], remarks_of.get(name, "")) for name, n in count(verdicts).items()]
 
 
 def methods_of(parts: Sequence[Part]) -> dict[str, str]:
