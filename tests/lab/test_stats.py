@@ -130,6 +130,16 @@ def test_one_large_variance_does_not_dominate_and_nobody_counts_for_himself() ->
     assert spread.prior([("twice",)], 1) is None
 
 
+def test_a_length_that_only_this_setting_has_borrows_from_the_nearest_of_others() -> None:
+    spread, kind = SeedVariance(), [("lengths",)]
+    for setting in range(3):
+        spread.add(kind, 4, setting, (0.0, 0.5))
+        spread.add(kind, 16, setting, (0.0, 0.1))
+    spread.add(kind, 32, "mine", (0.0, 9.0))
+    assert spread.prior(kind, 32, "mine") == spread.prior(kind, 16)
+    assert spread.prior(kind, 32, 0) == spread.prior(kind, 32) != spread.prior(kind, 16)
+
+
 def test_one_seed_tells_nothing_and_a_training_counts_once() -> None:
     def counted(*many: Results) -> int:
         return sum(map(len, seed_variance(many).samples[("methods", TWO_POSITIONS)].values()))

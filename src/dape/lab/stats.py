@@ -143,12 +143,13 @@ class SeedVariance:
         return VariancePrior(mean, total) if pooled is None else VariancePrior(*pooled.posterior(mean, total))
 
     def _nearest(self, kind: Comparison, multiple: float, setting: Any) -> list[Sample]:
-        """Samples of other settings, at the multiple that is nearest by ratio."""
-        by_multiple = self.samples.get(kind)
-        if not by_multiple:
-            return []
-        nearest = min(by_multiple, key=lambda known: abs(math.log(known / multiple)))
-        return [sample for sample in by_multiple[nearest] if sample.setting != setting]
+        """Samples of other settings, at the multiple nearest by ratio at which there are any."""
+        others = {
+            known: kept
+            for known, samples in self.samples.get(kind, {}).items()
+            if (kept := [sample for sample in samples if sample.setting != setting])
+        }
+        return others[min(others, key=lambda known: abs(math.log(known / multiple)))] if others else []
 
 
 def of_methods(a: str, b: str) -> list[Comparison]:
