@@ -464,6 +464,43 @@ def test_a_gain_that_is_recall(tmp_path: Path, gains: tuple, verdict: str, share
     assert "perplexity 7.39" in judged(tmp_path, recall_results(*gains), "lower", **AB).sentence
 
 
+def test_a_share_of_one_seed_borrows_the_variance_between_seeds(tmp_path: Path) -> None:
+    """The same share that documents alone decide is undecided where seeds elsewhere differ by more than the gain."""
+    results = recall_results(0.5, 0.1, seeds=(0,))
+    assert judged(tmp_path, results, "gain_is_recall", **AB).verdict == HOLDS
+    for number in range(4):
+        other = made_up.language(losses({A: (2.0,), B: (2.2,)}, 32 << number), seeds=(0, 1))
+        for row in made_up.rows_of(other, method=A, seed=1, metric="loss"):
+            row["value"] += 3.0
+        made_up.write(tmp_path, "made_up", f"other-{number}", other)
+    assert judged(tmp_path, results, "gain_is_recall", **AB).verdict == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"), [((0.5, 0.1), HOLDS), ((0.1, 0.5), FAILS), ((0.3, 0.3), UNDECIDED)]
+)
+def test_a_gain_per_token_on_recall_hits(tmp_path: Path, gains: tuple, verdict: str) -> None:
+    found = judged(tmp_path, recall_results(*gains), "gains_more_on_hits", **AB)
+    assert found.verdict == verdict, found.sentence
+    assert f"gains +{gains[0]:.3f}" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("falls", "verdict"), [((0.4, 0.1), HOLDS), ((0.1, 0.4), FAILS), ((0.2, 0.2), UNDECIDED)]
+)
+def test_what_can_be_copied_only_from_beyond_the_training_length(tmp_path, falls, verdict) -> None:
+    """The change on the same tokens counts, not a loss that was lower before they could be copied."""
+    results = made_up.language(losses({A: (2.0, 1.0), B: (2.2, 2.2)}), seeds=(0, 1))
+    for number, run in enumerate(results["runs"]):
+        change = -falls[run["method"] != A]
+        sums = [10 * (change + 0.01 * (-1) ** document * (run["method"] == A)) for document in range(8)]
+        row = {"run": number, "metric": "change", "slice": "new", "eval_length": 128, "value": change}
+        results["rows"].append({**row, "error": 0.01, "windows": sums, "tokens": [10] * 8, "against": "64"})
+    found = judged(tmp_path, results, "recalls_more", **AB)
+    assert found.verdict == verdict, found.sentence
+    assert f"changes by −{falls[0]:.3f}, that of {B} by −{falls[1]:.3f}" in found.sentence
+
+
 def test_without_slices_recall_is_not_run(tmp_path: Path) -> None:
     assert (
         judged(tmp_path, made_up.language(losses({A: GOOD, B: SAME})), "gain_is_recall", a=A, b=B).verdict

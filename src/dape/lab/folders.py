@@ -62,9 +62,9 @@ class Folder:
     def losses(self) -> Losses:
         return Losses(self.best, self.stands_for, self.seed_variance)
 
-    def losses_on(self, slice: str) -> Losses:
-        """The losses of a slice of the tokens."""
-        return Losses(self.best, self.stands_for, self.seed_variance, slice=slice)
+    def losses_on(self, slice: str, metric: str = "loss") -> Losses:
+        """The losses of a slice of the tokens, or their changes from the training length (metric "change")."""
+        return Losses(self.best, self.stands_for, self.seed_variance, metric=metric, slice=slice)
 
     def at(self, scale: str) -> Folder:
         """The same with the results of one scale alone."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dape.evaluate.inference import Estimate, crossed_mean
+from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean
 from dape.lab.accuracies import Solver, has_learned
 from dape.lab.evidence import Evidence, Finding, finding
 from dape.lab.kinds.maps import measured
@@ -234,7 +234,11 @@ def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where
                 )
                 parts.append((gain, rest, hit + more, hit))
             gain, rest, tokens, hit = (np.stack(values) for values in zip(*parts, strict=True))
-            lead = crossed_mean((1 - share) * gain - share * rest, tokens[0])
+            prior = data.losses.seed_prior((1, one, length), (-1, other, length))
+            if prior is not None:
+                # Of the gain as a whole; each part counts by its factor at most.
+                prior = VariancePrior(prior.variance * max(share, 1 - share) ** 2, prior.dof)
+            lead = crossed_mean((1 - share) * gain - share * rest, tokens[0], seeds=prior)
             total = (gain + rest).sum()
             text = (
                 f"{one.label} gains {total / tokens.sum():.3f} nats a token over {other.label}, "
@@ -242,6 +246,41 @@ def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where
                 f"recall could copy ({trained_on(one)}, read at {length}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
             )
             findings.append(finding(lead, text, setting_of(one, other), (one.label, other.label)))
+    return data.evidence(findings)
+
+
+def gains_more_on_hits(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
+    """The gain of a over b per token is larger on recall hits than on all other tokens."""
+    scope, hits, others = Where(**where), data.on("hit"), data.on("other")
+    findings = []
+    for one, other in hits.pairs(a, b, scope):
+        for length in hits.lengths(one, other, at=scope.at):
+            terms = (-1.0, one, length), (1.0, other, length)
+            on_hits, elsewhere = (part.losses.difference(*terms) for part in (hits, others))
+            # Both vary with the same documents and seeds: as if independent, the error is too large rather than too small.
+            error = math.hypot(on_hits.error, elsewhere.error)
+            lead = Estimate(on_hits.value - elsewhere.value, error, min(on_hits.dof, elsewhere.dof))
+            text = (
+                f"{one.label} gains {signed(on_hits)} nats a token over {other.label} on recall hits, "
+                f"{signed(elsewhere)} on other tokens ({trained_on(one)}, read at {length})"
+            )
+            findings.append(finding(lead, text, setting_of(one, other), (one.label, other.label)))
+    return data.evidence(findings)
+
+
+def recalls_more(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
+    """On tokens that recall can copy only beyond the training length, the loss of a falls more than that of b."""
+    changes, findings = data.on("new", "change"), []
+    scope = Where(**{"at": "beyond", **where})
+    for one, other in changes.pairs(a, b, scope):
+        for length in changes.lengths(one, other, at=scope.at):
+            gap = changes.losses.difference((1, one, length), (-1, other, length))
+            own = [signed(Estimate(changes.losses.loss(model, length).value)) for model in (one, other)]
+            text = (
+                f"on tokens that can be copied only beyond {one.train_length} tokens, the loss of {one.label} changes by "
+                f"{own[0]}, that of {other.label} by {own[1]} ({one.corpus}, read at {length}; difference {signed(gap)})"
+            )
+            findings.append(finding(gap, text, setting_of(one, other), (one.label, other.label), sign=-1))
     return data.evidence(findings)
 
 

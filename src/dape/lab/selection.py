@@ -71,10 +71,11 @@ class Data:
     paper: Paper = field(default_factory=Paper)
     missing: list[str] = field(default_factory=list)
     slice: str = ""
+    metric: str = "loss"
 
-    def on(self, slice: str) -> Data:
-        """The same for the tokens of a slice: hit, new or other."""
-        return replace(self, slice=slice)
+    def on(self, slice: str, metric: str = "loss") -> Data:
+        """The same for the tokens of a slice (hit, new or other), or for their change from the training length."""
+        return replace(self, slice=slice, metric=metric)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -83,7 +84,7 @@ class Data:
 
     @cached_property
     def losses(self) -> Losses:
-        return self.folder.losses_on(self.slice) if self.slice else self.folder.losses
+        return self.folder.losses_on(self.slice, self.metric) if self.slice else self.folder.losses
 
     @cached_property
     def accuracies(self) -> Accuracies:

@@ -349,7 +349,7 @@ class Losses:
             return UNKNOWN
         factors = [factor for factor, _, _ in terms]
         pairs = [self.by_document(factors, [row[seed] for row in rows], terms[0][1].corpus) for seed in seeds]
-        prior = self._prior(terms, [row[seeds[0]] for row in rows])
+        prior = self.seed_prior(*terms)
         sums, counts = np.stack([sums for sums, _ in pairs]), pairs[0][1]
         # Documents without a token of a slice do not count.
         return crossed_mean(sums[:, counts > 0], counts[counts > 0], seeds=prior)
@@ -376,10 +376,11 @@ class Losses:
         _, group = np.unique(documents, return_inverse=True)
         return np.bincount(group, weights=total), np.bincount(group, weights=weights)
 
-    def _prior(
-        self, terms: Sequence[tuple[float, Trained, int]], rows: Sequence[Row]
-    ) -> VariancePrior | None:
-        """Prior of the seed variance from other settings, if any."""
+    def seed_prior(self, *terms: tuple[float, Trained, int]) -> VariancePrior | None:
+        """Prior of the seed variance of `difference` from other settings, if any."""
+        every = [self.rows[trained][length] for _, trained, length in terms]
+        seed = min(set.intersection(*(set(rows) for rows in every)))
+        rows = [of_seed[seed] for of_seed in every]
         trainings = {
             _training(trained, row): trained for (_, trained, _), row in zip(terms, rows, strict=True)
         }
