@@ -76,3 +76,5 @@ def test_a_mistyped_command_or_option_gets_a_suggestion(capsys):
     assert "did you mean --steps?" in capsys.readouterr().err
     assert cli.main(["data", "prepare", "a", "b", "--tokeniser", "bytes"]) == 2
     assert "did you mean --tokenizer?" in capsys.readouterr().err
+    assert cli.main(["data", "prepare", "--corpus", "texts"]) == 2
+    assert "it is a positional argument: give its value without --corpus" in capsys.readouterr().err

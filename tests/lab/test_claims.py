@@ -100,12 +100,12 @@ def test_a_claim_that_looks_into_another_is_shown_with_it(tmp_path: Path) -> Non
     first, closer = ledger(tmp_path)
     assert (first.verdict, first.closer) == (FAILS, (closer,))
     readme = paper_readme(load_part(tmp_path / "made_up"))
-    assert "\n  - looked into: ✓ **holds**: Later it does. *" in readme
+    assert "\n  - see also: ✓ **holds**: Later it does. *" in readme
     output = io.StringIO()
     print_ledger([first], Console(file=output, width=80))
-    assert "looked into: ✓ holds: Later it does." in output.getvalue()
+    assert "see also: ✓ holds: Later it does." in output.getvalue()
     page = build_report(tmp_path, tmp_path / "page.html").read_text("utf-8")
-    assert "Looked into: Later it does. Holds. " in page
+    assert "See also: Later it does. Holds. " in page
 
 
 def test_what_looks_closer_is_silent_before_it_is_run(tmp_path: Path) -> None:
@@ -211,7 +211,10 @@ def test_what_the_papers_own_difference_would_not_decide_is_too_fine() -> None:
     assert kernel.margin == pytest.approx(0.0021, abs=1e-4)
     assert kernel.verdict == UNDECIDED
     assert kernel.is_too_fine
-    assert "Too fine for this scale: on the paper's own numbers it is a matter of 0.002" in kernel.further
+    assert (
+        "Too fine for this scale: on the paper's own numbers the smallest difference that it needs is 0.002"
+        in kernel.further
+    )
     assert "too fine for this scale" in remarks(list(verdicts.values()))
     decided = replace(kernel, verdict=HOLDS)
     assert not decided.is_too_fine

@@ -59,7 +59,11 @@ def with_suggestion(complaint: str, kind: Any) -> str:
     """The error message for an unknown option, with the nearest option."""
     unknown = re.match(r"Unrecognized options: .*?(--[\w-]+)", complaint)
     near = unknown and difflib.get_close_matches(unknown[1], option_names(kind), n=1)
-    return f"{complaint}; did you mean {near[0]}?" if near else complaint
+    if not (unknown and near):
+        return complaint
+    if near[0] == unknown[1]:
+        return f"{complaint}; it is a positional argument: give its value without {near[0]}"
+    return f"{complaint}; did you mean {near[0]}?"
 
 
 def action_names(kind: Any) -> list[str]:

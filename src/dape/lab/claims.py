@@ -127,8 +127,8 @@ class Verdict:
         said += [f"On the paper's own numbers: {self.printed}."] if self.printed else []
         if self.is_too_fine:
             said.append(
-                f"Too fine for this scale: on the paper's own numbers it is a matter of {abs(self.margin):.3f}, and "
-                f"{self.resolution:.3f} would be decided here."
+                f"Too fine for this scale: on the paper's own numbers the smallest difference that it needs is "
+                f"{abs(self.margin):.3f}, and these runs resolve {self.resolution:.3f}."
             )
         return " ".join(said)
 
@@ -216,7 +216,7 @@ def remarks(verdicts: Sequence[Verdict]) -> str:
         )
     parts = {
         "decided by all settings together": sum(v.verdict != v.overall for v in verdicts),
-        "too fine for this scale: on the paper's own numbers a matter of less than these runs can decide": sum(
+        "too fine for this scale: in the paper itself the differences are smaller than these runs resolve": sum(
             v.is_too_fine for v in verdicts
         ),
     }
@@ -262,6 +262,6 @@ def _print(verdict: Verdict, console: Console) -> None:
         console.print(Padding(Text(sentence, style="dim"), (0, 0, 0, 4)))
     for closer in verdict.closer:
         symbol, style = STYLES[closer.verdict]
-        line = Text("looked into: ").append(f"{symbol} {closer.verdict}: ", style=style)
+        line = Text("see also: ").append(f"{symbol} {closer.verdict}: ", style=style)
         console.print(Padding(line.append(closer.claim.text), (0, 0, 0, 4)))
         console.print(Padding(Text(closer.sentence, style="dim"), (0, 0, 0, 4)))

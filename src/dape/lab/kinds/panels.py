@@ -45,6 +45,7 @@ class Line:
 
     change: of the loss to the longest input; later: whether it is measured from a length beyond the training length.
     gaps: paired differences to the panel's reference by length; their errors are the bars.
+    seeds: number of seeds.
     """
 
     label: str
@@ -53,6 +54,7 @@ class Line:
     change: Estimate = UNKNOWN
     later: bool = False
     gaps: dict[int, Estimate] = field(default_factory=dict)
+    seeds: int = 0
 
     def curve(self) -> Curve:
         points = [
@@ -170,7 +172,7 @@ def our_line(data: Losses, one: Trained, name: str, base: Trained) -> Line:
     losses = {length: data.loss(one, length) for length in lengths}
     shared = set(data.lengths(one, base)) if one != base else set()
     gaps = {n: data.difference((1, one, n), (-1, base, n)) for n in lengths if n in shared}
-    return Line(name, one.method, losses, change, later, gaps)
+    return Line(name, one.method, losses, change, later, gaps, len(data.seeds(one)))
 
 
 def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
@@ -278,7 +280,11 @@ def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
         if paired
         else text
     )
-    return f"{unit}{text}{'.' if changes else ''}" + (f" {panel.note}" if panel.note else "")
+    text += "." if changes else ""
+    if len({line.seeds for line in panel.lines}) > 1:
+        own = ", ".join(f"{line.label} {line.seeds}" for line in panel.lines)
+        text += f" Seeds: {own}. Perplexities are of all seeds of a method, differences of those that both methods have."
+    return f"{unit}{text}" + (f" {panel.note}" if panel.note else "")
 
 
 # --- figures

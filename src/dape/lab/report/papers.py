@@ -46,7 +46,7 @@ from dape.lab.stats import (
 )
 from dape.lab.tables import Table
 
-FIGURE, HEADLINE = "figure.svg", "headline.svg"
+FIGURE, HEADLINE, HYPOTHESES = "figure.svg", "headline.svg", "hypotheses.md"
 LEADING = ("headline", "baselines")
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", NOT_RUN: "not-run"}
 # Entries of the environment shown first, in this order.
@@ -70,6 +70,11 @@ class Section:
     @property
     def notes(self) -> list[str]:
         return self.paper.notes_on(self.folder.name)
+
+    @property
+    def hypotheses(self) -> str:
+        """Name of the file of hypotheses, if the experiment has one."""
+        return HYPOTHESES if (self.folder.path / HYPOTHESES).exists() else ""
 
     @property
     def anchor(self) -> str:
@@ -218,7 +223,10 @@ def findings(papers: Path) -> list[str]:
         f"({folder.texts.get(one.corpus, one.corpus)}; {seeds} seed{'s' if seeds > 1 else ''}, {texts} documents)."
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
-    changes = [f"{t.method} {changed(data.difference((1, t, long), (-1, t, start)))}" for t in shown]
+    few = {t: f" ({n} seed{'s' if n > 1 else ''})" for t in shown if (n := len(data.seeds(t))) < seeds}
+    changes = [
+        f"{t.method}{few.get(t, '')} {changed(data.difference((1, t, long), (-1, t, start)))}" for t in shown
+    ]
     said.append(
         f"From {start}, the length of training, to {long} tokens, the loss of {', that of '.join(changes)}."
     )
@@ -408,12 +416,14 @@ def duration(seconds: float) -> str:
 def explained(folders: Sequence[Folder]) -> str:
     """Explanation of the verdicts."""
     return (
-        f"*{VERDICTS[0]}* and *{VERDICTS[1]}*: every comparison that a claim is made of lies beyond two standard errors "
-        f"for it, or one lies beyond against it. *{VERDICTS[2]}*: within. Few documents and seeds ask for more errors, by "
-        f"Student's t. *Pooled*: each pair of methods over all settings that were run; the claim holds if it does for every pair. *On the paper's own numbers*: "
-        f"what the same rule says of the numbers that the paper prints. Losses are compared on the same tokens; "
-        f"errors are over documents, joined with the spread between seeds. {borrowed(folders)} "
-        f"An exception among many comparisons decides only further out, beyond {searched(24):.1f} errors for one of 24."
+        f"*{VERDICTS[0]}*: every comparison of the claim, or as many as it names, favours it by more than two standard "
+        f"errors. *{VERDICTS[1]}*: one contradicts it by more; of many comparisons, a single one must exceed a larger "
+        f"threshold, {searched(24):.1f} errors for one of 24. *{VERDICTS[2]}*: neither. With few documents or seeds the "
+        f"thresholds are larger (Student's t). *Pooled*: the mean over all settings for each pair of methods, so that a "
+        f"claim can hold although one setting contradicts it; the number is the margin beyond the claim's threshold. "
+        f"*On the paper's own numbers*: the same rule applied to the numbers that the paper prints. Losses are compared "
+        f"on the same tokens; errors cover documents and seeds. {borrowed(folders)} Where the scored tokens fill the "
+        f"training window, changes with the length are measured from twice the training length."
     )
 
 
@@ -427,15 +437,15 @@ def borrowed(folders: Sequence[Folder]) -> str:
             (TWO_POSITIONS, "with different ones"),
         )
     }
-    said = "Few seeds say little of that spread, and one says nothing"
+    said = "One seed says nothing about the spread between seeds, and few say little"
     errors = [
         f"{words} {math.sqrt(prior.variance):.3f}" for words, prior in known.items() if prior is not None
     ]
     if not errors:
         return f"{said}: another training might decide otherwise."
     return (
-        f"{said}: it is joined with that of comparisons of the same kind elsewhere (at the training length, in nats, "
-        f"between methods {' and '.join(errors)})."
+        f"{said}: it is estimated together with that of similar comparisons in other experiments (at the training length, "
+        f"in nats, between methods {' and '.join(errors)})."
     )
 
 
