@@ -257,12 +257,6 @@ def cope_poor(data):
     return lower(data, "dape1x3-kerple", "cope", corpus=BOTH, train="shortest", at="longest", factor=2.0)
 
 
-@claim("baselines", "4.9")
-def better_in_equal_time(data):
-    """In the same training time, too, kernel 3 is better than plain Kerple, at every length."""
-    return lower(data, "dape1x3-kerple", "kerple", corpus="arxiv", view="equal-time")
-
-
 @claim("baselines", "4.1", scale="paper")
 def values_at_512(data):
     """Trained and read at 512 tokens of Arxiv: perplexity 4.44 for DAPE 1x3-Kerple, 4.49 for DAPE-Kerple,
