@@ -228,7 +228,7 @@ def test_what_was_found_on_each_text_is_said() -> None:
         f"The loss of dape1x3-kerple is lower than that of kerple by {number} nats at 256 tokens", latex
     )
     assert "LaTeX" in latex
-    assert re.search(f"loss of dape1x3-kerple falls by {number}, .*, that of rope rises by", lengths)
+    assert re.search(f"loss of dape1x3-kerple falls by {number}, .*, that of rope.* rises by", lengths)
     assert re.match(r"On The Diary of .* it is .* that of kerple.*, and from 256 to 8192 tokens it ", books)
 
 
