@@ -282,7 +282,10 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
 
 
 def adopt(plan: Plan, results: Results) -> dict[str, Any]:
-    """Adopt runs of `dape tasks run` with the same settings, instead of training them again."""
+    """Adopt runs of `dape tasks run` with the same settings, instead of training them again.
+
+    Those with other settings are taken where there are none yet, until they are trained with these.
+    """
     folder, papers = plan.settings.get("results"), plan.workspace.papers
     source = papers.parent / folder / "results.json" if folder and papers else None
     if source is None or not source.exists():
@@ -292,10 +295,14 @@ def adopt(plan: Plan, results: Results) -> dict[str, Any]:
     taken = 0
     for item in plan.items:
         number = done.get(item.id)
-        if number is None or differences(other["runs"][number]["settings"], item.settings()):
+        if number is None:
             continue
-        taken += 1
-        drop(results, [index for index, run in enumerate(results["runs"]) if run.get("name") == item.id])
+        same = not differences(other["runs"][number]["settings"], item.settings())
+        earlier = [index for index, run in enumerate(results["runs"]) if run.get("name") == item.id]
+        if earlier and not same:
+            continue
+        taken += same
+        drop(results, earlier)
         rows = [{k: v for k, v in row.items() if k != "run"} for row in other["rows"] if row["run"] == number]
         results.add(other["runs"][number], rows)
     about = {"commands": other.get("commands", []), "environment": other["environment"]}
