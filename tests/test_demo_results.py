@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from dape.lab.records import load_results
+from dape.lab.report.papers import findings
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,3 +41,6 @@ def test_the_headline_sentence_is_read_from_its_results():
         first, last = (math.exp(sum(values) / len(values)) for values in losses.values())
         assert re.search(rf"{first:.2f}( at 256)? and {last:.2f}", text), (corpus, method)
     assert ("(one seed so far)" in text) == (len(seeds) == 1)
+    (timed,) = [said for said in findings(ROOT / "papers") if said.startswith("In the same training time")]
+    numbers = re.findall(r"by (\S+ ± \S+) nats at 256 tokens and (\S+ ± \S+) at 8192", timed)[0]
+    assert "lower than Kerple's by {} nats at 256 tokens and {} at 8192".format(*numbers) in text
