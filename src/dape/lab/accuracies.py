@@ -254,7 +254,7 @@ def _tasks_by_length(data: Accuracies, tasks: Sequence[str], title: str) -> Tabl
         Row(
             f"{solver.task.replace('_', ' ')}, {solver.label}",
             OURS,
-            tuple(_share(data, solver, n) for n in lengths),
+            tuple(_spelled(_share(data, solver, n)) for n in lengths),
         )
         for solver in solvers
     ]
@@ -276,6 +276,11 @@ def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Tab
 def _share(data: Accuracies, solver: Solver, length: int) -> Cell:
     accuracy = data.accuracy(solver, [length])
     return plain(100 * accuracy.value, 1, 100 * accuracy.error)
+
+
+def _spelled(cell: Cell) -> Cell:
+    """The cell with its error in the text, for tables that compare seeds."""
+    return replace(cell, text=f"{cell.text} {cell.error}".strip(), error="")
 
 
 def depth_of(layers: int) -> str:
