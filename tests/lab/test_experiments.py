@@ -61,7 +61,7 @@ def test_main_comparisons_have_two_seeds_and_sixteen_times_the_length() -> None:
         for item in items:
             assert max(item.lengths) >= 16 * item.train_length
             assert item.evaluation["windows"] >= 128
-    for name in ("baselines", "effect"):
+    for name in ("headline", "effect"):
         experiment = next(e for e in EXPERIMENTS if e.name == name)
         assert plan_of(experiment, "laptop").timed
 
