@@ -46,6 +46,18 @@ def tasks_settings(**changes) -> dict:
     return {**settings, "protocol": protocol, **changes}
 
 
+def task_papers(folder: Path, further: str = "") -> tuple[Path, Path]:
+    """Papers with the experiment `mine` on a task, and its file."""
+    settings = (
+        f'{further}tasks = ["even_pairs"]\nmethods = ["kerple", "alibi"]\nseeds = [0]\n'
+        "protocol = { steps = 2, batch_size = 4, samples = 4, train_lengths = [4], test_lengths = [5, 6] }\n"
+    )
+    papers = write_papers(folder, mine=f"[scale.smoke]\n{settings}")
+    file = papers / "test" / "mine" / "experiment.toml"
+    file.write_text(file.read_text().replace('"language"', '"tasks"'))
+    return papers, file
+
+
 def test_lengths_of_tasks_can_be_ranges() -> None:
     protocol = {
         "test_lengths": {"first": 50, "last": 500, "step": 90},
@@ -67,13 +79,7 @@ def test_some_tasks_are_trained_longer_and_with_more_seeds() -> None:
 
 
 def test_task_results_of_earlier_settings_stay_until_they_are_replaced(tmp_path, capsys) -> None:
-    settings = (
-        'tasks = ["even_pairs"]\nmethods = ["kerple", "alibi"]\nseeds = [0]\n'
-        "protocol = { steps = 2, batch_size = 4, samples = 4, train_lengths = [4], test_lengths = [5, 6] }\n"
-    )
-    papers = write_papers(tmp_path, mine=f"[scale.smoke]\n{settings}")
-    file = papers / "test" / "mine" / "experiment.toml"
-    file.write_text(file.read_text().replace('"language"', '"tasks"'))
+    papers, file = task_papers(tmp_path)
     options = ["--papers", str(papers), "--work", str(tmp_path / "work"), "--scale", "smoke"]
     path = tmp_path / "work/smoke/results/test/mine.json"
 
@@ -93,13 +99,7 @@ def test_task_results_of_earlier_settings_stay_until_they_are_replaced(tmp_path,
 
 
 def test_task_results_with_the_same_settings_are_taken_over(tmp_path, monkeypatch) -> None:
-    settings = (
-        'results = "results/che"\ntasks = ["even_pairs"]\nmethods = ["kerple", "alibi"]\nseeds = [0]\n'
-        "protocol = { steps = 2, batch_size = 4, samples = 4, train_lengths = [4], test_lengths = [5, 6] }\n"
-    )
-    papers = write_papers(tmp_path, mine=f"[scale.smoke]\n{settings}")
-    file = papers / "test" / "mine" / "experiment.toml"
-    file.write_text(file.read_text().replace('"language"', '"tasks"'))
+    papers, _ = task_papers(tmp_path, 'results = "results/che"\n')
     command = "tasks run even_pairs --steps 2 --batch-size 4 --samples 4 --train-lengths 4 --test-lengths 5,6"
     out = ["--out", str(tmp_path / "results" / "che")]
     # One with the settings wanted, one with others, which must be trained anew.

@@ -246,30 +246,34 @@ def _trainings(data: Accuracies) -> str:
 
 
 def _tasks_by_length(data: Accuracies, tasks: Sequence[str], title: str) -> Table:
-    """Tasks and methods by some of the lengths."""
-    solvers = [solver for task in tasks for solver in data.rows if solver.task == task]
-    known = sorted({length for solver in solvers for length in data.lengths(solver)})
-    lengths = [known[index] for index in chosen(len(known), COLUMNS)]
-    rows = [
-        Row(
-            f"{solver.task.replace('_', ' ')}, {solver.label}",
-            OURS,
-            tuple(_spelled(_share(data, solver, n)) for n in lengths),
-        )
-        for solver in solvers
-    ]
-    heads = tuple(f"length {length}" for length in lengths)
-    return Table(f"Accuracy in percent: {title}", heads, tuple(rows))
+    """Tasks and methods by some of the lengths, with errors."""
+    solvers = {
+        f"{solver.task.replace('_', ' ')}, {solver.label}": solver
+        for task in tasks
+        for solver in data.rows
+        if solver.task == task
+    }
+    table = _length_table(data, solvers, f"Accuracy in percent: {title}")
+    return replace(
+        table, rows=tuple(replace(row, cells=tuple(map(_spelled, row.cells))) for row in table.rows)
+    )
 
 
 def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Table:
     """Methods by some of the lengths."""
-    solvers = [solver for solver in data.rows if (solver.task, solver.layers) == (task, layers)]
-    known = sorted({length for solver in solvers for length in data.lengths(solver)})
-    lengths = [known[index] for index in chosen(len(known), COLUMNS)]
-    rows = [Row(solver.label, OURS, tuple(_share(data, solver, n) for n in lengths)) for solver in solvers]
+    solvers = {s.label: s for s in data.rows if (s.task, s.layers) == (task, layers)}
     corner = "method" if title else ""
     title = title or f"Accuracy in percent: {task.replace('_', ' ')}{depth_of(layers)}"
+    return _length_table(data, solvers, title, corner)
+
+
+def _length_table(data: Accuracies, solvers: dict[str, Solver], title: str, corner: str = "") -> Table:
+    """Solvers, by the names of their rows, by some of the lengths."""
+    known = sorted({length for solver in solvers.values() for length in data.lengths(solver)})
+    lengths = [known[index] for index in chosen(len(known), COLUMNS)]
+    rows = [
+        Row(name, OURS, tuple(_share(data, solver, n) for n in lengths)) for name, solver in solvers.items()
+    ]
     return Table(title, tuple(f"length {length}" for length in lengths), tuple(rows), corner=corner)
 
 

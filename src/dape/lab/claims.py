@@ -207,6 +207,11 @@ def counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {WORDS[name][number > 1]}" for name, number in counts.items() if number)
 
 
+def undecided_parts(verdicts: Sequence[Verdict]) -> tuple[int, int]:
+    """Of the undecided, the numbers that all settings together decide and that are too fine for this scale."""
+    return sum(v.verdict != v.overall for v in verdicts), sum(v.is_too_fine for v in verdicts)
+
+
 def remarks(verdicts: Sequence[Verdict]) -> str:
     """What the counts do not tell: the verdicts on all settings together, and what no result here could decide."""
     said = []
@@ -214,11 +219,10 @@ def remarks(verdicts: Sequence[Verdict]) -> str:
         said.append(
             f"All settings of a claim together, of {len(pooled)} that allow it: {counted(count(pooled))}."
         )
+    settled, fine = undecided_parts(verdicts)
     parts = {
-        "decided by all settings together": sum(v.verdict != v.overall for v in verdicts),
-        "too fine for this scale: in the paper itself the differences are smaller than these runs resolve": sum(
-            v.is_too_fine for v in verdicts
-        ),
+        "decided by all settings together": settled,
+        "too fine for this scale: in the paper itself the differences are smaller than these runs resolve": fine,
     }
     if any(parts.values()):
         listed_parts = [

@@ -25,6 +25,7 @@ from dape.lab.claims import (
     counted,
     remarks,
     section_label,
+    undecided_parts,
     verdicts_of,
 )
 from dape.lab.figures import LOOK, on_page, svg
@@ -355,9 +356,7 @@ def build_report(papers: Path, out: Path) -> Path:
 
 def cards(verdicts: Sequence[Verdict]) -> list[tuple[str, int, str, str]]:
     """Verdict, number, wording and remark of every tile."""
-    undecided = [verdict for verdict in verdicts if verdict.verdict == UNDECIDED]
-    pooled = sum(verdict.overall != UNDECIDED for verdict in undecided)
-    fine = sum(verdict.is_too_fine for verdict in undecided)
+    pooled, fine = undecided_parts(verdicts)
     parts = [f"{pooled} decided by all settings together"] if pooled else []
     parts += [f"{fine} too fine for this scale"] if fine else []
     words = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided", NOT_RUN: NOT_RUN}
