@@ -1,12 +1,12 @@
 """Numbers of the README: those of `make demo` in results/demo, and of the headline experiment."""
 
-import json
 import math
 import re
 from pathlib import Path
 
-from dape.lab.records import load_results
-from dape.lab.report.papers import findings
+from dape.lab.folders import load_folder
+from dape.lab.records import STEP, TIME, load_results
+from dape.lab.stats import Trained, signed
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,25 +22,38 @@ def test_the_headline_table_is_the_committed_result():
     for method, cells in rows.items():
         shown = [cell.strip(" *") for cell in cells.split("|")]
         assert shown == [f"{expected[method, length]:.2f}" for length in lengths]
+    timed = frame[(frame["metric"] == "loss") & (frame["view"] == "equal-time")]
+    losses = timed[timed["method"] == "dape1x3-kerple"].set_index("eval_length")["value"]
+    said = f"`dape1x3-kerple` has {math.exp(losses[64]):.2f} at 64 and {math.exp(losses[1024]):.2f} at 1024"
+    assert said in (ROOT / "README.md").read_text("utf-8")
 
 
-def test_the_headline_sentence_is_read_from_its_results():
-    """Perplexity at the training length and at the longest, and the number of seeds."""
-    results = json.loads((ROOT / "papers/dape_v2/headline/results.json").read_text("utf-8"))
-    text = (ROOT / "README.md").read_text("utf-8")
-    seeds = {run["seed"] for run in results["runs"] if run["corpus"] == "latex13"}
-    shown = [("latex13", method) for method in ("dape1x3-kerple", "kerple", "rope")]
-    shown += [("books13", method) for method in ("dape1x3-kerple", "kerple")]
-    for corpus, method in shown:
-        losses = {length: [] for length in (256, 8192)}
-        for row in results["rows"]:
-            run = results["runs"][row["run"]]
-            wanted = row["metric"] == "loss" and not row.get("slice") and row["eval_length"] in losses
-            if wanted and (run["corpus"], run["method"], run["view"]) == (corpus, method, "equal-step"):
-                losses[row["eval_length"]].append(row["value"])
-        first, last = (math.exp(sum(values) / len(values)) for values in losses.values())
-        assert re.search(rf"{first:.2f}( at 256)? and {last:.2f}", text), (corpus, method)
-    assert ("(one seed so far)" in text) == (len(seeds) == 1)
-    (timed,) = [said for said in findings(ROOT / "papers") if said.startswith("In the same training time")]
-    numbers = re.findall(r"by (\S+ ± \S+) nats at 256 tokens and (\S+ ± \S+) at 8192", timed)[0]
-    assert "lower than Kerple's by {} nats at 256 tokens and {} at 8192".format(*numbers) in text
+def test_the_headline_table_is_read_from_its_results():
+    """Perplexity at the training length and at the longest, paired differences, and the number of seeds."""
+    text = (
+        (ROOT / "README.md").read_text("utf-8").split("<!-- headline -->")[1].split("<!-- /headline -->")[0]
+    )
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    assert lines == headline_rows()
+
+
+def headline_rows():
+    """The rows of README's table of the headline experiment."""
+    data = load_folder(ROOT / "papers/dape_v2/headline").losses
+    rows = []
+    for corpus, name in (("latex13", "LaTeX"), ("books13", "books")):
+        for view, method in (
+            (STEP, "kerple"),
+            (STEP, "rope"),
+            (STEP, "dape1x3-kerple"),
+            (TIME, "dape1x3-kerple"),
+        ):
+            one, base = (Trained(view, corpus, 256, m, "") for m in (method, "kerple"))
+            if one not in data.rows or (corpus, method) == ("books13", "rope"):
+                continue
+            cells = [f"{math.exp(data.loss(one, n).value):.2f}" for n in (256, 8192)]
+            gaps = [data.difference((1, one, n), (-1, base, n)) for n in (256, 8192)]
+            cells += ["", ""] if one == base else [signed(gap) for gap in gaps]
+            time = ", in Kerple's training time" if view == TIME else ""
+            rows.append(f"| {name}, `{method}`{time} | {' | '.join(cells)} | {len(data.seeds(one))} |")
+    return rows

@@ -75,13 +75,13 @@ def best_kernel(data, kernel, train):
 
 @claim("headline", "1")
 def rope_degrades(data):
-    """RoPE gets notably worse as soon as the input is twice as long as in training; we ask for 5 %."""
+    """RoPE gets notably worse as soon as the input is twice as long as in training (threshold: 5 %)."""
     return rises(data, "rope", at=[2], factor=1.05)
 
 
 @claim("headline", "1", closer="dape_v2/rope-fails-far")
 def rope_fails(data):
-    """At twice the training length RoPE fails altogether; we ask for at least twice the perplexity."""
+    """At twice the training length RoPE fails altogether (threshold: twice the perplexity)."""
     return rises(data, "rope", at=[2], factor=2.0)
 
 
@@ -93,13 +93,13 @@ def rope_fails_far(data):
 
 @claim("headline", "1")
 def alibi_kerple_degrade(data):
-    """ALiBi and Kerple, too, lose quality beyond the training length (on LaTeX, for Arxiv)."""
+    """ALiBi and Kerple, too, lose quality beyond the training length (on LaTeX, in place of Arxiv)."""
     return rises(data, ["alibi", "kerple"], corpus="arxiv")
 
 
 @claim("headline", "4.1")
 def headline_best(data):
-    """Trained on 8 million tokens of LaTeX, for Arxiv, DAPE 1x3-Kerple is the best of six methods at every length."""
+    """Trained on 8 million tokens of LaTeX, in place of Arxiv, DAPE 1x3-Kerple is the best of six methods at every length."""
     return lower(data, "dape1x3-kerple", ["rope", "alibi", "kerple", "fire", "dape-kerple"], corpus="arxiv")
 
 
@@ -127,7 +127,7 @@ def adaptive_improves_with_length(data):
 
 @claim("headline", "4.1")
 def beats_dape_far(data):
-    """Read at the longest input, DAPE 1x3-Kerple is better than DAPE-Kerple, on both corpora."""
+    """At the longest input, DAPE 1x3-Kerple is better than DAPE-Kerple, on both corpora."""
     return lower(data, "dape1x3-kerple", "dape-kerple", corpus=BOTH, train="shortest", at="longest")
 
 
@@ -141,8 +141,8 @@ def headline_kernel_1(data):
 
 @claim("headline", "4.1", closer="dape_v2/alibi-kerple-degrade")
 def headline_kerple_blows_up(data):
-    """Trained on 8 million tokens, plain Kerple gets worse beyond the training length: at the longest input we
-    ask for 10 %. (Read off the figure.)
+    """Trained on 8 million tokens, plain Kerple gets worse beyond the training length (threshold: 10 % at the
+    longest input; read off the figure).
     """
     return rises(data, "kerple", factor=1.1)
 
@@ -155,26 +155,26 @@ def gain_is_mostly_recall(data):
     return gain_is_recall(data, "dape1x3-kerple", "kerple")
 
 
-@claim("headline", "3.3", closer="dape_v2/longer-context-is-recalled")
+@claim("headline", "3.3", closer="dape_v2/longer-context-is-recalled", ours=True)
 def gain_per_token_is_recall(data):
     """Per token, the gain of kernel 3 over plain Kerple is larger where the input has already shown the trigram
-    than on all other tokens. (Our question.)
+    than on all other tokens.
     """
     return gains_more_on_hits(data, "dape1x3-kerple", "kerple")
 
 
-@claim("headline", "3.3")
+@claim("headline", "3.3", ours=True)
 def longer_context_is_recalled(data):
     """On tokens that can be copied only from beyond the training length, the loss of kernel 3 falls more than
-    that of plain Kerple. (Our question.)
+    that of plain Kerple.
     """
     return recalls_more(data, "dape1x3-kerple", "kerple")
 
 
-@claim("headline", "4.9")
+@claim("headline", "4.9", ours=True)
 def headline_equal_time(data):
-    """Trained on LaTeX for the same time as plain Kerple, kernel 3 is better at every length. (Our question: the
-    paper reports the time of a step.)
+    """Trained on LaTeX for the same time as plain Kerple, kernel 3 is better at every length. (The paper
+    reports the time of a step.)
     """
     return lower(data, "dape1x3-kerple", "kerple", corpus="arxiv", view="equal-time")
 
@@ -197,7 +197,7 @@ def nope_conv(data):
 
 @claim("nope_rope", "1", scale="paper")
 def nope_600_to_100(data):
-    """Trained at 128 tokens and read at 8192, processing the scores brings perplexity down from over 600 to
+    """Trained at 128 tokens and evaluated at 8192, processing the scores brings perplexity down from over 600 to
     little more than 100: by a factor of at least five.
     """
     return lower(data, "dape1x3-nope", "nope", train="shortest", at="longest", factor=5.0)
@@ -251,15 +251,15 @@ def best_beyond(data):
 
 @claim("baselines", "4.1", closer="beyond/longer-cope-poor")
 def cope_poor(data):
-    """CoPE does poorly far beyond the training length: several times the perplexity of DAPE 1x3-Kerple (we
-    ask for twice).
+    """CoPE does poorly far beyond the training length: several times the perplexity of DAPE 1x3-Kerple
+    (threshold: twice).
     """
     return lower(data, "dape1x3-kerple", "cope", corpus=BOTH, train="shortest", at="longest", factor=2.0)
 
 
 @claim("baselines", "4.1", scale="paper")
 def values_at_512(data):
-    """Trained and read at 512 tokens of Arxiv: perplexity 4.44 for DAPE 1x3-Kerple, 4.49 for DAPE-Kerple,
+    """Trained and evaluated at 512 tokens of Arxiv: perplexity 4.44 for DAPE 1x3-Kerple, 4.49 for DAPE-Kerple,
     4.51 for CoPE, 4.57 for Kerple and for RoPE.
     """
     return matches_paper(
@@ -273,7 +273,7 @@ def values_at_512(data):
 
 @claim("baselines", "4.1", scale="paper")
 def values_at_8192(data):
-    """Trained at 128 and read at 8192: perplexity 4.60 (Arxiv) and 23.52 (Books3) for DAPE 1x3-Kerple, 4.97
+    """Trained at 128 and evaluated at 8192: perplexity 4.60 (Arxiv) and 23.52 (Books3) for DAPE 1x3-Kerple, 4.97
     and 25.01 for DAPE-Kerple, 29.86 and 90.66 for CoPE.
     """
     return matches_paper(
@@ -384,8 +384,8 @@ def short_training_is_faster(data):
 
 @claim("step_time", "4.2")
 def short_training_takes_half(data):
-    """With the same tokens in a step, one at sixteen times the length takes three times as long; we ask for
-    twice.
+    """With the same tokens in a step, one at sixteen times the length takes three times as long (threshold:
+    twice).
     """
     return slower_when_longer(data, "dape1x3-kerple", times=16, factor=2.0)
 
@@ -549,19 +549,19 @@ def kernel_1_helps(data):
 
 @claim("kernel_size", "4.7", closer="beyond/longer-alibi-kerple-degrade")
 def kerple_blows_up(data):
-    """Plain Kerple gets worse beyond the training length: at the longest input we ask for 10 %."""
+    """Plain Kerple gets worse beyond the training length (threshold: 10 % at the longest input)."""
     return rises(data, "kerple", factor=1.1)
 
 
 @claim("kernel_size", "4.7")
 def kernel_3_books(data):
-    """On Books3, trained at the shorter length and read at the longest, kernel 3 is the best."""
+    """On Books3, trained at the shorter length and evaluated at the longest, kernel 3 is the best."""
     return best_kernel(data, "dape1x3-kerple", train="shortest")
 
 
 @claim("kernel_size", "4.7")
 def kernel_5_books(data):
-    """On Books3, trained at the longer length and read at the longest, kernel 5 is the best."""
+    """On Books3, trained at the longer length and evaluated at the longest, kernel 5 is the best."""
     return best_kernel(data, "dape1x5-kerple", train="longest")
 
 

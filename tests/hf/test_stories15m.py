@@ -76,8 +76,11 @@ def test_arms_run_once_and_are_reported(driver, tmp_path, monkeypatch):
 
 def test_the_first_page_has_the_numbers_of_the_files():
     text = (ROOT / "README.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| (base|retrofitted with `dape1x3-kerple`) \| (.*) \|$", text, re.MULTILINE))
-    for row, arm in (("base", "base"), ("retrofitted with `dape1x3-kerple`", "dape1x3-kerple")):
+    rows = dict(re.findall(r"^\| ((?:base|retrofitted)[^|]*) \| (.*) \|$", text, re.MULTILINE))
+    arms = {"base": "base", "base + YaRN, without training": "base-yarn"}
+    arms |= {f"retrofitted with `{method}`": method for method in ("kerple", "dape1x3-kerple")}
+    assert rows.keys() == arms.keys()
+    for row, arm in arms.items():
         assert rows[row].replace("*", "").split(" | ") == perplexities(arm)
 
 

@@ -196,7 +196,7 @@ def write_claims(papers: Path, paper: str, claims: Sequence[dict[str, Any]]) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ["from dape.lab.rules import *", "from dape.lab.claims import claim", ""]
     for entry in claims:
-        named = {name: entry[name] for name in ("scale", "closer") if name in entry}
+        named = {name: entry[name] for name in ("scale", "closer", "ours") if name in entry}
         more = "".join(f", {name}={value!r}" for name, value in named.items())
         lines.append(f"@claim({entry['experiment']!r}, {entry.get('section', '')!r}{more})")
         lines.append(f"def {entry['id'].replace('-', '_')}(data):")

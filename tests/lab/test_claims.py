@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dape.cli import main
 from dape.evaluate.inference import Estimate
-from dape.lab.claims import ledger, load_claims, print_ledger, remarks, verdicts_of
+from dape.lab.claims import ledger, load_claims, print_ledger, remarks, summary, verdicts_of
 from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
 from dape.lab.report.papers import build_report, changed, compared, findings, load_part, paper_readme
 from dape.lab.stats import Trained
@@ -108,6 +108,20 @@ def test_a_claim_that_looks_into_another_is_shown_with_it(tmp_path: Path) -> Non
     assert "See also: Later it does. Holds. " in page
 
 
+def test_questions_of_our_own_are_not_counted_as_the_papers(tmp_path: Path) -> None:
+    claim = {"text": "It does.", "experiment": "trial", "section": "4.9", "returns": LOWER}
+    made_up.write_claims(tmp_path, "made_up", [{"id": "it", **claim}, {"id": "own", "ours": True, **claim}])
+    made_up.write(tmp_path, "made_up", "trial", made_up.language(losses({A: GOOD, B: SAME})))
+    verdicts = ledger(tmp_path)
+    assert [verdict.claim.citation for verdict in verdicts] == ["§ 4.9", "§ 4.9 (our question)"]
+    said = summary(verdicts)
+    assert said.startswith("1 claim: 1 holds.")
+    assert said.endswith("1 question of our own: 1 holds.")
+    output = io.StringIO()
+    print_ledger(verdicts, Console(file=output, width=80))
+    assert "made_up: 1 claim: 1 holds." in output.getvalue()
+
+
 def test_what_looks_closer_is_silent_before_it_is_run(tmp_path: Path) -> None:
     closer_claims(tmp_path, None)
     first, _ = ledger(tmp_path)
@@ -133,8 +147,8 @@ def test_the_ledger_fits_80_columns(tmp_path: Path) -> None:
     print_ledger(ledger(PAPERS), Console(file=output, width=80))
     shown = output.getvalue()
     assert max(map(len, shown.splitlines())) <= 80
-    counts, rest = shown.rpartition("claims: ")[2].split(".", 1)
-    assert re.fullmatch(r"\d+ hold, \d+ do not, .* were not run at this scale", " ".join(counts.split()))
+    counts, rest = shown.partition("dape_v2: ")[2].partition("claims: ")[2].split(".", 1)
+    assert re.fullmatch(r"\d+ hold, \d+ do not hold, .* were not run at this scale", " ".join(counts.split()))
     assert re.match(r"All settings of a claim together, of \d+ that allow it: ", " ".join(rest.split()))
 
 
@@ -228,7 +242,9 @@ def test_what_was_found_on_each_text_is_said() -> None:
         f"The loss of dape1x3-kerple is lower than that of kerple by {number} nats at 256 tokens", latex
     )
     assert "LaTeX" in latex
-    assert re.search(f"loss of dape1x3-kerple falls by {number}, .*, that of rope.* rises by", lengths)
+    assert re.search(
+        f"loss of dape1x3-kerple falls by {number} \\(by seed .*, that of rope.* rises by", lengths
+    )
     assert re.match(r"On The Diary of .* it is .* that of kerple.*, and from 256 to 8192 tokens it ", books)
 
 

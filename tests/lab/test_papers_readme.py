@@ -124,7 +124,7 @@ def test_it_says_how_it_was_run(papers: Path, readme: str) -> None:
     assert "compare the order of methods" in readme
     (verdict, _) = verdicts_of(papers / "dape_v2")
     assert verdict.sentence in readme
-    assert "**holds** (§ 4.1): It is lower." in readme
+    assert "**holds**, § 4.1: It is lower." in readme
 
 
 def test_an_experiment_without_results_shows_the_papers_numbers(papers: Path) -> None:

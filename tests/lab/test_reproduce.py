@@ -233,6 +233,11 @@ def test_the_list_says_how_far_everything_is(tmp_path, capsys) -> None:
     baselines = next(e for e in EXPERIMENTS if e.name == "baselines")
     plan = make_plan(baselines, Workspace(tmp_path, "laptop", PAPERS, load_corpora(PAPERS)))
     assert f"0/{len(plan.items)} " in shown
+    # Equal-time runs count as well, before their steps are known.
+    headline = next(e for e in EXPERIMENTS if e.name == "headline")
+    plan = make_plan(headline, Workspace(tmp_path, "laptop", papers, load_corpora(PAPERS)))
+    assert plan.timed
+    assert f"0/{len(plan.items) + sum(map(len, plan.timed))} " in shown
 
 
 def test_what_was_complete_is_not_when_the_experiment_asks_for_more(tmp_path, capsys) -> None:

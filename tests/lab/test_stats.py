@@ -14,8 +14,8 @@ from numpy.testing import assert_allclose
 from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, variance_prior
 from dape.lab.claims import HOLDS, UNDECIDED, ledger
 from dape.lab.figures import COLOUR_ORDER, canvas, styles
-from dape.lab.folders import load_folders
-from dape.lab.kinds.panels import Line, Panel, bars_of, draw_panel, our_panels
+from dape.lab.folders import load_folder, load_folders
+from dape.lab.kinds.panels import Line, Panel, bars_of, draw_panel, frame_of, our_panels
 from dape.lab.records import Results
 from dape.lab.report.papers import borrowed
 from dape.lab.stats import (
@@ -248,6 +248,27 @@ def test_bars_of_a_figure_are_errors_of_the_difference_to_kerple(tmp_path: Path)
     assert other.curve().points[0].difference == other.gaps[64]
     assert bars_of([panel]).endswith("of the difference to\nkerple")
     assert bars_of([replace(panel, lines=(base,))]) == ""
+
+
+def test_differences_by_seed_have_the_mean_of_all(tmp_path: Path) -> None:
+    trial = made_up.language(losses({A: (3.0, 3.0), B: (3.1, 3.1)}), seeds=(0, 1, 2), spread=0.02)
+    made_up.write(tmp_path, "made_up", "trial", trial)
+    data = load_folder(tmp_path / "made_up" / "trial").losses
+    a, b = data.rows
+    terms = (1, a, 64), (-1, b, 64)
+    by_seed = data.differences(*terms)
+    assert by_seed == pytest.approx({0: -0.06, 1: -0.14, 2: -0.06}, abs=1e-5)
+    assert data.difference(*terms).value == pytest.approx(sum(by_seed.values()) / 3)
+
+
+def test_a_curve_far_above_leaves_the_frame_to_the_others() -> None:
+    near = [
+        Line(name, "kerple", {64: Estimate(math.log(p)), 128: Estimate(math.log(p))})
+        for name, p in (("a", 5.0), ("b", 6.0))
+    ]
+    far = Line("c", "rope", {64: Estimate(math.log(7.0)), 128: Estimate(math.log(900.0))})
+    assert frame_of(Panel("", (), 64, (*near, far))) == pytest.approx((0.93 * 5.0, 1.2 * 7.0))
+    assert frame_of(Panel("", (), 64, tuple(near))) is None
 
 
 def test_an_axis_within_part_of_a_decade_is_labelled() -> None:

@@ -176,7 +176,8 @@ def print_list(experiments: Sequence[Experiment], workspace: Workspace, console:
         done, count = counted(experiment, workspace)
         results = find_results(workspace.results(experiment))
         # The models behind maps are not kept with their results.
-        whole = results is not None and results.complete and (done == count or experiment.kind == "maps")
+        count = 0 if experiment.kind == "maps" else count
+        whole = results is not None and results.complete and (done == count or not count)
         state = "none" if results is None else "complete" if whole else "incomplete"
         table.add_row(name, about, f"{done}/{count}" if count else "–", state)
     console.print(table)

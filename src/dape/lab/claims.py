@@ -28,10 +28,10 @@ from dape.lab.selection import Data, listed
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN)
 STYLES = {HOLDS: ("✓", "green"), FAILS: ("✗", "red"), UNDECIDED: ("?", "yellow"), NOT_RUN: ("–", "dim")}
-# Wording for one claim and for several: "21 hold, 7 do not, 1 is undecided".
+# Wording for one claim and for several: "21 hold, 7 do not hold, 1 is undecided".
 WORDS = {
     HOLDS: ("holds", "hold"),
-    FAILS: ("does not", "do not"),
+    FAILS: ("does not hold", "do not hold"),
     UNDECIDED: ("is undecided", "are undecided"),
     NOT_RUN: ("was not run at this scale", "were not run at this scale"),
 }
@@ -43,7 +43,7 @@ class Claim:
     """A result that a paper asserts, in our words.
 
     section: section of the paper; scale: "paper" if no smaller scale can decide it; closer: PAPER/ID of claims that
-    examine this one; decide: function from data to evidence.
+    examine this one; ours: a question of our own about the paper's experiment; decide: function from data to evidence.
     """
 
     id: str
@@ -53,20 +53,32 @@ class Claim:
     section: str = ""
     scale: str = ""
     closer: tuple[str, ...] = ()
+    ours: bool = False
+
+    @property
+    def citation(self) -> str:
+        """Where it is from: § 4.1, Appendix D, § 4.9 (our question)."""
+        section = f"§ {self.section}" if self.section[:1].isdigit() else self.section
+        return f"{section} (our question)" if self.ours else section
 
 
 _registered: list[Claim] = []
 
 
 def claim(
-    experiment: str, section: str = "", *, scale: str = "", closer: str | Sequence[str] = ()
+    experiment: str,
+    section: str = "",
+    *,
+    scale: str = "",
+    closer: str | Sequence[str] = (),
+    ours: bool = False,
 ) -> Callable[[Callable[[Data], Evidence]], Claim]:
     """Register a function as a claim; its name, with dashes, is the claim's id, its docstring the statement."""
 
     def register(decide: Callable[[Data], Evidence]) -> Claim:
         name = decide.__name__.replace("_", "-")
         text = " ".join((decide.__doc__ or "").split())
-        claim = Claim(name, text, experiment, decide, section, scale, tuple(listed(closer)))
+        claim = Claim(name, text, experiment, decide, section, scale, tuple(listed(closer)), ours)
         _registered.append(claim)
         return claim
 
@@ -203,13 +215,25 @@ def count(verdicts: Sequence[Verdict]) -> dict[str, int]:
 
 
 def counted(counts: dict[str, int]) -> str:
-    """Format counts of verdicts: 21 hold, 7 do not, 1 is undecided."""
+    """Format counts of verdicts: 21 hold, 7 do not hold, 1 is undecided."""
     return ", ".join(f"{number} {WORDS[name][number > 1]}" for name, number in counts.items() if number)
+
+
+def numbered(verdicts: Sequence[Verdict], noun: str) -> str:
+    return f"{len(verdicts)} {noun}{'' if len(verdicts) == 1 else 's'}"
 
 
 def undecided_parts(verdicts: Sequence[Verdict]) -> tuple[int, int]:
     """Of the undecided, the numbers that all settings together decide and that are too fine for this scale."""
     return sum(v.verdict != v.overall for v in verdicts), sum(v.is_too_fine for v in verdicts)
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """The counts of a paper's claims, remarks on them, and the counts of questions of our own."""
+    claims, own = ([v for v in verdicts if v.claim.ours == ours] for ours in (False, True))
+    said = [f"{numbered(claims, 'claim')}: {counted(count(claims))}.", remarks(claims)]
+    said += [f"{numbered(own, 'question')} of our own: {counted(count(own))}."] if own else []
+    return " ".join(filter(None, said))
 
 
 def remarks(verdicts: Sequence[Verdict]) -> str:
@@ -232,13 +256,8 @@ def remarks(verdicts: Sequence[Verdict]) -> str:
     return " ".join(said)
 
 
-def section_label(section: str) -> str:
-    """Citation of a section: § 4.1, Appendix D."""
-    return f"§ {section}" if section[:1].isdigit() else section
-
-
 def print_ledger(verdicts: Sequence[Verdict], console: Console) -> None:
-    """Print every claim with its verdict and numbers, by paper and experiment; then the counts."""
+    """Print every claim with its verdict and numbers, by paper and experiment; after each paper the counts."""
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault((verdict.paper, verdict.claim.experiment), []).append(verdict)
@@ -249,16 +268,14 @@ def print_ledger(verdicts: Sequence[Verdict], console: Console) -> None:
                 for verdict in mine:
                     _print(verdict, console)
                 console.print()
-    console.print(f"{len(verdicts)} claims: {counted(count(verdicts))}.")
-    if said := remarks(verdicts):
-        console.print(said)
+        console.print(f"{paper}: {summary([v for v in verdicts if v.paper == paper])}\n")
 
 
 def _print(verdict: Verdict, console: Console) -> None:
     symbol, style = STYLES[verdict.verdict]
     line = Text(f"{symbol} {verdict.verdict}", style=style)
-    if verdict.claim.section:
-        line.append(f"  {section_label(verdict.claim.section)}", style="dim")
+    if verdict.claim.citation:
+        line.append(f"  {verdict.claim.citation}", style="dim")
     line.append(f"  {verdict.claim.id}", style="dim")
     console.print(Padding(line, (0, 0, 0, 2)))
     console.print(Padding(Text(verdict.claim.text), (0, 0, 0, 4)))

@@ -13,7 +13,7 @@ from dape.lab.display import Announce, silent
 from dape.lab.environment import environment
 from dape.lab.experiments import Experiment, Workspace
 from dape.lab.kinds import Plan, equal_time_labels, kind_named, ordered
-from dape.lab.records import STEP, TIME, Results, find_results
+from dape.lab.records import STEP, TIME, VIEWS, Results, find_results
 from dape.lab.runner import Job, Launcher, run_here, run_jobs
 
 
@@ -235,9 +235,12 @@ def save(plan: Plan, body: dict[str, Any], about: dict[str, Any] | None = None) 
 
 
 def counted(experiment: Experiment, workspace: Workspace) -> tuple[int, int]:
-    """Number of finished runs and of all runs, at equal steps."""
+    """Number of finished runs and of all runs, in both views."""
     plan = make_plan(experiment, workspace)
-    return len(wanted([plan], STEP)) - len(left_of([plan])), len(wanted([plan], STEP))
+    settle(plan, only_kept=True)
+    count = sum(len(wanted([plan], view)) for view in VIEWS)
+    left = sum(len(left_of([plan], view)) for view in VIEWS)
+    return count - left, count + sum(len(group) for group in plan.timed)
 
 
 def summary_of(job: Job) -> str:

@@ -213,8 +213,9 @@ def draw_curves(
     *,
     title: str,
     quantity: str = "ppl",
+    frame: tuple[float, float] | None = None,
 ) -> None:
-    """Draw the curves of one panel, each in its style, with its axes."""
+    """Draw the curves of one panel, each in its style, with its axes; frame: range of values to show."""
     axes.axvline(unit, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
     for curve in shown:
         points = [
@@ -239,6 +240,7 @@ def draw_curves(
     axes.set_title(title, loc="left")
     if QUANTITIES[quantity].logarithmic:
         axes.set_yscale("log")
+        axes.set_ylim(frame)
         axes.yaxis.set_major_locator(_labelled(axes.get_ylim()))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())

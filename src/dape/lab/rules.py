@@ -243,7 +243,7 @@ def gain_is_recall(data: Data, a: Choice, b: Any, *, share: float = 0.5, **where
             text = (
                 f"{one.label} gains {total / tokens.sum():.3f} nats a token over {other.label}, "
                 f"{100 * gain.sum() / total:.0f} % of it on the {100 * hit.sum() / tokens.sum():.0f} % of tokens that "
-                f"recall could copy ({trained_on(one)}, read at {length}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
+                f"recall could copy ({trained_on(one)}, evaluated at {length}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
             )
             findings.append(finding(lead, text, setting_of(one, other), (one.label, other.label)))
     return data.evidence(findings)
@@ -262,7 +262,7 @@ def gains_more_on_hits(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
             lead = Estimate(on_hits.value - elsewhere.value, error, min(on_hits.dof, elsewhere.dof))
             text = (
                 f"{one.label} gains {signed(on_hits)} nats a token over {other.label} on recall hits, "
-                f"{signed(elsewhere)} on other tokens ({trained_on(one)}, read at {length})"
+                f"{signed(elsewhere)} on other tokens ({trained_on(one)}, evaluated at {length})"
             )
             findings.append(finding(lead, text, setting_of(one, other), (one.label, other.label)))
     return data.evidence(findings)
@@ -278,7 +278,7 @@ def recalls_more(data: Data, a: Choice, b: Any, **where: Any) -> Evidence:
             own = [signed(Estimate(changes.losses.loss(model, length).value)) for model in (one, other)]
             text = (
                 f"on tokens that can be copied only beyond {one.train_length} tokens, the loss of {one.label} changes by "
-                f"{own[0]}, that of {other.label} by {own[1]} ({one.corpus}, read at {length}; difference {signed(gap)})"
+                f"{own[0]}, that of {other.label} by {own[1]} ({one.corpus}, evaluated at {length}; difference {signed(gap)})"
             )
             findings.append(finding(gap, text, setting_of(one, other), (one.label, other.label), sign=-1))
     return data.evidence(findings)
@@ -305,7 +305,7 @@ def matches_paper(
                 for one in data.models(Pick(method, variant), setting, STEP):
                     loss = data.losses.loss(one, length)
                     off = replace(loss, value=abs(loss.value - math.log(printed[length])))
-                    text = f"{one.label} {data.ppl(one, length)}, the paper's {printed[length]} ({trained_on(one)}, read at {length})"
+                    text = f"{one.label} {data.ppl(one, length)}, the paper's {printed[length]} ({trained_on(one)}, evaluated at {length})"
                     scope = text, setting_of(one), (one.label,)
                     findings.append(finding(off, *scope, sign=-1, beyond=-math.log(within)))
     return data.evidence(findings)

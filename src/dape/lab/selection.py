@@ -183,7 +183,9 @@ class Data:
         gap = self.losses.difference((1, one, length), (-1, other, length))
         both = one.train_length == other.train_length
         names = [f"{t.label}{'' if both else f' trained at {t.train_length}'}" for t in (one, other)]
-        where = f"{trained_on(one)}, read at {length}" if both else f"{one.corpus}, read at {length}"
+        where = (
+            f"{trained_on(one)}, evaluated at {length}" if both else f"{one.corpus}, evaluated at {length}"
+        )
         seeds = len({*self.losses.seeds(one)} & {*self.losses.seeds(other)})
         of = f" on {self.slice} tokens" if self.slice else ""
         text = (

@@ -343,16 +343,26 @@ class Losses:
 
         With factors 1 and −1 it is the difference of two losses. NaN if no seed has all the terms.
         """
-        rows = [self.rows[trained][length] for _, trained, length in terms]
-        seeds = sorted(set.intersection(*(set(row) for row in rows)))
-        if not seeds:
+        pairs = list(self._by_seed(*terms).values())
+        if not pairs:
             return UNKNOWN
-        factors = [factor for factor, _, _ in terms]
-        pairs = [self.by_document(factors, [row[seed] for row in rows], terms[0][1].corpus) for seed in seeds]
-        prior = self.seed_prior(*terms)
         sums, counts = np.stack([sums for sums, _ in pairs]), pairs[0][1]
         # Documents without a token of a slice do not count.
-        return crossed_mean(sums[:, counts > 0], counts[counts > 0], seeds=prior)
+        return crossed_mean(sums[:, counts > 0], counts[counts > 0], seeds=self.seed_prior(*terms))
+
+    def differences(self, *terms: tuple[float, Trained, int]) -> dict[int, float]:
+        """The same sum by seed."""
+        return {
+            seed: float(sums.sum() / counts.sum()) for seed, (sums, counts) in self._by_seed(*terms).items()
+        }
+
+    def _by_seed(self, *terms: tuple[float, Trained, int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        rows = [self.rows[trained][length] for _, trained, length in terms]
+        factors = [factor for factor, _, _ in terms]
+        return {
+            seed: self.by_document(factors, [row[seed] for row in rows], terms[0][1].corpus)
+            for seed in sorted(set.intersection(*(set(row) for row in rows)))
+        }
 
     def by_document(
         self, factors: Sequence[float], rows: Sequence[Row], corpus: str

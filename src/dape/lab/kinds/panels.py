@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
@@ -34,9 +34,11 @@ FEW = 2
 # The method to which bars of figures refer, where it is among the curves.
 BASE, BEST = "kerple", "dape1x3-kerple"
 # Slices by recall, in words.
-SLICES = {"hit": "tokens seen before", "other": "all other tokens"}
+SLICES = {"hit": "trigram seen before", "other": "all other tokens"}
 # The methods of the headline figure, best last in the paper.
-MAIN = ("rope", "alibi", "kerple", "dape-kerple", BEST)
+MAIN = ("rope", "alibi", "fire", "kerple", "dape-kerple", BEST)
+# A curve whose largest value exceeds the median of its panel's by this factor may leave the frame.
+FAR_ABOVE = 8
 
 
 @dataclass(frozen=True)
@@ -281,9 +283,12 @@ def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
         else text
     )
     text += "." if changes else ""
-    if len({line.seeds for line in panel.lines}) > 1:
+    seeds = {line.seeds for line in panel.lines}
+    if len(seeds) > 1:
         own = ", ".join(f"{line.label} {line.seeds}" for line in panel.lines)
         text += f" Seeds: {own}. Perplexities are of all seeds of a method, differences of those that both methods have."
+    elif 0 not in seeds:
+        text += f" Seeds: {seeds.pop()} of each."
     return f"{unit}{text}" + (f" {panel.note}" if panel.note else "")
 
 
@@ -319,8 +324,24 @@ def figure(folder: Folder, paper: Paper) -> Figure | None:
 
 
 def draw_panel(axis: object, panel: Panel, looks: dict[str, Style]) -> None:
-    draw_curves(axis, [line.curve() for line in panel.lines], looks, panel.unit, title=panel.title)
-    axis.set_xlabel("length read")  # type: ignore[attr-defined]  # matplotlib's axes
+    draw_curves(
+        axis,
+        [line.curve() for line in panel.lines],
+        looks,
+        panel.unit,
+        title=panel.title,
+        frame=frame_of(panel),
+    )
+    axis.set_xlabel("evaluation length")  # type: ignore[attr-defined]  # matplotlib's axes
+
+
+def frame_of(panel: Panel) -> tuple[float, float] | None:
+    """Range of perplexities to show, if a curve is far above the others: only its lowest point then; None to show all."""
+    values = [[math.exp(loss.value) for loss in line.losses.values()] for line in panel.lines]
+    middle = sorted(map(max, values))[len(values) // 2]
+    far = [own for own in values if max(own) > FAR_ABOVE * middle]
+    top = max(min(own) if own in far else max(own) for own in values)
+    return (0.93 * min(map(min, values)), 1.2 * top) if far else None
 
 
 def bars_of(panels: Sequence[Panel]) -> str:
@@ -339,6 +360,17 @@ def main_models(data: Losses, view: str = STEP, corpus: str = "") -> dict[str, T
     return {name: models[name] for name in MAIN if name in models} if BASE in models else {}
 
 
+def share_of(name: str, sliced: Mapping[str, Losses], one: Trained) -> str:
+    """Share of the tokens in a slice, at the shortest and at the longest input."""
+    counts = {part: data.rows[one] for part, data in sliced.items()}
+    ends = sorted(counts[name])[:: max(1, len(counts[name]) - 1)]
+    tokens = {
+        part: [sum(next(iter(rows[n].values()))["tokens"]) for n in ends] for part, rows in counts.items()
+    }
+    shares = [tokens[name][i] / sum(own[i] for own in tokens.values()) for i in range(len(ends))]
+    return f"{' to '.join(f'{100 * share:.0f}' for share in shares)} % of tokens"
+
+
 def headline(folder: Folder) -> Figure | None:
     """Figure of the loss minus Kerple's by length, for the main methods; and for the best of them, on recall slices."""
     data, models = folder.losses, main_models(folder.losses)
@@ -353,22 +385,21 @@ def headline(folder: Folder) -> Figure | None:
     )
     drawn, (axes,) = canvas(4.2 + 2.6 * bool(sliced), 3.6, 1, 1 + bool(sliced))
     looks = styles(list(models), list(models))
+    curves = {
+        name: {n: data.difference((1, one, n), (-1, base, n)) for n in data.lengths(one, base)}
+        for name, one in models.items()
+        if one != base
+    }
+    # A curve far above would flatten the others: of it, the frame has to show only the lengths of training.
+    size = max((abs(gap.value) for gap in curves.get(BEST, {}).values()), default=math.inf)
     reach = [0.0]
-    for name, one in models.items():
-        gaps = {
-            n: data.difference((1, one, n), (-1, base, n)) for n in data.lengths(one, base) if one != base
-        }
-        if gaps:
-            values = [gap.value for gap in gaps.values()]
-            outside = " (far above)" if name == "rope" else ""
-            errors = [gap.error for gap in gaps.values()]
-            errorbar(axes[0], list(gaps), values, errors, f"{name}{outside}", looks[name])
-            # RoPE's range would flatten the others: it may leave the frame.
-            if name != "rope":
-                reach += [
-                    g.value + s * g.error for g in gaps.values() for s in (-1, 1) if math.isfinite(g.error)
-                ]
-                reach += values
+    for name, gaps in curves.items():
+        far = max(gap.value for gap in gaps.values()) > 2 * size
+        inside = [gap for n, gap in gaps.items() if not far or n <= base.train_length]
+        reach += [g.value + s * (g.error if math.isfinite(g.error) else 0.0) for g in inside for s in (-1, 1)]
+        values, errors = [gap.value for gap in gaps.values()], [gap.error for gap in gaps.values()]
+        said = f"{name} (+{values[-1]:.1f} at {max(gaps)})" if far else name
+        errorbar(axes[0], list(gaps), values, errors, said, looks[name])
     panels = [(axes[0], f"{base.corpus}, trained at {base.train_length}")]
     for index, (name, part) in enumerate(sliced.items()):
         one = models[BEST]
@@ -379,7 +410,7 @@ def headline(folder: Folder) -> Figure | None:
             list(gaps),
             [g.value for g in gaps.values()],
             [g.error for g in gaps.values()],
-            SLICES[name],
+            f"{SLICES[name]} ({share_of(name, sliced, one)})",
             look,
         )
     panels += [(axes[1], f"{BEST}, by recall")] if sliced else []

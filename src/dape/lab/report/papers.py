@@ -23,8 +23,8 @@ from dape.lab.claims import (
     Verdict,
     count,
     counted,
-    remarks,
-    section_label,
+    numbered,
+    summary,
     undecided_parts,
     verdicts_of,
 )
@@ -157,10 +157,6 @@ class Part:
     def folders(self) -> list[Folder]:
         return [section.folder for section in self.sections]
 
-    @property
-    def counts(self) -> dict[str, int]:
-        return count(self.verdicts)
-
 
 def load_part(path: Path) -> Part:
     verdicts, paper = verdicts_of(path), load_paper(path)
@@ -220,14 +216,15 @@ def findings(papers: Path) -> list[str]:
     start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
     seeds, texts = len(data.seeds(one)), len(set(data.documents[one.corpus]))
     said = [
-        f"The loss of {BEST} is {compared(data, one, base, start, long)} "
-        f"({folder.texts.get(one.corpus, one.corpus)}; {seeds} seed{'s' if seeds > 1 else ''}, {texts} documents)."
+        f"The loss of {BEST} is {compared(data, one, base, start, long)}{by_seed(data, (1, one, long), (-1, base, long))} "
+        f"({folder.texts.get(one.corpus, one.corpus)}; {counted_seeds(data, one)}, {texts} documents)."
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
-    few = {t: f" ({n} seed{'s' if n > 1 else ''})" for t in shown if (n := len(data.seeds(t))) < seeds}
-    changes = [
-        f"{t.method}{few.get(t, '')} {changed(data.difference((1, t, long), (-1, t, start)))}" for t in shown
-    ]
+    few = {t: f" ({counted_seeds(data, t)})" for t in shown if len(data.seeds(t)) < seeds}
+    changes = []
+    for t in shown:
+        ends = (1, t, long), (-1, t, start)
+        changes.append(f"{t.method}{few.get(t, '')} {changed(data.difference(*ends))}{by_seed(data, *ends)}")
     said.append(
         f"From {start}, the length of training, to {long} tokens, the loss of {', that of '.join(changes)}."
     )
@@ -242,8 +239,10 @@ def findings(papers: Path) -> list[str]:
         )
     if BEST in (timed := main_models(data, TIME)):
         pair = timed[BEST], timed[BASE]
+        end = data.lengths(*pair)[-1]
         said.append(
-            f"In the same training time it is {compared(data, *pair, start, data.lengths(*pair)[-1])}."
+            f"In the same training time ({counted_seeds(data, pair[0])}), it is {compared(data, *pair, start, end)}"
+            f"{by_seed(data, (1, pair[0], end), (-1, pair[1], end))}."
         )
     return said + [text for corpus in data.corpora()[1:] if (text := finding_on(folder, corpus))]
 
@@ -255,9 +254,8 @@ def finding_on(folder: Folder, corpus: str) -> str:
         return ""
     one, base = models[BEST], models[BASE]
     start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
-    seeds = len(data.seeds(one))
     return (
-        f"On {folder.texts.get(corpus, corpus)} ({seeds} seed{'s' if seeds > 1 else ''}), it is "
+        f"On {folder.texts.get(corpus, corpus)} ({counted_seeds(data, one)}), it is "
         f"{compared(data, one, base, start, long)}, and from {start} to {long} tokens it "
         f"{changed(data.difference((1, one, long), (-1, one, start)))}."
     )
@@ -273,6 +271,18 @@ def compared(data: Losses, one: Trained, other: Trained, start: int, long: int) 
         return f"{words[start]} {link} that of {other.method}{mark} {amounts}"
     said = [f"{words[n]} at {n} tokens ({signed(gap)} nats)" for n, gap in gaps.items()]
     return f"compared with that of {other.method} {', and '.join(said)}"
+
+
+def counted_seeds(data: Losses, one: Trained) -> str:
+    number = len(data.seeds(one))
+    return f"{number} seed{'s' if number > 1 else ''}"
+
+
+def by_seed(data: Losses, *terms: tuple[float, Trained, int]) -> str:
+    """The values of a difference's seeds in brackets; empty with one seed."""
+    values = list(data.differences(*terms).values())
+    said = ", ".join(signed(Estimate(value)) for value in values)
+    return f" (by seed {said})" if len(values) > 1 else ""
 
 
 def changed(change: Estimate) -> str:
@@ -301,7 +311,6 @@ def experiment_readme(section: Section) -> str:
         section=section,
         figure=FIGURE if figure else "",
         styles=STYLES,
-        section_label=section_label,
     )
 
 
@@ -313,13 +322,13 @@ def paper_readme(part: Part) -> str:
         "findings": findings(part.path.parent) if part.paper.title else [],
         "counted": counted,
         "count": count,
+        "numbered": numbered,
     }
     return render(
         "paper.md.j2",
         part=part,
         styles=STYLES,
-        section_label=section_label,
-        remarks=remarks,
+        summary=summary,
         **shared,
     )
 
@@ -336,19 +345,17 @@ def build_report(papers: Path, out: Path) -> Path:
         title=f"{own[0].title if own else 'No claims yet'}: table by table",
         heading=own[0].title if own else "No claims yet",
         parts=parts,
-        cards=cards([verdict for part in own for verdict in part.verdicts]),
+        cards=cards([verdict for part in own for verdict in part.verdicts if not verdict.claim.ours]),
         classes=CLASSES,
         short={NOT_RUN: "not run"},
         scales=[scale_of(part.folders, part.paper) for part in own],
         headline=on_page(figure.read_text("utf-8")) if figure.exists() else "",
         methods=methods_of(parts),
         explained=explained([folder for part in parts for folder in part.folders]).split("*"),
-        total=sum(len(part.verdicts) for part in parts),
-        section_label=section_label,
         findings=findings(papers),
         counted=counted,
         count=count,
-        remarks=remarks,
+        summary=summary,
     )
     write_atomically(out, page)
     return out
@@ -359,7 +366,7 @@ def cards(verdicts: Sequence[Verdict]) -> list[tuple[str, int, str, str]]:
     pooled, fine = undecided_parts(verdicts)
     parts = [f"{pooled} decided by all settings together"] if pooled else []
     parts += [f"{fine} too fine for this scale"] if fine else []
-    words = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided", NOT_RUN: NOT_RUN}
+    words = {HOLDS: "hold", FAILS: "do not hold", UNDECIDED: "undecided", NOT_RUN: NOT_RUN}
     remarks_of = {UNDECIDED: ", ".join(parts)}
     return [(name, n, words[name], remarks_of.get(name, "")) for name, n in count(verdicts).items()]
 
