@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 import dape
 from dape import devices
@@ -19,6 +20,8 @@ METHODS = [
     "dape1x3-cope",
     "t5",
     "dape3x3-kerple",
+    "dape1x3-kerple[leak_future=true]",
+    "dape1x3-fire[leak_future=true]",
 ]
 
 
@@ -64,6 +67,22 @@ def test_change_is_what_the_processor_moves(method):
     assert found.layers[1].change[2] == pytest.approx(moved, abs=1e-6)
     changes = {(layer.layer, head): layer.change[head] for layer in found.layers for head in layer.heads}
     assert changes[found.most_changed()] == max(changes.values())
+
+
+def test_capped_scores_are_capped_once():
+    """A processor that adds nothing changes nothing, where the model caps its scores."""
+    config = Gemma2Config(
+        vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, attn_logit_softcapping=5.0, sliding_window=64,
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            parameter.data.mul_(40)
+    found = dape.inspect(dape.retrofit(model, "dape1x3"), torch.arange(3, 15))
+    assert np.nanmax(np.abs(found.map(0, 0, "scores"))) == pytest.approx(5.0, rel=0.2)
+    assert np.nanmax(np.abs(found.map(0, 0, "processed"))) < 1e-5
+    assert max(found.layers[0].change) < 1e-6
 
 
 def test_pixels_are_means_over_visible_pairs():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 from dape.devices import check_fits
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
-from dape.ops.score_attention import Visible
 from dape.ops.score_attention.edges import Edges
-from dape.ops.score_attention.reference import normalise, process, repeat_heads
+from dape.ops.score_attention.reference import capped, normalise, process, repeat_heads
 from dape.ops.score_attention.types import bias_tile
 from dape.positions import Positions
 from dape.retrofitting.attach import is_retrofitted, record
@@ -202,39 +201,39 @@ def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
 def _layer_maps(
     layer: int, heads: tuple[int, ...], inputs: Inputs, edges: np.ndarray, rows_per_tile: int
 ) -> LayerMaps:
-    program, bias, first = inputs.program, inputs.bias, inputs.visible.first
+    program, bias = inputs.program, inputs.bias
     q = inputs.q.float()
     k = repeat_heads(inputs.k, q.shape[1]).float()
     num_tokens, chosen = q.shape[2], list(heads)
+    whole = Edges.of(
+        inputs.visible,
+        num_tokens,
+        num_tokens,
+        causal=True,
+        leak_future=program.leak_future,
+        device=q.device,
+    )
+    in_float = program.to(q.dtype)
+    # The scores of the maps are capped, so the program need not do it again.
+    uncapped = replace(in_float, softcap=None)
     pool = _Pool(edges)
     sink, entropy, change = torch.zeros(3, len(heads))
     for start in range(0, num_tokens, rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, num_tokens))
-        # A causal row needs only the keys up to itself, and the earlier rows that its kernel reads. But a different
+        # A causal row needs only the keys up to itself, unless the future leaks, and the earlier rows that its kernel
+        # reads. But a different
         # width for every tile would have convolutions planned, and memory allocated, for each of them.
         halo = slice(max(0, start - program.earlier_rows), rows.stop)
-        num_keys = min(num_tokens, -(-rows.stop // KEYS_PER_STEP) * KEYS_PER_STEP)
-        scores = q[:, :, halo] @ k[:, :, :num_keys].transpose(-1, -2) * inputs.scale
+        stop = num_tokens if program.leak_future else rows.stop
+        num_keys = min(num_tokens, -(-stop // KEYS_PER_STEP) * KEYS_PER_STEP)
+        scores = capped(q[:, :, halo] @ k[:, :, :num_keys].transpose(-1, -2) * inputs.scale, in_float)
         tile = bias_tile(bias, halo, num_keys, num_queries=num_tokens, total_keys=num_tokens)
         tile = None if tile is None else tile.float()
-        visible = Visible(
-            None if first is None else first[:, halo],
-            torch.arange(halo.start, halo.stop, device=q.device)[None],
-        )
-        seen = Edges.of(
-            visible,
-            q[:, :, halo].shape[2],
-            num_keys,
-            causal=True,
-            leak_future=program.leak_future,
-            device=q.device,
-        )
-        logits = process(scores, tile, program.to(scores.dtype), seen)
-        weights = normalise(logits, program.to(scores.dtype), seen)
+        seen = whole.tile(slice(None), halo, num_keys)
+        logits = process(scores, tile, uncapped, seen)
+        weights = normalise(logits, in_float, seen)
         without = scores if tile is None else scores + tile
-        without = normalise(
-            without.masked_fill(logits == -torch.inf, -torch.inf), program.to(scores.dtype), seen
-        )
+        without = normalise(without.masked_fill(~seen.shown, -torch.inf), in_float, seen)
         own = slice(start - halo.start, None)
         scores, logits, weights = scores[:, :, own], logits[:, :, own], weights[:, :, own]
         tile = None if tile is None else tile[:, :, own]

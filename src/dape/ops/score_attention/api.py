@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dape.ops.score_attention import by_tiles, cpu, reference, sdpa, tiled, triton
+from dape.ops.score_attention.op import in_own_dtype
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,
@@ -35,6 +36,9 @@ BACKENDS: dict[str, ModuleType] = {
 # From this many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
 # skips invisible pairs, is faster than PyTorch's own; below, the overhead of a call decides.
 LARGE_PLAIN = 4 * 1024 * 1024
+
+# Numbers up to this one in a bias are taken for a mask.
+MASKED = -1e4
 
 
 @runtime_checkable
@@ -74,9 +78,8 @@ def attention(
     check_backend(backend)
     if q.shape[2] == 0:
         return q.clone()
-    if q.numel() == 0:
-        return reference.attend(problem)
-    return _attend(problem, backend)
+    with in_own_dtype(q):
+        return reference.attend(problem) if q.numel() == 0 else _attend(problem, backend)
 
 
 def attention_weights(
@@ -91,7 +94,8 @@ def attention_weights(
 ) -> Tensor:
     """Attention weights [B, H, Tq, Tk] of `attention`, by the reference, for inspection: T×T memory."""
     problem = make_problem(q, k, k, program, bias=bias, causal=causal, visible=visible, scale=scale)
-    return reference.weights(problem).to(q.dtype)
+    with in_own_dtype(q):
+        return reference.weights(problem).to(q.dtype)
 
 
 def make_problem(
@@ -134,8 +138,8 @@ def _attend(problem: Problem, backend: str) -> Tensor:
 
 def _takes_bias(problem: Problem, backend: str) -> bool:
     """Whether a backend takes the call's bias in its own form; else it is passed as dense tiles."""
-    # For programs that read other rows, the backends themselves split into tiles.
-    if problem.program.earlier_rows:
+    # For programs that read other rows, or hidden keys, the backends themselves split into tiles.
+    if problem.program.earlier_rows or problem.program.leak_future:
         return True
     # Dense tiles of plain attention go to PyTorch's own where that is faster.
     if backend == "auto" and problem.program.is_plain and isinstance(problem.bias, TileBias):
@@ -272,9 +276,9 @@ def _holds_a_mask(bias: Bias) -> bool:
     """Whether a constant dense bias hides keys, by its first and last rows; on the CPU, where reading values is cheap."""
     if torch.compiler.is_compiling() or type(bias) is not Tensor or bias.device.type != "cpu":
         return False
-    # Few numbers: looking at all of them takes time, and threads that a forked process does not have.
+    # Few numbers at a time: all of them would take long, and threads that a forked process does not have.
     return not bias.requires_grad and any(
-        torch.isneginf(bias[:, 0, row]).any() for row in (0, -1) if bias.shape[2]
+        (bias[:, head, row] <= MASKED).any() for head in range(bias.shape[1]) for row in (0, -1)
     )
 
 
@@ -283,7 +287,7 @@ def _check_program(problem: Problem) -> None:
     program.check(q.shape[1], has_bias=problem.bias is not None)
     if program.reads_bias(q.shape[1]) and _holds_a_mask(problem.bias):
         raise ValueError(
-            "bias holds −inf, as masks do, but the score program reads the bias and would turn that into nan: pass who "
+            f"bias holds numbers of {MASKED:g} or less, as masks do, but the score program reads the bias: pass who "
             "sees whom by visible=dape.Visible.from_mask(mask)"
         )
     allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}

@@ -25,9 +25,10 @@ def attend(
     the tile's own visibility, because the last query of a bidirectional tile need not be at the last key.
     """
     causal, program = problem.causal, problem.program
+    # A tile's visibility holds its rows' causality, past which a leak would have to read.
+    assert not program.leak_future
     _, num_heads, num_queries, num_keys, _ = problem.sizes
     first, last = problem.visible.bounds(num_queries, num_keys, causal=causal, device=problem.q.device)
-    reads_ahead = not causal or program.leak_future
     earlier = None
     if program.earlier_rows and problem.visible.first is not None:
         earlier = problem.visible.readable_rows(num_queries, num_keys, device=problem.q.device)
@@ -35,7 +36,7 @@ def attend(
     def attend_rows(q: Tensor, k: Tensor, v: Tensor, start: int, drop: int) -> Tensor:
         rows = slice(start, start + q.shape[2])
         # Rows of a causal tile need the keys up to the tile's last row only.
-        stop = num_keys if reads_ahead else rows.stop + num_keys - num_queries
+        stop = rows.stop + num_keys - num_queries if causal else num_keys
         tile = replace(
             problem,
             q=q,

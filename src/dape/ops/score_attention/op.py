@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,12 @@ def run(kernel: str, tensors: dict[str, Tensor | None], plan: dict[str, Any], *,
         return KERNELS[kernel][0](Arguments(present, plan, lowest))[0]
     out, _ = _forward(list(present.values()), ",".join(present), kernel, encode(plan), lowest)
     return out
+
+
+def in_own_dtype(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which autocast, if it is on, does not change the dtypes that the op and its bias compute in."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _watched(tensors: Iterable[Tensor]) -> bool:
@@ -118,7 +125,8 @@ def _backward(
 def _gradients(
     kernel: str, arguments: Arguments, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: list[bool]
 ) -> list[Tensor]:
-    grads = KERNELS[kernel][1](arguments, grad_out, out, lse)
+    with in_own_dtype(out):
+        grads = KERNELS[kernel][1](arguments, grad_out, out, lse)
     return [
         grads[name].to(tensor.dtype) if name in grads else torch.zeros_like(tensor)
         for wants, (name, tensor) in zip(wanted, arguments.tensors.items(), strict=True)

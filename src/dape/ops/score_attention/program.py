@@ -84,7 +84,6 @@ class Pair:
     project_bias: Tensor
     left: int
     residual: Residual
-    leak_future: bool
     negative_slope: float
 
     @property
@@ -147,6 +146,8 @@ class ScoreProgram:
         """The paper's two convolutions of 1×k, if the program has this form, else None."""
         if len(self.pre) != 2 or self.post or self.normalises or self.softcap is not None:
             return None
+        if self.leak_future:
+            return None
         expand, project = self.pre
         if (
             (expand.query_kernel_size, expand.kernel_size, expand.left, expand.groups)
@@ -166,7 +167,6 @@ class ScoreProgram:
             project.offset,
             expand.left,
             self.residual,
-            self.leak_future,
             expand.slope,
         )
 

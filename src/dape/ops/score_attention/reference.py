@@ -50,8 +50,7 @@ def weights(problem: Problem) -> Tensor:
 
 def process(scores: Tensor, bias: Tensor | None, program: ScoreProgram, edges: Edges) -> Tensor:
     """Logits [B, H, Tq, Tk] of scaled scores [B, H, Tq, Tk] and a bias [1 or B, H, Tq, Tk] or None."""
-    if program.softcap is not None:
-        scores = program.softcap * torch.tanh(scores / program.softcap)
+    scores = capped(scores, program)
     plain = scores if bias is None else scores + bias
     if not program.pre:
         return plain.masked_fill(~edges.shown, -torch.inf)
@@ -64,6 +63,11 @@ def process(scores: Tensor, bias: Tensor | None, program: ScoreProgram, edges: E
     }[program.residual]
     refined = apply_stages(edges.image(image_of(scores, bias, program)), program.pre, edges)
     return (residual + refined).masked_fill(~edges.shown, -torch.inf)
+
+
+def capped(scores: Tensor, program: ScoreProgram) -> Tensor:
+    """The scores after the program's softcap, if it has one."""
+    return scores if program.softcap is None else program.softcap * torch.tanh(scores / program.softcap)
 
 
 def normalise(logits: Tensor, program: ScoreProgram, edges: Edges) -> Tensor:

@@ -20,6 +20,10 @@ def unsupported(problem: Problem) -> str | None:
     bias = problem.bias.values if isinstance(problem.bias, DistanceBias) else problem.bias
     if bias is not None and bias.requires_grad:
         return "it would build a T×T gradient for the bias"
+    if bias is not None and bias.dtype != problem.q.dtype:
+        return f"it would round the bias from {bias.dtype} to {problem.q.dtype}"
+    if problem.causal and problem.scale <= 0:
+        return f"its causal mask is wrong for scale={problem.scale}"
     batch, num_heads, num_queries, num_keys, _ = problem.sizes
     numbers = num_queries * num_keys
     numbers *= num_heads if bias is not None else 1
@@ -49,7 +53,7 @@ def attend(problem: Problem) -> Tensor:
         )
     shown = problem.visible.mask(num_queries, num_keys, causal=problem.causal, device=q.device)
     bias = problem.dense_bias()
-    mask = shown if bias is None else bias.to(q.dtype).masked_fill(~shown, -float("inf"))
+    mask = shown if bias is None else bias.masked_fill(~shown, -float("inf"))
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=problem.scale, dropout_p=problem.dropout, enable_gqa=grouped
     )

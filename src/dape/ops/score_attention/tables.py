@@ -50,14 +50,12 @@ def stage_tables(
     length = num_keys + ahead
     offset = values.new_zeros(stage.outputs) if stage.offset is None else stage.offset.to(dtype)
     sums = [offset.view(groups, -1, 1).expand(-1, -1, length)]
-    # The op computes in `dtype`, regardless of autocast.
-    with torch.autocast(values.device.type, enabled=False):
-        for tap in range(stage.kernel_size - 1, -1, -1):
-            total = sums[-1]
-            for row in range(num_rows):
-                start = row + stage.kernel_size - 1 - tap
-                total = torch.baddbmm(total, weight[:, :, :, row, tap], padded[..., start : start + length])
-            sums.append(total)
+    for tap in range(stage.kernel_size - 1, -1, -1):
+        total = sums[-1]
+        for row in range(num_rows):
+            start = row + stage.kernel_size - 1 - tap
+            total = torch.baddbmm(total, weight[:, :, :, row, tap], padded[..., start : start + length])
+        sums.append(total)
     # At the first visible key's c-th successor the first left − c taps would read hidden keys.
     right_most = stage.kernel_size - stage.left
     hidden, *edges = (

@@ -35,9 +35,9 @@ def attend(problem: Problem) -> Tensor:
     lowest = bias.lowest if isinstance(bias, DistanceBias) else 0
     dense = bias.to(dtype) if isinstance(bias, Tensor) else None
     w1 = b1 = w2 = b2 = hidden = edges = None
-    left, slope, residual_bias, leak = 0, 0.0, True, False
+    left, slope, residual_bias = 0, 0.0, True
     if conv is not None:
-        left, slope, leak = conv.left, conv.negative_slope, conv.leak_future
+        left, slope = conv.left, conv.negative_slope
         residual_bias = conv.residual == "scores+bias"
         w1, w2, b2 = (
             conv.expand_weight[:, :, 0].to(dtype),
@@ -49,7 +49,6 @@ def attend(problem: Problem) -> Tensor:
             and problem.causal
             and problem.visible.first is None
             and problem.visible.last is None
-            and not leak
         ):
             hidden, edges = hidden_tables(bias, conv, problem.k.shape[2], dtype)
             w1 = w1[:, : problem.q.shape[1]]
@@ -64,7 +63,7 @@ def attend(problem: Problem) -> Tensor:
     }  # fmt: skip
     plan = {
         "causal": problem.causal, "scale": problem.scale, "left": left, "slope": slope,
-        "residual_bias": residual_bias, "leak": leak, "dropout": problem.dropout,
+        "residual_bias": residual_bias, "dropout": problem.dropout,
     }  # fmt: skip
     return op.run("tiled", tensors, plan, lowest=lowest)
 

@@ -114,10 +114,10 @@ class Gradients:
             grad_bias = tile.scores_like("bias")
             grad_bias.copy_(grad_logits) if call.residual_bias else grad_bias.zero_()
             tile.add_taps(grad_bias.transpose(0, 1), taps[:, call.num_heads :], backwards)
-            tile.seen.fill(grad_bias.transpose(0, 1), 0.0)
+            tile.shown.fill(grad_bias.transpose(0, 1), 0.0)
             self._add_bias(tile, grad_bias)
         tile.add_taps(grad_image, taps[:, : call.num_heads], backwards)
-        tile.seen.fill(grad_image, 0.0)
+        tile.shown.fill(grad_image, 0.0)
         self._add_tables(tile, grad_hidden)
 
     def _add_bias(self, tile: Tile, grad: Tensor) -> None:
@@ -129,7 +129,7 @@ class Gradients:
         if self.values is not None:
             # Reversed causal rows end one column earlier each: one zero then separates their diagonals.
             call = self.call
-            triangular = call.causal and call.last is None and not call.leak
+            triangular = call.causal and call.last is None
             pitch = tile.columns + (1 if triangular else tile.num_rows - 1)
             image = call.scratch.take("diagonals", call.num_heads, tile.num_entries, tile.num_rows, pitch)
             image[..., : tile.columns] = grad.transpose(0, 1)

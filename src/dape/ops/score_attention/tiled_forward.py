@@ -90,7 +90,6 @@ class Call:
     left: int
     slope: float
     residual_bias: bool
-    leak: bool
     dropout: float
 
     def __post_init__(self) -> None:
@@ -102,9 +101,6 @@ class Call:
         self.scratch = Scratch(self.q, self.dtype)
         visible, sizes = Visible(self.first, self.last), (self.num_queries, self.num_keys)
         self.first_key, self.last_key = visible.bounds(*sizes, causal=self.causal, device=self.q.device)
-        # The last key that the convolution reads.
-        reads_ahead = not self.causal or self.leak
-        self.last_read = visible.bounds(*sizes, causal=not reads_ahead, device=self.q.device)[1]
         self.right = 0
         if self.w1 is not None and self.w2 is not None:
             self.width, self.channels, self.kernel_size = self.w1.shape
@@ -127,7 +123,7 @@ class Call:
         """Tiles over batch and rows, the longest rows first."""
         stop = self.num_queries
         while stop > 0:
-            columns = stop + self.offset if self.causal and not self.leak else self.num_keys
+            columns = stop + self.offset if self.causal else self.num_keys
             rows = min(stop, MOST_ROWS, max(FEWEST_ROWS, PIXELS // columns))
             entries = max(1, PIXELS // (rows * columns))
             for entry in range(0, self.batch, entries):
@@ -161,25 +157,22 @@ class Tile:
         self.call, self.entries, self.rows = call, entries, rows
         self.num_entries, self.num_rows = entries.stop - entries.start, rows.stop - rows.start
         # [entries or 1, rows], rows in reverse order.
-        first, last, last_read = (
-            (x if x.shape[0] == 1 else x[entries])[:, rows].flip(1)
-            for x in (call.first_key, call.last_key, call.last_read)
+        first, last = (
+            (x if x.shape[0] == 1 else x[entries])[:, rows].flip(1) for x in (call.first_key, call.last_key)
         )
         # Columns begin at key `start`; tables need every row to begin at key 0.
         self.start = 0 if call.hidden is not None else max(0, min(int(first.min()), call.num_keys - 1))
-        stop = call.num_keys - 1 if call.leak else max(int(last.max()), self.start)
+        stop = max(int(last.max()), self.start)
         self.columns = stop + 1 - self.start
         self.keys = slice(self.start, stop + 1)
         # Sums along diagonals need a column of zeros at the end of a row.
         self.pitch = self.columns + call.right + (call.hidden is not None)
         self.top = rows.stop - 1 + call.offset - self.start
 
-        first, last, last_read = first - self.start, last - self.start, last_read - self.start
+        first, last = first - self.start, last - self.start
         self.shown = Interval(first, last, self.columns)
         if call.w1 is not None:
-            self.seen = Interval(first, last_read, self.columns) if call.leak else self.shown
-            end = last.new_full((1, 1), self.columns - 1) if call.leak else last + call.right * call.causal
-            self.hidden = Interval(first, end, self.pitch)
+            self.hidden = Interval(first, last + call.right * call.causal, self.pitch)
 
     def take(self, x: Tensor) -> Tensor:
         """This tile's rows of x [B, H, Tq, n], reversed, in the compute dtype."""
@@ -258,7 +251,7 @@ class Tile:
             assert bias is not None
             images.append(self.scores_like("bias").copy_(bias).transpose(0, 1))
         for image in images:
-            self.seen.fill(image, 0.0)
+            self.shown.fill(image, 0.0)
         self.stacked = self.stack("inputs", images, call.shifts)
 
         hidden = self.map_like("hidden", call.width)

@@ -91,27 +91,25 @@ class Tile:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         """Output [entries, H, rows, D]."""
-        # The op computes in its own dtype, regardless of autocast.
-        with torch.autocast(q.device.type, enabled=False):
-            call, dtype = self.call, self.call.dtype
-            program = call.program.with_tensors(
-                {name: tensor.to(dtype) for name, tensor in zip(self.names, tensors, strict=True)}
-            )
-            columns = call.columns(self.rows.stop)
-            rows_read = slice(max(0, self.rows.start - program.earlier_rows), self.rows.stop)
-            edges = call.edges.tile(self.entries, rows_read, columns)
-            q, k, v = (
-                q[self.entries, :, rows_read],
-                k[self.entries, :, :columns],
-                v[self.entries, :, :columns],
-            )
-            scores = (q.to(dtype) * call.problem.scale).reshape(*k.shape[:2], -1, q.shape[3])
-            scores = (scores @ k.to(dtype).transpose(-1, -2)).view(*q.shape[:3], columns)
-            logits = reference.process(scores, self._bias(rows_read, columns), program, edges)
-            weights = reference.normalise(logits, program, edges)[:, :, self.rows.start - rows_read.start :]
-            weights = F.dropout(weights, call.problem.dropout)
-            out = weights.reshape(*k.shape[:2], -1, columns) @ v.to(dtype)
-            return out.view(*weights.shape[:3], -1).to(q.dtype)
+        call, dtype = self.call, self.call.dtype
+        program = call.program.with_tensors(
+            {name: tensor.to(dtype) for name, tensor in zip(self.names, tensors, strict=True)}
+        )
+        columns = call.columns(self.rows.stop)
+        rows_read = slice(max(0, self.rows.start - program.earlier_rows), self.rows.stop)
+        edges = call.edges.tile(self.entries, rows_read, columns)
+        q, k, v = (
+            q[self.entries, :, rows_read],
+            k[self.entries, :, :columns],
+            v[self.entries, :, :columns],
+        )
+        scores = (q.to(dtype) * call.problem.scale).reshape(*k.shape[:2], -1, q.shape[3])
+        scores = (scores @ k.to(dtype).transpose(-1, -2)).view(*q.shape[:3], columns)
+        logits = reference.process(scores, self._bias(rows_read, columns), program, edges)
+        weights = reference.normalise(logits, program, edges)[:, :, self.rows.start - rows_read.start :]
+        weights = F.dropout(weights, call.problem.dropout)
+        out = weights.reshape(*k.shape[:2], -1, columns) @ v.to(dtype)
+        return out.view(*weights.shape[:3], -1).to(q.dtype)
 
     def _bias(self, rows_read: slice, columns: int) -> Tensor | None:
         """The bias of the rows `rows_read`, [entries or 1, H, rows, columns], or None."""
