@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from dape.benchmarks.timing import median_and_range, summary, take_turns
 from dape.lab.figures import FAINT, LEGEND, PANEL, canvas, legend, style_of
 from dape.lab.folders import Folder
 from dape.lab.kinds import Kind, Plan
-from dape.lab.paper import Paper
+from dape.lab.paper import Paper, Printed
 from dape.lab.records import Results, find_results
 from dape.lab.stats import Estimate, median_error, quotient
 from dape.lab.tables import OURS, PAPER, Cell, Row, Table, plain
@@ -75,15 +75,7 @@ class Timing(Kind):
             rows = [Row(method, OURS, tuple(_cells(data, method))) for method in methods]
             columns = [text for head in heads for text in (f"{head}: ms", f"to {data.base}")]
             shown.append(Table("Milliseconds of a step, and as a ratio", tuple(columns), tuple(rows)))
-        printed = paper.shown_with(folder.name, "milliseconds")
-        if printed:
-            sizes = list(dict.fromkeys(n.get("size") for n in printed))
-            methods = list(dict.fromkeys(n.get("method") for n in printed))
-            columns = [text for size in sizes for text in (f"{size}: ms", "ratio")]
-            rows = [Row(m, PAPER, tuple(_printed(paper, m, sizes))) for m in methods]
-            title = "The paper's milliseconds, and ratios to dape1x3-kerple"
-            shown.append(Table(title, tuple(columns), tuple(rows)))
-        return shown
+        return [*shown, *_printed(folder.name, paper)]
 
     def figure(self, folder: Folder, paper: Paper) -> Figure | None:
         """Figure of the time relative to a method, one point per size or length: ours and the paper's."""
@@ -246,9 +238,34 @@ def _cells(data: Times, method: str) -> list[Cell]:
     return cells
 
 
-def _printed(paper: Paper, method: str, sizes: Sequence[str]) -> list[Cell]:
-    cells = []
-    for size in sizes:
-        cells.append(plain(paper.value("milliseconds", method=method, size=size), 1))
-        cells.append(plain(paper.value("ratio", method=method, size=size), 3))
-    return cells
+def _printed(experiment: str, paper: Paper) -> list[Table]:
+    """The table of the times that the paper prints, by size or by length, with ratios if it has them; or none."""
+    printed = {
+        quantity: {(_setup(n), n.get("method")): n.value for n in paper.shown_with(experiment, quantity)}
+        for quantity in ("milliseconds", "ratio")
+    }
+    columns = [
+        (setup, quantity)
+        for setup in dict.fromkeys(setup for setup, _ in printed["milliseconds"])
+        for quantity, values in printed.items()
+        if any(setup == other for other, _ in values)
+    ]
+    rows = [
+        Row(
+            method,
+            PAPER,
+            tuple(
+                plain(printed[quantity].get((setup, method)), 3 if quantity == "ratio" else 1)
+                for setup, quantity in columns
+            ),
+        )
+        for method in dict.fromkeys(method for _, method in printed["milliseconds"])
+    ]
+    heads = tuple("ratio" if quantity == "ratio" else f"{setup}: ms" for setup, quantity in columns)
+    title = "The paper's milliseconds" + (", and ratios to dape1x3-kerple" if printed["ratio"] else "")
+    return [Table(title, heads, tuple(rows))] if rows else []
+
+
+def _setup(number: Printed) -> str:
+    """Size or length that a printed time is of."""
+    return number.get("size") or f"length {number.get('train_length')}"
