@@ -137,16 +137,31 @@ def test_training_draws_randomized_positions_and_evaluation_does_not():
     assert not torch.allclose(model(ids).logits, model(ids).logits)
 
 
-def test_gradient_checkpointing_changes_no_gradient():
+HOLES = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1], [1] * 8])
+
+
+@pytest.mark.parametrize("mask", [None, HOLES], ids=["no mask", "holes"])
+@pytest.mark.parametrize("use_cache", [None, True])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("method", ["dape1x3-t5", "fox"])
+def test_gradient_checkpointing_changes_no_gradient(method, use_reentrant, use_cache, mask):
     ids, grads = torch.randint(0, 40, (2, 8)), []
-    model = tiny("dape1x3-t5").train()
+    model = tiny(method).train()
     for on in (False, True):
         if on:
-            model.gradient_checkpointing_enable()
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
         model.zero_grad()
-        model(ids, labels=ids).loss.backward()
+        model(ids, labels=ids, attention_mask=mask, use_cache=use_cache).loss.backward()
         grads.append([p.grad.clone() for p in model.parameters()])
     torch.testing.assert_close(*grads)
+
+
+def test_gradient_checkpointing_after_cached_tokens_is_refused():
+    model, ids = tiny().train(), torch.randint(0, 40, (2, 8))
+    cache = model(ids, use_cache=True).past_key_values
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="8 keys, but 16 are expected"):
+        model(ids, past_key_values=cache, use_cache=True)
 
 
 def test_loss_hidden_states_weights_and_kept_logits():
