@@ -135,6 +135,11 @@ def test_training_draws_randomized_positions_and_evaluation_does_not():
     torch.testing.assert_close(model(ids).logits, model(ids).logits, rtol=0, atol=0)
     model.train()
     assert not torch.allclose(model(ids).logits, model(ids).logits)
+    for given in ({"use_cache": True}, {"past_key_values": DynamicCache(config=model.config)}):
+        with pytest.raises(ValueError, match=r"randomized_positions=500 .* pass use_cache=False"):
+            model(ids, **given)
+    said = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert torch.equal(said, model.eval().generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0))
 
 
 HOLES = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1], [1] * 8])

@@ -255,12 +255,12 @@ class DapeModel(DapePreTrainedModel):
         self._check_cached_keys(past_key_values, x.shape[1])
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        if (
-            self.training
-            and self.config.randomized_positions
-            and position_ids is None
-            and past_key_values is None
-        ):
+        if self.training and self.config.randomized_positions and position_ids is None:
+            if past_key_values is not None:
+                raise ValueError(
+                    f"randomized_positions={self.config.randomized_positions} draws positions for whole inputs in "
+                    f"training, which a cache could not continue: pass use_cache=False and no past_key_values"
+                )
             position_ids = randomized_positions(x.shape[1], self.config.randomized_positions, device=x.device)
         positions = decoder_positions(
             x.shape[1],
