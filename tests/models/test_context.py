@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 import dape
 from dape.models.heads import program_of_heads
+from dape.ops.score_attention import ScoreProgram, Stage
 
 METHODS = [
     "dape1x3-kerple",
@@ -32,6 +35,7 @@ SHARED = [
     "keyconv1x3-rope",
     "mta-kerple",
     "alibi[normaliser=sink]",
+    "kerple[normaliser=ssmax,zero_init=true]",
 ]
 
 
@@ -54,6 +58,21 @@ def test_tokens_shared_out_between_two_processes():
 
 def test_heads_shared_out_between_two_processes():
     assert on_two_processes("by_heads.py", *SHARED).count("shared heads and all heads are the same") == 2
+
+
+def test_every_tensor_of_a_program_is_shared_out():
+    vectors = {
+        field.name: torch.arange(4.0) for field in fields(ScoreProgram) if field.type == "Tensor | None"
+    }
+    stage = Stage(torch.randn(4, 2, 1, 3), torch.randn(4), left=2, groups=2)
+    program = ScoreProgram(pre=(stage,), post=(stage,), residual="bias", **vectors)
+    assert {*vectors, "pre.0.offset"} <= dict(program.tensors()).keys()
+    for part in (0, 1):
+        own = program_of_heads(program, part, 2)
+        assert [stage.groups for stage in (*own.pre, *own.post)] == [1, 1]
+        torch.testing.assert_close(
+            dict(own.tensors()), {name: tensor.chunk(2)[part] for name, tensor in program.tensors()}
+        )
 
 
 def test_heads_that_mix_across_processes_are_refused():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MistralConfig, StaticCache
 
 from dape import POSITIONS, randomized_positions
 from dape.models import DapeConfig, DapeForCausalLM, preset
@@ -135,18 +135,38 @@ def test_training_draws_randomized_positions_and_evaluation_does_not():
     torch.testing.assert_close(model(ids).logits, model(ids).logits, rtol=0, atol=0)
     model.train()
     assert not torch.allclose(model(ids).logits, model(ids).logits)
+    for given in ({"use_cache": True}, {"past_key_values": DynamicCache(config=model.config)}):
+        with pytest.raises(ValueError, match=r"randomized_positions=500 .* pass use_cache=False"):
+            model(ids, **given)
+    said = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert torch.equal(said, model.eval().generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0))
 
 
-def test_gradient_checkpointing_changes_no_gradient():
+HOLES = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1], [1] * 8])
+
+
+@pytest.mark.parametrize("mask", [None, HOLES], ids=["no mask", "holes"])
+@pytest.mark.parametrize("use_cache", [None, True])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("method", ["dape1x3-t5", "fox"])
+def test_gradient_checkpointing_changes_no_gradient(method, use_reentrant, use_cache, mask):
     ids, grads = torch.randint(0, 40, (2, 8)), []
-    model = tiny("dape1x3-t5").train()
+    model = tiny(method).train()
     for on in (False, True):
         if on:
-            model.gradient_checkpointing_enable()
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
         model.zero_grad()
-        model(ids, labels=ids).loss.backward()
+        model(ids, labels=ids, attention_mask=mask, use_cache=use_cache).loss.backward()
         grads.append([p.grad.clone() for p in model.parameters()])
     torch.testing.assert_close(*grads)
+
+
+def test_gradient_checkpointing_after_cached_tokens_is_refused():
+    model, ids = tiny().train(), torch.randint(0, 40, (2, 8))
+    cache = model(ids, use_cache=True).past_key_values
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="8 keys, but 16 are expected"):
+        model(ids, past_key_values=cache, use_cache=True)
 
 
 def test_loss_hidden_states_weights_and_kept_logits():
@@ -210,7 +230,7 @@ REFUSALS = {
     "heads": (lambda: DapeConfig(hidden_size=512, num_attention_heads=7), "num_attention_heads=7 does not divide hidden_size=512"),
     "groups": (lambda: tiny(num_key_value_heads=3), "num_key_value_heads=3 does not divide num_heads=4"),
     "method": (lambda: DapeConfig(method="dape1x3-kerpel"), "did you mean dape1x3-kerple"),
-    "typo": (lambda: DapeConfig(hidden_sise=12), 'no option "hidden_sise"; did you mean "hidden_size"'),
+    "typo": (lambda: DapeConfig(hidden_sise=12), 'unknown option "hidden_sise"; did you mean hidden_size'),
     "preset": (lambda: preset("126m"), 'unknown preset "126m": choose one of tiny, 125m'),
     "score option": (lambda: tiny("kerple", score_options={"padding": "same"}), "has no option padding"),
     "no input": (lambda: tiny()(), "either input_ids or inputs_embeds"),
@@ -225,6 +245,52 @@ def test_bad_input_is_refused_with_its_values(case):
     call, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+FOREIGN = {
+    **dict.fromkeys(["num_layers", "num_heads", "n_layer", "width", "kernel_size", "seed"], 2),
+    **dict.fromkeys(["sliding_window", "attention_chunk_size", "num_kv_shared_layers"], 4),
+    "layer_types": ["sliding_attention"],
+    "per_layer_config": {0: {"sliding_window": 4}},
+    "dropout": 0.1,
+    "padding": "causal",
+    "rope_theta": 5e5,
+    "qkv_bias": False,
+    "norm_eps": 1e-3,
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_options_without_effect_are_refused(name):
+    with pytest.raises(ValueError, match=f'unknown option "{name}"; .*num_hidden_layers'):
+        preset("tiny", **{name: FOREIGN[name]})
+
+
+def test_options_of_transformers_are_kept_through_the_disk(tmp_path):
+    given = {
+        "torch_dtype": "float32",
+        "num_labels": 3,
+        "problem_type": "regression",
+        "tokenizer_class": "ByT5Tokenizer",
+    }
+    given |= {"loss_type": "ForCausalLM", "quantization_config": {"quant_method": "none"}, "auto_map": {}}
+    given |= {"output_attentions": True, "attn_implementation": "eager", "temperature": 0.7, "max_length": 30}
+    config = preset("tiny", **given)
+    config.save_pretrained(tmp_path)
+    loaded = DapeConfig.from_pretrained(tmp_path)
+    assert loaded.to_dict() == config.to_dict()
+    assert loaded.num_labels == 3
+    assert loaded.tokenizer_class == "ByT5Tokenizer"
+    assert DapeConfig(**config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_a_cache_that_drops_tokens_is_refused():
+    model, ids = tiny(), torch.randint(0, 40, (1, 9))
+    windowed = MistralConfig(sliding_window=4, num_hidden_layers=2)
+    for cache in (DynamicCache(config=windowed), StaticCache(config=windowed, max_cache_len=20)):
+        model(ids[:, :3], past_key_values=cache)
+        with pytest.raises(ValueError, match="a cache must keep every token"):
+            [model(token, past_key_values=cache) for token in ids[:, 3:].split(1, 1)]
 
 
 def test_positions_that_do_not_continue_the_cache_are_refused():

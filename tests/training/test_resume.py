@@ -235,6 +235,13 @@ def test_only_the_last_checkpoints_are_kept(tmp_path):
     assert checkpoints(tmp_path) == ["step-00000008", "step-00000010", "step-00000012"]
 
 
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+    checkpoints = checkpoint_module.Checkpoints(tmp_path, keep=1)
+    for step in (99_999_999, 100_000_000):
+        checkpoints.write(step, {}, {})
+    assert checkpoints.all() == [checkpoints.path(100_000_000)]
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path):
     first = toy.train(tmp_path)
     again = toy.train(tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dape import cli
 from dape.commands.train import parse
-from dape.data import ByteTokenizer, train_bpe
+from dape.data import ByteTokenizer, prepare, train_bpe
+from dape.evaluate.subjects import open_subject
 from dape.generation import TextStreamer, generate_text
 from dape.training import TrainConfig, load_run, train
-from dape.training.run import LanguageModelling, build_model
+from dape.training.run import LanguageModelling, Run, build_model
 
 SMALL = ["--num-layers", "2", "--hidden-size", "32", "--num-heads", "2", "--train-length", "16"]
 SMALL += ["--batch-size", "8", "--steps", "30", "--score-width", "8"]
@@ -74,7 +77,56 @@ def test_a_moved_run_goes_on_if_its_text_is_the_same(run_folder, corpus, tmp_pat
     (moved / "run.json").write_text(json.dumps({**record, "corpus": "/nowhere"}))
     capsys.readouterr()
     assert cli.main([*again, "--data", str(tmp_path / "packed")]) == 2
-    assert "holds a run with corpus=/nowhere, now corpus=" in capsys.readouterr().err
+    assert "has another text than the run in" in capsys.readouterr().err
+
+
+def test_another_text_in_the_same_place_neither_continues_nor_evaluates_a_run(tmp_path, corpus):
+    text, out = shutil.copytree(corpus, tmp_path / "text"), tmp_path / "run"
+    arguments = [
+        *SMALL,
+        "--corpus",
+        str(text),
+        "--validation",
+        "5.txt",
+        "--tokenizer",
+        "bpe:300",
+        "--out",
+        str(out),
+    ]
+    config = parse(arguments)
+    run = train(config, progress=False, on_step=lambda record: record["step"] == 3)
+    before, data = (out / "run.json").read_text(), Path(run.config.data)
+    shutil.rmtree(data)
+    (text / "0.txt").write_text("a dog ran up the hill. " * 90)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=f"{data} has another text than the run in {out} .* restore the text"
+        ):
+            train(config, progress=False)
+        with pytest.raises(ValueError, match=f"{data} has another text than the run in {out}"):
+            load_run(out).data()
+    assert (out / "run.json").read_text() == before
+    shutil.copy(corpus / "0.txt", text)
+    shutil.rmtree(data)
+    assert train(config, progress=False).result.steps == 30
+
+
+@pytest.mark.parametrize(
+    "change", [{"tokenizer": "bpe:300"}, {"validation": ["4.txt"]}], ids=["tokenizer", "split"]
+)
+def test_the_same_text_packed_otherwise_is_not_the_run_s_data(run_folder, corpus, tmp_path, change):
+    moved, options = tmp_path / "run", {"validation": ["5.txt"], **change}
+    shutil.copytree(run_folder, moved)
+    data = prepare(str(corpus), tmp_path / "packed", progress=False, **options)
+    config = replace(load_run(moved).config, data=str(data.folder))
+    with pytest.raises(ValueError, match=r"packed has another (tokenizer|training split) than the run"):
+        Run(moved, config).data()
+    other_tokenizer = pytest.raises(ValueError, match="packed has another tokenizer than the run")
+    with (
+        other_tokenizer if "tokenizer" in change else nullcontext(),
+        open_subject(str(moved), data=data.folder),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("folder", [".", "model"])

@@ -96,6 +96,7 @@ def _run(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.E
     run = load_run(Path(name))
     if data is not None:
         tokens = open_data(data)
+        run.check_packed(tokens, "tokenizer")
     elif corpus is not None:
         tokens = _pack(corpus, str(run.folder / "model"), cleanup)
     else:

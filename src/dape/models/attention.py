@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -88,16 +89,18 @@ class Attention(nn.Module):
         x: Tensor,
         encoding: PositionEncoding,
         positions: Positions,
-        cache: KeyValueCache | None = None,
+        past_key_values: KeyValueCache | None = None,
         last_rows: int | None = None,
         shown: list[Tensor] | None = None,
         shares: Shares | None = None,
+        arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
 
         last_rows: compute only the last `last_rows` queries.
         shown: list to which the attention weights [B, H, Tq, Tk] are appended, computed by the reference path.
         shares: context parallelism; x holds this process's tokens of the sequence.
+        arrange: reordering of keys and values [B, G, Tk, …], the cached ones included, to the order of positions.keys.
         """
         if self.heads is not None:
             x = self.heads.enter(x)
@@ -105,7 +108,13 @@ class Attention(nn.Module):
         if shares is not None:
             return self._project(self._across(x, encoding, program, shares), x)
         q, k, v, bias, queried = self.inputs(
-            x, encoding, positions, cache, last_rows, earlier_rows=program.earlier_rows
+            x,
+            encoding,
+            positions,
+            past_key_values,
+            last_rows,
+            earlier_rows=program.earlier_rows,
+            arrange=arrange,
         )
         asked = x.shape[1] if last_rows is None else last_rows
         options = {"causal": queried.causal, "visible": queried.visible, "scale": self.scale}
@@ -163,10 +172,11 @@ class Attention(nn.Module):
         x: Tensor,
         encoding: PositionEncoding,
         positions: Positions,
-        cache: KeyValueCache | None = None,
+        past_key_values: KeyValueCache | None = None,
         last_rows: int | None = None,
         *,
         earlier_rows: int = 0,
+        arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> Inputs:
         """Inputs of the attention op for the queries x, or the last rows of them.
 
@@ -175,7 +185,8 @@ class Attention(nn.Module):
         k, v = self._heads(self.key(x)), self._heads(self.value(x))
         k = encoding.rotate(k, positions.queries)
         state = encoding.token_state(x)
-        num_tokens = x.shape[1] if cache is not None or last_rows is None else last_rows + earlier_rows
+        alone = past_key_values is None and arrange is None
+        num_tokens = last_rows + earlier_rows if alone and last_rows is not None else x.shape[1]
         q = self._heads(self.query(x[:, -num_tokens:]))
         expected = self.num_heads // (1 if self.heads is None else self.heads.parts)
         if q.shape[1] != expected:
@@ -186,10 +197,12 @@ class Attention(nn.Module):
             )
         q = encoding.rotate(q, positions.queries[:, -num_tokens:])
         asked = x.shape[1] if last_rows is None else last_rows
-        if cache is None:
+        if alone:
             queried = positions.last(q.shape[2])
         else:
-            q, k, v, state = self._cached(cache, q, k, v, state, earlier_rows, positions.num_keys)
+            q, k, v, state = self._cached(
+                past_key_values, arrange, q, k, v, state, earlier_rows, positions.num_keys
+            )
             if earlier_rows and torch.compiler.is_compiling():
                 queried, index = positions.before_in_room(earlier_rows)
                 index = index.clamp(min=0)[:, None, :, None].expand(q.shape[0], q.shape[1], -1, q.shape[3])
@@ -199,6 +212,11 @@ class Attention(nn.Module):
                 rows = min(asked + earlier_rows, x.shape[1] + earlier)
                 queried = positions.before(earlier)
             q, queried = q[:, :, -rows:], queried.last(rows)
+        if k.shape[2] != positions.num_keys:
+            raise ValueError(
+                f"attention has {k.shape[2]} keys, but {positions.num_keys} are expected: a cache must keep every "
+                f"token, without a sliding window; with gradient checkpointing, pass no cached tokens"
+            )
         # An encoding without a state may leave the argument out.
         further = {} if state is None else {"state": state}
         if self.heads is None:
@@ -213,7 +231,8 @@ class Attention(nn.Module):
 
     def _cached(
         self,
-        cache: KeyValueCache,
+        past_key_values: KeyValueCache | None,
+        arrange: Callable[[Tensor], Tensor] | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -221,7 +240,7 @@ class Attention(nn.Module):
         earlier_rows: int,
         num_keys: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and state of the cached tokens, followed by the given ones.
+        """Queries, keys, values and state of the cached tokens, followed by the given ones, arranged.
 
         A cache keeps keys and values. The other tensors that later queries need, the encoding's token state and
         earlier queries, are kept as further features of the keys, so that any kind of cache can be used.
@@ -234,7 +253,11 @@ class Attention(nn.Module):
         # [B, H, T, n] as [B, G, T, H/G · n]: a key has the features of all heads that read it.
         packed = [x.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3) for x in kept]
         width = k.shape[-1]
-        k, v = cache.update(torch.cat([k, *packed], -1), v, self.layer)
+        k = torch.cat([k, *packed], -1)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer)
+        if arrange is not None:
+            k, v = arrange(k), arrange(v)
         # A preallocated cache returns room for more keys than there are.
         k, v = k[:, :, :num_keys], v[:, :, :num_keys]
         k, *packed = k.split([width, *(x.shape[-1] for x in packed)], -1)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig
 
 from dape.methods import Method, canonical, parse_layers
 from dape.ops.score_attention.api import check_backend
 from dape.positions import POSITIONS, PositionEncoding
+from dape.settings import check_choice
 
 # Format of saved models: incremented when older versions of this package would misread them.
 FORMAT = 1
+# Options that transformers writes into any configuration or reads from it, besides the fields of PretrainedConfig; none
+# that changes layers or caches, such as sliding_window, which our attention would not follow.
+OF_TRANSFORMERS = {
+    *vars(GenerationConfig()),
+    *("model_type", "name_or_path", "_name_or_path", "_commit_hash"),
+    *("auto_map", "custom_pipelines", "tokenizer_class"),
+    *("torch_dtype", "quantization_config", "attn_implementation", "_attn_implementation_internal"),
+    *("experts_implementation", "_experts_implementation_internal", "gradient_checkpointing", "loss_type"),
+    *("num_labels", "classifier_dropout", "token_classification_bias"),
+}
 
 
 class DapeConfig(PretrainedConfig):
@@ -69,10 +79,8 @@ class DapeConfig(PretrainedConfig):
                 f"the model has format {self.dape_format}, this version of dape reads format {FORMAT}: load it with "
                 f"the version that wrote it"
             )
-        for unknown in kwargs:
-            # transformers accepts any option; one that nearly matches a name of ours is a mistake.
-            if near := difflib.get_close_matches(unknown, self.__annotations__, n=1, cutoff=0.8):
-                raise ValueError(f'DapeConfig has no option "{unknown}"; did you mean "{near[0]}"?')
+        for name in sorted(kwargs.keys() - OF_TRANSFORMERS):
+            check_choice("option", name, DapeConfig.__annotations__)
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}"

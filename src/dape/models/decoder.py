@@ -6,6 +6,7 @@ ids → embed → n × [norm → attention; norm → MLP] → norm → logits
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,20 +78,23 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         x: Tensor,
         encoding: PositionEncoding,
         positions: Positions,
-        cache: KeyValueCache | None = None,
+        past_key_values: KeyValueCache | None = None,
         last_rows: int | None = None,
         shown: list[Tensor] | None = None,
         shares: Shares | None = None,
+        arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        # By name, for tools that move arguments between devices: see _skip_keys_device_placement.
+        # By name, for tools that move arguments between devices: see _skip_keys_device_placement. Gradient
+        # checkpointing, which calls the layer again, drops the cache by its name.
         attended = self.attention(
             self.attention_norm(x),
             encoding=encoding,
             positions=positions,
-            cache=cache,
+            past_key_values=past_key_values,
             last_rows=last_rows,
             shown=shown,
             shares=shares,
+            arrange=arrange,
         )
         x = (x if last_rows is None else x[:, -last_rows:]) + self.dropout(attended)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -105,7 +109,7 @@ class DapePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DapeDecoderLayer"]  # noqa: RUF012 (transformers declares it so)
     # Arguments of layers that tools for spreading layers over devices do not move: encodings are modules with
     # hooks of their own.
-    _skip_keys_device_placement = ["past_key_values", "encoding", "cache", "shown", "shares"]  # noqa: RUF012 (as above)
+    _skip_keys_device_placement = ["past_key_values", "encoding", "shown", "shares", "arrange"]  # noqa: RUF012 (as above)
     _can_compile_fullgraph = True
 
     @classmethod
@@ -251,12 +255,12 @@ class DapeModel(DapePreTrainedModel):
         self._check_cached_keys(past_key_values, x.shape[1])
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        if (
-            self.training
-            and self.config.randomized_positions
-            and position_ids is None
-            and past_key_values is None
-        ):
+        if self.training and self.config.randomized_positions and position_ids is None:
+            if past_key_values is not None:
+                raise ValueError(
+                    f"randomized_positions={self.config.randomized_positions} draws positions for whole inputs in "
+                    f"training, which a cache could not continue: pass use_cache=False and no past_key_values"
+                )
             position_ids = randomized_positions(x.shape[1], self.config.randomized_positions, device=x.device)
         positions = decoder_positions(
             x.shape[1],
@@ -286,7 +290,13 @@ class DapeModel(DapePreTrainedModel):
                 f"{self.config.method} reads again: pass [batch, tokens], or no cache (use_cache=False)"
             )
         output = self._run(
-            x, positions, arranged or past_key_values, bool(keep_states), bool(keep_weights), last_rows
+            x,
+            positions,
+            past_key_values,
+            bool(keep_states),
+            bool(keep_weights),
+            last_rows,
+            arrange=None if arranged is None else arranged.arrange,
         )
         output.past_key_values = past_key_values
         if arranged is not None and output.attentions is not None:
@@ -357,11 +367,12 @@ class DapeModel(DapePreTrainedModel):
         self,
         x: Tensor,
         positions: Positions,
-        cache: KeyValueCache | None,
+        past_key_values: KeyValueCache | None,
         keep_states: bool,
         keep_weights: bool,
         last_rows: int | None,
         shares: Shares | None = None,
+        arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> BaseModelOutputWithPast:
         states: list[Tensor] = []
         weights: list[Tensor] = []
@@ -377,10 +388,11 @@ class DapeModel(DapePreTrainedModel):
                 x,
                 positions=positions,
                 encoding=encoding,
-                cache=cache,
+                past_key_values=past_key_values,
                 last_rows=rows,
                 shown=shown,
                 shares=shares,
+                arrange=arrange,
             )
         x = self.norm(x)
         states.append(x)

@@ -67,28 +67,18 @@ def program_of_heads(program: ScoreProgram, part: int, parts: int) -> ScoreProgr
     if not 0 <= part < parts:
         raise ValueError(f"part={part} is none of {parts} parts")
 
-    def share(stage: Stage) -> Stage:
+    def fewer(stage: Stage) -> Stage:
         if stage.groups % parts:
             raise ValueError(
                 f"a {stage} mixes heads of different processes: {parts} of them can share the heads only if its "
                 f"groups are a multiple of {parts}, as in dape1x3[groups={parts}]; else leave attention whole and split "
                 f"the MLPs"
             )
-        offset = None if stage.offset is None else _share(stage.offset, 0, part, parts)
-        return replace(
-            stage, weight=_share(stage.weight, 0, part, parts), offset=offset, groups=stage.groups // parts
-        )
+        return replace(stage, groups=stage.groups // parts)
 
-    def per_head(value: Tensor | None) -> Tensor | None:
-        return None if value is None else _share(value, 0, part, parts)
-
-    return replace(
-        program,
-        pre=tuple(map(share, program.pre)),
-        post=tuple(map(share, program.post)),
-        sink=per_head(program.sink),
-        length_scale=per_head(program.length_scale),
-    )
+    own = replace(program, pre=tuple(map(fewer, program.pre)), post=tuple(map(fewer, program.post)))
+    # Output channels or heads are the first dimension of every tensor.
+    return own.with_tensors({name: _share(tensor, 0, part, parts) for name, tensor in program.tensors()})
 
 
 def bias_of_heads(bias: Bias, part: int, parts: int) -> Bias:

@@ -16,7 +16,7 @@ from dape.positions import Positions
 
 @dataclass(frozen=True)
 class WithoutHoles:
-    """Wrapper of an optional cache that moves the padding of each row to the front, so that its tokens are contiguous.
+    """Reordering of keys that moves the padding of each row to the front, so that its tokens are contiguous.
 
     order: [B, Tk], the keys' new order. room: number of invisible keys to add at the end, so that a query whose keys
     moved to the right still has them to its left. The order of the visible keys does not change.
@@ -24,14 +24,9 @@ class WithoutHoles:
 
     order: Tensor
     room: int
-    cache: Cache | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        if self.cache is not None:
-            key_states, value_states = self.cache.update(key_states, value_states, layer_idx)
-        return self._arranged(key_states), self._arranged(value_states)
-
-    def _arranged(self, states: Tensor) -> Tensor:
+    def arrange(self, states: Tensor) -> Tensor:
+        """Keys or values [B, G, Tk, …] in the new order."""
         index = self.order[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
         return torch.nn.functional.pad(states.gather(2, index), (0, 0, 0, self.room))
 
@@ -55,7 +50,7 @@ def without_holes(
     if not has_holes(attention_mask):
         return None
     order = attention_mask.bool().long().argsort(dim=-1, stable=True)
-    return WithoutHoles(order, positions.num_keys - attention_mask.shape[1], cache)
+    return WithoutHoles(order, positions.num_keys - attention_mask.shape[1])
 
 
 def has_holes(mask: Tensor) -> bool:

@@ -43,7 +43,8 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def all(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
+        matches = (re.fullmatch(r"step-(\d{8,})", path.name) for path in self.folder.glob("step-*"))
+        return [self.path(step) for step in sorted(int(match[1]) for match in matches if match)]
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"

@@ -172,8 +172,19 @@ def add_to_card(folder: Path, perplexities: Sequence[tuple[int, float, float]], 
 
 
 CONFIG = "run.json"
-# Names in that file of the text's checksum and of the run's plug-ins.
-TEXT, IMPORTS = "text", "imports"
+# Names in that file of the checksums of the text and of what was packed from it, and of the run's plug-ins.
+TEXT, PACKED, IMPORTS = "text", "packed", "imports"
+
+
+def checksums(data: TokenData) -> dict[str, Any]:
+    """Checksums that identify a run's data: of the text, and of the tokenizer and the token ids."""
+    splits = data.manifest["splits"]
+    packed = {
+        "tokenizer": data.manifest["tokenizer"]["sha256"],
+        "training split": splits["train"]["crc32"],
+        "validation split": splits["validation"]["crc32"],
+    }
+    return {TEXT: data.manifest["sources"]["sha256"], PACKED: packed}
 
 
 @dataclass(frozen=True)
@@ -208,7 +219,13 @@ class Run:
             return DapeForCausalLM.from_pretrained(self.folder / "model", **changes).eval()
 
     def data(self) -> TokenData:
-        """Token data of the run; found if it was moved along with the run."""
+        """Token data of the run; found if it was moved along with the run. Raises if it is not what the run read."""
+        data = self._open_data()
+        self.check_text(data)
+        self.check_packed(data)
+        return data
+
+    def _open_data(self) -> TokenData:
         assert self.config.data is not None
         path = Path(self.config.data)
         # Next to the run, or, as in the lab, next to the folder of runs.
@@ -221,8 +238,26 @@ class Run:
         if recorded is not None:
             return recorded
         with contextlib.suppress(OSError, ValueError):
-            return self.data().manifest["sources"]["sha256"]
+            return checksums(self._open_data())[TEXT]
         return None
+
+    def check_text(self, data: TokenData) -> None:
+        """Raise if the data is of another text than the run's; where the text lies does not matter."""
+        if self.text() not in (None, checksums(data)[TEXT]):
+            raise self._other_data(data, "text")
+
+    def check_packed(self, data: TokenData, *parts: str) -> None:
+        """Raise if tokenizer or splits, or those `parts` of them, are not the run's, as far as they are recorded."""
+        found = checksums(data)[PACKED]
+        for part, recorded in read_json(self.folder / CONFIG).get(PACKED, {}).items():
+            if part in (parts or found) and found[part] != recorded:
+                raise self._other_data(data, part)
+
+    def _other_data(self, data: TokenData, part: str) -> ValueError:
+        return ValueError(
+            f"{data.folder} has another {part} than the run in {self.folder} was trained with: restore the text, delete "
+            f"the packed data and pack it again with the run's tokenizer, or choose another --out for another run"
+        )
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:
@@ -240,7 +275,8 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         raise FileNotFoundError(f"{folder} is not a run: it has no {CONFIG}{hint}")
     saved = read_json(file)
     version = saved.pop("dape_version", __version__)
-    saved.pop(TEXT, None)
+    for name in (TEXT, PACKED):
+        saved.pop(name, None)
     imports = saved.pop(IMPORTS, {})
     try:
         return Run(folder, TrainConfig(**checked(saved)))
@@ -270,9 +306,8 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
             check_output(folder, folder=True)
             check_continues(folder, config)
         data = open_prepared(config, parallel, progress=progress)
-        text = data.manifest["sources"]["sha256"]
         if parallel.main:
-            check_text(folder, config, text)
+            check_data(folder, data)
         model = build_model(config, data.tokenizer.vocab_size)
         task = LanguageModelling(
             model,
@@ -285,7 +320,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
         if parallel.main:
             folder.mkdir(parents=True, exist_ok=True)
             imports = {IMPORTS: loaded} if (loaded := loaded_imports()) else {}
-            record = {"dape_version": __version__, TEXT: text, **imports, **asdict(config)}
+            record = {"dape_version": __version__, **checksums(data), **imports, **asdict(config)}
             write_atomically(folder / CONFIG, json.dumps(record, indent=2) + "\n")
         result = fit(task, config, folder, on_step=on_step, progress=progress)
         if result.steps == config.steps and not (folder / "model").exists():
@@ -345,20 +380,19 @@ def check_continues(folder: Path, config: TrainConfig) -> None:
         ):
             raise ValueError(f"{folder} exists and is no run: choose another --out")
         return
-    # The text may have moved: once it is packed, `check_text` compares its contents.
+    # The text may have moved: once it is packed, `check_data` compares its contents.
     before = {**vars(load_run(folder).config), "corpus": config.corpus}
     difference = changed(before, config)
     if difference and not nothing_to_lose(folder):
         raise another_run(folder, *difference)
 
 
-def check_text(folder: Path, config: TrainConfig, text: str) -> None:
-    """Raise if the folder holds a run on another text; the path of the text does not matter."""
-    if not (folder / CONFIG).exists():
-        return
-    run = load_run(folder)
-    if run.config.corpus != config.corpus and run.text() != text and not nothing_to_lose(folder):
-        raise another_run(folder, "corpus", run.config.corpus, config.corpus)
+def check_data(folder: Path, data: TokenData) -> None:
+    """Raise if the folder holds a run on other data."""
+    if (folder / CONFIG).exists() and not nothing_to_lose(folder):
+        run = load_run(folder)
+        run.check_text(data)
+        run.check_packed(data)
 
 
 def another_run(folder: Path, name: str, old: Any, new: Any) -> ValueError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -222,13 +222,12 @@ class ScoreProgram:
                 for index, stage in enumerate(stages)
             )
 
+        vectors: dict[str, Any] = {name: tensors.get(name) for name in VECTORS}
         return replace(
             self,
             pre=renewed("pre", self.pre),
             post=renewed("post", self.post),
-            sink=tensors.get("sink"),
-            length_scale=tensors.get("length_scale"),
-            length_offset=tensors.get("length_offset"),
+            **vectors,
         )
 
     def to(self, dtype: torch.dtype) -> ScoreProgram:
