@@ -284,6 +284,24 @@ def test_options_of_transformers_are_kept_through_the_disk(tmp_path):
     assert DapeConfig(**config.to_dict()).to_dict() == config.to_dict()
 
 
+def test_what_a_tool_adds_to_a_saved_configuration_is_kept(tmp_path):
+    config = preset("tiny")
+    config.some_tool_version = "2.0"
+    config.save_pretrained(tmp_path)
+    assert DapeConfig.from_pretrained(tmp_path).some_tool_version == "2.0"
+
+
+@pytest.mark.parametrize("method", ["kerple", "fox", "data-alibi", "mta-fox", "mta-rope"])
+def test_a_cache_under_autocast_changes_nothing(method):
+    """States of tokens, finer than the keys that they are kept with, are not rounded."""
+    model, ids = tiny(method, torch.float32), torch.randint(0, 40, (1, 16))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = model(ids, use_cache=False).logits
+        cache = model(ids[:, :10], use_cache=True).past_key_values
+        rest = model(ids[:, 10:], past_key_values=cache).logits
+    torch.testing.assert_close(rest, whole[:, 10:], atol=0.02, rtol=0.02)
+
+
 def test_a_cache_that_drops_tokens_is_refused():
     model, ids = tiny(), torch.randint(0, 40, (1, 9))
     windowed = MistralConfig(sliding_window=4, num_hidden_layers=2)

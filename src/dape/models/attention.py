@@ -252,7 +252,8 @@ class Attention(nn.Module):
         ]
         # [B, H, T, n] as [B, G, T, H/G · n]: a key has the features of all heads that read it.
         packed = [x.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3) for x in kept]
-        width = k.shape[-1]
+        width, dtype = k.shape[-1], k.dtype
+        # A cache has one dtype, the finest of all: under autocast, states are finer than keys.
         k = torch.cat([k, *packed], -1)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer)
@@ -262,12 +263,12 @@ class Attention(nn.Module):
         k, v = k[:, :, :num_keys], v[:, :, :num_keys]
         k, *packed = k.split([width, *(x.shape[-1] for x in packed)], -1)
         unpacked = [
-            x.unflatten(3, (-1, y.shape[-1])).transpose(2, 3).flatten(1, 2)
+            x.unflatten(3, (-1, y.shape[-1])).transpose(2, 3).flatten(1, 2).to(y.dtype)
             for x, y in zip(packed, kept, strict=True)
         ]
         if state is not None:
             state = unpacked[0][..., 0]
-        return unpacked[-1] if earlier_rows else q, k, v, state
+        return unpacked[-1] if earlier_rows else q, k.to(dtype), v.to(dtype), state
 
     def weights(self, x: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
         """Attention weights [B, H, Tq, Tk] by the reference, for inspection: T×T memory."""

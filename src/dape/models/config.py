@@ -79,7 +79,8 @@ class DapeConfig(PretrainedConfig):
                 f"the model has format {self.dape_format}, this version of dape reads format {FORMAT}: load it with "
                 f"the version that wrote it"
             )
-        for name in sorted(kwargs.keys() - OF_TRANSFORMERS):
+        # What tools have added to a saved configuration had no effect before either.
+        for name in () if self.transformers_version else sorted(kwargs.keys() - OF_TRANSFORMERS):
             check_choice("option", name, DapeConfig.__annotations__)
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(

@@ -165,12 +165,13 @@ class StatefulCache:
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         assert self.cache is not None
-        width, groups = keys.shape[-1], keys.shape[1]
+        width, groups, dtype = keys.shape[-1], keys.shape[1], keys.dtype
         # [B, H, T] as [B, G, T, H/G]: a key has the states of all heads that read it.
-        packed = self.extra.unflatten(1, (groups, -1)).transpose(2, 3).to(keys.dtype)
+        packed = self.extra.unflatten(1, (groups, -1)).transpose(2, 3)
+        # A cache has one dtype, the finer of both: under autocast, states are finer than keys.
         keys, values = self.cache.update(torch.cat([keys, packed], -1), values, layer, *args, **kwargs)
         self.extra = keys[..., width:].transpose(2, 3).flatten(1, 2)
-        return keys[..., :width], values
+        return keys[..., :width].to(dtype), values.to(dtype)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
