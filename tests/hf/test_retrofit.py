@@ -351,6 +351,9 @@ def test_masks_that_a_caller_makes_are_taken():
     torch.testing.assert_close(model(ids, attention_mask=causal, use_cache=False).logits, plain)
     additive = torch.zeros(2, 1, 17, 17).masked_fill(~causal, torch.finfo(torch.float32).min)
     torch.testing.assert_close(model(ids, attention_mask=additive, use_cache=False).logits, plain)
+    additive[..., 3] -= 0.5
+    with pytest.raises(ValueError, match="offsets of scores belong in a bias"):
+        model(ids, attention_mask=additive, use_cache=False)
     causal[:, :, 9, 4] = False
     with pytest.raises(ValueError, match="keys with a gap between them"):
         model(ids, attention_mask=causal)

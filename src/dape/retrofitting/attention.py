@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from dape.ops.score_attention import Bias, ScoreProgram, Visible, attention, attention_weights
 from dape.ops.score_attention.api import HasProgram
-from dape.ops.score_attention.types import EVERYTHING
+from dape.ops.score_attention.types import EVERYTHING, shown_by
 from dape.positions import Positions
 
 # Name of the implementation in `model.config._attn_implementation`, and names of the modules added to a layer.
@@ -74,16 +74,8 @@ def interval_mask(
 
 def intervals(shown: Tensor) -> Tensor:
     """First and last True column in each row of `shown` [B, 1, Tq, Tk], as [B, 1, Tq, 2]; raises if there are gaps."""
-    column = torch.arange(shown.shape[-1], device=shown.device)
-    first = column.masked_fill(~shown, shown.shape[-1]).amin(-1)
-    last = column.masked_fill(~shown, -1).amax(-1)
-    checked = not (torch.compiler.is_compiling() or shown.is_meta)
-    if checked and bool((shown.sum(-1) != (last - first + 1).clamp(min=0)).any()):
-        raise ValueError(
-            "the attention mask shows a query keys with a gap between them, but score programs need each "
-            "query's keys to be one run: use padding, sliding windows or packed documents, not masks with holes"
-        )
-    return torch.stack([first, last], dim=-1)
+    visible = Visible.from_mask(shown)
+    return torch.stack(cast(tuple[Tensor, Tensor], (visible.first, visible.last)), dim=-1)[:, None]
 
 
 @dataclass(frozen=True)
@@ -235,7 +227,7 @@ def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visi
             f"attention_mask has shape {tuple(mask.shape)}: a score program takes one mask for all heads"
         )
     if mask.is_floating_point() or mask.dtype == torch.bool:
-        mask = intervals(mask if mask.dtype == torch.bool else mask == 0)
+        mask = intervals(shown_by(mask))
     first, last = mask[:, 0].unbind(-1)
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
         # Reading values is cheap here. A preallocated cache returns more slots than there are keys; and a mask that
