@@ -91,7 +91,7 @@ def test_a_processor_that_cheats_is_caught(monkeypatch):
     assert {"nothing_leaks_from_the_future", "prefill_equals_decoding_equals_any_chunking"} <= set(found)
 
 
-@pytest.mark.parametrize("name", [name for name in POSITIONS if name not in ("sinusoidal", "fire")])
+@pytest.mark.parametrize("name", [name for name, encoding in POSITIONS.items() if not encoding.absolute])
 def test_relative_encodings_ignore_a_shift(name):
     layer, x, positions = (
         Layer(parse_method(name)),

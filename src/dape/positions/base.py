@@ -165,11 +165,13 @@ class PositionEncoding(Parameters, Rebuildable):
     additive: whether `bias` is overridden, so that a score convolution has channels for it; never set by hand.
     direction: "both", or "causal" for an encoding that has no meaning when the future is visible.
     shared:   whether one instance serves all layers.
+    absolute: whether it reads positions themselves, so that a shift of all of them changes its results.
     """
 
     additive: ClassVar[bool] = False
     direction: ClassVar[Literal["both", "causal"]] = "both"
     shared: ClassVar[bool] = False
+    absolute: ClassVar[bool] = False
     summary: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
