@@ -140,3 +140,20 @@ def test_positions_that_cannot_be_known_are_refused():
         layer.keys, layer.values = layer.keys[:, :, 4:], layer.values[:, :, 4:]
     with pytest.raises(ValueError, match="position_ids go up to 13, but there are 4 tokens after 6"):
         model(x[:, 10:14], position_ids=torch.arange(10, 14)[None], past_key_values=caches[1])
+
+
+@torch.no_grad()
+def test_rotations_by_length_are_those_of_each_row():
+    model = dape.retrofit(
+        bases()["llama"].eval(), "rope[scaling=dynamic,factor=4,original_length=16]"
+    ).double()
+    x, mask = padded(16, left=True)
+    counted = (mask.cumsum(-1) - 1).clamp(min=0)
+    together = model(x, attention_mask=mask, position_ids=counted, use_cache=False).logits
+    same(together[:1, 16:], alone(model, x[:1, 16:]))
+    same(together[1:], alone(model, x[1:]))
+    with pytest.raises(ValueError, match="without position_ids padding counts as well"):
+        model(x, attention_mask=mask, use_cache=False)
+    packed = torch.cat([torch.arange(30), torch.arange(10)])[None]
+    with pytest.raises(ValueError, match="packed documents do not say"):
+        model(x[:1], position_ids=packed, use_cache=False)

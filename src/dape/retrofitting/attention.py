@@ -29,7 +29,7 @@ from transformers.masking_utils import (
 from dape.ops.score_attention import Bias, ScoreProgram, Visible, attention, attention_weights
 from dape.ops.score_attention.api import HasProgram
 from dape.ops.score_attention.types import EVERYTHING, shown_by
-from dape.positions import Positions
+from dape.positions import PositionEncoding, Positions
 
 # Name of the implementation in `model.config._attn_implementation`, and names of the modules added to a layer.
 NAME = "dape"
@@ -196,7 +196,7 @@ def attend(
                 )
             counted = torch.arange(num_keys, device=query.device)[None]
         positions = _positions(query.shape[2], counted[:, :num_keys], visible, at_end=at_end)
-        query, key = encoding.rotate(query, positions.queries), encoding.rotate(key, positions.keys)
+        query, key = _rotated(encoding, query, key, positions)
         state = kwargs.get(STATE)
         if state is not None:
             state = state.extra[:, :, :num_keys]
@@ -244,6 +244,17 @@ def _same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     width = max(key.shape[-1], value.shape[-1])
     padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
     return cast(tuple[Tensor, Tensor, Tensor], tuple(padded))
+
+
+def _rotated(
+    encoding: PositionEncoding, query: Tensor, key: Tensor, positions: Positions
+) -> tuple[Tensor, Tensor]:
+    if not encoding.by_length:
+        return encoding.rotate(query, positions.queries), encoding.rotate(key, positions.keys)
+    lengths = positions.lengths()
+    # With a cache a row is one document, though padding may follow it.
+    of_keys = lengths if positions.num_keys == positions.num_queries else lengths.amax(-1, keepdim=True)
+    return encoding.rotate(query, positions.queries, lengths), encoding.rotate(key, positions.keys, of_keys)
 
 
 def _positions(num_queries: int, keys: Tensor, visible: Visible, *, at_end: bool) -> Positions:
