@@ -259,7 +259,7 @@ def _rotated(
 
 def _positions(num_queries: int, keys: Tensor, visible: Visible, *, at_end: bool) -> Positions:
     """Positions of queries and keys [1 or B, Tk]. A query's own key is the last one that it sees."""
-    if at_end and bool((keys == keys[:1]).all()):
+    if at_end and keys.shape[0] > 1 and bool((keys == keys[:1]).all()):
         keys = keys[:1]
     queries = keys[:, keys.shape[1] - num_queries :]
     if not at_end and visible.last is not None:
