@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dape import POSITIONS, SCORES, Positions, ScoreProcessor, ScoreProgram, Stage, parse_method
+from dape import POSITIONS, SCORES, Positions, ScoreProcessor, ScoreProgram, Stage, conformance, parse_method
 from dape.conformance import HEADS, KEY_VALUE_HEADS, TOKENS, Layer, failures, properties, same, tokens
 from dape.methods import all_methods
 from dape.positions import randomized_positions
@@ -51,6 +51,22 @@ def test_every_method_has_every_property(method, check, causal):
     check(method, causal)
 
 
+BY_LENGTH = [
+    conformance.a_left_padded_batch_equals_each_row_alone,
+    conformance.a_right_padded_batch_equals_each_row_alone,
+    conformance.packed_documents_equal_each_alone,
+    conformance.positions_may_differ_by_batch_entry,
+]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("check", BY_LENGTH, ids=lambda check: check.__name__)
+def test_rotations_by_length_read_the_length_of_each_document(check, causal, monkeypatch):
+    # Chunks are rotated by other lengths than the whole.
+    monkeypatch.setattr(conformance, "in_chunks", lambda layer, x, at, *_, **__: layer(x, Positions(at, at)))
+    check(parse_method("rope[scaling=dynamic,factor=4,original_length=3]"), causal)
+
+
 class Widened(ScoreProcessor):
     """A newcomer's processor: linear layers that start as the identity, over three queries, before and after."""
 
@@ -91,7 +107,7 @@ def test_a_processor_that_cheats_is_caught(monkeypatch):
     assert {"nothing_leaks_from_the_future", "prefill_equals_decoding_equals_any_chunking"} <= set(found)
 
 
-@pytest.mark.parametrize("name", [name for name in POSITIONS if name not in ("sinusoidal", "fire")])
+@pytest.mark.parametrize("name", [name for name, encoding in POSITIONS.items() if not encoding.absolute])
 def test_relative_encodings_ignore_a_shift(name):
     layer, x, positions = (
         Layer(parse_method(name)),

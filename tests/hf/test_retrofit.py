@@ -351,6 +351,9 @@ def test_masks_that_a_caller_makes_are_taken():
     torch.testing.assert_close(model(ids, attention_mask=causal, use_cache=False).logits, plain)
     additive = torch.zeros(2, 1, 17, 17).masked_fill(~causal, torch.finfo(torch.float32).min)
     torch.testing.assert_close(model(ids, attention_mask=additive, use_cache=False).logits, plain)
+    additive[..., 3] -= 0.5
+    with pytest.raises(ValueError, match="offsets of scores belong in a bias"):
+        model(ids, attention_mask=additive, use_cache=False)
     causal[:, :, 9, 4] = False
     with pytest.raises(ValueError, match="keys with a gap between them"):
         model(ids, attention_mask=causal)
@@ -493,7 +496,7 @@ REFUSALS = {
     "version": (lambda path: dape.load_adapter(small(), edited(adapter(path), format=7)), "has format 7, this version of dape reads format 2"),
     "type": (lambda path: dape.load_adapter(small("qwen2"), adapter(path)), "belongs to a llama model, not to a qwen2"),
     "shape": (lambda path: dape.load_adapter(small(num_hidden_layers=3), adapter(path)), "made for 2 layers of 4 heads, the model has 3 layers of 4"),
-    "width": (lambda path: dape.load_adapter(dape.retrofit(small(), width=8), adapter(path)), "does not fit what was added to this model, first at"),
+    "width": (lambda path: dape.load_adapter(dape.retrofit(small(), width=8), adapter(path)), "was made with width=32, the model is retrofitted with 8"),
     "damaged description": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.json")), "dape_adapter.json is damaged: it is not JSON"),
     "damaged weights": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.safetensors")), "dape_adapter.safetensors is damaged"),
     "no base": (lambda path: dape.load_retrofitted(adapter(path)), "does not say where its base is"),
@@ -506,6 +509,29 @@ def test_mistakes_are_one_sentence(case, tmp_path):
     call, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         call(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "present"),
+    [
+        ("dape1x3", "dape1x3[padding=causal]"),
+        ("dape1x3-kerple", "dape1x3-kerple[residual=scores]"),
+        ("dape1x3-rope[scaling=yarn,factor=8]", "dape1x3-rope[scaling=yarn,factor=2]"),
+        ("dape1x3", "dape1x3-nope"),
+    ],
+)
+def test_an_adapter_loads_onto_its_own_retrofit_alone(saved, present, tmp_path):
+    """Options without weights of their own change outputs as well."""
+    folder = adapter(tmp_path, method=saved)
+    dape.load_adapter(dape.retrofit(small(), saved), folder)
+    with pytest.raises(ValueError, match=r"was made with method='.*', the model is retrofitted with"):
+        dape.load_adapter(dape.retrofit(small(), present), folder)
+
+
+def test_an_adapter_with_other_options_is_refused(tmp_path):
+    folder = adapter(tmp_path, method="dape1x3", score_options={"padding": "causal"})
+    with pytest.raises(ValueError, match=r"was made with score_options=\{'padding': 'causal'\}"):
+        dape.load_adapter(dape.retrofit(small(), "dape1x3"), folder)
 
 
 def test_no_adapter_there(tmp_path):

@@ -1,5 +1,7 @@
 """The language model: a Hugging Face citizen whose decoding equals its prefill, padded or not."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MistralConfig, StaticCache
@@ -415,12 +417,49 @@ def test_a_deeper_stack_decodes_from_a_cache():
     torch.testing.assert_close(rest, full[:, 6:], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
-def test_keys_that_a_longer_input_would_rotate_otherwise_are_not_taken_from_a_cache(scaling):
+def by_length(scaling):
+    """Options of a RoPE scaling that depends on the input's length, from 8 tokens."""
     options = {"scaling": scaling, "factor": 2.0, "original_length": 8}
     if scaling == "longrope":
         options |= {"short": [1.0, 1.1, 1.2, 1.3], "long": [1.0, 2.0, 3.0, 4.0]}
-    model, ids = tiny("dape1x3-rope", position_options=options), torch.randint(0, 40, (1, 12))
+    return options
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_rotations_by_length_are_those_of_each_row_and_document_alone(scaling):
+    model = tiny("dape1x3-rope", position_options=by_length(scaling))
+    ids, close = torch.randint(0, 40, (2, 20)), partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+    alone = model(ids[:1, 15:], use_cache=False).logits
+    mask = torch.ones_like(ids)
+    mask[0, :15] = 0
+    close(model(ids, attention_mask=mask, use_cache=False).logits[:1, 15:], alone)
+    right = torch.cat([ids[:, 15:], ids[:, :15]], 1)
+    close(model(right, attention_mask=mask.roll(-15, 1), use_cache=False).logits[:1, :5], alone)
+    packed = torch.cat([torch.arange(15), torch.arange(5)])[None]
+    whole = model(ids[:1], position_ids=packed, use_cache=False).logits
+    close(whole[:, 15:], alone)
+    last = model.model(ids[:1], position_ids=packed, use_cache=False, last_rows=5).last_hidden_state
+    close(model.lm_head(last), whole[:, -5:])
+
+
+@torch.no_grad()
+def test_a_padded_row_that_outgrows_its_cached_keys_is_refused():
+    model, ids = tiny("rope", position_options=by_length("longrope")), torch.randint(0, 40, (2, 14))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    cache = model(ids[:, :12], attention_mask=mask[:, :12], use_cache=True).past_key_values
+    step = model(ids[:, 12:13], attention_mask=mask[:, :13], past_key_values=cache).logits
+    torch.testing.assert_close(
+        step[:1], model(ids[:1, 5:13], use_cache=False).logits[:, -1:], rtol=1e-10, atol=1e-10
+    )
+    with pytest.raises(ValueError, match="those cached at 8 tokens do not serve 9: pass use_cache=False"):
+        model(ids[:, 13:], attention_mask=mask, past_key_values=cache)
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_keys_that_a_longer_input_would_rotate_otherwise_are_not_taken_from_a_cache(scaling):
+    model, ids = tiny("dape1x3-rope", position_options=by_length(scaling)), torch.randint(0, 40, (1, 12))
     short = model(ids[:, :6], use_cache=True).past_key_values
     within = model(ids[:, 6:8], past_key_values=short, use_cache=True).logits
     torch.testing.assert_close(within, model(ids[:, :8]).logits[:, 6:], rtol=1e-10, atol=1e-10)

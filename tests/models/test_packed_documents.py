@@ -121,6 +121,20 @@ def test_a_mask_of_intervals_is_what_it_shows(method, kind):
     assert not torch.allclose(packed[0, 7], model(ids[:1]).logits[0, 7])
 
 
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_hidden_keys_may_have_any_large_number(hidden):
+    """In a model in float64, whose own least number is far below those of other dtypes."""
+    model, ids = tiny(), torch.randint(0, 40, (1, 8))
+    shown = torch.ones(8, 8, dtype=torch.bool).tril()
+    shown[:, :3] = False
+    mask = torch.zeros(1, 1, 8, 8, dtype=torch.float64).masked_fill(~shown, hidden)
+    padded = model(ids, attention_mask=mask, use_cache=False).logits[:, 3:]
+    torch.testing.assert_close(padded, model(ids[:, 3:]).logits, rtol=1e-10, atol=1e-10)
+    mask[..., 5] -= 3
+    with pytest.raises(ValueError, match="offsets of scores belong in a bias"):
+        model(ids, attention_mask=mask, use_cache=False)
+
+
 def test_a_mask_with_gaps_or_of_many_heads_is_refused():
     model, ids = tiny(), torch.randint(0, 40, (1, 4))
     gap = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dape
+from dape.ops.score_attention.types import shown_by
 from dape.positions import POSITIONS, Positions, build_position
 
 
@@ -27,6 +28,27 @@ def test_a_mask_of_runs_is_an_interval():
 def test_masks_that_are_none(mask, message):
     with pytest.raises((ValueError, TypeError), match=message):
         dape.Visible.from_mask(mask)
+
+
+HIDDEN = [-torch.inf, *(torch.finfo(x).min for x in (torch.float16, torch.float32)), -1e9, -1e4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_a_mask_of_numbers_hides_by_any_large_one(hidden, dtype):
+    shown = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    mask = torch.zeros(1, 1, 5, 5).masked_fill(~shown, hidden).to(dtype)
+    assert torch.equal(shown_by(mask), shown)
+    assert torch.equal(shown_by(shown), shown)
+    assert torch.equal(shown_by(shown.long()), shown)
+
+
+@pytest.mark.parametrize("offset", [-3.0, -0.5, 1.0, torch.inf, torch.nan])
+def test_a_mask_with_offsets_is_refused(offset):
+    mask = torch.full((1, 1, 5, 5), -torch.inf).triu(1)
+    mask[..., 3, 1] = offset
+    with pytest.raises(ValueError, match="offsets of scores belong in a bias"):
+        shown_by(mask)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (2, 6)])

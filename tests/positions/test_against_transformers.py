@@ -75,8 +75,10 @@ def test_rope_rotates_as_llama_does(ours, theirs):
     expected_q, expected_k = apply_rotary_pos_emb(q, k, cos, sin)
     rope = RoPE(WIDTH, **ours)
     # Theirs computes angles in float32: up to 1024 · 2⁻²⁴ of an angle's error.
-    torch.testing.assert_close(rope.rotate(q, positions), expected_q, rtol=1e-4, atol=5e-4)
-    torch.testing.assert_close(rope.rotate(k, positions), expected_k, rtol=1e-4, atol=5e-4)
+    # Theirs reads one length for all rows.
+    lengths = positions.max().view(1, 1) + 1
+    torch.testing.assert_close(rope.rotate(q, positions, lengths), expected_q, rtol=1e-4, atol=5e-4)
+    torch.testing.assert_close(rope.rotate(k, positions, lengths), expected_k, rtol=1e-4, atol=5e-4)
 
 
 def test_ntk_scaling_keeps_the_highest_frequency_and_interpolates_the_lowest():

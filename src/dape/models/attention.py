@@ -183,7 +183,8 @@ class Attention(nn.Module):
         earlier_rows: number of queries to include before those requested, as far as they exist.
         """
         k, v = self._heads(self.key(x)), self._heads(self.value(x))
-        k = encoding.rotate(k, positions.queries)
+        lengths = [positions.lengths()] if encoding.by_length else []
+        k = encoding.rotate(k, positions.queries, *lengths)
         state = encoding.token_state(x)
         alone = past_key_values is None and arrange is None
         num_tokens = last_rows + earlier_rows if alone and last_rows is not None else x.shape[1]
@@ -195,7 +196,7 @@ class Attention(nn.Module):
                 f"parallelism, heads would be processed apart. Use dape.models.tensor_parallel.share_heads, or leave "
                 f"query, key, value and out whole, and split the MLPs"
             )
-        q = encoding.rotate(q, positions.queries[:, -num_tokens:])
+        q = encoding.rotate(q, *(x[:, -num_tokens:] for x in (positions.queries, *lengths)))
         asked = x.shape[1] if last_rows is None else last_rows
         if alone:
             queried = positions.last(q.shape[2])

@@ -252,7 +252,6 @@ class DapeModel(DapePreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
         _check_cache(bool(use_cache), past_key_values, packed)
-        self._check_cached_keys(past_key_values, x.shape[1])
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if self.training and self.config.randomized_positions and position_ids is None:
@@ -269,6 +268,7 @@ class DapeModel(DapePreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
         )
+        self._check_cached_keys(past_key_values, positions)
         keep_states = (
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         )
@@ -344,15 +344,20 @@ class DapeModel(DapePreTrainedModel):
             shares,
         )
 
-    def _check_cached_keys(self, cache: Cache | None, num_tokens: int) -> None:
-        """Raise if an encoding rotates the cached keys differently in the longer input."""
-        if cache is None or torch.compiler.is_compiling() or not (seen := int(cache.get_seq_length())):
+    def _check_cached_keys(self, cache: Cache | None, positions: Positions) -> None:
+        """Raise if an encoding rotates the cached keys of a row differently in the longer input."""
+        by_length = [
+            encoding for encoding in map(self.encoding, range(len(self.encoding_index))) if encoding.by_length
+        ]
+        if cache is None or not by_length or torch.compiler.is_compiling() or not int(cache.get_seq_length()):
             return
-        for encoding in self.encodings:
-            if not cast(PositionEncoding, encoding).keys_serve(seen, seen + num_tokens):
+        after = positions.lengths()[:, -1]
+        before = positions.queries[:, 0].expand_as(after)
+        for encoding in by_length:
+            if (counts := encoding.outgrown(before, after)) is not None:
                 raise ValueError(
                     f"{self.config.method} with {self.config.position_options} rotates keys by the input's length, so "
-                    f"those cached at {seen} tokens do not serve {seen + num_tokens}: pass use_cache=False"
+                    f"those cached at {counts[0]} tokens do not serve {counts[1]}: pass use_cache=False"
                 )
 
     def _reads_earlier_queries(self) -> bool:

@@ -88,12 +88,16 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Logits for ids [B, T].
 
-        positions: [1 or B, T], 0, 1, 2, … by default. padding_mask: [B, T], ones for tokens.
+        positions: [1 or B, T], by default 0, 1, 2, … from the first token of each row.
+        padding_mask: [B, T], ones for tokens and zeros for padding at the ends of rows.
         """
         visible = EVERYTHING if padding_mask is None else Visible.from_padding(padding_mask)
-        usual = Positions.of(ids.shape[1], causal=False, device=ids.device)
-        tokens = usual.queries if positions is None else positions
-        both = Positions(tokens, tokens, False, visible, consecutive=tokens is usual.queries)
+        tokens = Positions.of(ids.shape[1], causal=False, device=ids.device).queries
+        if visible.first is not None and bool(visible.first.any()):
+            tokens = (tokens - visible.first).clamp(min=0)
+        both = Positions(tokens, tokens, False, visible, consecutive=True)
+        if positions is not None:
+            tokens, both = positions, Positions(positions, positions, False, visible)
         x = self.dropout(self.encodings[0].embed(self.embed(ids), tokens))  # type: ignore[operator]  # a ModuleList forgets types
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, EncoderLayer)

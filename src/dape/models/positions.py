@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache
 
 from dape.ops.score_attention import Visible
-from dape.ops.score_attention.types import EVERYTHING
+from dape.ops.score_attention.types import EVERYTHING, shown_by
 from dape.positions import Positions
 
 
@@ -189,7 +189,7 @@ def decoder_positions(
         visible = Visible(last=index[None]) if preallocated else EVERYTHING
     elif attention_mask.dim() == 4:
         keys = torch.arange(num_keys, device=device)[None]
-        visible = _intervals(_fit(attention_mask, num_keys, num_queries, roomy=roomy), compiling=compiling)
+        visible = Visible.from_mask(_fit(attention_mask, num_keys, num_queries, roomy=roomy))
         attention_mask = None
     else:
         mask = _fit(attention_mask, num_keys, roomy=roomy)
@@ -250,23 +250,9 @@ def _fit(attention_mask: Tensor, num_keys: int, num_queries: int | None = None, 
             f"attention_mask covers {attention_mask.shape[-1]} tokens, but there are {num_keys}, those in the cache "
             f"included"
         )
-    if attention_mask.is_floating_point() and rows is not None:
-        attention_mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
+    if rows is not None:
+        attention_mask = shown_by(attention_mask)
     return torch.nn.functional.pad(attention_mask, (0, missing))
-
-
-def _intervals(shown: Tensor, *, compiling: bool) -> Visible:
-    """The interval of keys that each query sees in a mask [B, 1, Tq, Tk]."""
-    shown = shown[:, 0].bool()
-    column = torch.arange(shown.shape[-1], device=shown.device)
-    first = column.masked_fill(~shown, shown.shape[-1]).amin(-1)
-    last = column.masked_fill(~shown, -1).amax(-1)
-    if not compiling and bool((shown.sum(-1) != (last - first + 1).clamp(min=0)).any()):
-        raise ValueError(
-            "attention_mask shows a query keys with a gap between them, but scores are convolved along each query's "
-            "keys, which must be one run: causal, padded, windowed or packed, not with holes"
-        )
-    return Visible(first, last)
 
 
 def _count(mask: Tensor) -> Tensor:

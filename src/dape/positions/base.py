@@ -115,6 +115,27 @@ class Positions:
         )
         return last.clamp(min=0)
 
+    def lengths(self) -> Tensor:
+        """Number of tokens in each query's row or document, without padding: its last position plus one, [1 or B, Tq].
+
+        A document begins at a query that sees no key before its own.
+        """
+        first, last = self.visible.bounds(
+            self.num_queries, self.num_keys, causal=self.causal, device=self.queries.device
+        )
+        batch = max(self.batch, first.shape[0], last.shape[0])
+        first, own = first.expand(batch, -1), last.clamp(min=0).expand(batch, -1)
+        end = self.keys.expand(batch, -1).gather(1, own)
+        if self.causal:
+            start = own.masked_fill(first < own, 0).cummax(-1).values
+            end = (
+                torch.zeros_like(self.keys)
+                .expand(batch, -1)
+                .scatter_reduce(1, start, end, "amax")
+                .gather(1, start)
+            )
+        return end + 1
+
     def distances(self, rows: slice, num_keys: int) -> Tensor:
         """Query position minus key position, [1 or B, rows, num_keys], exact integers."""
         return self.queries[:, rows, None] - self.keys[:, None, :num_keys]
@@ -165,11 +186,15 @@ class PositionEncoding(Parameters, Rebuildable):
     additive: whether `bias` is overridden, so that a score convolution has channels for it; never set by hand.
     direction: "both", or "causal" for an encoding that has no meaning when the future is visible.
     shared:   whether one instance serves all layers.
+    by_length: whether `rotate` reads the length of the input; only then is it given.
+    absolute: whether it reads positions themselves, so that a shift of all of them changes its results.
     """
 
     additive: ClassVar[bool] = False
     direction: ClassVar[Literal["both", "causal"]] = "both"
     shared: ClassVar[bool] = False
+    absolute: ClassVar[bool] = False
+    by_length: bool = False
     summary: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -185,12 +210,20 @@ class PositionEncoding(Parameters, Rebuildable):
         """Whether keys cached in an input of `before` tokens remain valid in one of `after` tokens."""
         return True
 
+    def outgrown(self, before: Tensor, after: Tensor) -> tuple[int, int] | None:
+        """Numbers of tokens [B] before and after, in the first row whose cached keys do not remain valid; None if all do."""
+        rows = zip(before.tolist(), after.tolist(), strict=True)
+        return next((row for row in rows if row[0] and not self.keys_serve(*row)), None)
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Token embeddings [B, T, hidden] at positions [1 or B, T]."""
         return x
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys [B, H, T, D] at positions [1 or B, T]."""
+    def rotate(self, x: Tensor, positions: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Queries or keys [B, H, T, D] at positions [1 or B, T].
+
+        lengths: [1 or B, 1 or T], `Positions.lengths` of each token's row or document; by default all are one document.
+        """
         return x
 
     def token_state(self, x: Tensor) -> Tensor | None:

@@ -19,6 +19,7 @@ FARTHEST = 1e4
 class FIRE(PositionEncoding):
     """MLP(ψ(|i − j|) / ψ(max(L, i))), ψ(x) = log(1 + c · x); c, the threshold L and the MLP are learned."""
 
+    absolute = True
     summary = "a small network on log-distance relative to the position"
 
     def __init__(

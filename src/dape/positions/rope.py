@@ -10,7 +10,8 @@ Scaling to contexts `factor` times as long as `original_length`:
     llama3    linear below `slow` turns, untouched above `fast`, a ramp over turns between (Llama 3.1)
     longrope  θ divided by `short` [D/2], or by `long` in inputs longer than original_length; logits sharpened by
               1 + ln factor / ln original_length (Ding et al. 2024)
-With `dynamic` and `longrope` keys depend on the length of the input: cached keys are not valid in a longer one.
+With `dynamic` and `longrope` keys depend on the length of the input, each row's or packed document's own, padding left
+out: cached keys are not valid in a longer one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _ntk(rope: RoPE, frequencies: Tensor, stretch: float | Tensor) -> Tensor:
 
 
 def _dynamic(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
-    ratio = length.clamp(min=rope.original_length).to(frequencies.dtype) / rope.original_length
+    ratio = length[..., None].clamp(min=rope.original_length).to(frequencies.dtype) / rope.original_length
     return _ntk(rope, frequencies, rope.factor * ratio - (rope.factor - 1))
 
 
@@ -59,12 +60,12 @@ def _llama3(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
 
 def _longrope(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
     short, long = (frequencies.new_tensor(divisors) for divisors in (rope.short, rope.long))
-    return frequencies / torch.where(length > rope.original_length, long, short)
+    return frequencies / torch.where(length[..., None] > rope.original_length, long, short)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A RoPE scaling: `stretch` maps θ [D/2] given the input length; `needs` and `takes` name its options."""
+    """A RoPE scaling: `stretch` maps θ [D/2] given lengths of inputs […] to […, D/2] or [D/2]; `needs` and `takes` name its options."""
 
     stretch: Callable[[RoPE, Tensor, Tensor], Tensor]
     needs: frozenset[str] = frozenset()
@@ -156,6 +157,7 @@ class RoPE(PositionEncoding):
             FAST.get(scaling, 32.0) if fast is None else fast,
             1.0 if slow is None else slow,
         )
+        self.by_length = chosen.by_length
         self.short, self.long = list(short or ()), list(long or ())
 
     @classmethod
@@ -165,7 +167,7 @@ class RoPE(PositionEncoding):
         return {"original_length": length} if chosen and "original_length" in chosen.needs else {}
 
     def frequencies(self, length: Tensor) -> Tensor:
-        """θ [D/2] after scaling, for an input of `length` tokens."""
+        """θ after scaling, for inputs of `length` […] tokens: […, D/2], or [D/2] if the scaling does not read it."""
         exponent = (
             torch.arange(0, self.head_width, 2, device=length.device, dtype=angle_dtype(length.device))
             / self.head_width
@@ -173,12 +175,13 @@ class RoPE(PositionEncoding):
         return SCALINGS[self.scaling].stretch(self, self.base**-exponent, length)
 
     def keys_serve(self, before: int, after: int) -> bool:
-        if not SCALINGS[self.scaling].by_length or after <= self.original_length:
+        if not self.by_length or after <= self.original_length:
             return True
         return self.scaling == "longrope" and before > self.original_length
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        theta = self.frequencies(positions.max() + 1)
+    def rotate(self, x: Tensor, positions: Tensor, lengths: Tensor | None = None) -> Tensor:
+        lengths = positions.amax(-1, keepdim=True) + 1 if lengths is None else lengths
+        theta = self.frequencies(lengths[:, None])
         angles = positions[:, None, :, None].to(theta.dtype) * theta
         # A sharper softmax: q and k each carry the square root of the logits' factor.
         gain = SCALINGS[self.scaling].gain(self)

@@ -19,6 +19,7 @@ def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
 class Sinusoidal(PositionEncoding):
     """x + sinusoids(position)."""
 
+    absolute = True
     summary = "sines and cosines of the position, added to the embeddings"
 
     def __init__(self, hidden_size: int, *, base: float = 10000.0) -> None:

@@ -405,10 +405,20 @@ def _check_call(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     position_ids = kwargs.get("position_ids")
     if position_ids is None or torch.compiler.is_compiling():
         return
-    if any(ENCODING in layer._modules for layer in retrofitted_layers(inner)) and bool(
-        (position_ids.diff(dim=-1) > 1).any()
-    ):
+    encodings = [
+        layer._modules[ENCODING] for layer in retrofitted_layers(inner) if ENCODING in layer._modules
+    ]
+    if encodings and bool((position_ids.diff(dim=-1) > 1).any()):
         raise ValueError(
             "position_ids leave gaps between tokens, but the positions that dape.retrofit added count tokens: pass "
             "positions that go up by ones"
+        )
+    cache = kwargs.get("past_key_values")
+    seen = 0 if cache is None else int(cache.get_seq_length())
+    index = torch.arange(position_ids.shape[-1], device=position_ids.device) + seen
+    if any(cast(PositionEncoding, e).absolute for e in encodings) and bool((position_ids > index).any()):
+        raise ValueError(
+            f"position_ids go up to {int(position_ids.max())}, but there are {len(index)} tokens after {seen} that the "
+            f"cache counts: the positions that dape.retrofit added count tokens, so pass a cache that counts those it "
+            f"drops (DynamicCache(config=model.config)), or the whole input (use_cache=False)"
         )

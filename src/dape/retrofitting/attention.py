@@ -1,8 +1,8 @@
 """Attention of a retrofitted model, behind transformers' interfaces for masks and attention.
 
-transformers builds one mask per forward pass and hands it to every layer. Ours is not T×T: it is the interval
-of keys that each query sees, [B, 1, Tq, 2], computed tile by tile from the mask function that transformers composes of
-causality, padding, sliding windows, packed documents and cache offsets.
+transformers builds one mask per forward pass and hands it to every layer. Ours is not T×T: it holds the interval of keys
+that each query sees and the position of each key, [B, 1, Tq + Tk, 2], computed tile by tile from the mask function that
+transformers composes of causality, padding, sliding windows, packed documents and cache offsets.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    and_masks,
+    causal_mask_function,
+    padding_mask_function,
+    sdpa_mask,
+)
 
 from dape.ops.score_attention import Bias, ScoreProgram, Visible, attention, attention_weights
 from dape.ops.score_attention.api import HasProgram
-from dape.ops.score_attention.types import EVERYTHING
-from dape.positions import Positions
+from dape.ops.score_attention.types import EVERYTHING, shown_by
+from dape.positions import PositionEncoding, Positions
 
 # Name of the implementation in `model.config._attn_implementation`, and names of the modules added to a layer.
 NAME = "dape"
@@ -47,9 +53,9 @@ def interval_mask(
     use_vmap: bool = False,
     **_: Any,
 ) -> Tensor | None:
-    """First and last visible key of every query, [B, 1, Tq, 2]; a query that sees nothing has first > last.
+    """A row for each query and then for each key, [B, 1, Tq + Tk, 2]; None if causality alone limits queries.
 
-    None if causality alone limits them.
+    Of a query, the first and last visible key, first > last if it sees none; of a key, its position, twice.
     """
     if attention_mask is None and q_length == kv_length and mask_function is causal_mask_function:
         return None
@@ -69,21 +75,41 @@ def interval_mask(
             mask_function=mask_function,
         )
         tiles.append(intervals(cast(Tensor, shown)))
-    return torch.cat(tiles, dim=2)
+    follows = _follows(mask_function, attention_mask, kv_offset + kv_length)
+    chain = sdpa_mask(
+        batch_size=batch_size,
+        q_length=kv_offset + kv_length,
+        kv_length=1,
+        device=device,
+        use_vmap=use_vmap,
+        allow_is_causal_skip=False,
+        mask_function=follows,
+    )
+    keys = count_tokens(cast(Tensor, chain)[:, 0, :, 0])[:, None, kv_offset:, None]
+    return torch.cat([*tiles, keys.expand(-1, -1, -1, 2)], dim=2)
+
+
+def _follows(mask_function: Callable, attention_mask: Tensor | None, num_tokens: int) -> Callable:
+    """Mask function that tells of a query whether it sees the token before it, whatever the key."""
+    if attention_mask is not None:
+        padded = F.pad(attention_mask, (0, max(0, num_tokens - attention_mask.shape[1])))
+        mask_function = and_masks(mask_function, padding_mask_function(padded))
+    return lambda batch, head, query, key: mask_function(batch, head, query, query - 1)
+
+
+def count_tokens(follows: Tensor) -> Tensor:
+    """Positions [B, T], counted from the last token that does not see the one before it: the start of its document.
+
+    Windows do not change them, nor does a cache that drops tokens.
+    """
+    index = torch.arange(follows.shape[1], device=follows.device)
+    return index - index.masked_fill(follows, 0).cummax(-1).values
 
 
 def intervals(shown: Tensor) -> Tensor:
     """First and last True column in each row of `shown` [B, 1, Tq, Tk], as [B, 1, Tq, 2]; raises if there are gaps."""
-    column = torch.arange(shown.shape[-1], device=shown.device)
-    first = column.masked_fill(~shown, shown.shape[-1]).amin(-1)
-    last = column.masked_fill(~shown, -1).amax(-1)
-    checked = not (torch.compiler.is_compiling() or shown.is_meta)
-    if checked and bool((shown.sum(-1) != (last - first + 1).clamp(min=0)).any()):
-        raise ValueError(
-            "the attention mask shows a query keys with a gap between them, but score programs need each "
-            "query's keys to be one run: use padding, sliding windows or packed documents, not masks with holes"
-        )
-    return torch.stack([first, last], dim=-1)
+    visible = Visible.from_mask(shown)
+    return torch.stack(cast(tuple[Tensor, Tensor], (visible.first, visible.last)), dim=-1)[:, None]
 
 
 @dataclass(frozen=True)
@@ -151,7 +177,8 @@ def attend(
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
     program = _program(module, kwargs)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    visible, num_keys, at_end = _visible(attention_mask, query.shape[2], key.shape[2])
+    mask, counted = _unpacked(attention_mask, query.shape[2], key.shape[2])
+    visible, num_keys, at_end = _visible(mask, query.shape[2], key.shape[2])
     if program.earlier_rows and query.shape[2] < num_keys:
         raise ValueError(
             "the score program that dape.retrofit added reads earlier queries, which caches of transformers do not "
@@ -161,8 +188,15 @@ def attend(
     bias: Bias = None
     encoding = getattr(module, ENCODING, None)
     if encoding is not None:
-        positions = _positions(query.shape[2], num_keys, visible, query.device, at_end=at_end)
-        query, key = encoding.rotate(query, positions.queries), encoding.rotate(key, positions.keys)
+        if counted is None:
+            if encoding.absolute and mask is not None:
+                raise ValueError(
+                    f"{type(encoding).__name__} reads the number of tokens before each query, which an attention_mask of "
+                    f"new queries alone does not say: pass [batch, tokens], or no cache (use_cache=False)"
+                )
+            counted = torch.arange(num_keys, device=query.device)[None]
+        positions = _positions(query.shape[2], counted[:, :num_keys], visible, at_end=at_end)
+        query, key = _rotated(encoding, query, key, positions)
         state = kwargs.get(STATE)
         if state is not None:
             state = state.extra[:, :, :num_keys]
@@ -212,30 +246,54 @@ def _same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     return cast(tuple[Tensor, Tensor, Tensor], tuple(padded))
 
 
-def _positions(
-    num_queries: int, num_keys: int, visible: Visible, device: torch.device, *, at_end: bool
-) -> Positions:
-    """Positions that count tokens. A query's own key is the last one that it sees."""
-    keys = torch.arange(num_keys, device=device)[None]
-    queries = keys[:, num_keys - num_queries :]
+def _rotated(
+    encoding: PositionEncoding, query: Tensor, key: Tensor, positions: Positions
+) -> tuple[Tensor, Tensor]:
+    if not encoding.by_length:
+        return encoding.rotate(query, positions.queries), encoding.rotate(key, positions.keys)
+    lengths = positions.lengths()
+    # With a cache a row is one document, though padding may follow it.
+    of_keys = lengths if positions.num_keys == positions.num_queries else lengths.amax(-1, keepdim=True)
+    return encoding.rotate(query, positions.queries, lengths), encoding.rotate(key, positions.keys, of_keys)
+
+
+def _positions(num_queries: int, keys: Tensor, visible: Visible, *, at_end: bool) -> Positions:
+    """Positions of queries and keys [1 or B, Tk]. A query's own key is the last one that it sees."""
+    if at_end and keys.shape[0] > 1 and bool((keys == keys[:1]).all()):
+        keys = keys[:1]
+    queries = keys[:, keys.shape[1] - num_queries :]
     if not at_end and visible.last is not None:
-        queries = visible.last.clamp(min=0)
+        last = visible.last.clamp(min=0)
+        queries = keys.expand(last.shape[0], -1).gather(1, last)
     return Positions(queries, keys, visible=visible, consecutive=at_end)
+
+
+def _unpacked(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
+    """Intervals of visible keys [B, 1, Tq, 2] and positions of keys [B, Tk], None for those without limits or unknown.
+
+    mask: of `interval_mask`, or a caller's [B, 1, Tq, Tk].
+    """
+    if mask is None:
+        return None, None
+    if mask.shape[1] != 1:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}: a score program takes one mask for all heads"
+        )
+    if mask.dtype == torch.long and mask.shape[2] > num_queries:
+        return mask[:, :, :num_queries], mask[:, 0, num_queries:, 0]
+    shown = shown_by(mask)
+    whole = shown.shape[2] == num_keys
+    follows = F.pad(shown[:, 0].diagonal(-1, 1, 2), (1, 0))
+    return intervals(shown), count_tokens(follows) if whole else None
 
 
 def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visible, int, bool]:
     """The visible keys, the number of keys in use, and whether the last query is at the last of them.
 
-    mask: our own [B, 1, Tq, 2], or a caller's [B, 1, Tq, Tk].
+    mask: the interval of keys that each query sees, [B, 1, Tq, 2].
     """
     if mask is None:
         return EVERYTHING, num_keys, True
-    if mask.shape[1] != 1:
-        raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)}: a score program takes one mask for all heads"
-        )
-    if mask.is_floating_point() or mask.dtype == torch.bool:
-        mask = intervals(mask if mask.dtype == torch.bool else mask == 0)
     first, last = mask[:, 0].unbind(-1)
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
         # Reading values is cheap here. A preallocated cache returns more slots than there are keys; and a mask that

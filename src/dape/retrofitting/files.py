@@ -80,7 +80,7 @@ def _plain_names(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") -> Model:
-    """Retrofit the model with the adapter in a folder; if it is retrofitted already, load the adapter's weights.
+    """Retrofit the model with the adapter in a folder; if it is retrofitted the same way already, load its weights.
 
     trains: as in `retrofit`, if the adapter is added.
     """
@@ -98,6 +98,8 @@ def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") ->
         raise ValueError(
             f'trains="{trains}" applies when an adapter is added, but this model is already retrofitted'
         )
+    else:
+        _check_same(plan, record(inner), str(folder))
     _fill(inner, weights, str(folder))
     return model
 
@@ -184,6 +186,17 @@ def _again(model: PreTrainedModel, plan: Retrofit, source: str, *, trains: Train
             f"the adapter in {source} was made for {plan.sizes}, the model has {now.sizes}: load it onto the base it "
             f"was trained on"
         )
+
+
+def _check_same(saved: Retrofit, now: Retrofit, source: str) -> None:
+    """Raise if an adapter's weights were trained in another retrofit; options without weights change outputs too."""
+    for name in ("method", "width", "num_heads", "score_options", "position_options"):
+        theirs, ours = getattr(saved, name), getattr(now, name)
+        if theirs != ours:
+            raise ValueError(
+                f"the adapter in {source} was made with {name}={theirs!r}, the model is retrofitted with {ours!r}: "
+                f"load it onto the model without a retrofit (dape.remove_retrofit), or retrofit as the adapter was"
+            )
 
 
 def _describe(folder: Path) -> dict[str, Any]:

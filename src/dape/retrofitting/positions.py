@@ -58,22 +58,47 @@ def stretch(model: PreTrainedModel, rope: RoPE) -> list[RemovableHandle]:
         positions = cast(Tensor, kwargs["position_ids"] if "position_ids" in kwargs else args[1])
         if not torch.compiler.is_compiling():
             _check_cached_keys(rope, positions)
-        theta = rope.frequencies(positions.max() + 1)
+            _check_one_document(rope, positions)
+        theta = rope.frequencies(positions.amax(-1, keepdim=True) + 1)
         angles = positions[..., None].to(theta.dtype) * theta
         cos, sin = (_laid_out(f(angles) * gain, output) for f in (torch.cos, torch.sin))
         if isinstance(output, Tensor):
             return torch.complex(cos.float(), sin.float()).to(output.dtype)
         return cos.to(output[0].dtype), sin.to(output[1].dtype)
 
-    return [module.register_forward_hook(turned, with_kwargs=True) for module in rotary_modules(model)]
+    def check_padding(module: nn.Module, args: Any, kwargs: Any) -> None:
+        mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        if mask is None or positions is not None or torch.compiler.is_compiling() or mask.dim() != 2:
+            return
+        if mask.shape[1] > rope.original_length and not bool(mask.all()):
+            raise ValueError(
+                f'scaling="{rope.scaling}" rotates by the number of tokens, but without position_ids padding counts as '
+                f"well: pass position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0)"
+            )
+
+    handles = [module.register_forward_hook(turned, with_kwargs=True) for module in rotary_modules(model)]
+    if rope.by_length:
+        handles.append(model.register_forward_pre_hook(check_padding, with_kwargs=True))
+    return handles
 
 
 def _check_cached_keys(rope: RoPE, positions: Tensor) -> None:
-    before, after = int(positions.min()), int(positions.max()) + 1
-    if before and not rope.keys_serve(before, after):
+    if not rope.by_length:
+        return
+    counts = rope.outgrown(positions[..., 0].flatten(), positions.amax(-1).flatten() + 1)
+    if counts is not None:
         raise ValueError(
-            f'scaling="{rope.scaling}" rotates keys by the input\'s length, so those cached at {before} tokens do not '
-            f"serve {after}: pass use_cache=False"
+            f'scaling="{rope.scaling}" rotates keys by the input\'s length, so those cached at {counts[0]} tokens do not '
+            f"serve {counts[1]}: pass use_cache=False"
+        )
+
+
+def _check_one_document(rope: RoPE, positions: Tensor) -> None:
+    stretched = rope.by_length and int(positions.max()) >= rope.original_length
+    if stretched and bool((positions.diff(dim=-1) < 0).any()):
+        raise ValueError(
+            f'scaling="{rope.scaling}" rotates by the length of a document, which position_ids of packed documents do '
+            f"not say: pass documents in rows of their own"
         )
 
 

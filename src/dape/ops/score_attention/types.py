@@ -15,6 +15,27 @@ from torch import Tensor
 
 from dape.ops.score_attention.program import Pair, ScoreProgram
 
+# Below this, a number added to scores hides a key: −inf, the least number of any dtype, −1e9, or −1e4 however rounded.
+HIDING = -9e3
+
+
+def shown_by(mask: Tensor) -> Tensor:
+    """A mask as booleans, True where visible; given booleans, ones and zeros, or numbers to add to scores.
+
+    Numbers to add must be 0, or at most −10,000 for keys that are hidden.
+    """
+    if not mask.is_floating_point():
+        return mask.bool()
+    shown = mask > HIDING
+    # Values are read only on the CPU, where it is cheap.
+    checked = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    if checked and bool((mask.masked_fill(mask <= HIDING, 0) != 0).any()):
+        raise ValueError(
+            "the attention mask holds numbers other than 0 (visible) and −10,000 or less (hidden): a mask says who sees "
+            "whom, offsets of scores belong in a bias"
+        )
+    return shown
+
 
 @dataclass(frozen=True)
 class Visible:
@@ -56,10 +77,13 @@ class Visible:
                 f"the mask has shape {tuple(mask.shape)}, expected [batch, queries, keys]: one for all heads"
             )
         key = torch.arange(mask.shape[-1], device=mask.device)
-        first, last = key.masked_fill(~mask, len(key)).amin(-1), key.masked_fill(~mask, -1).amax(-1)
-        if bool((mask.sum(-1) != (last - first + 1).clamp(min=0)).any()):
+        first = key.masked_fill(~mask, mask.shape[-1]).amin(-1)
+        last = key.masked_fill(~mask, -1).amax(-1)
+        checked = not (torch.compiler.is_compiling() or mask.is_meta)
+        if checked and bool((mask.sum(-1) != (last - first + 1).clamp(min=0)).any()):
             raise ValueError(
-                "the mask shows a query keys with a gap between them: a row must be one run of True"
+                "the mask shows a query keys with a gap between them, but a score program needs each query's keys to be "
+                "one run: causal, padded, windowed or packed, not with holes"
             )
         return Visible(first, last)
 

@@ -1,0 +1,159 @@
+"""Positions of retrofitted models count tokens: padded, packed, windowed and decoded rows equal each row alone."""
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    StaticCache,
+)
+
+import dape
+
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+METHODS = ["fire[threshold=4]", "kerple", "dape1x3-rope[scaling=yarn,factor=2]"]
+TOKENS = 24
+
+
+def bases():
+    return {
+        "llama": LlamaForCausalLM(LlamaConfig(**SIZES)),
+        "mistral": MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)),
+    }
+
+
+@pytest.fixture(
+    scope="module", params=[(kind, method) for kind in bases() for method in METHODS], ids="-".join
+)
+def model(request):
+    kind, method = request.param
+    torch.manual_seed(0)
+    model = dape.retrofit(bases()[kind].eval(), method, zero_init=False).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def ids(batch=1, count=TOKENS, seed=1):
+    return torch.randint(1, 60, (batch, count), generator=torch.Generator().manual_seed(seed))
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def alone(model, x):
+    return model(x, use_cache=False).logits
+
+
+@torch.no_grad()
+def in_chunks(model, x, sizes, cache, mask=None):
+    outputs, seen = [], 0
+    for size in sizes:
+        stop = seen + size
+        shown = None if mask is None else mask[:, :stop]
+        part = x[:, seen:stop]
+        outputs.append(model(part, attention_mask=shown, past_key_values=cache, use_cache=True).logits)
+        seen = stop
+    return torch.cat(outputs, 1)
+
+
+def padded(count, *, left):
+    """Two rows of tokens and their mask, the first with `count` tokens of padding."""
+    x, mask = ids(2, TOKENS + count), torch.ones(2, TOKENS + count, dtype=torch.long)
+    mask[0, slice(None, count) if left else slice(TOKENS, None)] = 0
+    return x, mask
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+def test_a_padded_row_equals_the_row_alone(model, left):
+    x, mask = padded(16, left=left)
+    rows = slice(16, None) if left else slice(None, TOKENS)
+    together = model(x, attention_mask=mask, use_cache=False).logits
+    same(together[:1, rows], alone(model, x[:1, rows]))
+    same(together[1:], alone(model, x[1:]))
+
+
+@torch.no_grad()
+def test_a_packed_document_equals_the_document_alone(model):
+    x, packed = ids(), torch.cat([torch.arange(10), torch.arange(TOKENS - 10)])[None]
+    together = model(x, position_ids=packed, use_cache=False).logits
+    for rows in (slice(None, 10), slice(10, None)):
+        same(together[:, rows], alone(model, x[:, rows]))
+
+
+@pytest.mark.parametrize("sizes", [[1] * TOKENS, [5] * 4 + [4], [12, 1, 1, 10], [20, 4]], ids=str)
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_decoding_equals_the_whole_at_once(model, kind, sizes):
+    x = ids(2)
+    cache = (
+        DynamicCache(config=model.config)
+        if kind == "dynamic"
+        else StaticCache(config=model.config, max_cache_len=32)
+    )
+    same(in_chunks(model, x, sizes, cache), alone(model, x))
+
+
+@pytest.mark.parametrize("sizes", [[13] + [1] * 27, [3, 20, 17]], ids=["prefill", "chunks"])
+def test_decoding_a_padded_row_equals_the_row_alone(model, sizes):
+    x, mask = padded(16, left=True)
+    decoded = in_chunks(model, x, sizes, DynamicCache(config=model.config), mask)
+    same(decoded[:1, 16:], alone(model, x[:1, 16:]))
+    same(decoded[1:], alone(model, x[1:]))
+
+
+@torch.no_grad()
+def test_a_mask_by_query_counts_from_the_first_visible_key(model):
+    window = getattr(model.config, "sliding_window", None) or TOKENS
+    shown = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril().triu(1 - window)
+    shown[:, :5] = False
+    x = ids()
+    for mask in (shown, shown.long(), torch.zeros(shown.shape).masked_fill(~shown, -1e9)):
+        together = model(x, attention_mask=mask[None, None], use_cache=False).logits
+        same(together[:, 5:], alone(model, x[:, 5:]))
+
+
+@torch.no_grad()
+def test_positions_that_cannot_be_known_are_refused():
+    model = dape.retrofit(bases()["llama"].eval(), "fire[threshold=4]")
+    x, caches = ids(), [DynamicCache(config=model.config) for _ in range(2)]
+    for cache in caches:
+        model(x[:, :10], past_key_values=cache)
+    mask = torch.ones(1, 1, 4, 14, dtype=torch.bool).tril(10)
+    with pytest.raises(ValueError, match="FIRE reads the number of tokens before each query"):
+        model(x[:, 10:14], attention_mask=mask, past_key_values=caches[0])
+    for layer in caches[1].layers:
+        layer.keys, layer.values = layer.keys[:, :, 4:], layer.values[:, :, 4:]
+    with pytest.raises(ValueError, match="position_ids go up to 13, but there are 4 tokens after 6"):
+        model(x[:, 10:14], position_ids=torch.arange(10, 14)[None], past_key_values=caches[1])
+
+
+@torch.no_grad()
+def test_rotations_by_length_are_those_of_each_row():
+    model = dape.retrofit(
+        bases()["llama"].eval(), "rope[scaling=dynamic,factor=4,original_length=16]"
+    ).double()
+    x, mask = padded(16, left=True)
+    counted = (mask.cumsum(-1) - 1).clamp(min=0)
+    together = model(x, attention_mask=mask, position_ids=counted, use_cache=False).logits
+    same(together[:1, 16:], alone(model, x[:1, 16:]))
+    same(together[1:], alone(model, x[1:]))
+    with pytest.raises(ValueError, match="without position_ids padding counts as well"):
+        model(x, attention_mask=mask, use_cache=False)
+    packed = torch.cat([torch.arange(30), torch.arange(10)])[None]
+    with pytest.raises(ValueError, match="packed documents do not say"):
+        model(x[:1], position_ids=packed, use_cache=False)
