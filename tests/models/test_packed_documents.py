@@ -176,3 +176,22 @@ def test_weights_are_shown_with_a_static_cache():
             keys = theirs.shape[-1]
             torch.testing.assert_close(ours[..., :keys], theirs)
             assert not ours[..., keys:].any(), "free columns of the cache have weight"
+
+
+@pytest.mark.parametrize(
+    "method", ["fire[threshold=4]", "dape1x3-fire[threshold=4]", "rope", "kerple", "sinusoidal"]
+)
+def test_a_mask_by_query_counts_each_documents_tokens(method):
+    """Two documents and left padding, said by a mask [batch, 1, queries, keys], are as each alone."""
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = DapeForCausalLM(DapeConfig(method=method, **sizes)).double().eval()
+    ids = torch.randint(0, 40, (1, 15))
+    document = torch.tensor([-1] * 3 + [0] * 7 + [1] * 5)
+    shown = (
+        (document[:, None] == document)
+        & (document >= 0)[:, None]
+        & torch.ones(15, 15, dtype=torch.bool).tril()
+    )
+    together = model(ids, attention_mask=shown[None, None]).logits
+    for start, stop in ((3, 10), (10, 15)):
+        torch.testing.assert_close(together[:, start:stop], model(ids[:, start:stop]).logits)

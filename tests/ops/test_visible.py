@@ -84,7 +84,7 @@ def test_a_float_mask_is_no_bias_for_a_program_that_reads_it(hidden, head):
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
     mask = torch.zeros(1, 2, 5, 5)
     mask[:, head].masked_fill_(torch.ones(5, 5, dtype=torch.bool).triu(1), hidden)
-    with pytest.raises(ValueError, match="bias holds numbers of -10000 or less, as masks do"):
+    with pytest.raises(ValueError, match="bias holds numbers of −10,000 or less, as masks do"):
         dape.attention(q, k, v, dape.ScoreConv(2, 8), bias=mask)
     assert dape.attention(q, k, v, bias=mask).isfinite().all()
 

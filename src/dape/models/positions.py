@@ -12,6 +12,7 @@ from transformers import Cache
 from dape.ops.score_attention import Visible
 from dape.ops.score_attention.types import EVERYTHING, shown_by
 from dape.positions import Positions
+from dape.positions.base import positions_in
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ def decoder_positions(
 
     attention_mask: [B, keys], ones for tokens and zeros for padding; with zeros between ones, the keys must be
                     reordered by `without_holes`. Or [B, 1, queries, keys], booleans, ones and zeros, or numbers to
-                    add to scores, in which each query sees contiguous keys.
+                    add to scores, in which each query sees contiguous keys; without a cache, positions are then
+                    counted in each document, from the first token of a row.
     position_ids:   [1 or B, queries]; without a cache any integers: where they do not ascend, another document
                     begins, which sees none of those before it (packing). With a cache they must continue the
                     cached tokens' positions by ones.
@@ -188,9 +190,10 @@ def decoder_positions(
         keys = torch.arange(num_keys, device=device)[None]
         visible = Visible(last=index[None]) if preallocated else EVERYTHING
     elif attention_mask.dim() == 4:
-        keys = torch.arange(num_keys, device=device)[None]
-        visible = Visible.from_mask(_fit(attention_mask, num_keys, num_queries, roomy=roomy))
-        attention_mask = None
+        shown = _fit(attention_mask, num_keys, num_queries, roomy=roomy)
+        whole = not preallocated and seen == 0
+        keys = positions_in(shown[:, 0]) if whole else torch.arange(num_keys, device=device)[None]
+        visible, attention_mask = Visible.from_mask(shown), None
     else:
         mask = _fit(attention_mask, num_keys, roomy=roomy)
         if not compiling and has_holes(mask):

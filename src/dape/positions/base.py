@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, TileBias, Visible
@@ -178,6 +179,20 @@ class LinearMap(Parameters):
         bound = self.weight.shape[1] ** -0.5
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
+
+
+def positions_in(shown: Tensor) -> Tensor:
+    """Positions [B, T] of tokens by whom they see, [B, T, T]: counted in each document, from the first token of a row."""
+    return count_tokens(F.pad(shown.diagonal(-1, 1, 2), (1, 0)))
+
+
+def count_tokens(follows: Tensor) -> Tensor:
+    """Positions [B, T], counted from the last token that does not see the one before it: the start of its document.
+
+    Windows do not change them, nor does a cache that drops tokens.
+    """
+    index = torch.arange(follows.shape[1], device=follows.device)
+    return index - index.masked_fill(follows, 0).cummax(-1).values
 
 
 class PositionEncoding(Parameters, Rebuildable):

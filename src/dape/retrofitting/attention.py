@@ -30,6 +30,7 @@ from dape.ops.score_attention import Bias, ScoreProgram, Visible, attention, att
 from dape.ops.score_attention.api import HasProgram
 from dape.ops.score_attention.types import EVERYTHING, shown_by
 from dape.positions import PositionEncoding, Positions
+from dape.positions.base import count_tokens, positions_in
 
 # Name of the implementation in `model.config._attn_implementation`, and names of the modules added to a layer.
 NAME = "dape"
@@ -95,15 +96,6 @@ def _follows(mask_function: Callable, attention_mask: Tensor | None, num_tokens:
         padded = F.pad(attention_mask, (0, max(0, num_tokens - attention_mask.shape[1])))
         mask_function = and_masks(mask_function, padding_mask_function(padded))
     return lambda batch, head, query, key: mask_function(batch, head, query, query - 1)
-
-
-def count_tokens(follows: Tensor) -> Tensor:
-    """Positions [B, T], counted from the last token that does not see the one before it: the start of its document.
-
-    Windows do not change them, nor does a cache that drops tokens.
-    """
-    index = torch.arange(follows.shape[1], device=follows.device)
-    return index - index.masked_fill(follows, 0).cummax(-1).values
 
 
 def intervals(shown: Tensor) -> Tensor:
@@ -282,9 +274,7 @@ def _unpacked(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Ten
     if mask.dtype == torch.long and mask.shape[2] > num_queries:
         return mask[:, :, :num_queries], mask[:, 0, num_queries:, 0]
     shown = shown_by(mask)
-    whole = shown.shape[2] == num_keys
-    follows = F.pad(shown[:, 0].diagonal(-1, 1, 2), (1, 0))
-    return intervals(shown), count_tokens(follows) if whole else None
+    return intervals(shown), positions_in(shown[:, 0]) if shown.shape[2] == num_keys else None
 
 
 def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visible, int, bool]:

@@ -14,6 +14,7 @@ from dape.ops.score_attention.op import in_own_dtype
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,
+    HIDING,
     Bias,
     DistanceBias,
     Problem,
@@ -36,9 +37,6 @@ BACKENDS: dict[str, ModuleType] = {
 # From this many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
 # skips invisible pairs, is faster than PyTorch's own; below, the overhead of a call decides.
 LARGE_PLAIN = 4 * 1024 * 1024
-
-# Numbers up to this one in a bias are taken for a mask.
-MASKED = -1e4
 
 
 @runtime_checkable
@@ -278,7 +276,7 @@ def _holds_a_mask(bias: Bias) -> bool:
         return False
     # Few numbers at a time: all of them would take long, and threads that a forked process does not have.
     return not bias.requires_grad and any(
-        (bias[:, head, row] <= MASKED).any() for head in range(bias.shape[1]) for row in (0, -1)
+        (bias[:, head, row] <= HIDING).any() for head in range(bias.shape[1]) for row in (0, -1)
     )
 
 
@@ -287,7 +285,7 @@ def _check_program(problem: Problem) -> None:
     program.check(q.shape[1], has_bias=problem.bias is not None)
     if program.reads_bias(q.shape[1]) and _holds_a_mask(problem.bias):
         raise ValueError(
-            f"bias holds numbers of {MASKED:g} or less, as masks do, but the score program reads the bias: pass who "
+            "bias holds numbers of −10,000 or less, as masks do, but the score program reads the bias: pass who "
             "sees whom by visible=dape.Visible.from_mask(mask)"
         )
     allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}
