@@ -57,3 +57,34 @@ def headline_rows():
             time = ", in Kerple's training time" if view == TIME else ""
             rows.append(f"| {name}, `{method}`{time} | {' | '.join(cells)} | {len(data.seeds(one))} |")
     return rows
+
+
+def test_the_hypotheses_have_the_numbers_of_the_results():
+    """The differences that papers/dape_v2/headline/hypotheses.md reports of what was found."""
+    data = load_folder(ROOT / "papers/dape_v2/headline").losses
+    text = " ".join((ROOT / "papers/dape_v2/headline/hypotheses.md").read_text("utf-8").split())
+
+    def trained(method, corpus="latex13", view=STEP):
+        return Trained(view, corpus, 256, method, "")
+
+    def size(*terms):
+        return signed(data.difference(*terms)).removeprefix("−").removeprefix("+")
+
+    best, base = trained("dape1x3-kerple"), trained("kerple")
+    timed = trained("dape1x3-kerple", view=TIME), trained("kerple", view=TIME)
+    books = trained("dape1x3-kerple", "books13"), trained("kerple", "books13")
+    ends = [((1, best, n), (-1, base, n)) for n in (256, 8192)]
+    assert "is −{} at 256 and −{} at 8192 tokens".format(*(size(*pair) for pair in ends)) in text
+    assert f"of `dape1x3-kerple` falls by {size((1, best, 2048), (-1, best, 256))}" in text
+    by_seed = [f"{-value:.3f}" for value in data.differences((1, best, 2048), (-1, best, 256)).values()]
+    assert f"they fall by {', '.join(by_seed[:-1])} and {by_seed[-1]}" in text
+    assert f"{signed(data.difference((1, base, 8192), (-1, base, 256)))} for `kerple`" in text
+    alibi = trained("alibi")
+    assert f"{signed(data.difference((1, alibi, 8192), (-1, alibi, 256)))} for `alibi`" in text
+    grows = (1, best, 8192), (-1, base, 8192), (-1, best, 256), (1, base, 256)
+    assert f"the gap grows by {size(*grows)}" in text
+    gaps = [size((1, timed[0], n), (-1, timed[1], n)) for n in (256, 8192)]
+    assert "lower by {} at 256 and by {} at 8192 tokens".format(*gaps) in text
+    gaps = [size((1, books[0], n), (-1, books[1], n)) for n in (256, 8192)]
+    assert "by {} nats at 256 tokens and {} at 8192".format(*gaps) in text
+    assert f"({signed(data.difference((1, books[0], 8192), (-1, books[0], 256)))} from 256 to 8192" in text
