@@ -254,7 +254,7 @@ def test_what_was_found_on_each_text_is_said() -> None:
         (-0.2, -0.3, "lower than that of b by 0.200 ± 0.010 nats at 1 tokens and 0.300 ± 0.010 at 2"),
         (0.2, 0.3, "higher than that of b by 0.200 ± 0.010 nats at 1 tokens and 0.300 ± 0.010 at 2"),
         (0.0, -0.01, "not clearly different from that of b: +0.000 ± 0.010 nats at 1 tokens and −0.010 ± 0.010 at 2"),
-        (0.0, -0.3, "compared with that of b not clearly different at 1 tokens (+0.000 ± 0.010 nats), and lower at 2 tokens (−0.300 ± 0.010 nats)"),
+        (0.0, -0.3, "not clearly different from that of b at 1 tokens (+0.000 ± 0.010 nats), and lower at 2 (−0.300 ± 0.010)"),
     ],
 )  # fmt: skip
 def test_findings_say_what_is_decided_and_what_is_not(near, far, said) -> None:

@@ -216,8 +216,8 @@ def findings(papers: Path) -> list[str]:
     start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
     seeds, texts = len(data.seeds(one)), len(set(data.documents[one.corpus]))
     said = [
-        f"The loss of {BEST} is {compared(data, one, base, start, long)}{by_seed(data, (1, one, long), (-1, base, long))} "
-        f"({folder.texts.get(one.corpus, one.corpus)}; {counted_seeds(data, one)}, {texts} documents)."
+        f"The loss of {BEST} is {compared(data, one, base, start, long)}{by_seed(data, (1, one, long), (-1, base, long))}. "
+        f"Text: {folder.texts.get(one.corpus, one.corpus)}; {counted_seeds(data, one)}, {texts} documents."
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
     few = {t: f" ({counted_seeds(data, t)})" for t in shown if len(data.seeds(t)) < seeds}
@@ -264,13 +264,15 @@ def finding_on(folder: Folder, corpus: str) -> str:
 def compared(data: Losses, one: Trained, other: Trained, start: int, long: int) -> str:
     """The first loss against the other at two lengths: lower or higher than that of …, with errors, or undecided."""
     gaps = {n: data.difference((1, one, n), (-1, other, n)) for n in (start, long)}
-    words = {n: towards(gap, "lower", "higher", "not clearly different") for n, gap in gaps.items()}
-    if len(set(words.values())) == 1:
-        link, mark = ("from", ":") if words[start].startswith("not") else ("than", " by")
+    near, far = (towards(gap, "lower", "higher", "not clearly different") for gap in gaps.values())
+    decided = not near.startswith("not")
+    said = f"{near} {'than' if decided else 'from'} that of {other.method}"
+    if near == far:
         amounts = f"{amount(gaps[start])} nats at {start} tokens and {amount(gaps[long])} at {long}"
-        return f"{words[start]} {link} that of {other.method}{mark} {amounts}"
-    said = [f"{words[n]} at {n} tokens ({signed(gap)} nats)" for n, gap in gaps.items()]
-    return f"compared with that of {other.method} {', and '.join(said)}"
+        return f"{said}{' by' if decided else ':'} {amounts}"
+    return (
+        f"{said} at {start} tokens ({signed(gaps[start])} nats), and {far} at {long} ({signed(gaps[long])})"
+    )
 
 
 def counted_seeds(data: Losses, one: Trained) -> str:
