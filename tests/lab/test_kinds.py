@@ -8,10 +8,12 @@ import torch
 from small_papers import write_papers
 
 from dape.cli import main
+from dape.lab.accuracies import Accuracies, tables
 from dape.lab.kinds.construction import answers, construction_runs, difference_conv
 from dape.lab.kinds.tasks import grid
 from dape.lab.kinds.timing import at_one_pace
-from dape.lab.records import load_results
+from dape.lab.paper import Paper
+from dape.lab.records import Results, load_results
 from dape.lab.stats import Estimate
 from dape.scores import PlainScores
 from dape.tasks import build_task
@@ -181,3 +183,24 @@ def test_maps_of_all_methods_are_of_the_same_text_and_pictures_are_there(tmp_pat
     assert found["pictures"]
     for name in found["pictures"]:
         assert (folder / "pictures-smoke" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_steps_and_seeds_are_said_of_the_tasks_that_have_them() -> None:
+    """Of four tasks, one with two seeds and one with fewer steps."""
+    found = Results({"kind": "tasks"})
+    trainings = {
+        "even_pairs": (5000, 2),
+        "parity_check": (5000, 1),
+        "odds_first": (5000, 1),
+        "copy": (100, 1),
+    }
+    for task, (steps, seeds) in trainings.items():
+        for seed in range(seeds):
+            run = {"corpus": task, "method": "kerple", "layers": 1, "seed": seed, "variant": ""}
+            row = {"metric": "accuracy", "value": 0.5, "count": 100, "eval_length": 50}
+            found.add({**run, "settings": {"protocol": {"steps": steps}}}, [row])
+    note = tables(Accuracies(found), "trial", Paper())[0].note
+    assert note.endswith(
+        "Trained for 5,000 steps and 2 seeds: even pairs; 5,000 steps and 1 seed: parity check, odds first; "
+        "100 steps and 1 seed: copy."
+    )

@@ -233,15 +233,16 @@ def _tasks_by_steps(data: Accuracies) -> dict[int, list[str]]:
 
 
 def _trainings(data: Accuracies) -> str:
-    """Number of steps and seeds of the tasks, where tasks differ in them."""
+    """Number of steps and seeds of the tasks, where tasks differ in their steps."""
     by_steps = _tasks_by_steps(data)
     said = []
     for steps, tasks in by_steps.items():
-        seeds = len(
-            {seed for solver, of_seed in data.rows.items() if solver.task in tasks for seed in of_seed}
-        )
-        names = ", ".join(task.replace("_", " ") for task in tasks)
-        said.append(f"{steps:,} steps and {seeds} seed{'s' if seeds > 1 else ''}: {names}")
+        by_seeds: dict[int, list[str]] = defaultdict(list)
+        for task in tasks:
+            own = {seed for solver, of_seed in data.rows.items() if solver.task == task for seed in of_seed}
+            by_seeds[len(own)].append(task.replace("_", " "))
+        for seeds, names in sorted(by_seeds.items(), reverse=True):
+            said.append(f"{steps:,} steps and {seeds} seed{'s' if seeds > 1 else ''}: {', '.join(names)}")
     return f" Trained for {'; '.join(said)}." if len(by_steps) > 1 else ""
 
 
