@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo docs browser test test-slow check format bench sanitize soak clean
+.PHONY: help setup demo docs browser test test-slow check format bench sanitize fuzz soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ sanitize: $(READY)  ## the C++ kernel under AddressSanitizer and UBSan, over the
 	$(BIN)/python setup.py --quiet build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/ops/sanitize.py $(SANITIZED)/dape/ops/score_attention/_kernel*.so
+
+fuzz: $(READY)  ## random calls and models against the definition in float64, for ten minutes
+	$(BIN)/python tests/fuzz.py --minutes 10 --start $$(date +%s)
 
 soak: $(READY)  ## kill -9 at random moments, 100 times, over train, data, compare and export (tens of minutes)
 	nice -n 19 $(BIN)/python tests/soak.py --kills 100 --json results/soak/soak.json

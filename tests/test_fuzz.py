@@ -1,0 +1,57 @@
+"""The first cases of the fuzzer (`make fuzz`), and that it finds what is wrong."""
+
+import fuzz
+import pytest
+import torch
+
+from dape.ops.score_attention import cpu
+from dape.positions.kerple import Kerple
+
+CASES = {"op": 60, "model": 25, "encoder": 15, "retrofit": 20}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_first_cases_differ_in_nothing(kind):
+    refused = 0
+    for number in range(CASES[kind]):
+        try:
+            draw, wrong = fuzz.run(kind, number)
+        except fuzz.Refused:
+            refused += 1
+            continue
+        assert not wrong, (number, wrong, draw.made)
+    assert refused < CASES[kind] / 3
+
+
+def failed(kind: str) -> int:
+    count = 0
+    for number in range(CASES[kind]):
+        try:
+            count += bool(fuzz.run(kind, number)[1])
+        except fuzz.Refused:
+            continue
+    return count
+
+
+def test_a_small_error_in_a_backend_is_found(monkeypatch):
+    attend = cpu.attend
+    monkeypatch.setattr(cpu, "attend", lambda problem: attend(problem) + 0.01 * (problem.v.mean() > 0))
+    assert failed("op")
+
+
+def test_a_bias_that_counts_padding_is_found(monkeypatch):
+    bias = Kerple.bias
+
+    def counting_padding(self, q, k, positions, **options):
+        return bias(self, q, k, positions, **options) if positions.visible.first is None else None
+
+    monkeypatch.setattr(Kerple, "bias", counting_padding)
+    monkeypatch.setattr(fuzz, "PROCESSORS", [""])
+    monkeypatch.setattr(fuzz, "POSITIONS", {"kerple": Kerple})
+    assert failed("model")
+
+
+def test_a_case_is_drawn_from_its_number_alone():
+    one, other = (fuzz.run("op", 3)[0].made for _ in range(2))
+    torch.manual_seed(1)
+    assert one == other != fuzz.run("op", 4)[0].made
