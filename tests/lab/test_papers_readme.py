@@ -10,12 +10,13 @@ import made_up
 import pytest
 
 from dape.lab.claims import verdicts_of
-from dape.lab.folders import with_claims
+from dape.lab.folders import load_folder, with_claims
 from dape.lab.records import load_results
 from dape.lab.report.papers import (
     FIGURE,
     duration,
     experiment_readme,
+    ladder,
     load_part,
     paper_readme,
     write_readmes,
@@ -140,6 +141,18 @@ def test_the_ledger_links_every_experiment(papers: Path) -> None:
     for name in re.findall(r"\]\((\w+)/README.md\)", text):
         assert (papers / "dape_v2" / name / "README.md").exists()
     assert "Beyond the paper" in (papers / "beyond" / "README.md").read_text("utf-8")
+
+
+def test_a_ladder_compares_every_method_with_the_first(papers: Path) -> None:
+    folder = load_folder(papers / "dape_v2" / "length_1024")
+    assert ladder(folder) == []
+    folder = load_folder(PAPERS / "beyond" / "ingredients")
+    base, *others = folder.losses.rows
+    said, _, _, _, *rows = ladder(folder)
+    assert said == f"Loss less that of {base.label}, in nats on the same tokens:"
+    assert [row.split(" | ")[0] for row in rows] == [f"| {one.label}" for one in others]
+    far = folder.losses.difference((1, others[-1], 8192), (-1, base, 8192))
+    assert f"{abs(far.value):.3f} ± {far.error:.3f}" in rows[-1]
 
 
 def test_figures_are_the_same_bytes_for_the_same_results(papers: Path) -> None:

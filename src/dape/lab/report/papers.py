@@ -33,7 +33,7 @@ from dape.lab.folders import Folder, load_folder, load_folders, with_claims
 from dape.lab.kinds import kind_named
 from dape.lab.kinds.panels import BASE, BEST, headline, main_models
 from dape.lab.paper import Paper, load_paper
-from dape.lab.records import TIME, Results
+from dape.lab.records import STEP, TIME, Results
 from dape.lab.report import method_summary, render
 from dape.lab.stats import (
     ERRORS,
@@ -247,6 +247,21 @@ def findings(papers: Path) -> list[str]:
     return said + [text for corpus in data.corpora()[1:] if (text := finding_on(folder, corpus))]
 
 
+def ladder(folder: Folder) -> list[str]:
+    """A table of every method's loss against the first one's, at the training length and at the longest input."""
+    data = folder.losses
+    trained = [t for t in data.rows if t.view == STEP]
+    if len(trained) < 2:
+        return []
+    base, *others = trained
+    start, long = base.train_length, data.lengths(*trained)[-1]
+    rows = [f"|  | at {start} | at {long} | seeds |", "|---|---|---|---|"]
+    for one in others:
+        gaps = (signed(data.difference((1, one, n), (-1, base, n))) for n in (start, long))
+        rows.append(f"| {one.label} | {' | '.join(gaps)} | {len(data.seeds(one))} |")
+    return [f"Loss less that of {base.label}, in nats on the same tokens:", "", *rows]
+
+
 def finding_on(folder: Folder, corpus: str) -> str:
     """The same on a further text, in one sentence; empty without results."""
     data, models = folder.losses, main_models(folder.losses, corpus=corpus)
@@ -322,6 +337,7 @@ def paper_readme(part: Part) -> str:
     shared |= {"explained": explained(part.folders)}
     shared |= {
         "findings": findings(part.path.parent) if part.paper.title else [],
+        "ladder": ladder,
         "counted": counted,
         "count": count,
         "numbered": numbered,
