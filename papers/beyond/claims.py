@@ -289,6 +289,7 @@ def longer_short_training_matches_rope(data):
 LINEAR = Pick("dape1x3-kerple", variant="linear, scores alone")
 NONLINEAR = Pick("dape1x3-kerple", variant="scores alone")
 WHOLE = Pick("dape1x3-kerple", variant="")
+BY_HEAD = Pick("keyconv1x3-kerple", variant="")
 
 
 @claim("ingredients")
@@ -300,7 +301,7 @@ def neighbouring_keys_help(data):
 @claim("ingredients")
 def mixing_heads_helps(data):
     """A linear convolution across heads is better than one within each head."""
-    return lower(data, LINEAR, "keyconv1x3-kerple")
+    return lower(data, LINEAR, BY_HEAD)
 
 
 @claim("ingredients")

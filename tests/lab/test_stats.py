@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import made_up
@@ -84,13 +85,39 @@ def test_the_nearest_of_its_kind_speaks_for_a_comparison() -> None:
     # Other lengths borrow from the nearest known.
     assert deviation(spread, kerples, multiple=3) == deviation(spread, kerples, multiple=4)
     # Two that share an encoding are more like Kerple's two, others like those with ALiBi.
-    assert of_methods("rope", "dape-rope")[1:] == [("positions", "rope", "rope"), kerples]
-    assert of_methods("rope", "t5")[1:] == [("positions", "rope", "t5"), others]
+    works = (*kerples, "works")
+    assert of_methods("rope", "dape-rope")[1:] == [("positions", "rope", "rope"), works, kerples]
+    assert of_methods("rope", "t5")[1:] == [("positions", "rope", "t5"), (*others, "works"), others]
     assert of_methods("kerple", "alibi") == of_methods("alibi", "kerple")
     assert_allclose(deviation(spread, ("lengths", "kerple"), multiple=4), typical(0.045))
     assert_allclose(deviation(spread, ("losses", "kerple"), multiple=4), typical(0.08))
-    assert of_lengths("dape3x3-kerple")[1:] == [("lengths", "kerple", "processed"), ("lengths", "processed")]
-    assert of_lengths("kerple")[1:] == [("lengths", "kerple", "plain"), ("lengths", "plain")]
+    for name, scores in (("dape3x3-kerple", "processed"), ("kerple", "plain")):
+        general = ("lengths", scores)
+        assert of_lengths(name)[1:] == [("lengths", "kerple", scores), (*general, "works"), general]
+
+
+def test_a_model_that_has_failed_does_not_speak_for_those_that_work() -> None:
+    """Seeds differ by 1 where perplexities have doubled; FoX, with one seed, is expected to differ as ALiBi's."""
+    spread = seed_variance(
+        [
+            results(
+                {
+                    "kerple": {64: (3.0, 3.1), 1024: (3.0, 3.1)},
+                    "alibi": {64: (3.0, 3.08), 1024: (3.0, 3.07)},
+                    "t5": {64: (3.0, 3.04), 1024: (3.1, 3.15)},
+                    "rope": {64: (3.0, 3.06), 1024: (5.0, 6.0)},
+                    "nope": {64: (3.0, 3.03), 1024: (6.0, 4.8)},
+                    "sinusoidal": {64: (3.0, 3.02), 1024: (5.0, 6.3)},
+                }
+            )
+        ]
+    )
+    for kinds, most in ((partial(of_methods, "fox", "kerple"), 0.1), (partial(of_lengths, "fox"), 0.05)):
+        works, failed = (spread.prior(kinds(failed=lost), 16) for lost in (False, True))
+        assert works is not None
+        assert failed is not None
+        assert math.sqrt(works.variance) < most
+        assert math.sqrt(failed.variance) > 0.5
 
 
 def test_a_kind_with_samples_of_its_own_does_not_inherit_from_others() -> None:

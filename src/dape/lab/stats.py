@@ -88,6 +88,8 @@ Comparison = tuple[str, ...]
 # Columns of a training other than method, variant and seed.
 SETTING = ("view", "corpus", "train_length", "steps", "batch_size", "layers")
 ONE_POSITION, TWO_POSITIONS = "one position", "two positions"
+# A model that has this much more loss than at its training length has failed there, and its seeds differ accordingly.
+FAILED = math.log(2)
 # Minimum samples of a kind of comparison for a prior of its own.
 ENOUGH = 3
 
@@ -152,17 +154,31 @@ class SeedVariance:
         return others[min(others, key=lambda known: abs(math.log(known / multiple)))] if others else []
 
 
-def of_methods(a: str, b: str) -> list[Comparison]:
-    """Kinds of a difference between trainings: these methods, these encodings, the same encoding or different ones."""
+def of_methods(a: str, b: str, *, failed: bool = False) -> list[Comparison]:
+    """Kinds of a difference between trainings: these methods, these encodings, the same encoding or different ones.
+
+    failed: one of the two has failed at this length; else those that have are the last to ask.
+    """
     names = sorted((positions_of(a), positions_of(b)))
-    alike = ONE_POSITION if names[0] == names[1] else TWO_POSITIONS
-    return [("methods", *sorted((a, b))), ("positions", *names), ("methods", alike)]
+    alike = ("methods", ONE_POSITION if names[0] == names[1] else TWO_POSITIONS)
+    return [("methods", *sorted((a, b))), ("positions", *names), (*alike, _state(failed)), alike]
 
 
-def of_lengths(method: str) -> list[Comparison]:
+def of_lengths(method: str, *, failed: bool = False) -> list[Comparison]:
     """Kinds of a difference between two lengths of one model: this method, its encoding, plain or not."""
     scores = "plain" if all(layer.is_plain for layer in _layers(method)) else "processed"
-    return [("lengths", method), ("lengths", positions_of(method), scores), ("lengths", scores)]
+    alike = ("lengths", scores)
+    return [("lengths", method), ("lengths", positions_of(method), scores), (*alike, _state(failed)), alike]
+
+
+def _state(failed: bool) -> str:
+    return "failed" if failed else "works"
+
+
+def has_failed(here: Iterable[float], start: Iterable[float]) -> bool:
+    """Whether the mean loss over seeds exceeds that at the training length by FAILED."""
+    far, near = list(here), list(start)
+    return bool(far and near) and sum(far) / len(far) - sum(near) / len(near) > FAILED
 
 
 def positions_of(method: str) -> str:
@@ -216,18 +232,23 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
     spread = SeedVariance()
     for setting, by_multiple in settings.items():
         task = setting[1] if setting[0] == "mean_accuracy" else None
+        starts = by_multiple.get(1.0, {})
         for multiple, models in by_multiple.items():
-            for one, other in combinations(models.values(), 2):
+            failed = {
+                name: name in starts and has_failed(model.losses.values(), starts[name].losses.values())
+                for name, model in models.items()
+            }
+            for (name, one), (name_other, other) in combinations(models.items(), 2):
                 if not _same(one, other):
-                    pair = (one.method, other.method)
-                    kinds = of_accuracies(task, *pair) if task else of_methods(*pair)
+                    pair, lost = (one.method, other.method), failed[name] or failed[name_other]
+                    kinds = of_accuracies(task, *pair) if task else of_methods(*pair, failed=lost)
                     spread.add(kinds, multiple, setting, _gaps(one, other))
             for name, model in models.items():
                 kinds = of_accuracies(task, model.method) if task else of_losses(model.method)
                 spread.add(kinds, multiple, setting, list(model.losses.values()))
-                start = by_multiple.get(1.0, {}).get(name)
-                if multiple != 1 and start is not None:
-                    spread.add(of_lengths(model.method), multiple, setting, _gaps(model, start))
+                if multiple != 1 and name in starts:
+                    kinds = of_lengths(model.method, failed=failed[name])
+                    spread.add(kinds, multiple, setting, _gaps(model, starts[name]))
     return spread
 
 
@@ -398,12 +419,13 @@ class Losses:
         for _, trained, length in terms:
             multiples[trained] = max(multiples.get(trained, 1.0), length / trained.train_length)
         here = setting_of(self.results, rows[0])
+        failed = any(self._has_failed(trained, length) for _, trained, length in terms)
         one, *others = trainings.values()
         if not others:
-            kinds = of_lengths(one.method) if len(terms) > 1 else of_losses(one.method)
+            kinds = of_lengths(one.method, failed=failed) if len(terms) > 1 else of_losses(one.method)
             return self.known.prior(kinds, max(multiples.values()), here)
         if len({trained.train_length for trained in trainings.values()}) == 1:
-            kinds = of_methods(one.method, others[0].method)
+            kinds = of_methods(one.method, others[0].method, failed=failed)
             return self.known.prior(kinds, max(multiples.values()), here)
         # Trainings at different lengths share nothing that a seed would change in both.
         each = [self.known.prior(of_losses(t.method), multiples[t]) for t in (one, *others)]
@@ -411,6 +433,10 @@ class Losses:
         if len(known) < len(each):
             return None
         return VariancePrior(sum(prior.variance for prior in known), min(prior.dof for prior in known))
+
+    def _has_failed(self, trained: Trained, length: int) -> bool:
+        far, near = (self.rows[trained].get(n, {}) for n in (length, trained.train_length))
+        return has_failed(*([row["value"] for row in rows.values()] for rows in (far, near)))
 
 
 def _training(trained: Trained, row: Row) -> tuple[Any, ...]:
