@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
+import made_up
 import pytest
 from small_papers import without_results, write_papers
 
 from dape.cli import main
+from dape.lab.claims import verdicts_of
 from dape.lab.execute import make_plan
 from dape.lab.experiments import (
     SCALES,
@@ -18,7 +22,8 @@ from dape.lab.experiments import (
     load_corpora,
     load_experiments,
 )
-from dape.lab.records import TIME, load_results
+from dape.lab.folders import with_claims
+from dape.lab.records import STEP, TIME, load_results
 
 PAPERS = find_papers(Path(__file__).parents[2] / "papers")
 EXPERIMENTS = load_experiments(PAPERS)
@@ -51,6 +56,36 @@ def test_every_scale_can_be_planned(experiment, scale: str) -> None:
         items = plan_of(experiment, scale).items
         assert items
         assert all(item.train_length in item.lengths for item in items if experiment.kind == "language")
+
+
+def test_once_all_is_trained_every_claim_has_what_it_compares(tmp_path: Path) -> None:
+    """A claim that names a training that no grid has would be "not run" for ever."""
+    language = {e.name for e in EXPERIMENTS if e.kind == "language"}
+    for file in PAPERS.glob("*.toml"):
+        shutil.copy(file, tmp_path)
+    for experiment in EXPERIMENTS:
+        shipped = PAPERS / experiment.paper
+        folder = tmp_path / experiment.paper / experiment.name
+        folder.mkdir(parents=True)
+        shutil.copy(shipped / experiment.name / "experiment.toml", folder)
+        for file in shipped.glob("*.*"):
+            shutil.copy(file, folder.parent)
+        if experiment.name not in language or "laptop" not in experiment.scales:
+            continue
+        plan = plan_of(experiment, "laptop")
+        losses = {
+            (item.corpus.name, item.train_length, item.method, item.variant): dict.fromkeys(item.lengths, 2.0)
+            for item in plan.items
+        }
+        views = (STEP, TIME) if plan.timed else (STEP,)
+        made = made_up.language(losses, views=views, scale="laptop", settings={"last": 16, "windows": 32})
+        (folder / "results.json").write_text(json.dumps(made), "utf-8")
+    verdicts = [v for path in with_claims(tmp_path) for v in verdicts_of(path)]
+    judged = [v for v in verdicts if v.claim.experiment in language and v.claim.scale != "paper"]
+    assert len(judged) > 60
+    # Losses were made up without slices.
+    missing = {v.sentence for v in judged if v.verdict.startswith("not run")}
+    assert missing == {"Not run: losses by recall."}
 
 
 def test_main_comparisons_have_two_seeds_and_sixteen_times_the_length() -> None:
