@@ -149,7 +149,9 @@ def test_a_ladder_compares_every_method_with_the_first(papers: Path) -> None:
     folder = load_folder(PAPERS / "beyond" / "ingredients")
     base, *others = folder.losses.rows
     said, _, _, _, *rows = ladder(folder)
-    assert said == f"Loss less that of {base.label}, in nats on the same tokens:"
+    assert (
+        said == f"Loss less that of {base.label}, in nats on the same tokens, over the seeds that both have:"
+    )
     assert [row.split(" | ")[0] for row in rows] == [f"| {one.label}" for one in others]
     far = folder.losses.difference((1, others[-1], 8192), (-1, base, 8192))
     assert f"{abs(far.value):.3f} ± {far.error:.3f}" in rows[-1]

@@ -259,7 +259,11 @@ def ladder(folder: Folder) -> list[str]:
     for one in others:
         gaps = (signed(data.difference((1, one, n), (-1, base, n))) for n in (start, long))
         rows.append(f"| {one.label} | {' | '.join(gaps)} | {len(data.seeds(one))} |")
-    return [f"Loss less that of {base.label}, in nats on the same tokens:", "", *rows]
+    return [
+        f"Loss less that of {base.label}, in nats on the same tokens, over the seeds that both have:",
+        "",
+        *rows,
+    ]
 
 
 def finding_on(folder: Folder, corpus: str) -> str:
