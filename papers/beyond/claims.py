@@ -33,7 +33,7 @@ def square_better(data):
     return lower(data, "dape3x3-kerple", "dape1x3-kerple")
 
 
-@claim("square_kernels")
+@claim("square_kernels", closer="beyond/keys-matter-more-than-queries")
 def square_better_than_as_many_weights(data):
     """It is the shape and not the number of weights: 3x3 is better than 1x9."""
     return lower(data, "dape3x3-kerple", "dape1x9-kerple")
