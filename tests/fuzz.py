@@ -279,8 +279,8 @@ def op(draw: Draw) -> Iterator[str]:
                 continue
             for name, x in found.items():
                 most = ERRORS[dtype][name != "out"]
-                if name != "out":
-                    # Gradients of what is added to a whole row of logits sum to zero but for the rounding of each.
+                if name not in ("out", *shapes) and dtype in (torch.bfloat16, torch.float16):
+                    # A sum over rows, which for an offset of all logits of a row is zero but for the rounding of each.
                     most *= max(1.0, (batch * queries) ** 0.5 / 4)
                 if wrong := differs(x, expected[name], most):
                     yield f"{backend}, {name}: {wrong}"
@@ -543,8 +543,6 @@ def run(kind: str, number: int) -> tuple[Draw, list[str]]:
     draw = Draw(kind, number)
     try:
         return draw, list(KINDS[kind](draw))
-    except Refused:
-        raise
     except (ValueError, TypeError, NotImplementedError) as error:
         raise Refused(str(error)) from error
     except Exception:

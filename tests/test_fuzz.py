@@ -20,7 +20,8 @@ def test_the_first_cases_differ_in_nothing(kind):
             refused += 1
             continue
         assert not wrong, (number, wrong, draw.made)
-    assert refused < CASES[kind] / 3
+    # Calls of the op are drawn so that every one is valid; some methods and caches exclude each other.
+    assert refused <= (0 if kind == "op" else CASES[kind] / 3)
 
 
 def failed(kind: str) -> int:
@@ -52,6 +53,6 @@ def test_a_bias_that_counts_padding_is_found(monkeypatch):
 
 
 def test_a_case_is_drawn_from_its_number_alone():
-    one, other = (fuzz.run("op", 3)[0].made for _ in range(2))
+    one = fuzz.run("op", 3)[0].made
     torch.manual_seed(1)
-    assert one == other != fuzz.run("op", 4)[0].made
+    assert one == fuzz.run("op", 3)[0].made != fuzz.run("op", 4)[0].made

@@ -258,7 +258,8 @@ def ladder(folder: Folder) -> list[str]:
     rows = [f"|  | at {start} | at {long} | seeds |", "|---|---|---|---|"]
     for one in others:
         gaps = (signed(data.difference((1, one, n), (-1, base, n))) for n in (start, long))
-        rows.append(f"| {one.label} | {' | '.join(gaps)} | {len(data.seeds(one))} |")
+        shared = len(data.differences((1, one, long), (-1, base, long)))
+        rows.append(f"| {one.label} | {' | '.join(gaps)} | {shared} |")
     return [
         f"Loss less that of {base.label}, in nats on the same tokens, over the seeds that both have:",
         "",
