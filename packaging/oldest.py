@@ -22,6 +22,7 @@ except ImportError:  # Python 3.10
 
 ROOT = Path(__file__).parents[1]
 TESTS = ["tests/models", "tests/positions", "tests/scores", "tests/hf/test_citizen.py"]
+TESTS += ["tests/hf/test_retrofit.py", "tests/hf/test_retrofit_positions.py"]
 TESTS += ["tests/hf/test_tools_that_wrap_layers.py", "tests/hf/test_shapes_that_vary.py"]
 
 

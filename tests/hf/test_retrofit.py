@@ -14,7 +14,9 @@ from transformers import (
     LlamaForCausalLM,
     StaticCache,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.nemotron import modeling_nemotron
 
 import dape
 from dape.retrofitting.attach import adapter_parameters
@@ -105,13 +107,21 @@ OUTSIDE = {
 }
 
 
+# Before version 5.16 of transformers this one keeps its attention to itself.
+if "ALL_ATTENTION_FUNCTIONS" not in vars(modeling_nemotron):
+    OUTSIDE["nemotron"] = {name: SIZES[name] for name in SIZES if name != "vocab_size"}
+    del FAMILIES["nemotron"]
+
+
 def small(kind="llama", **changes):
     sizes = {**SIZES, **TOKENS, **FAMILIES.get(kind, {}), **changes}
     if kind == "gpt2":
         sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **TOKENS}
     if kind in OUTSIDE:
         sizes = {"vocab_size": 50, **OUTSIDE[kind]}
-    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**sizes)).eval()
+    # Before version 5.21, the default implementation drops soft caps.
+    options = {"attn_implementation": "eager"} if kind == "gemma2" else {}
+    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**sizes), **options).eval()
 
 
 def disturbed(model):
@@ -148,6 +158,25 @@ def test_outputs_are_unchanged_at_first_and_after_removal(kind, windows):
     dape.remove_retrofit(model)
     assert set(model.state_dict()) == names
     torch.testing.assert_close(model(ids, attention_mask=mask).logits, before, rtol=0, atol=0)
+
+
+def test_an_implementation_that_drops_soft_caps_is_not_what_a_retrofit_is_compared_with(monkeypatch):
+    model = small("gemma2")
+    ids = batch()[0]
+    capped = model(ids).logits
+    # As before version 5.21 of transformers.
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    monkeypatch.setitem(
+        ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *given, softcap, **options: sdpa(*given, **options)
+    )
+    monkeypatch.setattr(type(model), "_supports_sdpa", True)
+    model.set_attn_implementation("sdpa")
+    assert (model(ids).logits - capped).abs().max() > 1e-4
+    with pytest.raises(ValueError, match=r"drops its soft cap of 50.*set_attn_implementation\(\"eager\"\)"):
+        dape.retrofit(model)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(dape.retrofit(model)(ids).logits, capped, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"])

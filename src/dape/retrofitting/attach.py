@@ -121,6 +121,7 @@ def retrofit(
             bool(getattr(inner.config, "use_cache", True)),
         )
         if before is not None:
+            check.check_caps(inner, calls, replaced)
             for call in calls:
                 call.module.add_module(SCORES, PlainScores())
             check.check_same(inner, before)

@@ -106,11 +106,12 @@ def intervals(shown: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A layer's call of the attention interface, recorded by `recording`: the module and its sizes."""
+    """A layer's call of the attention interface, recorded by `recording`: the module, its sizes, its soft cap."""
 
     module: nn.Module
     num_heads: int
     head_width: int
+    softcap: float | None = None
 
 
 _recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
@@ -165,7 +166,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output [B, Tq, H, D] of a retrofitted layer, and its weights if requested, by the reference."""
     if (calls := _recorded.get()) is not None:
-        calls.append(Call(module, query.shape[1], query.shape[-1]))
+        calls.append(Call(module, query.shape[1], query.shape[-1], kwargs.get("softcap")))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
     program = _program(module, kwargs)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling

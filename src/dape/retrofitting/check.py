@@ -17,7 +17,7 @@ from dape.retrofitting.attention import Call, recording
 
 TOKENS, CACHED = 12, 7
 # Differences of logits that rounding explains, by dtype, as a share of the largest logit.
-ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3}
+ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4}
 HALF_ROUNDING = 0.05
 
 
@@ -72,6 +72,20 @@ def interface_calls(model: PreTrainedModel) -> list[Call]:
     if len({id(call.module) for call in calls}) < len(calls):
         raise refused(model, "one of its layers attends twice in a forward pass")
     return calls
+
+
+def check_caps(model: PreTrainedModel, calls: list[Call], replaced: str) -> None:
+    """Raise if the replaced implementation drops the soft caps that layers pass.
+
+    Before version 5.21, transformers runs Gemma 2 by "sdpa" unless told otherwise, and so without its caps.
+    """
+    caps = {call.softcap for call in calls} - {None}
+    if caps and replaced == "sdpa":
+        raise refused(
+            model,
+            f'attn_implementation="sdpa" drops its soft cap of {max(caps):g}, which a retrofit applies: call '
+            f'model.set_attn_implementation("eager") first, and compare with that',
+        )
 
 
 def check_same(model: PreTrainedModel, before: Tensor) -> None:
