@@ -79,7 +79,7 @@ def check_caps(model: PreTrainedModel, calls: list[Call], replaced: str) -> None
 
     Before version 5.21, transformers runs Gemma 2 by "sdpa" unless told otherwise, and so without its caps.
     """
-    caps = {call.softcap for call in calls} - {None}
+    caps = [call.softcap for call in calls if call.softcap is not None]
     if caps and replaced == "sdpa":
         raise refused(
             model,
