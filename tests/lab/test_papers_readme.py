@@ -9,9 +9,11 @@ from pathlib import Path
 import made_up
 import pytest
 
+from dape.evaluate.inference import Estimate
 from dape.lab.claims import verdicts_of
 from dape.lab.folders import load_folder, with_claims
 from dape.lab.records import load_results
+from dape.lab.report.hypotheses import by_seed, hypotheses, joined, lower
 from dape.lab.report.papers import (
     FIGURE,
     duration,
@@ -21,6 +23,7 @@ from dape.lab.report.papers import (
     paper_readme,
     write_readmes,
 )
+from dape.lab.stats import Trained
 
 PAPERS = Path(__file__).parents[2] / "papers"
 METHODS = {"rope": 2.3, "kerple": 2.2, "dape-kerple": 2.1, "dape1x3-kerple": 2.0}
@@ -155,6 +158,57 @@ def test_a_ladder_compares_every_method_with_the_first(papers: Path) -> None:
     assert [row.split(" | ")[0] for row in rows] == [f"| {one.label}" for one in others]
     far = folder.losses.difference((1, others[-1], 8192), (-1, base, 8192))
     assert f"{abs(far.value):.3f} ± {far.error:.3f}" in rows[-1]
+
+
+def test_hypotheses_have_their_numbers_from_the_results(papers: Path) -> None:
+    folder = load_folder(papers / "dape_v2" / "baselines")
+    template = folder.path / "hypotheses.md.j2"
+    assert hypotheses(folder) is None
+    try:
+        template.write_text(
+            "{{ latex.count('rope', 'kerple')|word }} seeds; {{ latex.gap('dape1x3-kerple', 'kerple', 128)|lower }}; "
+            "{{ latex.decided('dape1x3-kerple', 'kerple') }}; {{ latex.decided('kerple', 'dape1x3-kerple') }}; "
+            "{{ latex.changes('rope', 128, 2048)|by_seed(2) }}; {{ books.perplexity('kerple', 128) }}"
+        )
+        data = folder.losses
+        one, base = (
+            Trained("equal-step", "latex", 128, method, "") for method in ("dape1x3-kerple", "kerple")
+        )
+        gap = data.difference((1, one, 128), (-1, base, 128))
+        rope = base._replace(method="rope")
+        rises = [data.rows[rope][2048][n]["value"] - data.rows[rope][128][n]["value"] for n in (0, 1)]
+        on_books = data.loss(Trained("equal-step", "books", 128, "kerple", ""), 128)
+        assert hypotheses(folder) == (
+            f"two seeds; {-gap.value:.3f} ± {gap.error:.3f}; decided at every length; not decided at any length; "
+            f"{rises[0]:.2f} and {rises[1]:.2f}; {math.exp(on_books.value):.2f}"
+        )
+        template.write_text("{{ latex.gap('alibi', 'kerple', 128)|signed }}")
+        with pytest.raises(ValueError, match=r"no training of alibi on latex .* they have rope, kerple"):
+            hypotheses(folder)
+    finally:
+        template.unlink()
+
+
+def test_a_difference_of_the_wrong_sign_shows() -> None:
+    assert lower(Estimate(-0.0123, 0.004)) == "0.012 ± 0.004"
+    assert lower(Estimate(0.0123, 0.004)) == "−0.012 ± 0.004"
+    assert by_seed([0.5, -0.25]) == "0.500 and −0.250"
+    assert joined(["a"]) == "a"
+
+
+def test_the_table_of_the_headline_goes_between_its_marks(papers: Path) -> None:
+    readme = papers.parent / "README.md"
+    readme.write_text("# Name\n<!-- headline -->\nold\n<!-- /headline -->\nrest\n")
+    assert readme in write_readmes(papers)
+    before, table, rest = re.split(r"<!-- /?headline -->\n", readme.read_text())
+    assert (before, rest) == ("# Name\n", "rest\n")
+    assert table.startswith("| perplexity at | 128 | 2048 | loss − Kerple's at 128 | at 2048 | seeds |\n")
+    assert "| LaTeX, `rope` |" in table
+    assert "| books, `rope` |" not in table
+    readme.write_text("no marks")
+    assert readme not in write_readmes(papers)
+    assert readme.read_text() == "no marks"
+    readme.unlink()
 
 
 def test_figures_are_the_same_bytes_for_the_same_results(papers: Path) -> None:

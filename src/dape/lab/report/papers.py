@@ -35,6 +35,8 @@ from dape.lab.kinds.panels import BASE, BEST, headline, main_models
 from dape.lab.paper import Paper, load_paper
 from dape.lab.records import STEP, TIME, Results
 from dape.lab.report import method_summary, render
+from dape.lab.report.hypotheses import FILE as HYPOTHESES
+from dape.lab.report.hypotheses import hypotheses
 from dape.lab.stats import (
     ERRORS,
     ONE_POSITION,
@@ -47,8 +49,11 @@ from dape.lab.stats import (
 )
 from dape.lab.tables import Table
 
-FIGURE, HEADLINE, HYPOTHESES = "figure.svg", "headline.svg", "hypotheses.md"
+FIGURE, HEADLINE = "figure.svg", "headline.svg"
 LEADING = ("headline", "baselines")
+TABLE_MARKS = ("<!-- headline -->", "<!-- /headline -->")
+# Our texts, by the name of what they stand for.
+NAMES = {"arxiv": "LaTeX", "books3": "books"}
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", NOT_RUN: "not-run"}
 # Entries of the environment shown first, in this order.
 FIRST = ("cpu", "cores", "memory", "gpu", "threads", "jobs", "dape", "commit", "python", "torch")
@@ -169,7 +174,7 @@ def load_part(path: Path) -> Part:
 
 
 def write_readmes(papers: Path) -> list[Path]:
-    """Write README.md and figure.svg of every experiment, README.md of every paper, and the headline figure."""
+    """Write README.md, figure.svg and hypotheses.md of every experiment, README.md of every paper, the headline figure."""
     written = []
     for path in with_claims(papers):
         part = load_part(path)
@@ -180,12 +185,17 @@ def write_readmes(papers: Path) -> list[Path]:
             if drawn := section.draw():
                 write_atomically(folder.path / FIGURE, drawn)
                 written.append(folder.path / FIGURE)
+            if text := hypotheses(folder):
+                write_atomically(folder.path / HYPOTHESES, text)
+                written.append(folder.path / HYPOTHESES)
             write_atomically(folder.path / "README.md", experiment_readme(section))
             written.append(folder.path / "README.md")
         write_atomically(path / "README.md", paper_readme(part))
         written.append(path / "README.md")
     if (headline := write_headline(papers)) is not None:
         written.append(headline)
+    if (readme := write_overview(papers)) is not None:
+        written.append(readme)
     return written
 
 
@@ -204,6 +214,40 @@ def write_headline(papers: Path) -> Path | None:
             return None
         write_atomically(papers / HEADLINE, svg(drawn))
     return papers / HEADLINE
+
+
+def write_overview(papers: Path) -> Path | None:
+    """Write the headline's table into the README beside papers/, between its two marks; None if it has none."""
+    readme, folder = papers.parent / "README.md", leading(papers)
+    text = readme.read_text("utf-8") if readme.exists() else ""
+    if folder is None or any(text.count(mark) != 1 for mark in TABLE_MARKS):
+        return None
+    before, rest = text.split(TABLE_MARKS[0])
+    after = rest.split(TABLE_MARKS[1])[1]
+    table = "\n".join(overview(folder))
+    write_atomically(readme, f"{before}{TABLE_MARKS[0]}\n{table}\n{TABLE_MARKS[1]}{after}")
+    return readme
+
+
+def overview(folder: Folder) -> list[str]:
+    """A table of the headline: perplexities at the training length and at the longest, differences to Kerple's loss."""
+    data, rows = folder.losses, []
+    first, *_ = data.corpora()
+    for corpus in data.corpora():
+        models = {view: main_models(data, view, corpus=corpus) for view in (STEP, TIME)}
+        for view, method in ((STEP, BASE), (STEP, "rope"), (STEP, BEST), (TIME, BEST)):
+            one = models[view].get(method)
+            if one is None or (method == "rope" and corpus != first):
+                continue
+            start, long = one.train_length, data.lengths(one)[-1]
+            cells = [f"{math.exp(data.loss(one, n).value):.2f}" for n in (start, long)]
+            gaps = [data.difference((1, one, n), (-1, models[view][BASE], n)) for n in (start, long)]
+            cells += ["", ""] if method == BASE else [signed(gap) for gap in gaps]
+            name = NAMES.get(data.paper_corpus(corpus), corpus)
+            time = ", in Kerple's training time" if view == TIME else ""
+            rows.append(f"| {name}, `{method}`{time} | {' | '.join(cells)} | {len(data.seeds(one))} |")
+    heading = f"| perplexity at | {start} | {long} | loss − Kerple's at {start} | at {long} | seeds |"
+    return [heading, "|---|---|---|---|---|---|", *rows]
 
 
 def findings(papers: Path) -> list[str]:
