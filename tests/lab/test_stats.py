@@ -277,6 +277,23 @@ def test_bars_of_a_figure_are_errors_of_the_difference_to_kerple(tmp_path: Path)
     assert bars_of([replace(panel, lines=(base,))]) == ""
 
 
+def test_curves_of_methods_with_other_seeds_are_drawn_at_their_paired_differences(tmp_path: Path) -> None:
+    """The seeds differ by 0.4; the method with the first seed alone would seem better than the other, and is worse."""
+    trial = made_up.language(losses({A: (3.05, 3.05), B: (3.0, 3.0)}), seeds=(0, 1), noise=0.02)
+    shifts = [0.2 if run["seed"] else -0.2 for run in trial["runs"]]
+    for row in trial["rows"]:
+        row["value"] += shifts[row["run"]]
+        row["windows"] = [value + shifts[row["run"]] for value in row["windows"]]
+    trial["rows"] = [row for row in trial["rows"] if row["run"] != 1]
+    made_up.write(tmp_path, "made_up", "trial", trial)
+    (panel,) = our_panels(load_folders(tmp_path / "made_up", ["trial"])[0])
+    assert [(line.label, line.seeds) for line in panel.lines] == [(A, 1), (B, 2)]
+    assert panel.lines[0].losses[64].value < panel.lines[1].losses[64].value
+    other, base = panel.curves()
+    assert other.points[0].loss.value - base.points[0].loss.value == pytest.approx(0.05, abs=1e-6)
+    assert "common seeds" in bars_of([panel])
+
+
 def test_differences_by_seed_have_the_mean_of_all(tmp_path: Path) -> None:
     trial = made_up.language(losses({A: (3.0, 3.0), B: (3.1, 3.1)}), seeds=(0, 1, 2), spread=0.02)
     made_up.write(tmp_path, "made_up", "trial", trial)

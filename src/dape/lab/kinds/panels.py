@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from matplotlib.figure import Figure
 
@@ -33,6 +33,8 @@ from dape.lab.tables import OURS, PAPER, Cell, Row, Table, change, compared, joi
 FEW = 2
 # The method to which bars of figures refer, where it is among the curves.
 BASE, BEST = "kerple", "dape1x3-kerple"
+# Lengths of a panel and letters of a name that fit into the usual width.
+LENGTHS, LETTERS = 6, 18
 # Slices by recall, in words.
 SLICES = {"hit": "trigram seen before", "other": "all other tokens"}
 # The methods of the headline figure, best last in the paper.
@@ -58,10 +60,15 @@ class Line:
     gaps: dict[int, Estimate] = field(default_factory=dict)
     seeds: int = 0
 
-    def curve(self) -> Curve:
-        points = [
-            Point(n, loss, difference=self.gaps.get(n, UNKNOWN)) for n, loss in sorted(self.losses.items())
-        ]
+    def curve(self, reference: Line | None = None) -> Curve:
+        """The curve to draw, at its differences from the reference: methods with other seeds are then comparable."""
+        known = reference.losses if reference is not None else {}
+        points = []
+        for length, loss in sorted(self.losses.items()):
+            gap = self.gaps.get(length, UNKNOWN)
+            if length in known and not math.isnan(gap.value):
+                loss = replace(loss, value=known[length].value + gap.value)
+            points.append(Point(length, loss, difference=gap))
         return Curve(self.label, self.method, tuple(points))
 
 
@@ -80,6 +87,15 @@ class Panel:
     lines: tuple[Line, ...]
     note: str = ""
     reference: str = ""
+
+    @property
+    def other_seeds(self) -> bool:
+        """Whether the curves are of different numbers of seeds."""
+        return len({line.seeds for line in self.lines}) > 1
+
+    def curves(self) -> list[Curve]:
+        base = next((line for line in self.lines if line.label == self.reference), None)
+        return [line.curve(base) for line in self.lines]
 
     def columns(self) -> list[float]:
         """Lengths as multiples of the unit."""
@@ -283,12 +299,11 @@ def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
         else text
     )
     text += "." if changes else ""
-    seeds = {line.seeds for line in panel.lines}
-    if len(seeds) > 1:
+    if panel.other_seeds:
         own = ", ".join(f"{line.label} {line.seeds}" for line in panel.lines)
         text += f" Seeds: {own}. Perplexities are of all seeds of a method, differences of those that both methods have."
-    elif 0 not in seeds:
-        text += f" Seeds: {seeds.pop()} of each."
+    elif panel.lines[0].seeds:
+        text += f" Seeds: {panel.lines[0].seeds} of each."
     return f"{unit}{text}" + (f" {panel.note}" if panel.note else "")
 
 
@@ -309,7 +324,11 @@ def figure(folder: Folder, paper: Paper) -> Figure | None:
         return None
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
-    drawn, axes = canvas(columns * PANEL[0] + LEGEND, rows * PANEL[1], rows, columns)
+    # Labels of many lengths, and long names in the legend, need room.
+    many = max(len(panel.columns()) for panel in panels) - LENGTHS
+    long = max(len(name) for name in looks) - LETTERS
+    width = columns * (PANEL[0] + 0.3 * max(0, many)) + LEGEND + 0.06 * max(0, long)
+    drawn, axes = canvas(width, rows * PANEL[1], rows, columns)
     for index, axis in enumerate(axes.flat):
         if index >= len(panels):
             axis.set_axis_off()
@@ -326,7 +345,7 @@ def figure(folder: Folder, paper: Paper) -> Figure | None:
 def draw_panel(axis: object, panel: Panel, looks: dict[str, Style]) -> None:
     draw_curves(
         axis,
-        [line.curve() for line in panel.lines],
+        panel.curves(),
         looks,
         panel.unit,
         title=panel.title,
@@ -348,7 +367,10 @@ def bars_of(panels: Sequence[Panel]) -> str:
     """Legend text of the bars in our panels."""
     names = dict.fromkeys(panel.reference for panel in panels if panel.reference and len(panel.lines) > 1)
     to = " or ".join(names) if len(names) < 3 else "one of a panel"
-    return f"bars: one standard error\nof the difference to\n{to}" if names else ""
+    bars = f"bars: one standard error\nof the difference to\n{to}" if names else ""
+    if names and any(panel.other_seeds for panel in panels):
+        bars += "\n(curves: that one plus the\ndifference, common seeds)"
+    return bars
 
 
 def main_models(data: Losses, view: str = STEP, corpus: str = "") -> dict[str, Trained]:
