@@ -6,6 +6,7 @@ from dape.lab.rules import (
     at_most,
     best_train_length,
     falls,
+    gain_grows,
     lower,
     near,
     ordered,
@@ -326,3 +327,20 @@ def better_than_linear_relatives(data):
 def helps_data_dependent_positions(data):
     """The convolution also improves the forgetting transformer, whose bias comes from the data."""
     return lower(data, "dape1x3-fox", "fox")
+
+
+@claim("ingredients")
+def lead_over_scores_alone_grows(data):
+    """The lead of DAPE 1x3 over programs that read the scores alone (key convolution, linear across heads,
+    multi-token attention) is larger at the longest input than at the training length. (The first seed suggested it
+    and does not count.)
+    """
+    return gain_grows(data.since(1), WHOLE, [BY_HEAD, LINEAR, "mta-kerple"])
+
+
+@claim("ingredients")
+def gain_of_bias_channels_grows(data):
+    """The gain by the bias as further channels is larger at the longest input than at the training length. (The first
+    two seeds suggested it and do not count.)
+    """
+    return gain_grows(data.since(2), WHOLE, NONLINEAR)

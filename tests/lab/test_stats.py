@@ -19,6 +19,7 @@ from dape.lab.folders import load_folder, load_folders
 from dape.lab.kinds.panels import Line, Panel, bars_of, draw_panel, frame_of, our_panels
 from dape.lab.records import Results
 from dape.lab.report.papers import borrowed
+from dape.lab.selection import Data, Where
 from dape.lab.stats import (
     ONE_POSITION,
     TWO_POSITIONS,
@@ -292,6 +293,25 @@ def test_curves_of_methods_with_other_seeds_are_drawn_at_their_paired_difference
     other, base = panel.curves()
     assert other.points[0].loss.value - base.points[0].loss.value == pytest.approx(0.05, abs=1e-6)
     assert "common seeds" in bars_of([panel])
+
+
+def test_seeds_that_suggested_a_claim_can_be_left_out(tmp_path: Path) -> None:
+    trial = made_up.language(losses({A: (3.0, 3.0), B: (3.1, 3.1)}), seeds=(0, 1, 2), spread=0.1)
+    trial["rows"] = [
+        row for row in trial["rows"] if (trial["runs"][row["run"]]["seed"], row["run"] < 3) != (2, True)
+    ]
+    made_up.write(tmp_path, "made_up", "trial", trial)
+    (folder,) = load_folders(tmp_path / "made_up", ["trial"])
+    data = Data(folder)
+    a, b = data.losses.rows
+    later = data.since(1)
+    assert later.losses.seeds(a) == [1]
+    assert later.losses.seeds(b) == [1, 2]
+    every = data.losses.differences((1, a, 64), (-1, b, 64))
+    assert later.losses.differences((1, a, 64), (-1, b, 64)) == {1: every[1]}
+    assert set(every) == {0, 1}
+    assert a not in data.since(2).losses.rows
+    assert not list(data.since(2).gaps(A, B, Where()))
 
 
 def test_differences_by_seed_have_the_mean_of_all(tmp_path: Path) -> None:

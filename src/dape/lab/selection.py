@@ -72,6 +72,11 @@ class Data:
     missing: list[str] = field(default_factory=list)
     slice: str = ""
     metric: str = "loss"
+    first_seed: int = 0
+
+    def since(self, seed: int) -> Data:
+        """The same without the seeds before this one, for a claim that those suggested; of language models."""
+        return replace(self, first_seed=seed)
 
     def on(self, slice: str, metric: str = "loss") -> Data:
         """The same for the tokens of a slice (hit, new or other), or for their change from the training length."""
@@ -84,7 +89,8 @@ class Data:
 
     @cached_property
     def losses(self) -> Losses:
-        return self.folder.losses_on(self.slice, self.metric) if self.slice else self.folder.losses
+        losses = self.folder.losses_on(self.slice, self.metric) if self.slice else self.folder.losses
+        return losses.since(self.first_seed) if self.first_seed else losses
 
     @cached_property
     def accuracies(self) -> Accuracies:

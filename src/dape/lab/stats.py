@@ -6,6 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import NormalDist, fmean, variance
@@ -316,6 +317,16 @@ class Losses:
                 self.rows[trained][row["eval_length"]][row["seed"]] = row
         self.last: int = self.results.settings.get("last") or 0
         self.documents = {name: np.asarray(ids) for name, ids in self.results["documents"].items()}
+
+    def since(self, seed: int) -> Losses:
+        """The same without earlier seeds."""
+        kept = copy(self)
+        kept.rows = defaultdict(lambda: defaultdict(dict))
+        for trained, by_length in self.rows.items():
+            for length, rows in by_length.items():
+                if later := {own: row for own, row in rows.items() if own >= seed}:
+                    kept.rows[trained][length] = later
+        return kept
 
     def paper_corpus(self, corpus: str) -> str:
         return self.stands_for.get(corpus, corpus)
