@@ -78,7 +78,10 @@ def test_once_all_is_trained_every_claim_has_what_it_compares(tmp_path: Path) ->
             for item in plan.items
         }
         views = (STEP, TIME) if plan.timed else (STEP,)
-        made = made_up.language(losses, views=views, scale="laptop", settings={"last": 16, "windows": 32})
+        seeds = sorted({item.seed for item in plan.items})
+        made = made_up.language(
+            losses, views=views, seeds=seeds, scale="laptop", settings={"last": 16, "windows": 32}
+        )
         (folder / "results.json").write_text(json.dumps(made), "utf-8")
     verdicts = [v for path in with_claims(tmp_path) for v in verdicts_of(path)]
     judged = [v for v in verdicts if v.claim.experiment in language and v.claim.scale != "paper"]

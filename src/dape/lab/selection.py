@@ -117,7 +117,8 @@ class Data:
                 self.lack(name)
         present = self.losses.corpora(wanted)
         if not present and wanted is None:
-            self.lack(f"losses{' by recall' if self.slice else ''}")
+            since = f" of seeds from {self.first_seed} on" if self.first_seed else ""
+            self.lack(f"losses{' by recall' if self.slice else ''}{since}")
         for name in present:
             available = self.losses.train_lengths(where.view, name)
             lengths = train_lengths(available, where.train)
