@@ -214,7 +214,7 @@ def longer_blow_up(data):
 @claim("longer_training")
 def longer_kernel_3_best(data):
     """At the shorter training length and after three times as many steps, Kerple with kernel 3 is the best
-    of all on Arxiv, at every length: better than kernel 1 and every plain encoding.
+    of all on LaTeX, at every length: better than kernel 1 and every plain encoding.
     """
     return lower(
         data,

@@ -226,9 +226,10 @@ def test_what_the_papers_own_difference_would_not_decide_is_too_fine() -> None:
     assert kernel.verdict == UNDECIDED
     assert kernel.is_too_fine
     assert (
-        "Too fine for this scale: on the paper's own numbers the smallest difference that it needs is 0.002"
+        "Too fine for this scale: the smallest difference that the claim needs is 0.002 on the paper's own numbers"
         in kernel.further
     )
+    assert kernel.further.endswith(" nats.")
     assert "too fine for this scale" in remarks(list(verdicts.values()))
     decided = replace(kernel, verdict=HOLDS)
     assert not decided.is_too_fine

@@ -35,6 +35,8 @@ WORDS = {
     UNDECIDED: ("is undecided", "are undecided"),
     NOT_RUN: ("was not run at this scale", "were not run at this scale"),
 }
+# Units of differences, by kind of experiment.
+UNITS = {"language": "nats", "tasks": "(of an accuracy of 1)"}
 ONLY_AT = "Only a run at the {}'s scale can decide this."
 
 
@@ -108,6 +110,7 @@ class Verdict:
     printed: the verdict of the same rule on the numbers printed in the paper; empty if it prints too few.
     margin:  by how much the claim holds on those numbers, where it does so most narrowly; NaN without them.
     resolution: how much a comparison would need here to be decided.
+    unit:    of those two.
     closer:  the verdicts on the claims that examine this one, of those that were run.
     """
 
@@ -120,6 +123,7 @@ class Verdict:
     printed: str = ""
     margin: float = math.nan
     resolution: float = math.nan
+    unit: str = ""
     closer: tuple[Verdict, ...] = ()
 
     @property
@@ -139,8 +143,8 @@ class Verdict:
         said += [f"On the paper's own numbers: {self.printed}."] if self.printed else []
         if self.is_too_fine:
             said.append(
-                f"Too fine for this scale: on the paper's own numbers the smallest difference that it needs is "
-                f"{abs(self.margin):.3f}, and these runs resolve {self.resolution:.3f}."
+                f"Too fine for this scale: the smallest difference that the claim needs is {abs(self.margin):.3f} on the "
+                f"paper's own numbers, the smallest that is detectable here {self.resolution:.3f}{self.unit and f' {self.unit}'}."
             )
         return " ".join(said)
 
@@ -205,7 +209,9 @@ def judge_at(claim: Claim, folder: Folder, paper: Paper) -> Verdict:
     found = Verdict(claim, name, verdict, sentence, scale, evidence.pooled())
     if not evidence.findings:
         return found
-    return replace(found, margin=evidence.margin, resolution=evidence.resolution)
+    return replace(
+        found, margin=evidence.margin, resolution=evidence.resolution, unit=UNITS.get(folder.kind, "")
+    )
 
 
 def count(verdicts: Sequence[Verdict]) -> dict[str, int]:

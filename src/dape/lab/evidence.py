@@ -143,7 +143,7 @@ class Evidence:
         counts += f", {within} undecided" if within else ""
         if verdict == UNDECIDED and (wins if self.need == "some" else losses if self.need == "every" else 0):
             counts += f" (one of {len(self.findings)} decides beyond {searched(len(self.findings)):.1f})"
-        strongest = "Strongest against it" if min(weights) < 0 else "Closest"
+        strongest = "Strongest against it" if min(weights) < 0 else "Least certain"
         return f"{counts}. {'Strongest for it' if self.need == 'some' else strongest}: {shown.text}."
 
 

@@ -90,7 +90,11 @@ class Data:
     @cached_property
     def losses(self) -> Losses:
         losses = self.folder.losses_on(self.slice, self.metric) if self.slice else self.folder.losses
-        return losses.since(self.first_seed) if self.first_seed else losses
+        if not self.first_seed:
+            return losses
+        return losses.only(
+            {seed for one in losses.rows for seed in losses.seeds(one) if seed >= self.first_seed}
+        )
 
     @cached_property
     def accuracies(self) -> Accuracies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -318,15 +318,19 @@ class Losses:
         self.last: int = self.results.settings.get("last") or 0
         self.documents = {name: np.asarray(ids) for name, ids in self.results["documents"].items()}
 
-    def since(self, seed: int) -> Losses:
-        """The same without earlier seeds."""
+    def only(self, seeds: Container[int]) -> Losses:
+        """The same for some of the seeds."""
         kept = copy(self)
         kept.rows = defaultdict(lambda: defaultdict(dict))
         for trained, by_length in self.rows.items():
             for length, rows in by_length.items():
-                if later := {own: row for own, row in rows.items() if own >= seed}:
-                    kept.rows[trained][length] = later
+                if own := {seed: row for seed, row in rows.items() if seed in seeds}:
+                    kept.rows[trained][length] = own
         return kept
+
+    def common_seeds(self, trained: Iterable[Trained]) -> list[int]:
+        """Seeds that all of them have."""
+        return sorted(set.intersection(*(set(self.seeds(one)) for one in trained)))
 
     def paper_corpus(self, corpus: str) -> str:
         return self.stands_for.get(corpus, corpus)

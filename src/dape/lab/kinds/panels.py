@@ -280,9 +280,13 @@ def _paper_row(line: Line, panel: Panel, columns: Sequence[float], changes: bool
 
 
 def _best(panel: Panel, column: float) -> Line | None:
+    """The line with the lowest curve: of methods with other seeds, by their paired differences."""
     length = round(column * panel.unit)
     values = [
-        (line.losses[length].value, index) for index, line in enumerate(panel.lines) if length in line.losses
+        (point.loss.value, index)
+        for index, curve in enumerate(panel.curves())
+        for point in curve.points
+        if point.eval_length == length
     ]
     return panel.lines[min(values)[1]] if len(values) > 1 else None
 
@@ -301,7 +305,7 @@ def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
     text += "." if changes else ""
     if panel.other_seeds:
         own = ", ".join(f"{line.label} {line.seeds}" for line in panel.lines)
-        text += f" Seeds: {own}. Perplexities are of all seeds of a method, differences of those that both methods have."
+        text += f" Seeds: {own}. Perplexities are of all seeds of a method, differences of those that both methods have, and bold goes by these."
     elif panel.lines[0].seeds:
         text += f" Seeds: {panel.lines[0].seeds} of each."
     return f"{unit}{text}" + (f" {panel.note}" if panel.note else "")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.style import context
@@ -36,7 +37,7 @@ from dape.lab.paper import Paper, load_paper
 from dape.lab.records import STEP, TIME, Results
 from dape.lab.report import method_summary, render
 from dape.lab.report.hypotheses import FILE as HYPOTHESES
-from dape.lab.report.hypotheses import hypotheses
+from dape.lab.report.hypotheses import hypotheses, joined
 from dape.lab.stats import (
     ERRORS,
     ONE_POSITION,
@@ -260,7 +261,8 @@ def findings(papers: Path) -> list[str]:
     start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
     seeds, texts = len(data.seeds(one)), len(set(data.documents[one.corpus]))
     said = [
-        f"The loss of {BEST} is {compared(data, one, base, start, long)}{by_seed(data, (1, one, long), (-1, base, long))}. "
+        f"Kerple with the 1×3 convolution ({BEST}) has a loss that is {compared(data, one, base, start, long)}"
+        f"{by_seed(data, (1, one, long), (-1, base, long))}; {start} is the length of training. "
         f"Text: {folder.texts.get(one.corpus, one.corpus)}; {counted_seeds(data, one)}, {texts} documents."
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
@@ -298,17 +300,16 @@ def ladder(folder: Folder) -> list[str]:
     if len(trained) < 2:
         return []
     base, *others = trained
+    if not (seeds := data.common_seeds(trained)):
+        return []
     start, long = base.train_length, data.lengths(*trained)[-1]
-    rows = [f"|  | at {start} | at {long} | seeds |", "|---|---|---|---|"]
+    data = data.only(seeds)
+    rows = [f"|  | at {start} | at {long} |", "|---|---|---|"]
     for one in others:
         gaps = (signed(data.difference((1, one, n), (-1, base, n))) for n in (start, long))
-        shared = len(data.differences((1, one, long), (-1, base, long)))
-        rows.append(f"| {one.label} | {' | '.join(gaps)} | {shared} |")
-    return [
-        f"Loss less that of {base.label}, in nats on the same tokens, over the seeds that both have:",
-        "",
-        *rows,
-    ]
+        rows.append(f"| {one.label} | {' | '.join(gaps)} |")
+    said = f"seed{'s' if len(seeds) > 1 else ''} {joined(map(str, seeds))}, which all have"
+    return [f"Loss less that of {base.label}, in nats on the same tokens, of {said}:", "", *rows]
 
 
 def finding_on(folder: Folder, corpus: str) -> str:
@@ -345,10 +346,15 @@ def counted_seeds(data: Losses, one: Trained) -> str:
 
 
 def by_seed(data: Losses, *terms: tuple[float, Trained, int]) -> str:
-    """The values of a difference's seeds in brackets; empty with one seed."""
+    """The values of a difference's seeds in brackets, at the longer input; empty with one seed."""
     values = list(data.differences(*terms).values())
+    if len(values) < 2:
+        return ""
     said = ", ".join(signed(Estimate(value)) for value in values)
-    return f" (by seed {said})" if len(values) > 1 else ""
+    alone = Estimate(fmean(values), stdev(values) / math.sqrt(len(values)), len(values) - 1)
+    # The error takes in the seed variance of similar comparisons, and may be smaller than that of these seeds.
+    caution = abs(data.difference(*terms).weight) > ERRORS >= abs(alone.weight)
+    return f" (by seed {said}{'; by themselves these seeds would not decide it' if caution else ''})"
 
 
 def changed(change: Estimate) -> str:
