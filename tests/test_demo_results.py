@@ -11,11 +11,12 @@ from dape.lab.report.papers import overview
 from dape.lab.stats import Trained
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_headline_table_is_the_committed_result():
     frame = load_results(ROOT / "results" / "demo" / "results.json").frame
-    table = (ROOT / "README.md").read_text("utf-8").split("<!-- demo -->")[1].split("<!-- /demo -->")[0]
+    table = README.split("<!-- demo -->")[1].split("<!-- /demo -->")[0]
     lengths = [int(number) for number in re.findall(r"\d+", table.splitlines()[1].split("evaluated at")[1])]
     rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", table, re.MULTILINE))
     losses = frame[(frame["metric"] == "loss") & (frame["view"] == "equal-step")]
@@ -27,20 +28,19 @@ def test_the_headline_table_is_the_committed_result():
     timed = frame[(frame["metric"] == "loss") & (frame["view"] == "equal-time")]
     losses = timed[timed["method"] == "dape1x3-kerple"].set_index("eval_length")["value"]
     said = f"`dape1x3-kerple` has {math.exp(losses[64]):.2f} at 64 and {math.exp(losses[1024]):.2f} at 1024"
-    assert said in (ROOT / "README.md").read_text("utf-8")
+    assert said in README
 
 
 def test_the_headline_table_is_the_one_of_its_results():
     """Perplexity at the training length and at the longest, paired differences, and the number of seeds."""
     folder = load_folder(ROOT / "papers/dape_v2/headline")
-    text = (ROOT / "README.md").read_text("utf-8")
-    assert "\n".join(["<!-- headline -->", *overview(folder), "<!-- /headline -->"]) in text, (
+    assert "\n".join(["<!-- headline -->", *overview(folder), "<!-- /headline -->"]) in README, (
         "dape reproduce --report writes it"
     )
     frame = folder.best.frame
     chosen = frame[(frame["metric"] == "loss") & (frame["view"] == STEP) & (frame["corpus"] == "latex13")]
     means = chosen[chosen["method"] == "dape1x3-kerple"].groupby("eval_length")["value"].mean()
-    assert f"| LaTeX, `dape1x3-kerple` | {math.exp(means[256]):.2f} | {math.exp(means[8192]):.2f} |" in text
+    assert f"| LaTeX, `dape1x3-kerple` | {math.exp(means[256]):.2f} | {math.exp(means[8192]):.2f} |" in README
 
 
 def test_the_hypotheses_have_the_numbers_of_the_results():
@@ -52,3 +52,15 @@ def test_the_hypotheses_have_the_numbers_of_the_results():
         data.rows[one][2048][seed]["value"] - data.rows[one][256][seed]["value"] for seed in data.seeds(one)
     ]
     assert ", ".join(f"{-value:.3f}" for value in by_seed[:-1]) in written
+
+
+def test_the_readme_says_what_a_training_step_costs():
+    frame = load_folder(ROOT / "papers/dape_v2/step_time").best.frame
+    times = frame[frame["metric"] == "milliseconds"].set_index(["method", "eval_length"])["value"]
+    shown = re.search(
+        r"A whole training step takes (.*?) × that of plain Kerple at (\d+) tokens, (.*?) \(tiny", README
+    )
+    pairs = [(shown[1], shown[2]), *re.findall(r"([\d.]+) × at (\d+)", shown[3])]
+    assert len(pairs) == 4
+    for ratio, length in pairs:
+        assert ratio == f"{times['dape1x3-kerple', int(length)] / times['kerple', int(length)]:.2f}"

@@ -350,7 +350,7 @@ def _missing(found: dict[str, list[dict[str, Any]]]) -> str:
     return (
         f"Not run yet: {', '.join(left)}. `train` continues with them."
         if left
-        else "Every arm has two seeds."
+        else "Every trained arm has two seeds."
     )
 
 
@@ -368,7 +368,7 @@ tokens at {text_rate}. PI, NTK and YaRN stretch by 16 without training.
 Scored: the last {last} tokens of {windows} windows, the same at every length, of stories from roneneldan/TinyStories
 ({tokens} tokens, sha256 of the ids {sha}), one after the other. Neither training nor sampling has seen them; the
 base may have, in its own training, as they are the first 200 kB of the train split, in a copy without marks between
-stories, whose beginnings were told by their first words. Learning rate, starting heights of Kerple and layers matched in
+stories; their boundaries were detected from the opening words. Learning rate, initial values of Kerple and layers matched in
 place of next tokens were chosen after two pilots that looked at eight windows of the same text, the number of
 steps after a run of 300 steps was evaluated on all of it (7.73 at 256, 7.78 at 4096). Perplexity, means over
 seeds:

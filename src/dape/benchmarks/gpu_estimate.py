@@ -292,7 +292,7 @@ def limits(records: list[Record]) -> list[tuple[str, str, str]]:
 def tables(records: list[Record]) -> str:
     """Requirements, totals by shape, then the kernels of the first shape, as Markdown."""
     totals = [x for x in records if x["kernel"] == "all"]
-    lines = ["| | demanded | estimated |", "|---|---|---|"]
+    lines = ["| | target | estimated |", "|---|---|---|"]
     lines += [f"| {name} | {demand} | {estimate} |" for name, demand, estimate in limits(records)]
     lines += [
         "",
