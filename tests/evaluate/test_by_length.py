@@ -231,9 +231,19 @@ def test_sliding_window_of_beginnings():
     beginnings = Tokens.of([tokens.document(0)[:34], tokens.document(1), tokens.document(2)[:34]])
     assert score == sliding_window(model, beginnings, 20)
     # Never less than a window that has moved on once, and no more documents than needed.
-    assert sliding_window(model, tokens, 20, max_tokens=40).tokens == 30 + 14
+    assert sliding_window(model, tokens, 20, max_tokens=40).tokens == 30
     with pytest.raises(ValueError, match="stride=21 is not between 1 and the length 20"):
         sliding_window(dape(), documents(50), 20, stride=21)
+
+
+def test_sliding_windows_of_some_documents_are_spread_over_all(monkeypatch):
+    """They were the first ones, in the order of the corpus."""
+    tokens, read = documents(*[50] * 40), []
+    whole = Tokens.document
+    monkeypatch.setattr(Tokens, "document", lambda self, index: read.append(index) or whole(self, index))
+    score = sliding_window(gpt2(), tokens, 20, max_tokens=160)
+    assert (score.documents, score.tokens) == (5, 150)
+    assert read == [0, 10, 20, 29, 39]
 
 
 def test_logits_exist_only_a_few_rows_at_a_time(monkeypatch):

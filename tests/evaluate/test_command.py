@@ -8,7 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dape.cli import main
-from dape.data import ByteTokenizer, open_data, prepare
+from dape.data import ByteTokenizer, open_data, prepare, train_bpe
 from dape.evaluate import (
     RecallSlices,
     evaluate_by_length,
@@ -241,3 +241,21 @@ def test_data_prepare_and_show(folder, tmp_path, capsys):
     assert "was prepared with seed 0 (now 5)" in capsys.readouterr().err
     assert main(["data", "show", str(tmp_path)]) == 2
     assert "holds no token data" in capsys.readouterr().err
+
+
+def test_data_of_another_tokenizer_is_refused_for_any_model(folder, tmp_path, capsys):
+    """Only ids beyond the vocabulary were noticed, and losses of unrelated ids were reported."""
+    texts = [file.read_text() for file in (folder / "texts").iterdir()]
+    other = train_bpe(texts, 270)
+    config = GPT2Config(vocab_size=270, n_positions=128, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    other.save(tmp_path / "model")
+    assert evaluate(folder, f"hf:{tmp_path}/model", "--data", folder / "data", "--lengths", "32") == 2
+    assert "was packed with another tokenizer than that of" in " ".join(capsys.readouterr().err.split())
+
+
+def test_how_often_training_had_an_ngram_needs_the_training_text(folder, capsys):
+    arguments = (f"hf:{folder}/gpt2", "--corpus", folder / "texts", "--lengths", "32,64", "--last", 16)
+    rare = ("--slices", "recall", "--max-training-count", 0)
+    assert evaluate(folder, *arguments, *rare) == 2
+    assert "what gpt2 was trained on is not known" in " ".join(capsys.readouterr().err.split())

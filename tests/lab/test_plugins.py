@@ -107,6 +107,12 @@ def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
         (["sweep", "--methods", "kerple"], "a sweep needs something to vary"),
         (["sweep", "--over", "learning_rate"], "is not of the form name=value,value"),
         (["sweep", "--over", "learning_rat=1,2"], 'did you mean "learning_rate"'),
+        (["sweep", "--over", "train_length=32,64"], "--over train_length: run `dape compare` for each"),
+        (["sweep", "--over", "seed=0,1"], "--over seed: give --seeds 0,1"),
+        (["sweep", "--over", "method=kerple,rope"], "--over method: give --methods A,B"),
+        (["sweep", "--over", "backend=cpu,tiled"], "--over backend: it does not change what is trained"),
+        (["sweep", "--over", "accumulate=1,2"], "--over accumulate: it does not change what is trained"),
+        (["sweep", "--over", "corpus=a,b"], "--over corpus: a sweep is of one text"),
         (["merge", "one"], "name two folders or more"),
     ],
 )

@@ -168,11 +168,11 @@ def main(arguments: list[str]) -> int:
         csv_file=options.csv,
     )
     if options.plot is not None:
-        save_plot(evaluations, options.plot)
+        save_plot(evaluations, options.plot, options.split)
     return 0
 
 
-def save_plot(evaluations: list[Evaluation], path: Path) -> None:
+def save_plot(evaluations: list[Evaluation], path: Path, split: str) -> None:
     """Plot perplexity by length in the style of the reports; error bars are paired if models have the same tokens."""
     from dape.lab.api import Evaluated, results_of
     from dape.lab.figures import comparison_figure, save
@@ -184,8 +184,7 @@ def save_plot(evaluations: list[Evaluation], path: Path) -> None:
         evaluated.append(
             Evaluated(evaluation.subject, unit, sorted(evaluation.losses, key=lambda loss: loss.eval_length))
         )
-    paired = all(evaluation.reference is not None for evaluation in evaluations[1:])
-    figure = comparison_figure(results_of(evaluated, paired=paired), STEP)
+    figure = comparison_figure(results_of(evaluated, split), STEP)
     figure.axes[0].set_title("", loc="left")
     path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)
@@ -227,14 +226,16 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
             means = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
             return Evaluation(subject, options.protocol, means)
         losses = losses_by_length(subject.model, tokens, lengths, **asked)
+    rare: dict[str, Any] = {}
+    if options.max_training_count is not None:
+        rare = {"train": subject.training_tokens(), "max_training_count": options.max_training_count}
     base = subject.train_length if subject.train_length in lengths else min(lengths)
     recall = recall_slices(
         tokens,
         losses,
         base=base,
         ngram=DEFAULT_NGRAM if options.ngram is None else options.ngram,
-        train=subject.data.train,
-        max_training_count=options.max_training_count,
+        **rare,
     )
     return Evaluation(subject, options.protocol, [losses.at(n) for n in lengths], recall=recall)
 

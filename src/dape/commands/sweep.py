@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dape.commands.compare import CommandLine, parse, run, show, terminal
 from dape.commands.options import Named, parse_option
+from dape.lab.kinds.language import LOCATION_FIELDS
+from dape.settings import free_names
+from dape.training import TrainConfig
 from dape.training.config import checked
 
 DESCRIPTION = """Train every method with every combination of some options, and compare all of them.
@@ -44,12 +48,31 @@ def main(arguments: list[str]) -> int:
     ]
     for block in blocks:
         checked(block["train"])
+    check_axes(axes)
     console = terminal()
     over = [f"{name}={','.join(map(str, values))}" for name, values in axes.items()]
     command = f"{config.command('sweep')} --over {shlex.join(over)}"
     comparison = run(config, console, blocks=blocks, command=command)
     show(comparison, console)
     return int(comparison.failed)
+
+
+def check_axes(axes: Iterable[str]) -> None:
+    """Raise for options by which trainings of a sweep cannot differ."""
+    instead = {
+        "method": "give --methods A,B",
+        "seed": "give --seeds 0,1",
+        "train_length": "run `dape compare` for each and `dape merge` the folders",
+    }
+    for name in axes:
+        if name in instead:
+            raise ValueError(f"--over {name}: {instead[name]}")
+        if name in LOCATION_FIELDS:
+            raise ValueError(f"--over {name}: a sweep is of one text and one folder")
+        if name in free_names(TrainConfig):
+            raise ValueError(
+                f"--over {name}: it does not change what is trained, only how; `dape bench` times such options"
+            )
 
 
 def axes_of(given: tuple[tuple[str, ...], ...]) -> dict[str, list[object]]:

@@ -42,7 +42,8 @@ def sliding_window(
     """Loss and perplexity with windows of `length` inputs that advance by `stride` (half of it by default).
 
     Each token is predicted once, from at least length − stride tokens if the document has them.
-    max_tokens: approximate number of tokens to evaluate, from the beginnings of all documents; None for all.
+    max_tokens: approximate number of tokens to evaluate, from the beginnings of all documents or, where these would be
+    too short for a window, of documents spread evenly; None for all.
     """
     stride = max(1, length // 2) if stride is None else stride
     if not 1 <= stride <= length:
@@ -50,16 +51,18 @@ def sliding_window(
     share = len(tokens) if max_tokens is None else max_tokens // max(1, tokens.num_documents)
     # A shorter beginning would never see a full window.
     longest = max(share, length + stride) + 1
+    some = np.arange(tokens.num_documents)
+    if max_tokens is not None:
+        most = max(1, max_tokens // (longest - 1))
+        some = np.unique(np.linspace(0, len(some) - 1, min(most, len(some))).round().astype(int))
     sums, counts = [], []
     with evaluating(model, batch_tokens=batch_tokens) as evaluator:
-        for index in range(tokens.num_documents):
+        for index in some.tolist():
             ids = tokens.document(index)[:longest].astype(np.int64)
             if len(ids) < 2:
                 continue
             sums.append(_document_loss(evaluator, ids, length, stride))
             counts.append(len(ids) - 1)
-            if max_tokens is not None and sum(counts) >= max_tokens:
-                break
     if not sums:
         raise ValueError("no document has two tokens, so there is nothing to predict")
     nll, error = clustered_mean(np.array(sums), np.array(counts), np.arange(len(sums)))

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from dape.data import TokenData, open_data, prepare
+from dape.data import TokenData, Tokens, load_tokenizer, open_data, prepare
 from dape.devices import find_device
 from dape.names import not_loaded
+
+# Tokens whose text is encoded again to compare tokenizers.
+PROBED = 1000
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and the data to evaluate it on; method, seed and train_length if known."""
+    """A model and the data to evaluate it on; method, seed and train_length if known.
+
+    trained_on: data with the model's training split, if known; opened when it is needed.
+    """
 
     label: str
     model: nn.Module
@@ -26,6 +32,17 @@ class Subject:
     method: str | None = None
     seed: int | None = None
     train_length: int | None = None
+    trained_on: Callable[[], TokenData] | None = None
+
+    def training_tokens(self) -> Tokens:
+        """Tokens that the model was trained on; raises if they are not known."""
+        train = self.trained_on().train if self.trained_on is not None else None
+        if train is None or not len(train):
+            raise ValueError(
+                f"what {self.label} was trained on is not known, and so not how often an n-gram occurred there: leave out "
+                f"--max-training-count, or pass the packed training data of an hf: model by --data"
+            )
+        return train
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -84,10 +101,29 @@ def _hugging_face(name: str, data: Path | None, corpus: str | None, cleanup: con
         model = load_causal_lm(path)
     except (OSError, ValueError) as error:
         raise ValueError(not_loaded("causal language model", path, error)) from error
-    if tokens is None:
-        tokens = _pack(corpus or "stdlib", tokenizer_source(path, model), cleanup)
+    source, given = tokenizer_source(path, model), tokens
+    if given is None:
+        tokens = _pack(corpus or "stdlib", source, cleanup)
+    else:
+        tokens = given
+        _check_tokenizer(given, source, name)
     method = getattr(model.config, "method", None) or getattr(model.config, "dape_retrofit", {}).get("method")
-    return Subject(Path(path).name or path, model, tokens, method)
+    trained_on = None if given is None else lambda: given
+    return Subject(Path(path).name or path, model, tokens, method, trained_on=trained_on)
+
+
+def _check_tokenizer(data: TokenData, source: str, name: str) -> None:
+    """Raise if the model's tokenizer gives other ids than those of the packed data; a model may have none."""
+    try:
+        own = load_tokenizer(source)
+    except (OSError, ValueError):
+        return
+    text = data.tokenizer.decode(data.validation.document(0)[:PROBED].tolist())
+    if list(own.encode(text)) != list(data.tokenizer.encode(text)):
+        raise ValueError(
+            f"{data.folder} was packed with another tokenizer than that of {name}: pack the text with --tokenizer "
+            f"{source}, or give --corpus TEXT instead"
+        )
 
 
 def _run(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> Subject:
@@ -102,7 +138,8 @@ def _run(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.E
     else:
         tokens = run.data()
     config = run.config
-    return Subject(Path(name).name, run.model(), tokens, config.method, config.seed, config.train_length)
+    known = (config.method, config.seed, config.train_length)
+    return Subject(Path(name).name, run.model(), tokens, *known, trained_on=run.data)
 
 
 def _pack(corpus: str, tokenizer: str, cleanup: contextlib.ExitStack) -> TokenData:

@@ -70,13 +70,15 @@ class Evaluated(NamedTuple):
     name: str = ""
 
 
-def results_of(evaluated: Sequence[Evaluated], *, paired: bool = True) -> Results:
+def results_of(evaluated: Sequence[Evaluated], split: str = "validation") -> Results:
     """Losses of trained models as the rows of a comparison; the first model is the baseline.
 
-    paired: the models have the same target tokens, so that differences have errors of their own.
+    Differences are of models that have the same target tokens as the first: the same tokenizer and the same text.
     """
     results = Results({})
+    first_of_all = evaluated[0].subject
     for subject, unit, losses, name in evaluated:
+        paired = subject.same_tokens(first_of_all, split)
         method = subject.method or subject.label
         taken = {(run["method"], run.get("variant", "")) for run in results["runs"]}
         variant = name or (subject.label if (method, "") in taken else "")
@@ -88,11 +90,11 @@ def results_of(evaluated: Sequence[Evaluated], *, paired: bool = True) -> Result
                 "value": digits(loss.nll),
                 "error": digits(loss.nll_se),
                 "count": len(loss.windows),
-                "windows": [round(one, 6) for one in loss.windows.tolist()],
+                "windows": [round(one, 6) for one in loss.windows.tolist()] if paired else None,
             }
             for loss in losses
         ]
-        results.content["documents"] = {"validation": losses[0].documents.tolist()}
+        results.content["documents"].setdefault("validation", losses[0].documents.tolist())
         results.add({**run, "train_length": unit, "view": STEP, "steps": 0}, rows)
     first = results["runs"][0]
     baseline = f"{first['method']} ({first['variant']})" if first["variant"] else first["method"]
@@ -101,6 +103,5 @@ def results_of(evaluated: Sequence[Evaluated], *, paired: bool = True) -> Result
         "last": evaluated[0].losses[0].last,
         "train_length": first["train_length"],
     }
-    if paired:
-        derive(results, baseline)
+    derive(results, baseline)
     return results

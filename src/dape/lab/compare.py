@@ -482,7 +482,8 @@ def load_comparison(folder: str | Path) -> Comparison:
 def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Comparison:
     """Merge several comparisons into one; names: labels of the parts, added to the variant of a shared method."""
     first = parts[0].results
-    content: dict[str, Any] = {**first.content, "runs": [], "rows": [], "failures": [], "documents": {}}
+    content: dict[str, Any] = {**first.content, "runs": [], "rows": [], "failures": []}
+    content |= {"documents": {}, "targets": {}}
     seen = [{(run["method"], run.get("variant") or "") for run in part.results["runs"]} for part in parts]
     methods: list[str] = []
     renamed: list[dict[str, str]] = []
@@ -497,12 +498,16 @@ def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Co
             content["runs"].append({**run, "variant": variant})
             methods.append(_label(name, variant))
             renamed[-1][_label(name, run.get("variant") or "")] = methods[-1]
+        # Results of earlier versions do not say what their target tokens are, and are paired with no others.
         same = all(
-            content["documents"].setdefault(corpus, ids) == ids
-            for corpus, ids in part.results["documents"].items()
+            content["targets"].setdefault(corpus, part.results.get("targets", {}).get(corpus, index))
+            == part.results.get("targets", {}).get(corpus, index)
+            for corpus in part.results["documents"]
         )
+        for corpus, ids in part.results["documents"].items():
+            content["documents"].setdefault(corpus, ids)
         for row in part.results["rows"]:
-            own = row if same else {name: value for name, value in row.items() if name != "windows"}
+            own = row if same else {name: row[name] for name in row if name not in ("windows", "tokens")}
             if row.get("against") in renamed[-1]:
                 own = {**own, "against": renamed[-1][row["against"]]}
             content["rows"].append({**own, "run": row["run"] + offset})
@@ -514,6 +519,5 @@ def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Co
     shared["baseline"] = renamed[0].get(first.settings.get("baseline", ""), methods[0])
     content |= {"command": "\n".join(commands), "settings": {**shared, "seeds": seeds}}
     results = Results(content)
-    if all(row.get("windows") for row in results["rows"] if row["metric"] == "loss"):
-        derive(results, shared["baseline"])
+    derive(results, shared["baseline"])
     return Comparison(results)

@@ -88,8 +88,11 @@ QUANTITIES = {
 def derive(results: Results, baseline: str) -> None:
     """Add rows of the metrics change (from the first length) and difference (to the baseline), paired by window."""
     content = results.content
+    # Merged results whose windows are of other tokens: their changes cannot be derived again.
+    kept = {row["run"] for row in content["rows"] if row["metric"] == "loss" and row.get("windows") is None}
     derived = [
-        row["metric"] == "difference" or (row["metric"] == "change" and not row.get("slice"))
+        row["metric"] == "difference"
+        or (row["metric"] == "change" and not row.get("slice") and row["run"] not in kept)
         for row in content["rows"]
     ]
     content["rows"] = [row for row, again in zip(content["rows"], derived, strict=True) if not again]

@@ -46,6 +46,10 @@ LOCATION_FIELDS = {"corpus", "validation", "field", "data", "out"}
 # Options that an item's name spells out.
 TOLD = ("preset", "num_layers", "hidden_size", "score_width", "score_options", "position_options")
 USUAL = asdict(TrainConfig())
+# Options of a training that the grid sets, and the keys of a block that name them.
+GRID_AXES = {"method": "methods", "train_length": "train_lengths", "seed": "seeds"}
+# Settings whose default depends on another one.
+DERIVED = {"warmup_steps": "steps", "final_learning_rate": "learning_rate"}
 # Tokens of generated text per model in a comparison's report.
 SAMPLE_TOKENS = 120
 
@@ -139,7 +143,11 @@ def make_run(
     wave: tuple[int, ...],
 ) -> LanguageRun:
     settings, name = plan.settings, plan.experiment.name
-    train = {**settings["train"], **block.get("train", {})}
+    if own := [key for key in GRID_AXES if key in block.get("train", {})]:
+        raise ValueError(
+            f"{name}: train sets {own[0]}, which the grid sets: name it by {GRID_AXES[own[0]]} of the block"
+        )
+    train = {**without_derived(settings["train"], block.get("train", {})), **block.get("train", {})}
     if "tokens_per_step" in block:
         train["batch_size"] = max(1, block["tokens_per_step"] // length)
     train |= {
@@ -150,7 +158,8 @@ def make_run(
     train = checked(train)
     if unknown := LOCATION_FIELDS & set(train):
         raise ValueError(f"{name}: {', '.join(unknown)} is said by the corpus, not by the experiment")
-    TrainConfig(**train)
+    config = TrainConfig(**train)
+    train |= {derived: getattr(config, derived) for derived in DERIVED if derived in settings["train"]}
     lengths = lengths_of({**settings, **block}, length)
     evaluation: dict[str, Any] = {
         key: settings[key] for key in ("last", "windows", "room", "context") if key in settings
@@ -166,6 +175,18 @@ def make_run(
         raise ValueError(f"{name}: {error}") from error
     item = LanguageRun(corpus, block.get("variant", ""), STEP, train, lengths, evaluation, wave, overrides)
     return replace(item, recall=is_among(item, settings.get("recall")))
+
+
+def without_derived(train: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The settings without defaults that were derived from one that changes."""
+    asked = {name: value for name, value in train.items() if name not in DERIVED}
+    usual = TrainConfig(**checked(asked))
+    stale = {
+        name
+        for name, source in DERIVED.items()
+        if source in changes and name not in changes and train.get(name) == getattr(usual, name)
+    }
+    return {name: value for name, value in train.items() if name not in stale}
 
 
 def is_among(item: LanguageRun, asked: dict[str, list[Any]] | None) -> bool:
@@ -189,6 +210,19 @@ def corpus_of(workspace: Workspace, name: str) -> Corpus:
         known = ", ".join(workspace.corpora)
         raise ValueError(f'there is no corpus "{name}" in papers/corpora.toml: it has {known}')
     return workspace.corpora[name]
+
+
+def targets_of(content: dict[str, Any], item: LanguageRun) -> str:
+    """Digest of the target tokens of an evaluation: losses are paired only where it is equal."""
+    targets = [
+        content["training"]["text"],
+        item.train.get("tokenizer", "bytes"),
+        content["evaluation"].get("last"),
+        content["evaluation"].get("context", "document"),
+        content["documents"],
+        content["ends"],
+    ]
+    return hashlib.sha256(json.dumps(targets).encode()).hexdigest()[:16]
 
 
 class Language(Kind):
@@ -231,8 +265,14 @@ class Language(Kind):
             and seed in block.get("seeds", settings["seeds"])
             for method in block["methods"]
         ]
-        if len({(item.id, item.variant) for item in items}) < len(items):
-            raise ValueError(f"{plan.experiment.name} names a training twice at scale {scale}")
+        seen: dict[tuple[str, EvalOverrides], LanguageRun] = {}
+        for item in items:
+            other = seen.setdefault((item.id, item.overrides), item)
+            if other is not item:
+                raise ValueError(
+                    f"{plan.experiment.name} names a training twice at scale {scale}: {other.label} and {item.label} "
+                    f"differ by nothing that changes the trained model"
+                )
         return items
 
     def timed(self, plan: Plan) -> list[list[LanguageRun]]:
@@ -313,6 +353,7 @@ class Language(Kind):
         texts: dict[str, str] = {}
         documents: dict[str, list[int]] = {}
         targets: dict[str, str] = {}
+        slices: dict[str, str] = {}
         for item in plan.items:
             content = evaluations_of(item, plan.workspace)
             if content is None or not has_lengths(content, item):
@@ -321,12 +362,14 @@ class Language(Kind):
             seconds[item.id] = without_pauses(content["training"])
             environments.append(content["environment"])
             texts[item.corpus.name] = content["training"]["text"]
-            paired = documents.setdefault(item.corpus.name, content["documents"]) == content["documents"]
+            documents.setdefault(item.corpus.name, content["documents"])
+            digest = targets_of(content, item)
+            paired = targets.setdefault(item.corpus.name, digest) == digest
             keys = {length: item.overrides.key(length) for length in item.lengths}
             item_rows = loss_rows(content, keys, paired=paired)
             if recall := content.get("recall"):
-                same = targets.setdefault(item.corpus.name, recall["digest"]) == recall["digest"]
-                item_rows += slice_rows(recall, keys, item.train_length, paired=same)
+                same = slices.setdefault(item.corpus.name, recall["digest"]) == recall["digest"]
+                item_rows += slice_rows(recall, keys, item.train_length, paired=paired and same)
             rows += [{"run": len(runs), **row} for row in item_rows]
             runs.append(run_of(item, content["training"]))
         return {
@@ -336,6 +379,7 @@ class Language(Kind):
             "failures": list(plan.failures.values()),
             "texts": texts,
             "documents": documents,
+            "targets": targets,
             "runs": runs,
             "rows": rows,
         }
