@@ -408,6 +408,24 @@ def test_equal_time_follows_the_interleaved_pace_not_the_runs_own_clocks(tmp_pat
     ]
 
 
+def test_the_pace_is_that_of_the_training_that_is_asked_for(monkeypatch) -> None:
+    """In its precision and its micro-batches: they were left out, and on a GPU the CPU would have been timed."""
+    seen = []
+
+    def parts(self, batch, size):
+        seen.append((self.settings.precision, self.settings.accumulate, self.parallel.device.type, size))
+        return torch.zeros(())
+
+    monkeypatch.setattr("dape.training.loop.Loop.backward", parts)
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 4, "train_length": 8, "batch_size": 4}
+    config = by_recipe(steps=20, accumulate=2, precision="bf16", device="cpu", **sizes)
+    plan = make_plan(config.experiment(), config.workspace())
+    monkeypatch.setattr("dape.training.loop.clip_gradient", lambda model, clip: torch.zeros(()))
+    found = pace.measure(pace.trains_of(plan.timed[0]), 256, rounds=1)
+    assert set(found) == {item.method for item in plan.timed[0]}
+    assert set(seen) == {("bf16", 2, "cpu", 32)}
+
+
 def test_half_written_metrics(tmp_path: Path) -> None:
     assert last_record(tmp_path) == {"step": 0}
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "loss": 3.5}\n{"st')

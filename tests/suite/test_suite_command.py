@@ -1,6 +1,7 @@
 """`dape suite`: scores, a table, a heat map; what is done is not done again."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -54,3 +55,26 @@ def test_a_haystack_of_ones_own(model, tmp_path):
 def test_unknown_tasks_are_refused(model, tmp_path, capsys):
     assert cli.main(["suite", f"hf:{model}", "--tasks", "haystack", "--out", str(tmp_path)]) == 2
     assert "unknown task" in capsys.readouterr().err
+
+
+def test_another_model_or_text_under_the_same_name_is_asked_anew(model, tmp_path):
+    """Results were kept by the path as given."""
+    folder, book = tmp_path / "model", tmp_path / "book.txt"
+    shutil.copytree(model, folder)
+    book.write_text("Call me Ishmael. It was the best of times. " * 3)
+    arguments = [f"hf:{folder}", "--lengths", "300", "--tasks", "facts", "--examples", "2", "--device", "cpu"]
+    arguments += ["--haystack", str(book), "--out", str(tmp_path / "out")]
+
+    def losses() -> list[float]:
+        assert cli.main(["suite", *arguments]) == 0
+        return [
+            record["nll"] for record in json.loads((tmp_path / "out" / "suite.json").read_text())["results"]
+        ]
+
+    assert len(losses()) == len(losses()) == 1
+    changed = LlamaForCausalLM.from_pretrained(folder)
+    torch.nn.init.normal_(changed.lm_head.weight)
+    changed.save_pretrained(folder)
+    assert len(set(losses())) == 2
+    book.write_text("Quite another book. It has other words. " * 3)
+    assert len(set(losses())) == 3

@@ -165,6 +165,33 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     assert resumed["run"]["train_loss"] == whole["run"]["train_loss"]
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batch_size": 8}, "has batch_size=4, now batch_size=8"),
+        ({"train_lengths": (5,)}, r"has train_lengths=\[3, 4\], now train_lengths=\[5\]"),
+        ({"num_heads": 4}, "has num_heads=8, now num_heads=4"),
+        ({"hidden_size": 32}, "has hidden_size=64, now hidden_size=32"),
+    ],
+)
+def test_an_interrupted_run_does_not_go_on_with_other_settings(tmp_path, monkeypatch, change, sentence):
+    """It went on, and recorded the new ones."""
+
+    def killed(*arguments, **options):
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(solving, "answers_by_length", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        train_and_test(TaskRun("even_pairs", "rope", 0, parse_protocol(steps=3)), tmp_path / "run")
+    monkeypatch.undo()
+    other = TaskRun("even_pairs", "rope", 0, parse_protocol(steps=3, **change))
+    with pytest.raises(ValueError, match=sentence):
+        train_and_test(other, tmp_path / "run")
+    # What does not change the training may differ.
+    tested = TaskRun("even_pairs", "rope", 0, parse_protocol(steps=3, samples=6, test_lengths=(4, 5, 6)))
+    assert len(train_and_test(tested, tmp_path / "run")["rows"]) == 4
+
+
 def parse_protocol(**changes):
     from dataclasses import replace
 

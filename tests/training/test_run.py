@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -372,3 +373,24 @@ def test_a_kill_in_the_first_write_of_a_run_does_not_block_its_folder(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ValueError, match="is no run"):
         check_continues(tmp_path, config)
+
+
+def test_a_step_lasts_until_its_numbers_are_there(tmp_path, monkeypatch):
+    """On a GPU a step's call returns before its work is done: the wait when metrics are read is the steps' time."""
+    import toy
+
+    from dape.training.display import read_metrics
+    from dape.training.parallel import Parallel
+
+    whole = Parallel.total
+
+    def later(self, values):
+        time.sleep(0.2)
+        return whole(self, values)
+
+    monkeypatch.setattr(Parallel, "total", later)
+    result = toy.train(tmp_path, steps=4, log_every=2)
+    assert result.seconds >= 0.4
+    seconds = [record["seconds"] for record in read_metrics(tmp_path / "metrics.jsonl")]
+    assert seconds == sorted(seconds)
+    assert min(after - before for before, after in zip([0.0, *seconds], seconds, strict=False)) >= 0.1

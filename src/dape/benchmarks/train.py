@@ -15,6 +15,7 @@ from dape.benchmarks import report, steps
 from dape.benchmarks.attention import Placement
 from dape.benchmarks.steps import BASELINE
 from dape.benchmarks.timing import interleave
+from dape.devices import find_device
 from dape.models import DapeForCausalLM, preset
 from dape.training import LoopSettings, initialise
 from dape.training.loop import Loop, StopRequest, move
@@ -52,8 +53,14 @@ def run(options: Options) -> list[report.Record]:
         ids[:] = np.random.default_rng(0).integers(0, 256, ids.shape)
         candidates: dict[str, Callable[[], None]] = {}
         for method in methods:
+            settings = LoopSettings(
+                steps=1_000_000,
+                log_every=STEPS_A_ROUND,
+                precision=options.dtype,  # type: ignore[arg-type]  # Placement.of has checked it
+                device=options.device,
+            )
             candidates[f"{method} loop"] = loop_steps(
-                build_task(method, ids, options), folder / method, stack, options
+                build_task(method, ids, options), folder / method, stack, settings
             )
             candidates[f"{method} bare"] = bare_steps(
                 build_task(method, ids, options), placement.device, options.dtype
@@ -80,12 +87,11 @@ def build_task(method: str, ids: np.ndarray, options: Options) -> LanguageModell
 
 
 def loop_steps(
-    task: LanguageModelling, folder: Path, stack: contextlib.ExitStack, options: Options
+    task: LanguageModelling, folder: Path, stack: contextlib.ExitStack, settings: LoopSettings
 ) -> Callable[[], None]:
-    """Ten steps of the training loop including metrics, without checkpoints."""
+    """Ten steps of the training loop including metrics, without checkpoints, on the device of the settings."""
     folder.mkdir()
-    settings = LoopSettings(steps=1_000_000, log_every=STEPS_A_ROUND, precision=options.dtype)  # type: ignore[arg-type]  # Placement.of has checked it
-    parallel = Parallel("none", 0, 1, torch.device(options.device))
+    parallel = Parallel("none", 0, 1, find_device(settings.device))
     loop = Loop(task, settings, folder, parallel, StopRequest())
     loop.open_logs(stack, progress=False)
 
@@ -97,9 +103,7 @@ def loop_steps(
     return steps
 
 
-def bare_steps(
-    task: LanguageModelling, device_name: str = "cpu", precision: str = "fp32"
-) -> Callable[[], None]:
+def bare_steps(task: LanguageModelling, device_name: str, precision: str) -> Callable[[], None]:
     """Ten times forward, backward and fused AdamW on one batch, without the loss scaling of float16."""
     device = torch.device(device_name)
     batch, model = move(task.batch(0), device), torch.nn.Module.to(task.model, device).train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -9,9 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from dape.commands.parsing import parse
 from dape.data import load_tokenizer
@@ -72,9 +75,16 @@ def main(arguments: list[str]) -> int:
     before = read_json(path) if path.exists() else {}
     # "scores" in files of earlier versions.
     kept: list[dict[str, Any]] = before.get("results", before.get("scores", []))
-    asked = {"seed": options.seed, "examples": options.examples, "haystack": str(options.haystack or "")}
+    asked: dict[str, Any] = {
+        "seed": options.seed,
+        "examples": options.examples,
+        "haystack": str(options.haystack or ""),
+    }
+    asked["haystack_digest"] = digest_of("\n".join(haystack).encode())
     for name in options.models:
         model, tokenizer = opened(name, options.device)
+        # A folder may hold another model than last time.
+        asked["model_digest"] = digest_of(*map(raw, model.state_dict().values()))
         for task in options.task_list:
             for length in lengths:
                 known = {"model": name, **asked, "task": task, "length": length}
@@ -92,13 +102,25 @@ def main(arguments: list[str]) -> int:
                 kept.append(known | (asdict(result) if result else {"accuracy": None}))
                 options.out.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, json.dumps({"results": kept}, indent=1) + "\n")
-        shown = [r for r in kept if r["model"] == name and {**asked}.items() <= r.items()]
+        shown = [r for r in kept if r["model"] == name and asked.items() <= r.items()]
         console.print(table(name, shown, options.task_list, lengths))
         drawn = options.out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.svg"
         draw(name, shown, options.task_list, lengths, drawn)
         console.print(f"heat map  {drawn}", soft_wrap=True)
     console.print(f"results   {path}", soft_wrap=True)
     return 0
+
+
+def digest_of(*parts: bytes | memoryview) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def raw(value: Tensor) -> memoryview:
+    """The bytes of a tensor."""
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def opened(name: str, device: str) -> tuple[Any, Any]:

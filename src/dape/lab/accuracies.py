@@ -87,13 +87,19 @@ class Accuracies:
         self, solver: Solver, seed: int, lengths: Sequence[int] | None = None
     ) -> tuple[float, float] | None:
         rows = self.rows[solver][seed]
-        selected = [row for row in rows if lengths is None or row["eval_length"] in lengths]
+        selected = (
+            _beyond(rows) or rows
+            if lengths is None
+            else [row for row in rows if row["eval_length"] in lengths]
+        )
         if not selected:
             return None
         mean = sum(row["value"] for row in selected) / len(selected)
         squares = sum(share_error(row["value"], row.get("count") or 1) ** 2 for row in selected)
-        own = self.means.get((solver, seed), mean) if lengths is None else mean
-        return own, math.sqrt(squares) / len(selected)
+        if lengths is None and not _trained(rows):
+            # Of an earlier version, which does not say which lengths are beyond those of training.
+            mean = self.means.get((solver, seed), mean)
+        return mean, math.sqrt(squares) / len(selected)
 
     def difference(self, one: Solver, other: Solver) -> Estimate:
         """Accuracy of one minus that of the other over common seeds, on the same samples if answers are known."""
@@ -104,7 +110,10 @@ class Accuracies:
         paired = [pair for pair in samples if pair is not None]
         if len(paired) == len(seeds):
             return crossed_mean(np.array([gaps for gaps, _ in paired]), np.array(paired[0][1]), seeds=prior)
-        pairs = [(self._of_seed(one, seed), self._of_seed(other, seed)) for seed in seeds]
+        pairs = [
+            tuple(self._of_seed(solver, seed, self._common(one, other, seed)) for solver in (one, other))
+            for seed in seeds
+        ]
         values = [a[0] - b[0] for a, b in pairs if a and b]
         return over_seeds(values, [math.hypot(a[1], b[1]) for a, b in pairs if a and b], prior=prior)
 
@@ -112,13 +121,27 @@ class Accuracies:
         """Differences by sample, with equal weight of all lengths, and weights; None if answers were not kept."""
         gaps: list[float] = []
         weights: list[float] = []
-        for a, b in zip(*(_beyond(self.rows[solver][seed]) for solver in (one, other)), strict=False):
-            if a["eval_length"] != b["eval_length"] or not a.get("tokens") or a["tokens"] != b.get("tokens"):
+        lengths = self._common(one, other, seed)
+        both = (
+            [row for row in _beyond(self.rows[solver][seed]) if row["eval_length"] in lengths]
+            for solver in (one, other)
+        )
+        for a, b in zip(*both, strict=True):
+            if not a.get("tokens") or a["tokens"] != b.get("tokens"):
                 return None
             total = sum(a["tokens"])
             gaps += [(x - y) / total for x, y in zip(a["windows"], b["windows"], strict=True)]
             weights += [asked / total for asked in a["tokens"]]
         return (gaps, weights) if gaps else None
+
+    def _common(self, one: Solver, other: Solver, seed: int) -> list[int]:
+        """Lengths beyond training at which both were tested, or all common ones if there are none."""
+        rows = [self.rows[solver][seed] for solver in (one, other)]
+        beyond, every = (
+            sorted(set.intersection(*({row["eval_length"] for row in own} for own in selected)))
+            for selected in ([_beyond(own) for own in rows], rows)
+        )
+        return beyond or every
 
     def _prior(self, *solvers: Solver) -> VariancePrior | None:
         row = next(iter(next(iter(self.rows[solvers[0]].values()))))
@@ -136,8 +159,13 @@ def variant_of(row: dict[str, Any]) -> str:
 
 def _beyond(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows in the order of their lengths, beyond the training length if that is known."""
-    trained = ((rows[0].get("settings") or {}).get("protocol") or {}).get("train_lengths") or [0]
-    return sorted((r for r in rows if r["eval_length"] > max(trained)), key=lambda row: row["eval_length"])
+    trained = max(_trained(rows), default=0)
+    return sorted((r for r in rows if r["eval_length"] > trained), key=lambda row: row["eval_length"])
+
+
+def _trained(rows: list[dict[str, Any]]) -> list[int]:
+    """Training lengths, if they are known."""
+    return ((rows[0].get("settings") or {}).get("protocol") or {}).get("train_lengths") or []
 
 
 def has_learned(task: str, accuracy: Estimate) -> bool:

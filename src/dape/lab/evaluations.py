@@ -6,6 +6,7 @@ The file has the losses of all windows, sums by recall slice, and a sample of te
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -105,12 +106,20 @@ def evaluate(run: Run, evaluation: dict[str, Any], path: Path, jobs: int) -> Non
     if not keys and path.exists():
         return
     tokens, last = run.data().validation, evaluation.get("last", 1)
+    recall: dict[str, Any] = {}
     if keys:
         options = {"context": evaluation["context"]} if "context" in evaluation else {}
         windows = same_targets(tokens, evaluation["room"], last, evaluation["windows"], **options)
         content |= {"documents": windows.documents.tolist(), "ends": windows.ends.tolist()}
-        bins = recall_bins(run, windows, keys, evaluation)
-        content["recall"] = recall_of(content.get("recall"), bins)
+        # Bins are of all lengths, those measured before included: where a new one divides them further, all are measured
+        # again, and the slices so far stay until then.
+        everything = dict.fromkeys([*content["windows"], *map(str, evaluation["lengths"])])
+        bins = recall_bins(run, windows, list(everything), evaluation)
+        recall = recall_of(content.get("recall"), bins)
+        if content.get("recall") not in (None, recall):
+            keys = list(everything)
+        else:
+            content["recall"] = recall
     write_atomically(path, json.dumps(content))
     device = find_device(run.config.device)
     model, loaded = None, None
@@ -124,7 +133,9 @@ def evaluate(run: Run, evaluation: dict[str, Any], path: Path, jobs: int) -> Non
             losses = token_losses(evaluator, tokens, windows, length, last, None)
         means = losses.astype(np.float64).mean(1).tolist()
         content["windows"].setdefault(key, [round(loss, 6) for loss in means])
-        content["recall"]["sums"][key] = bins.sums(losses).round(4).tolist()
+        recall["sums"][key] = bins.sums(losses).round(4).tolist()
+        if set(recall["sums"]) >= set(content["recall"]["sums"] if content.get("recall") else ()):
+            content["recall"] = recall
         write_atomically(path, json.dumps(content))
 
 
@@ -215,13 +226,25 @@ def add_sample(run: Run, path: Path, tokens: int) -> None:
     write_atomically(path, json.dumps({**content, "sample": {"prompt": prompt, "text": text}}))
 
 
+def _aside(path: Path, evaluation: dict[str, Any]) -> Path:
+    """File of the evaluations of a training on other windows than those asked for last."""
+    digest = hashlib.sha256(json.dumps(evaluation, sort_keys=True).encode()).hexdigest()[:8]
+    return path.with_suffix(f".{digest}.json")
+
+
 def known_of(run: Run, evaluation: dict[str, Any], path: Path, jobs: int) -> dict[str, Any]:
     """Contents of the file: earlier lengths on the same windows, training statistics and environment."""
     asked = {name: value for name, value in evaluation.items() if name not in ("lengths", "recall")}
+    aside = _aside(path, asked)
     if path.exists():
         content = read_json(path)
         if content["evaluation"] == asked:
             return content
+        # Evaluations on other windows are put aside, and come back when they are asked for again.
+        path.replace(_aside(path, content["evaluation"]))
+    if aside.exists():
+        aside.replace(path)
+        return read_json(path)
     metrics = run.metrics()
     times = [0.0, *(record["seconds"] for record in metrics)]
     # The median is robust against pauses and a busy machine.

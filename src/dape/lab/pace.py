@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ import numpy as np
 import torch
 
 from dape.benchmarks.timing import interleave
-from dape.benchmarks.train import STEPS_A_ROUND, bare_steps
+from dape.benchmarks.train import STEPS_A_ROUND, loop_steps
 from dape.data import open_data
+from dape.devices import find_device
 from dape.files import read_json, write_atomically
 from dape.lab.experiments import Workspace
 from dape.lab.kinds.language import LanguageRun, data_folder
@@ -88,19 +92,24 @@ def measure_apart(order: dict[str, Any], path: Path, threads: int) -> None:
 
 
 def measure(trains: list[dict[str, Any]], vocab_size: int, rounds: int = ROUNDS) -> dict[str, float]:
-    """Seconds of a training step of each method, on random tokens."""
+    """Seconds of a training step of each method, as its training takes it, on random tokens."""
     ids = np.random.default_rng(0).integers(0, min(256, vocab_size), 1 << 20).astype(np.uint16)
-    candidates = {}
-    for train in trains:
-        config = TrainConfig(**train)
-        task = LanguageModelling(
-            build_model(config, vocab_size),
-            ids,
-            train_length=config.train_length,
-            batch_size=config.batch_size,
-        )
-        candidates[config.method] = bare_steps(task)
-    timings = interleave(candidates, rounds)
+    candidates: dict[str, Callable[[], None]] = {}
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        for train in trains:
+            # Enough steps for any number of rounds, too small to diverge on noise.
+            config = replace(
+                TrainConfig(**train), steps=10**6, warmup_steps=1, learning_rate=1e-6, final_learning_rate=0.0
+            )
+            config = replace(config, log_every=STEPS_A_ROUND, tensorboard=False, wandb=None)
+            task = LanguageModelling(
+                build_model(config, vocab_size),
+                ids,
+                train_length=config.train_length,
+                batch_size=config.batch_size,
+            )
+            candidates[config.method] = loop_steps(task, Path(name) / str(len(candidates)), stack, config)
+        timings = interleave(candidates, rounds, find_device(config.device).type)
     return {method: timing.milliseconds / 1e3 / STEPS_A_ROUND for method, timing in timings.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +74,7 @@ class GeneratedTask:
     """A generated task for `dape.training.fit`: each step draws a new batch of one random length.
 
     position_range: draw positions below this maximum (Ruoss et al. 2023), once per batch; None for 0, 1, 2, …
+    settings: of the model and the task, as JSON data; an interrupted training continues with the same ones alone.
     """
 
     task: Task
@@ -82,6 +83,11 @@ class GeneratedTask:
     lengths: Sequence[int]
     seed: int = 0
     position_range: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def identity(self) -> dict[str, Any]:
+        own = {"batch_size": self.batch_size, "train_lengths": list(self.lengths), "seed": self.seed}
+        return {**own, "position_range": self.position_range, **self.settings}
 
     def batch(self, step: int) -> dict[str, Tensor]:
         generator = generator_for(TRAINING, self.seed, step)

@@ -412,6 +412,19 @@ def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
         )
 
 
+def check_same_task(before: Any, now: Any) -> None:
+    """Raise if a checkpoint's task is not the one to train; checkpoints of earlier versions do not say."""
+    if before is None:
+        return
+    for name in {**before, **(now or {})}:
+        old, new = before.get(name), (now or {}).get(name)
+        if old != new:
+            raise ValueError(
+                f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with "
+                f"its own settings; give a new one another folder"
+            )
+
+
 @contextlib.contextmanager
 def room_on_disk(step: int, saved: int, parallel: Parallel | None = None) -> Iterator[None]:
     """Raise DiskFull in every process that takes part in the writing if the disk of one is full."""

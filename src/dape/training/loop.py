@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import signal
 import threading
@@ -25,7 +26,15 @@ from torch.optim import AdamW, Optimizer
 from dape.files import sweep
 from dape.positions import PositionEncoding
 from dape.scores import ScoreProcessor
-from dape.training.checkpoint import STORAGES, Checkpoints, check_same_run, locked, read_state, room_on_disk
+from dape.training.checkpoint import (
+    STORAGES,
+    Checkpoints,
+    check_same_run,
+    check_same_task,
+    locked,
+    read_state,
+    room_on_disk,
+)
 from dape.training.config import Diverged, FitResult, LoopSettings, TrainingStopped
 from dape.training.display import (
     Display,
@@ -61,7 +70,8 @@ class TrainingTask(Protocol):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Mean loss over the targets of the batch; `model` is `self.model`, perhaps wrapped."""
 
-    # A task may also have `held_out()`: batches, as large as those of a step, for the validation loss.
+    # A task may also have `held_out()`: batches, as large as those of a step, for the validation loss; and `identity()`:
+    # what fixes the training beside the loop's settings, as JSON data, which a resumed run must have in common.
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -403,9 +413,15 @@ class Loop:
         """Share the metrics of the steps since the last flush with all processes; returns the reason to stop, if any."""
         parallel, pending = self.parallel, self.pending
         self.pending = []
+        start = time.perf_counter()
         values = torch.stack([value for _, value in pending])
         losses = parallel.total(values[:, 0].contiguous()).tolist()
         norms = values[:, 1].tolist()
+        # A step on a GPU ends after its call: the wait for the steps of this flush is theirs, in equal shares.
+        wait = time.perf_counter() - start
+        for number, (record, _) in enumerate(pending, 1):
+            record["seconds"] = round(record["seconds"] + wait * number / len(pending), 4)
+        self.seconds += wait
         own_signal = asked = self.stop.reason
         for (record, _), loss, norm in zip(pending, losses, norms, strict=True):
             record |= {"loss": loss, "gradient_norm": norm}
@@ -447,6 +463,7 @@ class Loop:
             "guard": asdict(self.guard),
             "scaler": self.scaler.state_dict(),
             "settings": asdict(self.settings),
+            "task": self.identity(),
             "format": self.settings.checkpoint_format,
             "processes": self.parallel.world,
         }
@@ -466,6 +483,7 @@ class Loop:
             return
         state = read_state(path)
         check_same_run(state["settings"], self.settings)
+        check_same_task(state.get("task"), self.identity())
         STORAGES[state["format"]].load(path, self.model, self.optimizer)
         self.step = self.saved = state["step"]
         self.tokens, self.seconds = state["tokens"], state["seconds"]
@@ -492,6 +510,11 @@ class Loop:
         stack.callback(self.display.close)
         for tracker in self.trackers:
             stack.callback(tracker.close)
+
+    def identity(self) -> Any:
+        """What the task says of itself, as it is after a round trip through JSON."""
+        identity = getattr(self.task, "identity", None)
+        return None if identity is None else json.loads(json.dumps(identity()))
 
     def say(self, message: str) -> None:
         self.notes.append(message)

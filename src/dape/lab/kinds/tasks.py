@@ -246,8 +246,9 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
         # Lengths differ from step to step, and with them the loss: only an enormous loss is a failure.
         explosion=1000.0,
     )
+    about = {"task": run.task, "method": run.method, **sizes, **run.options}
     training = GeneratedTask(
-        task, model, protocol.batch_size, protocol.train_lengths, run.seed, run.position_range
+        task, model, protocol.batch_size, protocol.train_lengths, run.seed, run.position_range, about
     )
     fitted = fit(training, settings, folder, progress=False)
     if fitted.stopped_early:

@@ -1,0 +1,50 @@
+"""Accuracies of generated tasks: a mean and its error are of the same lengths, and so are both sides of a difference."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dape.lab.accuracies import Accuracies, Solver
+from dape.lab.records import Results
+from dape.lab.stats import share_error
+
+SAMPLES = 128
+
+
+def made(*methods: tuple[str, dict[int, float]], answers: bool = False) -> Accuracies:
+    """Methods with their accuracies by length, trained at 24."""
+    results = Results({"kind": "tasks"})
+    for method, by_length in methods:
+        rows = []
+        for length, share in by_length.items():
+            row = {"metric": "accuracy", "eval_length": length, "value": share, "count": SAMPLES}
+            right = [int(index < share * SAMPLES) for index in range(SAMPLES)]
+            rows.append({**row, "windows": right, "tokens": [1] * SAMPLES} if answers else row)
+        run = {"corpus": "associative_recall", "method": method, "seed": 0, "layers": 1}
+        results.add({**run, "settings": {"protocol": {"train_lengths": [24]}}}, rows)
+    return Accuracies(results)
+
+
+def solver(method: str) -> Solver:
+    return Solver("associative_recall", 1, method)
+
+
+def test_the_error_of_a_mean_beyond_training_is_of_the_lengths_beyond_training() -> None:
+    """Easy lengths within training, whose errors are near zero, made it half as large."""
+    accuracy = made(("rope", {12: 1.0, 24: 1.0, 48: 0.6, 96: 0.5})).accuracy(solver("rope"))
+    assert accuracy.value == pytest.approx(0.55)
+    squares = [share_error(share, SAMPLES) ** 2 for share in (0.6, 0.5)]
+    assert accuracy.error == pytest.approx(math.sqrt(sum(squares)) / 2)
+    drawn = np.random.default_rng(0).binomial(SAMPLES, [0.6, 0.5], (4000, 2)).mean(1) / SAMPLES
+    assert accuracy.error == pytest.approx(drawn.std(), rel=0.1)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_difference_is_over_the_lengths_that_both_have(answers: bool) -> None:
+    data = made(("rope", {48: 0.75}), ("kerple", {48: 0.5, 96: 0.25, 192: 0.25}), answers=answers)
+    assert data.difference(solver("rope"), solver("kerple")).value == pytest.approx(0.25)
+    data = made(("rope", {12: 1.0, 96: 0.5}), ("kerple", {48: 0.75, 96: 0.25}), answers=answers)
+    assert data.difference(solver("rope"), solver("kerple")).value == pytest.approx(0.25)
