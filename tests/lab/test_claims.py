@@ -237,14 +237,14 @@ def test_what_the_papers_own_difference_would_not_decide_is_too_fine() -> None:
 
 
 def test_what_was_found_on_each_text_is_said() -> None:
-    latex, lengths, *_, books = findings(PAPERS)
+    latex, about, lengths, *_, books = findings(PAPERS)
     number = r"0\.\d+ ± 0\.\d+"
     assert re.match(
         rf"Kerple with the 1×3 convolution \(dape1x3-kerple\) has a loss that is lower than that of kerple by "
-        rf"{number} nats at 256 tokens and {number} at 8192 \(by seed",
+        rf"{number} nats at 256 tokens and {number} at 8192\.$",
         latex,
     )
-    assert "LaTeX" in latex
+    assert re.match(r"Trained at 256 tokens, 3 seeds \(by seed .*\), 13 documents of .*LaTeX", about)
     assert re.search(
         f"loss of dape1x3-kerple falls by {number} \\(by seed .*, that of rope.* rises by", lengths
     )

@@ -261,9 +261,9 @@ def findings(papers: Path) -> list[str]:
     start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
     seeds, texts = len(data.seeds(one)), len(set(data.documents[one.corpus]))
     said = [
-        f"Kerple with the 1×3 convolution ({BEST}) has a loss that is {compared(data, one, base, start, long)}"
-        f"{by_seed(data, (1, one, long), (-1, base, long))}; {start} is the length of training. "
-        f"Text: {folder.texts.get(one.corpus, one.corpus)}; {counted_seeds(data, one)}, {texts} documents."
+        f"Kerple with the 1×3 convolution ({BEST}) has a loss that is {compared(data, one, base, start, long)}.",
+        f"Trained at {start} tokens, {counted_seeds(data, one)}{by_seed(data, (1, one, long), (-1, base, long))}, "
+        f"{texts} documents of {folder.texts.get(one.corpus, one.corpus)}.",
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
     few = {t: f" ({counted_seeds(data, t)})" for t in shown if len(data.seeds(t)) < seeds}
