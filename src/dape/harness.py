@@ -47,7 +47,8 @@ class DapeLM(HFLM):
                 f"pass the tokenizer that it was trained with"
             )
         # As the harness: a GPU by default, or the CPU if there is none.
-        device = device if device and (torch.cuda.is_available() or "cuda" not in device) else "cpu"
+        device = device or "cuda"
+        device = device if torch.cuda.is_available() or "cuda" not in device else "cpu"
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without a name of a device
         super().__init__(
             model, backend="causal", tokenizer=tokenizer, max_length=max_length, device=device, **options
