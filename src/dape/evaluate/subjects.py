@@ -118,7 +118,8 @@ def _check_tokenizer(data: TokenData, source: str, name: str) -> None:
         own = load_tokenizer(source)
     except (OSError, ValueError):
         return
-    text = data.tokenizer.decode(data.validation.document(0)[:PROBED].tolist())
+    tokens = data.validation if data.validation.num_documents else data.train
+    text = data.tokenizer.decode(tokens.document(0)[:PROBED].tolist())
     if list(own.encode(text)) != list(data.tokenizer.encode(text)):
         raise ValueError(
             f"{data.folder} was packed with another tokenizer than that of {name}: pack the text with --tokenizer "
