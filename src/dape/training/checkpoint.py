@@ -405,11 +405,7 @@ def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
     # A text may have moved: the code that reads it compares its contents.
     moved = {"corpus": corpus} if (corpus := getattr(settings, "corpus", None)) is not None else {}
     if difference := changed({**before, **moved}, settings):
-        name, old, new = difference
-        raise ValueError(
-            f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with "
-            f"its own settings; give a new one another folder"
-        )
+        raise _other_run(*difference)
 
 
 def check_same_task(before: Any, now: Any) -> None:
@@ -419,10 +415,14 @@ def check_same_task(before: Any, now: Any) -> None:
     for name in {**before, **(now or {})}:
         old, new = before.get(name), (now or {}).get(name)
         if old != new:
-            raise ValueError(
-                f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with "
-                f"its own settings; give a new one another folder"
-            )
+            raise _other_run(name, old, new)
+
+
+def _other_run(name: str, old: Any, new: Any) -> ValueError:
+    return ValueError(
+        f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with its own "
+        f"settings; give a new one another folder"
+    )
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ class Numbers:
 
     def count(self, *methods: str) -> int:
         """Number of seeds that all of the methods have."""
-        return len(set.intersection(*(set(self.losses.seeds(self.trained(method))) for method in methods)))
+        return len(self.losses.common_seeds(map(self.trained, methods)))
 
     def steps(self, method: str) -> int:
         rows = self.losses.rows[self.trained(method)]
@@ -141,8 +141,7 @@ class Numbers:
         return self.folder.losses_on("hit"), self.folder.losses_on("other")
 
     def _seeds_of_slices(self, one: str, other: str) -> list[int]:
-        known = [set(self._parts()[0].seeds(trained)) for trained in self._pair(one, other)]
-        return sorted(set.intersection(*known))
+        return self._parts()[0].common_seeds(self._pair(one, other))
 
 
 def hypotheses(folder: Folder) -> str | None:

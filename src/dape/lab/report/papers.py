@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+from warnings import warn
 
+from jinja2 import UndefinedError
 from matplotlib.style import context
 
 from dape.evaluate.inference import Estimate
@@ -186,7 +188,13 @@ def write_readmes(papers: Path) -> list[Path]:
             if drawn := section.draw():
                 write_atomically(folder.path / FIGURE, drawn)
                 written.append(folder.path / FIGURE)
-            if text := hypotheses(folder):
+            try:
+                text = hypotheses(folder)
+            except (LookupError, ValueError, UndefinedError) as error:
+                # Results that are not complete must not stop the report of all others.
+                warn(f"{folder.path / HYPOTHESES} is not written: {error}", stacklevel=2)
+                text = None
+            if text:
                 write_atomically(folder.path / HYPOTHESES, text)
                 written.append(folder.path / HYPOTHESES)
             write_atomically(folder.path / "README.md", experiment_readme(section))
