@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dape.lab.accuracies import Accuracies, Solver
+from dape.lab.folders import Folder
 from dape.lab.records import Results
+from dape.lab.rules import more_accurate
+from dape.lab.selection import Data
 from dape.lab.stats import share_error
 
 SAMPLES = 128
 
 
-def made(*methods: tuple[str, dict[int, float]], answers: bool = False) -> Accuracies:
+def made(
+    *methods: tuple[str, dict[int, float]], answers: bool = False, steps: dict[str, int] | None = None
+) -> Accuracies:
     """Methods with their accuracies by length, trained at 24."""
     results = Results({"kind": "tasks"})
     for method, by_length in methods:
@@ -24,7 +30,10 @@ def made(*methods: tuple[str, dict[int, float]], answers: bool = False) -> Accur
             right = [int(index < share * SAMPLES) for index in range(SAMPLES)]
             rows.append({**row, "windows": right, "tokens": [1] * SAMPLES} if answers else row)
         run = {"corpus": "associative_recall", "method": method, "seed": 0, "layers": 1}
-        results.add({**run, "settings": {"protocol": {"train_lengths": [24]}}}, rows)
+        protocol = {"train_lengths": [24], "test_lengths": list(by_length)}
+        if steps:
+            protocol["steps"] = steps[method]
+        results.add({**run, "settings": {"protocol": protocol}}, rows)
     return Accuracies(results)
 
 
@@ -48,3 +57,24 @@ def test_a_difference_is_over_the_lengths_that_both_have(answers: bool) -> None:
     assert data.difference(solver("rope"), solver("kerple")).value == pytest.approx(0.25)
     data = made(("rope", {12: 1.0, 96: 0.5}), ("kerple", {48: 0.75, 96: 0.25}), answers=answers)
     assert data.difference(solver("rope"), solver("kerple")).value == pytest.approx(0.25)
+
+
+def test_trainings_by_different_protocols_are_not_compared() -> None:
+    """While longer trainings replace shorter ones, both are in the results of a task."""
+    steps = {"rope": 300, "kerple": 5000, "alibi": 5000}
+    data = made(("rope", {48: 0.75}), ("kerple", {48: 1.0}), ("alibi", {48: 0.5}), steps=steps)
+    assert [one.label for one in data.rows] == [
+        "rope (300 steps)",
+        "kerple (5000 steps)",
+        "alibi (5000 steps)",
+    ]
+    folder = Folder(Path("papers/paper/tasks"), "Tasks", results={"laptop": data.results})
+    found = more_accurate(Data(folder), "kerple", ["rope", "alibi"])
+    (finding,) = found.findings
+    assert finding.value == pytest.approx(0.5)
+    assert found.missing == ["rope (5000 steps) on associative_recall"]
+
+
+def test_more_test_lengths_are_the_same_training() -> None:
+    data = made(("rope", {48: 0.75}), ("kerple", {48: 1.0, 96: 0.5}), steps={"rope": 300, "kerple": 300})
+    assert [one.label for one in data.rows] == ["rope", "kerple"]

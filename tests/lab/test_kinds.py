@@ -133,6 +133,40 @@ def test_task_results_with_the_same_settings_are_taken_over(tmp_path, monkeypatc
     assert {(run["method"], run["layers"]) for run in found["runs"]} == {("kerple", 5), ("alibi", 5)}
 
 
+def test_each_run_on_a_task_has_the_environment_that_trained_it(tmp_path, monkeypatch) -> None:
+    """Every command wrote its own commit and machine over those of earlier commands, trained or not."""
+    papers, _ = task_papers(tmp_path, 'results = "results/che"\n')
+    command = "tasks run even_pairs --steps 2 --batch-size 4 --samples 4 --train-lengths 4 --test-lengths 5,6"
+    machines = iter(["an abacus", "a slide rule", "a quipu"])
+
+    def on_another_machine(*arguments: str) -> Results:
+        cpu = next(machines)
+        monkeypatch.setattr("dape.lab.environment.processor", lambda: cpu)
+        assert main([*arguments]) == 0
+        path = tmp_path / "work/smoke/results/test/mine.json"
+        return load_results(path if path.exists() else tmp_path / "results/che/results.json")
+
+    out = ["--method", "kerple", "--out", str(tmp_path / "results/che")]
+    assert on_another_machine(*command.split(), *out)["environment"]["cpu"] == "an abacus"
+    reproduce = [
+        "reproduce",
+        "mine",
+        "--papers",
+        str(papers),
+        "--work",
+        str(tmp_path / "work"),
+        "--scale",
+        "smoke",
+    ]
+    found = on_another_machine(*reproduce)
+    assert {run["method"]: run["environment"]["cpu"] for run in found["runs"]} == {
+        "kerple": "an abacus",
+        "alibi": "a slide rule",
+    }
+    assert found["environment"]["cpu"] == ["an abacus", "a slide rule"]
+    assert on_another_machine(*reproduce)["environment"] == found["environment"]
+
+
 def test_times_have_the_ratios_that_were_measured_side_by_side() -> None:
     entries = [
         {"itself": False, "milliseconds": Estimate(30.0, 3.0), "ratio": Estimate(0.75, 0.1)},
@@ -143,7 +177,7 @@ def test_times_have_the_ratios_that_were_measured_side_by_side() -> None:
     assert base["milliseconds"] == Estimate(80.0, 4.0)
 
 
-def test_steps_of_several_lengths_have_the_same_tokens_and_one_base(tmp_path) -> None:
+def test_steps_of_several_lengths_have_the_same_tokens_and_one_base(tmp_path, monkeypatch) -> None:
     scale = (
         '[scale.laptop]\nmethods = ["kerple", "rope"]\nlengths = [8, 32]\ntokens = 32\nrounds = { tiny = 2 }\n'
         'base = "rope"\n'
@@ -159,9 +193,11 @@ def test_steps_of_several_lengths_have_the_same_tokens_and_one_base(tmp_path) ->
     assert shapes == [(8, 4, "kerple"), (8, 4, "rope"), (32, 1, "kerple"), (32, 1, "rope")]
     assert {r["against"] for r in found.lines("ratio")} == {"rope at 8"}
     assert [r["error"] == 0 for r in found.lines("ratio")].count(True) == 1
-    # A length more is timed, with all of its size; nothing is if nothing is missing.
-    assert main(arguments) == 0
-    assert load_results(path)["rows"] == found["rows"]
+    # A length more is timed, with all of its size; nothing is if nothing is missing, and no other machine named.
+    with monkeypatch.context() as patch:
+        patch.setattr("dape.lab.environment.processor", lambda: "an abacus")
+        assert main(arguments) == 0
+    assert load_results(path).content == found.content
     file.write_text(file.read_text().replace("[8, 32]", "[8, 32, 16]"))
     assert main(arguments) == 0
     lengths = [r["eval_length"] for r in load_results(path).lines("ratio")]

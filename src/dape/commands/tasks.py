@@ -17,7 +17,6 @@ from dape.commands.options import Named, named
 from dape.commands.parsing import parse
 from dape.lab.accuracies import paper_table, write_folder
 from dape.lab.display import display
-from dape.lab.environment import environment
 from dape.lab.execute import execute, summary_of
 from dape.lab.experiments import Experiment, Workspace
 from dape.lab.kinds.tasks import TaskRun
@@ -239,15 +238,12 @@ def run_tasks(arguments: list[str]) -> int:
         *(before.get("commands", []) if before else []),
         shlex.join(["dape", "tasks", "run", *arguments]),
     ]
-    machine = before["environment"] if before else environment(options.jobs)
     about = {"commands": list(dict.fromkeys(commands)), "command": commands[-1], "settings": {}}
     launcher = make_launcher(options.launcher, out)
     workspace = Workspace(out, jobs=options.jobs, in_process=options.jobs == 1 and not launcher.has_queue)
     experiment = Experiment("tasks", "tasks", [], {"own": {"runs": runs}})
     with display(console, at_once=options.jobs, summary=summary_of) as announce:
-        (results,) = execute(
-            [experiment], workspace, announce, launcher=launcher, about={**about, "environment": machine}
-        )
+        (results,) = execute([experiment], workspace, announce, launcher=launcher, about=about)
     if not results["failures"]:
         shutil.rmtree(out / "unfinished", ignore_errors=True)
     return show(results, options.out, console)

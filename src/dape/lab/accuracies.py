@@ -18,6 +18,7 @@ from matplotlib.style import context
 
 from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean
 from dape.files import write_atomically
+from dape.lab.environment import listed
 from dape.lab.figures import LEGEND, LOOK, PANEL, canvas, errorbar, finish, legend, save, styles
 from dape.lab.paper import Paper
 from dape.lab.records import Results
@@ -30,6 +31,8 @@ from dape.tasks.registry import TASKS, build_task
 FEW_TASKS, FEW_COLUMNS = 3, 6
 # Number of lengths in a table; results.json and the plot have all.
 COLUMNS = 8
+# Settings of a protocol that trainings do not depend on.
+TESTS = ("test_lengths", "samples")
 # Columns with errors that a terminal of 80 characters shows.
 TERMINAL_COLUMNS = 4
 
@@ -57,8 +60,10 @@ class Accuracies:
         self.results, self.known = results or Results({"kind": "tasks"}), seeds or SeedVariance()
         self.rows: dict[Solver, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
         self.means: dict[tuple[Solver, int], float] = {}
+        differing = differing_settings(self.results)
         for row in self.results.lines():
-            solver = Solver(row["corpus"], row.get("layers") or 0, row["method"], variant_of(row))
+            task, layers = row["corpus"], row.get("layers") or 0
+            solver = Solver(task, layers, row["method"], variant_of(row, differing[task, layers]))
             if row["metric"] == "accuracy":
                 self.rows[solver][row["seed"]].append(row)
             elif row["metric"] == "mean_accuracy":
@@ -149,12 +154,39 @@ class Accuracies:
         return self.known.prior(kinds, 1.0, setting_of(self.results, row))
 
 
-def variant_of(row: dict[str, Any]) -> str:
-    """Variant of a run: its own name for it, or options of the task and positions."""
-    settings = row.get("settings") or {}
+def differing_settings(results: Results) -> dict[tuple[str, int], list[str]]:
+    """Settings of training in which the runs of a task, with as many layers, differ."""
+    protocols: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for run in results["runs"]:
+        protocols[run["corpus"], run.get("layers") or 0].append(_protocol(run))
+    return {
+        task: [
+            name
+            for name in dict.fromkeys(name for one in own for name in one)
+            if name not in TESTS and any(one.get(name) != own[0].get(name) for one in own)
+        ]
+        for task, own in protocols.items()
+    }
+
+
+def variant_of(run: dict[str, Any], differing: Sequence[str] = ()) -> str:
+    """Variant of a run: its own name for it, or options of the task and positions; then the differing settings.
+
+    So only trainings by the same protocol are averaged over seeds or compared.
+    """
+    settings, protocol = run.get("settings") or {}, _protocol(run)
     words = [f"{name}={value}" for name, value in (settings.get("options") or {}).items()]
     words += [f"positions from {maximum}"] if (maximum := settings.get("position_range")) else []
-    return row["variant"] or ", ".join(words)
+    words = [run["variant"]] if run.get("variant") else words
+    for name in differing:
+        value = protocol.get(name)
+        text = spans(value) if isinstance(value, list) else value
+        words.append(f"{text} steps" if name == "steps" else f"{name.replace('_', ' ')} {text}")
+    return ", ".join(words)
+
+
+def _protocol(run: dict[str, Any]) -> dict[str, Any]:
+    return (run.get("settings") or {}).get("protocol") or {}
 
 
 def _beyond(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -165,7 +197,7 @@ def _beyond(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _trained(rows: list[dict[str, Any]]) -> list[int]:
     """Training lengths, if they are known."""
-    return ((rows[0].get("settings") or {}).get("protocol") or {}).get("train_lengths") or []
+    return _protocol(rows[0]).get("train_lengths") or []
 
 
 def has_learned(task: str, accuracy: Estimate) -> bool:
@@ -251,7 +283,7 @@ def _task_rows(
 def _tasks_by_steps(data: Accuracies) -> dict[int, list[str]]:
     """Tasks by the number of steps of their trainings, the longest first; none if steps were not recorded."""
     steps_of = {
-        solver.task: (row.get("settings") or {}).get("protocol", {}).get("steps")
+        solver.task: _protocol(row).get("steps")
         for solver, seeds in data.rows.items()
         for rows in seeds.values()
         for row in rows[:1]
@@ -337,11 +369,8 @@ def by_length_figure(data: Accuracies) -> Figure:
             bars = [100 * estimate.error if math.isfinite(estimate.error) else 0.0 for estimate in estimates]
             values = [100 * estimate.value for estimate in estimates]
             errorbar(axis, lengths, values, bars, solver.label, looks[solver.label])
-        protocol = (data.rows[solvers[0]][min(data.rows[solvers[0]])][0].get("settings") or {}).get(
-            "protocol"
-        )
-        if protocol:
-            axis.axvline(max(protocol["train_lengths"]), color="grey", ls="--", lw=0.8)
+        if trained := _trained(data.rows[solvers[0]][min(data.rows[solvers[0]])]):
+            axis.axvline(max(trained), color="grey", ls="--", lw=0.8)
         if task in TASKS:
             axis.axhline(100 * build_task(task).constant_accuracy, color="grey", ls=":", lw=0.8)
         axis.set_title(f"{task.replace('_', ' ')}{depth_of(layers)}", loc="left")
@@ -355,10 +384,9 @@ def by_multiple(data: Accuracies, label: str) -> dict[tuple[str, str], float]:
     """Accuracies of a method by task and by multiple of the longest training length of the task."""
     accuracies = {}
     for solver in data.rows:
-        settings = next(iter(data.rows[solver].values()))[0].get("settings") or {}
-        if solver.label != label or "protocol" not in settings:
+        trained = max(_trained(next(iter(data.rows[solver].values()))), default=0)
+        if solver.label != label or not trained:
             continue
-        trained = max(settings["protocol"]["train_lengths"])
         for length in data.lengths(solver):
             if length >= trained:
                 accuracies[solver.task, f"{round(length / trained)}×"] = data.accuracy(solver, [length]).value
@@ -446,7 +474,9 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
     lengths.png: lengths × tasks for each method, if there are many tasks.
     """
     data, runs = Accuracies(results), results["runs"]
-    about = results["environment"]
+    about = {
+        name: ", ".join(map(str, listed(value))) for name, value in results["environment"].items() if value
+    }
     tasks_of: dict[str, dict[str, None]] = {}
     for run in runs:
         tasks_of.setdefault(describe(run["settings"]["protocol"]), {})[run["corpus"]] = None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dape.lab.display import Announce, silent
-from dape.lab.environment import environment
+from dape.lab.environment import environment, united
 from dape.lab.experiments import Experiment, Workspace
 from dape.lab.kinds import Plan, equal_time_labels, kind_named, ordered
 from dape.lab.records import STEP, TIME, VIEWS, Results, find_results
@@ -213,11 +213,15 @@ def write(plan: Plan, about: dict[str, Any] | None = None) -> None:
 
 
 def save(plan: Plan, body: dict[str, Any], about: dict[str, Any] | None = None) -> Results:
-    """Write the results with settings, environment and failures."""
+    """Write the results with settings, environment and failures.
+
+    The environment is that of the runs, where they have their own, and may be older than this command.
+    """
     experiment, workspace = plan.experiment, plan.workspace
     known = {"experiment": experiment.name, "paper": experiment.paper, "title": experiment.title}
     known |= {"source": experiment.source, "scale": workspace.scale}
     command = {"command": f"dape reproduce {experiment.name} --scale {workspace.scale}"}
+    machines = [run["environment"] for run in body["runs"] if "environment" in run]
     results = Results(
         {
             "schema": 2,
@@ -225,7 +229,7 @@ def save(plan: Plan, body: dict[str, Any], about: dict[str, Any] | None = None) 
             "kind": experiment.kind,
             **command,
             "settings": experiment.shown(workspace.scale),
-            "environment": environment(workspace.jobs),
+            "environment": united(machines) if machines else environment(workspace.jobs),
             **(about or {}),
             **body,
         }

@@ -38,6 +38,7 @@ RUN = {
     "parameters": "number of parameters",
     "name": "of the run, where runs are known by it",
     "settings": "everything that decides the run, where the file's own settings do not",
+    "environment": "machine, versions and commit of the run, where runs of several commands share a file",
 }
 # Columns of a row.
 ROW = {
@@ -132,7 +133,7 @@ class Results:
 
     def save_csv(self, path: Path) -> None:
         """Write the frame without the windows, with all digits."""
-        table = self.frame.drop(columns=["windows", "settings"]).dropna(axis=1, how="all")
+        table = self.frame.drop(columns=["windows", "settings", "environment"]).dropna(axis=1, how="all")
         write_atomically(path, table.to_csv(index=False, lineterminator="\n"))
 
 

@@ -323,7 +323,7 @@ def more_accurate(
         for method in listed(b):
             other = one._replace(method=method)
             if other not in data.accuracies.rows:
-                data.lack(f"{method} on {one.task}")
+                data.lack(f"{other.label} on {one.task}")
                 continue
             findings.append(_lead(data, one, other))
     return data.evidence(findings, need, "tasks" if len(listed(b)) == 1 else "comparisons")
@@ -379,7 +379,7 @@ def _task_fields(data: Data, methods: Sequence[str], tasks: Any, layers: Any) ->
     fields = []
     for one in _solvers(data, methods[0], tasks, layers):
         solvers = [one._replace(method=method) for method in methods]
-        if absent := [other.method for other in solvers if other not in data.accuracies.rows]:
+        if absent := [other.label for other in solvers if other not in data.accuracies.rows]:
             data.lack(f"{', '.join(absent)} on {one.task}")
         else:
             fields.append(sorted(solvers, key=lambda solver: -data.accuracies.accuracy(solver).value))

@@ -16,6 +16,7 @@ import numpy as np
 
 from dape.evaluate.statistics import perplexity
 from dape.files import read_json
+from dape.lab.environment import united
 from dape.lab.evaluations import (
     EvalOverrides,
     add_sample,
@@ -448,15 +449,3 @@ def run_of(item: LanguageRun, training: dict[str, Any]) -> dict[str, Any]:
 def without_pauses(training: dict[str, Any]) -> float:
     """Time of all steps by the median of a step: pauses and a busy machine do not count."""
     return training["seconds_per_step"] * training["steps"]
-
-
-def united(environments: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge environments: a single value for each entry, or a list of values if trainings differ."""
-    merged: dict[str, Any] = {}
-    for name in dict.fromkeys(name for one in environments for name in one):
-        values = []
-        for one in environments:
-            if one.get(name) not in values:
-                values.append(one.get(name))
-        merged[name] = values[0] if len(values) == 1 else values
-    return merged

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from dape.files import read_json, write_atomically
 from dape.lab.accuracies import Accuracies, figure, tables
+from dape.lab.environment import environment
 from dape.lab.folders import Folder
 from dape.lab.kinds import Kind, Plan
 from dape.lab.paper import Paper
@@ -141,9 +142,8 @@ class Tasks(Kind):
     def current(self, plan: Plan) -> Results:
         """Results so far: existing ones, and runs adopted from another folder."""
         if "current" not in plan.state:
-            plan.state["current"] = find_results(plan.workspace.results(plan.experiment)) or Results(
-                {"kind": "tasks"}
-            )
+            found = find_results(plan.workspace.results(plan.experiment))
+            plan.state["current"] = with_environments(found) if found else Results({"kind": "tasks"})
             plan.state["adopted"] = adopt(plan, plan.state["current"])
         return plan.state["current"]
 
@@ -170,6 +170,7 @@ class Tasks(Kind):
 
     def work(self, spec: dict[str, Any]) -> None:
         content = train_and_test(run_from(spec["settings"]), Path(spec["run"]))
+        content["run"]["environment"] = environment(spec["jobs"])
         write_atomically(spec["result"], json.dumps(content))
 
     def finished(self, plan: Plan, job: Job) -> None:
@@ -291,7 +292,7 @@ def adopt(plan: Plan, results: Results) -> dict[str, Any]:
     source = papers.parent / folder / "results.json" if folder and papers else None
     if source is None or not source.exists():
         return {}
-    other = load_results(source)
+    other = with_environments(load_results(source))
     done = {run["name"]: number for number, run in enumerate(other["runs"])}
     taken = 0
     for item in plan.items:
@@ -308,6 +309,13 @@ def adopt(plan: Plan, results: Results) -> dict[str, Any]:
         results.add(other["runs"][number], rows)
     about = {"commands": other.get("commands", []), "environment": other["environment"]}
     return {"from": f"{folder}/results.json", "runs": taken, **about} if taken else {}
+
+
+def with_environments(results: Results) -> Results:
+    """The results, in which runs without an environment of their own have that of the file."""
+    for run in results["runs"]:
+        run.setdefault("environment", results["environment"])
+    return results
 
 
 def drop(results: Results, numbers: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from dape.benchmarks.model import Options, training_step
 from dape.benchmarks.timing import median_and_range, summary, take_turns
+from dape.lab.environment import environment
 from dape.lab.figures import FAINT, LEGEND, PANEL, canvas, legend, style_of
 from dape.lab.folders import Folder
 from dape.lab.kinds import Kind, Plan
@@ -35,6 +36,8 @@ class Timing(Kind):
         before = find_results(path)
         rounds = {str(size): count for size, count in settings["rounds"].items()}
         timed = [t for t in timings(before) if t["count"] == rounds.get(t["size"])]
+        for entry in timed:
+            entry.setdefault("environment", before["environment"] if before else {})
         seconds = before["seconds"] if before and timed else 0.0
         failures: list[dict[str, Any]] = []
         wanted = {
@@ -58,7 +61,9 @@ class Timing(Kind):
                 continue
             start = time.perf_counter()
             try:
-                timed = [entry for entry in timed if entry["size"] != size] + time_steps(size, settings)
+                machine = {"environment": environment(plan.workspace.jobs)}
+                own = [{**entry, **machine} for entry in time_steps(size, settings)]
+                timed = [entry for entry in timed if entry["size"] != size] + own
             except (torch.OutOfMemoryError, MemoryError) as error:
                 failure = {"label": size, "method": "", "seed": 0, "error": f"not enough memory: {error}"}
                 failures.append(failure)
@@ -135,7 +140,7 @@ def _nan(value: float | None) -> float:
 
 
 def _as_rows(entry: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    run = {"method": entry["method"], "size": entry["size"], "batch_size": entry["batch_size"]}
+    run = {name: entry[name] for name in ("method", "size", "batch_size", "environment")}
     shared = {"eval_length": entry["eval_length"], "count": entry["count"]}
     rows = []
     for metric in ("milliseconds", "ratio"):
