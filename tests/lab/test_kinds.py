@@ -1,4 +1,4 @@
-"""Kinds other than language: the proposition, results taken over, times at one pace, maps of the same text."""
+"""Kinds other than language: the proposition, environments of runs, times at one pace, maps of the same text."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def tasks_settings(**changes) -> dict:
     return {**settings, "protocol": protocol, **changes}
 
 
-def task_papers(folder: Path, further: str = "") -> tuple[Path, Path]:
+def task_papers(folder: Path) -> tuple[Path, Path]:
     """Papers with the experiment `mine` on a task, and its file."""
     settings = (
-        f'{further}tasks = ["even_pairs"]\nmethods = ["kerple", "alibi"]\nseeds = [0]\n'
+        'tasks = ["even_pairs"]\nmethods = ["kerple", "alibi"]\nseeds = [0]\n'
         "protocol = { steps = 2, batch_size = 4, samples = 4, train_lengths = [4], test_lengths = [5, 6] }\n"
     )
     papers = write_papers(folder, mine=f"[scale.smoke]\n{settings}")
@@ -100,71 +100,24 @@ def test_task_results_of_earlier_settings_stay_until_they_are_replaced(tmp_path,
     assert "1 already done" in capsys.readouterr().out
 
 
-def test_task_results_with_the_same_settings_are_taken_over(tmp_path, monkeypatch) -> None:
-    papers, _ = task_papers(tmp_path, 'results = "results/che"\n')
-    command = "tasks run even_pairs --steps 2 --batch-size 4 --samples 4 --train-lengths 4 --test-lengths 5,6"
-    out = ["--out", str(tmp_path / "results" / "che")]
-    # One with the settings wanted, one with others, which must be trained anew.
-    assert main([*command.split(), "--method", "kerple", *out]) == 0
-    assert main([*command.replace("--samples 4", "--samples 8").split(), "--method", "alibi", *out]) == 0
-    from dape.lab.kinds import tasks
-
-    trained, original = [], tasks.train_and_test
-    monkeypatch.setattr(
-        tasks, "train_and_test", lambda run, *a: trained.append(run.method) or original(run, *a)
-    )
-    options = ["--papers", str(papers), "--work", str(tmp_path / "work"), "--scale", "smoke"]
-    # Until then it stays as it is, and is missing.
-    assert main(["reproduce", "mine", *options, "--only", "*-kerple-*"]) == 0
-    before = load_results(tmp_path / "work/smoke/results/test/mine.json")
-    assert {run["method"] for run in before["runs"]} == {"kerple", "alibi"}
-    assert before["missing"] == ["even_pairs-alibi-layers5-seed0"]
-    assert main(["reproduce", "mine", *options]) == 0
-    assert trained == ["alibi"]
-    found = load_results(tmp_path / "work/smoke/results/test/mine.json")
-    assert found.complete
-    assert found["adopted"]["runs"] == 1
-    source = load_results(tmp_path / "results/che/results.json")
-    ours, theirs = (
-        [line["value"] for line in results.lines("accuracy") if line["method"] == "kerple"]
-        for results in (found, source)
-    )
-    assert ours == theirs
-    assert {(run["method"], run["layers"]) for run in found["runs"]} == {("kerple", 5), ("alibi", 5)}
-
-
 def test_each_run_on_a_task_has_the_environment_that_trained_it(tmp_path, monkeypatch) -> None:
     """Every command wrote its own commit and machine over those of earlier commands, trained or not."""
-    papers, _ = task_papers(tmp_path, 'results = "results/che"\n')
-    command = "tasks run even_pairs --steps 2 --batch-size 4 --samples 4 --train-lengths 4 --test-lengths 5,6"
+    papers, _ = task_papers(tmp_path)
     machines = iter(["an abacus", "a slide rule", "a quipu"])
 
-    def on_another_machine(*arguments: str) -> Results:
+    def on_another_machine(*only: str) -> Results:
         cpu = next(machines)
         monkeypatch.setattr("dape.lab.environment.processor", lambda: cpu)
-        assert main([*arguments]) == 0
-        path = tmp_path / "work/smoke/results/test/mine.json"
-        return load_results(path if path.exists() else tmp_path / "results/che/results.json")
+        options = ["--papers", str(papers), "--work", str(tmp_path / "work"), "--scale", "smoke"]
+        assert main(["reproduce", "mine", *options, *only]) == 0
+        return load_results(tmp_path / "work/smoke/results/test/mine.json")
 
-    out = ["--method", "kerple", "--out", str(tmp_path / "results/che")]
-    assert on_another_machine(*command.split(), *out)["environment"]["cpu"] == "an abacus"
-    reproduce = [
-        "reproduce",
-        "mine",
-        "--papers",
-        str(papers),
-        "--work",
-        str(tmp_path / "work"),
-        "--scale",
-        "smoke",
-    ]
-    found = on_another_machine(*reproduce)
-    assert {run["method"]: run["environment"]["cpu"] for run in found["runs"]} == {
-        "kerple": "an abacus",
-        "alibi": "a slide rule",
-    }
+    assert on_another_machine("--only", "*-kerple-*")["environment"]["cpu"] == "an abacus"
+    found = on_another_machine()
+    machine_of = {run["method"]: run["environment"]["cpu"] for run in found["runs"]}
+    assert machine_of == {"kerple": "an abacus", "alibi": "a slide rule"}
     assert found["environment"]["cpu"] == ["an abacus", "a slide rule"]
-    assert on_another_machine(*reproduce)["environment"] == found["environment"]
+    assert on_another_machine().content == found.content
 
 
 def test_times_have_the_ratios_that_were_measured_side_by_side() -> None:

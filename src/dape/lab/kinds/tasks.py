@@ -19,7 +19,7 @@ from dape.lab.environment import environment
 from dape.lab.folders import Folder
 from dape.lab.kinds import Kind, Plan
 from dape.lab.paper import Paper
-from dape.lab.records import STEP, Results, find_results, load_results
+from dape.lab.records import STEP, Results, find_results
 from dape.lab.runner import Job
 from dape.lab.tables import Table
 from dape.methods import parse_method
@@ -130,7 +130,6 @@ class Tasks(Kind):
             "seeds_of",
             "protocol",
             "protocol_of",
-            "results",
             "construction",
             "note",
         ]
@@ -140,11 +139,10 @@ class Tasks(Kind):
         return plan.settings["runs"] if "runs" in plan.settings else grid(plan.settings)
 
     def current(self, plan: Plan) -> Results:
-        """Results so far: existing ones, and runs adopted from another folder."""
+        """Results so far."""
         if "current" not in plan.state:
             found = find_results(plan.workspace.results(plan.experiment))
             plan.state["current"] = with_environments(found) if found else Results({"kind": "tasks"})
-            plan.state["adopted"] = adopt(plan, plan.state["current"])
         return plan.state["current"]
 
     def is_done(self, plan: Plan, item: TaskRun) -> bool:
@@ -206,14 +204,12 @@ class Tasks(Kind):
             rows_of[row["run"]].append({name: value for name, value in row.items() if name != "run"})
         for number in order:
             results.add(current["runs"][number], rows_of[number])
-        adopted = plan.state["adopted"]
         seconds = sum(current["runs"][number]["train_seconds"] for number in order)
         return {
             "seconds": round(seconds, 1),
             # Runs with earlier settings stay until those that replace them are done.
             "missing": [item.id for item in plan.items if not self.is_done(plan, item)],
             "failures": list(plan.failures.values()),
-            **({"adopted": adopted} if adopted else {}),
             "runs": results["runs"],
             "rows": results["rows"],
         }
@@ -281,34 +277,6 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
         },
         "rows": rows,
     }
-
-
-def adopt(plan: Plan, results: Results) -> dict[str, Any]:
-    """Adopt runs of `dape tasks run` with the same settings, instead of training them again.
-
-    Those with other settings are taken where there are none yet, until they are trained with these.
-    """
-    folder, papers = plan.settings.get("results"), plan.workspace.papers
-    source = papers.parent / folder / "results.json" if folder and papers else None
-    if source is None or not source.exists():
-        return {}
-    other = with_environments(load_results(source))
-    done = {run["name"]: number for number, run in enumerate(other["runs"])}
-    taken = 0
-    for item in plan.items:
-        number = done.get(item.id)
-        if number is None:
-            continue
-        same = not differences(other["runs"][number]["settings"], item.settings())
-        earlier = [index for index, run in enumerate(results["runs"]) if run.get("name") == item.id]
-        if earlier and not same:
-            continue
-        taken += same
-        drop(results, earlier)
-        rows = [{k: v for k, v in row.items() if k != "run"} for row in other["rows"] if row["run"] == number]
-        results.add(other["runs"][number], rows)
-    about = {"commands": other.get("commands", []), "environment": other["environment"]}
-    return {"from": f"{folder}/results.json", "runs": taken, **about} if taken else {}
 
 
 def with_environments(results: Results) -> Results:

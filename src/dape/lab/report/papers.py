@@ -484,8 +484,6 @@ def ran(folder: Folder, results: Results) -> str:
     lines = [f"Seeds: {', '.join(map(str, seeds))}." if seeds else ""]
     lines.append(f"Time taken: {duration(results['seconds'])} of training." if results.get("seconds") else "")
     lines.append(f"Texts: {'; '.join(texts)}." if texts else "")
-    if adopted := results.get("adopted"):
-        lines.append(f"{adopted['runs']} of its runs are taken over from {adopted['from']}.")
     if missing := results["missing"]:
         lines.append(f"Not finished: {len(missing)} of its trainings are still to do.")
     for failure in results["failures"]:
