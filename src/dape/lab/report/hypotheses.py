@@ -93,8 +93,10 @@ class Numbers:
         return len(self.losses.common_seeds(map(self.trained, methods)))
 
     def steps(self, method: str) -> int:
-        rows = self.losses.rows[self.trained(method)]
-        return next(row["steps"] for of_seed in rows.values() for row in of_seed.values())
+        return self._of_run(method, "steps")
+
+    def parameters(self, method: str) -> int:
+        return self._of_run(method, "parameters")
 
     def on_hits(self, one: str, other: str, length: int) -> list[float]:
         """Percentage of the gap that is on recall hits, by seed."""
@@ -127,6 +129,10 @@ class Numbers:
             sum(part.rows[trained][length][next(iter(changes))]["tokens"]) for part in self._parts()
         )
         return [sum(row["windows"]) / everything for _, row in sorted(changes.items())]
+
+    def _of_run(self, method: str, column: str) -> int:
+        rows = self.losses.rows[self.trained(method)]
+        return next(row[column] for of_seed in rows.values() for row in of_seed.values())
 
     def _gap(self, one: str, other: str, length: int) -> tuple[tuple[float, Trained, int], ...]:
         return (1.0, self.trained(one), length), (-1.0, self.trained(other), length)
