@@ -165,7 +165,7 @@ def kerple_better_than_scaled_rope(data):
     return lower(data, Pick("dape1x3-kerple", "unscaled"), scaled, at="longest")
 
 
-@claim("longer_training")
+@claim("longer_training", closer="dape_v2/rope-fails-far")
 def longer_rope_fails(data):
     """At the shorter training length and after three times as many steps, RoPE has at least twice the
     perplexity at sixteen times the training length.

@@ -158,22 +158,22 @@ class SeedVariance:
 def of_methods(a: str, b: str, *, failed: bool = False) -> list[Comparison]:
     """Kinds of a difference between trainings: these methods, these encodings, the same encoding or different ones.
 
-    failed: one of the two has failed at this length; else those that have are the last to ask.
+    failed: one of the two has failed at this length. Only the last kind has both those that have and those that work.
     """
     names = sorted((positions_of(a), positions_of(b)))
     alike = ("methods", ONE_POSITION if names[0] == names[1] else TWO_POSITIONS)
-    return [("methods", *sorted((a, b))), ("positions", *names), (*alike, _state(failed)), alike]
+    return [*_in_state(failed, ("methods", *sorted((a, b))), ("positions", *names), alike), alike]
 
 
 def of_lengths(method: str, *, failed: bool = False) -> list[Comparison]:
     """Kinds of a difference between two lengths of one model: this method, its encoding, plain or not."""
     scores = "plain" if all(layer.is_plain for layer in _layers(method)) else "processed"
     alike = ("lengths", scores)
-    return [("lengths", method), ("lengths", positions_of(method), scores), (*alike, _state(failed)), alike]
+    return [*_in_state(failed, ("lengths", method), ("lengths", positions_of(method), scores), alike), alike]
 
 
-def _state(failed: bool) -> str:
-    return "failed" if failed else "works"
+def _in_state(failed: bool, *kinds: Comparison) -> list[Comparison]:
+    return [(*kind, "failed" if failed else "works") for kind in kinds]
 
 
 def has_failed(here: Iterable[float], start: Iterable[float]) -> bool:
@@ -195,9 +195,9 @@ def _layers(method: str) -> tuple[Method, ...]:
         return ()
 
 
-def of_losses(method: str) -> list[Comparison]:
+def of_losses(method: str, *, failed: bool = False) -> list[Comparison]:
     """Kinds of the loss of one training: this method, any method."""
-    return [("losses", method), ("losses",)]
+    return [*_in_state(failed, ("losses", method), ("losses",)), ("losses",)]
 
 
 def of_accuracies(task: str, *methods: str) -> list[Comparison]:
@@ -245,7 +245,11 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
                     kinds = of_accuracies(task, *pair) if task else of_methods(*pair, failed=lost)
                     spread.add(kinds, multiple, setting, _gaps(one, other))
             for name, model in models.items():
-                kinds = of_accuracies(task, model.method) if task else of_losses(model.method)
+                kinds = (
+                    of_accuracies(task, model.method)
+                    if task
+                    else of_losses(model.method, failed=failed[name])
+                )
                 spread.add(kinds, multiple, setting, list(model.losses.values()))
                 if multiple != 1 and name in starts:
                     kinds = of_lengths(model.method, failed=failed[name])
@@ -434,16 +438,20 @@ class Losses:
         for _, trained, length in terms:
             multiples[trained] = max(multiples.get(trained, 1.0), length / trained.train_length)
         here = setting_of(self.results, rows[0])
-        failed = any(self._has_failed(trained, length) for _, trained, length in terms)
+        state = {trained: False for _, trained, _ in terms}
+        for _, trained, length in terms:
+            state[trained] |= self._has_failed(trained, length)
+        failed = any(state.values())
         one, *others = trainings.values()
         if not others:
-            kinds = of_lengths(one.method, failed=failed) if len(terms) > 1 else of_losses(one.method)
+            kind = of_lengths if len(terms) > 1 else of_losses
+            kinds = kind(one.method, failed=failed)
             return self.known.prior(kinds, max(multiples.values()), here)
         if len({trained.train_length for trained in trainings.values()}) == 1:
             kinds = of_methods(one.method, others[0].method, failed=failed)
             return self.known.prior(kinds, max(multiples.values()), here)
         # Trainings at different lengths share nothing that a seed would change in both.
-        each = [self.known.prior(of_losses(t.method), multiples[t]) for t in (one, *others)]
+        each = [self.known.prior(of_losses(t.method, failed=state[t]), multiples[t]) for t in (one, *others)]
         known = [prior for prior in each if prior is not None]
         if len(known) < len(each):
             return None
