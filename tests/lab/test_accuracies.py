@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dape.lab.accuracies import Accuracies, Solver
+from dape.lab.accuracies import Accuracies, Solver, leads
 from dape.lab.folders import Folder
 from dape.lab.records import Results
 from dape.lab.rules import more_accurate
@@ -78,3 +78,11 @@ def test_trainings_by_different_protocols_are_not_compared() -> None:
 def test_more_test_lengths_are_the_same_training() -> None:
     data = made(("rope", {48: 0.75}), ("kerple", {48: 1.0, 96: 0.5}), steps={"rope": 300, "kerple": 300})
     assert [one.label for one in data.rows] == ["rope", "kerple"]
+
+
+def test_the_lead_of_a_method_is_said_where_it_is_decided() -> None:
+    steady = made(("rope", {48: 0.5}), ("kerple", {48: 0.25}), ("alibi", {48: 0.4921875}), answers=True)
+    said = leads(steady, "associative_recall")
+    assert said == "on associative recall rope is better than kerple by 25.0 ± 3.8, not clearly alibi"
+    guessing = made(("rope", {48: 0.0}), ("kerple", {48: 0.0}), answers=True)
+    assert leads(guessing, "associative_recall").endswith("no method is better than the best constant answer")

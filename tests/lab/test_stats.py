@@ -16,7 +16,7 @@ from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, varia
 from dape.lab.claims import HOLDS, UNDECIDED, ledger
 from dape.lab.figures import COLOUR_ORDER, canvas, styles
 from dape.lab.folders import load_folder, load_folders
-from dape.lab.kinds.panels import Line, Panel, bars_of, draw_panel, frame_of, our_panels
+from dape.lab.kinds.panels import Line, Panel, bars_of, draw_panel, frame_of, our_panels, panel_table
 from dape.lab.records import Results
 from dape.lab.report.papers import borrowed
 from dape.lab.selection import Data, Where
@@ -322,6 +322,25 @@ def test_curves_of_methods_with_other_seeds_are_drawn_at_their_paired_difference
     other, base = panel.curves()
     assert other.points[0].loss.value - base.points[0].loss.value == pytest.approx(0.05, abs=1e-6)
     assert "common seeds" in bars_of([panel])
+
+
+def test_the_best_of_a_column_is_so_by_the_seeds_that_all_methods_have(tmp_path: Path) -> None:
+    """With its third seed, which the other lacks, the best of both common seeds seems to be the worse."""
+    other = "dape-kerple"
+    by_seed = {A: (3.0, 3.0, 3.6), other: (3.1, 3.1), B: (3.5, 3.5, 3.5)}
+    trial = made_up.language(losses(dict.fromkeys(by_seed, (3.0, 3.0))), seeds=(0, 1, 2))
+    for row in trial["rows"]:
+        run = trial["runs"][row["run"]]
+        own = by_seed[run["method"]]
+        row["value"] = own[run["seed"]] if run["seed"] < len(own) else None
+        row["windows"] = [row["value"]] * len(row["windows"])
+    trial["rows"] = [row for row in trial["rows"] if row["value"] is not None]
+    made_up.write(tmp_path, "made_up", "trial", trial)
+    (folder,) = load_folders(tmp_path / "made_up", ["trial"])
+    (panel,) = our_panels(folder)
+    first, second, _ = panel_table(panel, None, {}).rows
+    assert (first.label, first.cells[0].best) == (A, True)
+    assert (second.label, second.cells[0].best) == (other, False)
 
 
 def test_seeds_that_suggested_a_claim_can_be_left_out(tmp_path: Path) -> None:

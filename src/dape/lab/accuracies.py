@@ -315,9 +315,27 @@ def _tasks_by_length(data: Accuracies, tasks: Sequence[str], title: str) -> Tabl
         if solver.task == task
     }
     table = _length_table(data, solvers, f"Accuracy in percent: {title}")
-    return replace(
-        table, rows=tuple(replace(row, cells=tuple(map(_spelled, row.cells))) for row in table.rows)
+    rows = tuple(replace(row, cells=tuple(map(_spelled, row.cells))) for row in table.rows)
+    said = "; ".join(leads(data, task) for task in tasks)
+    return replace(table, rows=rows, note=f"Over the lengths beyond training, in points: {said}.")
+
+
+def leads(data: Accuracies, task: str) -> str:
+    """The most accurate method of a task, and by how much it leads the others, as far as that is decided."""
+    best, *others = sorted(
+        (solver for solver in data.rows if solver.task == task),
+        key=lambda solver: -data.accuracy(solver).value,
     )
+    gaps = {other.label: data.difference(best, other) for other in others}
+    name, sure = task.replace("_", " "), [label for label, gap in gaps.items() if gap.weight > ERRORS]
+    if not has_learned(task, data.accuracy(best)):
+        return f"on {name} no method is better than the best constant answer"
+    if not sure:
+        return f"on {name} {best.label} is not clearly better than the next"
+    ahead = [f"{label} by {100 * gaps[label].value:.1f} ± {100 * gaps[label].error:.1f}" for label in sure]
+    rest = [label for label in gaps if label not in sure]
+    unsure = f", not clearly {' or '.join(rest)}" if rest else ""
+    return f"on {name} {best.label} is better than {' and '.join(ahead)}{unsure}"
 
 
 def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Table:

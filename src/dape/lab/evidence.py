@@ -11,6 +11,8 @@ from typing import Any
 from dape.evaluate.inference import Estimate, average, pool, student_quantile
 from dape.lab.stats import ERRORS, searched, signed
 
+# Thresholds above this many standard errors are said.
+SAID = 2.5
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run at this scale"
 
 
@@ -98,9 +100,8 @@ class Evidence:
     @property
     def resolution(self) -> float:
         """The least value that decides a comparison with an error such as these have, in the median."""
-        share = NormalDist().cdf(ERRORS)
         known = (f for f in self.findings if math.isfinite(f.error) and f.dof > 0)
-        return median([f.error * student_quantile(share, f.dof) for f in known] or [math.inf])
+        return median([f.error * needed(f.dof) for f in known] or [math.inf])
 
     @property
     def _wanted(self) -> int:
@@ -135,8 +136,9 @@ class Evidence:
         weights = [finding.weight for finding in self.findings]
         # The decisive comparison: the weakest if every one must hold, the strongest if one is enough.
         shown = self.findings[weights.index(max(weights) if self.need == "some" else min(weights))]
+        text = f"{shown.text}{_threshold(shown.dof)}"
         if len(self.findings) == 1:
-            return f"{shown.text}."
+            return f"{text}."
         wins, losses = self._beyond(ERRORS)
         counts = f"{len(self.findings)} {self.unit}: {wins} for, {losses} against"
         within = len(self.findings) - wins - losses
@@ -144,7 +146,7 @@ class Evidence:
         if verdict == UNDECIDED and (wins if self.need == "some" else losses if self.need == "every" else 0):
             counts += f" (one of {len(self.findings)} decides beyond {searched(len(self.findings)):.1f})"
         strongest = "Strongest against it" if min(weights) < 0 else "Least certain"
-        return f"{counts}. {'Strongest for it' if self.need == 'some' else strongest}: {shown.text}."
+        return f"{counts}. {'Strongest for it' if self.need == 'some' else strongest}: {text}."
 
 
 def _means_by_setting(findings: Sequence[Finding]) -> list[Estimate]:
@@ -168,7 +170,18 @@ def _pooled_text(mean: Estimate, settings: list[Estimate]) -> str:
     apart = pool(settings).between
     count = f"{len(settings)} setting{'s' if len(settings) > 1 else ''}"
     differ = f", which differ by {apart:.3f}" if apart > 0.0005 else ""
-    return f"{signed(mean)} for it, over {count}{differ}"
+    return f"{signed(mean)} for it{_threshold(mean.dof)}, over {count}{differ}"
+
+
+def needed(dof: float) -> float:
+    """Standard errors beyond which a comparison with so many degrees of freedom is decided: 2 with many of them."""
+    return student_quantile(NormalDist().cdf(ERRORS), dof)
+
+
+def _threshold(dof: float) -> str:
+    """The threshold in words, where it is clearly above that of many degrees of freedom."""
+    errors = needed(dof) if dof > 0 else math.inf
+    return f", decided beyond {errors:.1f} errors" if SAID < errors < math.inf else ""
 
 
 def _not_run(missing: Sequence[str]) -> str:

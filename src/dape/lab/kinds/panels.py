@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
@@ -49,7 +50,7 @@ class Line:
 
     change: of the loss to the longest input; later: whether it is measured from a length beyond the training length.
     gaps: paired differences to the panel's reference by length; their errors are the bars.
-    seeds: number of seeds.
+    seeds: number of seeds. common: mean loss by length over the seeds that all lines of the panel have.
     """
 
     label: str
@@ -59,6 +60,7 @@ class Line:
     later: bool = False
     gaps: dict[int, Estimate] = field(default_factory=dict)
     seeds: int = 0
+    common: dict[int, float] = field(default_factory=dict)
 
     def curve(self, reference: Line | None = None) -> Curve:
         """The curve to draw, at its differences from the reference: methods with other seeds are then comparable."""
@@ -78,7 +80,7 @@ class Panel:
 
     unit: the length that is 1×, the training length or the shortest of several. key: common identifier of our panel and
     the paper's. note: description, if the claims have none.
-    reference: label of the curve to which bars are errors of the difference.
+    reference: label of the curve to which bars are errors of the difference. seeds: those that all lines have.
     """
 
     title: str
@@ -87,6 +89,7 @@ class Panel:
     lines: tuple[Line, ...]
     note: str = ""
     reference: str = ""
+    seeds: tuple[int, ...] = ()
 
     @property
     def other_seeds(self) -> bool:
@@ -111,13 +114,14 @@ def our_panels(folder: Folder) -> list[Panel]:
             view_title = "" if view == STEP else f", {VIEWS[view]}"
             for group in split(trained, by_method=by_method(data)):
                 base = next((one for one in group.members if one.method == BASE), group.members[0])
-                lines = tuple(our_line(data, one, label(one, group), base) for one in group.members)
+                seeds = data.common_seeds(group.members)
+                lines = tuple(our_line(data, one, label(one, group), base, seeds) for one in group.members)
                 key = (view, data.paper_corpus(corpus), *group.key)
                 title, note = (
                     f"{corpus}, {group.title}{view_title}",
                     gains(data, group.members) if view_title else "",
                 )
-                panels.append(Panel(title, key, group.unit, lines, note, label(base, group)))
+                panels.append(Panel(title, key, group.unit, lines, note, label(base, group), tuple(seeds)))
     return panels
 
 
@@ -180,7 +184,7 @@ def label(one: Trained, group: Group) -> str:
     return one.method if len({other.variant for other in group.members}) == 1 else one.label
 
 
-def our_line(data: Losses, one: Trained, name: str, base: Trained) -> Line:
+def our_line(data: Losses, one: Trained, name: str, base: Trained, seeds: Sequence[int]) -> Line:
     """Curve with errors of the difference to the base: those of the loss mostly reflect the choice of documents."""
     lengths = data.lengths(one)
     longest, start = lengths[-1], data.start(one)
@@ -190,7 +194,12 @@ def our_line(data: Losses, one: Trained, name: str, base: Trained) -> Line:
     losses = {length: data.loss(one, length) for length in lengths}
     shared = set(data.lengths(one, base)) if one != base else set()
     gaps = {n: data.difference((1, one, n), (-1, base, n)) for n in lengths if n in shared}
-    return Line(name, one.method, losses, change, later, gaps, len(data.seeds(one)))
+    common = {
+        length: fmean(rows[seed]["value"] for seed in seeds)
+        for length, rows in data.rows[one].items()
+        if seeds and rows.keys() >= set(seeds)
+    }
+    return Line(name, one.method, losses, change, later, gaps, len(data.seeds(one)), common)
 
 
 def paper_panels(folder: Folder, paper: Paper) -> list[Panel]:
@@ -280,14 +289,16 @@ def _paper_row(line: Line, panel: Panel, columns: Sequence[float], changes: bool
 
 
 def _best(panel: Panel, column: float) -> Line | None:
-    """The line with the lowest curve: of methods with other seeds, by their paired differences."""
+    """The line with the lowest loss over the seeds that all lines have; without such seeds, the lowest curve."""
     length = round(column * panel.unit)
-    values = [
-        (point.loss.value, index)
-        for index, curve in enumerate(panel.curves())
-        for point in curve.points
-        if point.eval_length == length
-    ]
+    values = [(line.common[length], index) for index, line in enumerate(panel.lines) if length in line.common]
+    if not panel.seeds:
+        values = [
+            (point.loss.value, index)
+            for index, curve in enumerate(panel.curves())
+            for point in curve.points
+            if point.eval_length == length
+        ]
     return panel.lines[min(values)[1]] if len(values) > 1 else None
 
 
@@ -305,7 +316,9 @@ def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
     text += "." if changes else ""
     if panel.other_seeds:
         own = ", ".join(f"{line.label} {line.seeds}" for line in panel.lines)
-        text += f" Seeds: {own}. Perplexities are of all seeds of a method, differences of those that both methods have, and bold goes by these."
+        text += f" Seeds: {own}. Perplexities are of all seeds of a method, differences of those that both methods have."
+        if panel.seeds:
+            text += f" Bold: the best by the seeds that all have, {', '.join(map(str, panel.seeds))}."
     elif panel.lines[0].seeds:
         text += f" Seeds: {panel.lines[0].seeds} of each."
     return f"{unit}{text}" + (f" {panel.note}" if panel.note else "")

@@ -215,10 +215,10 @@ class Tasks(Kind):
         }
 
     def tables(self, folder: Folder, paper: Paper) -> list[Table]:
-        return tables(Accuracies(folder.best), folder.name, paper)
+        return tables(Accuracies(folder.best, folder.seed_variance), folder.name, paper)
 
     def figure(self, folder: Folder, paper: Paper) -> Figure | None:
-        return figure(Accuracies(folder.best), folder.name, paper)
+        return figure(Accuracies(folder.best, folder.seed_variance), folder.name, paper)
 
 
 def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:

@@ -172,7 +172,8 @@ def lower(estimate: Estimate) -> str:
 
 def by_seed(values: Iterable[float], digits: int = 3, factor: float = 1.0) -> str:
     """Values in words, times a factor: 0.053, 0.065 and 0.021."""
-    return joined(f"{factor * value:.{digits}f}".replace("-", "−") for value in values)
+    # Adding zero turns −0.000 into 0.000.
+    return joined(f"{round(factor * value, digits) + 0.0:.{digits}f}".replace("-", "−") for value in values)
 
 
 def joined(parts: Iterable[str]) -> str:

@@ -239,7 +239,10 @@ def write_overview(papers: Path) -> Path | None:
 
 
 def overview(folder: Folder) -> list[str]:
-    """A table of the headline: perplexities at the training length and at the longest, differences to Kerple's loss."""
+    """A table of the headline: perplexities at the training length and at the longest, differences to Kerple's loss.
+
+    Below it, how many of the paper's claims hold.
+    """
     data, rows = folder.losses, []
     first, *_ = data.corpora()
     for corpus in data.corpora():
@@ -256,7 +259,9 @@ def overview(folder: Folder) -> list[str]:
             time = ", in Kerple's training time" if view == TIME else ""
             rows.append(f"| {name}, `{method}`{time} | {' | '.join(cells)} | {len(data.seeds(one))} |")
     heading = f"| perplexity at | {start} | {long} | loss − Kerple's at {start} | at {long} | seeds |"
-    return [heading, "|---|---|---|---|---|---|", *rows]
+    claims = [verdict for verdict in verdicts_of(folder.path.parent) if not verdict.claim.ours]
+    below = ["", f"The paper's {numbered(claims, 'claim')}: {counted(count(claims))}."] if claims else []
+    return [heading, "|---|---|---|---|---|---|", *rows, *below]
 
 
 def findings(papers: Path) -> list[str]:
@@ -268,10 +273,12 @@ def findings(papers: Path) -> list[str]:
     one, base = models[BEST], models[BASE]
     start, long = data.start(one) or one.train_length, data.lengths(one, base)[-1]
     seeds, texts = len(data.seeds(one)), len(set(data.documents[one.corpus]))
+    name = NAMES.get(data.paper_corpus(one.corpus), one.corpus)
     said = [
-        f"Kerple with the 1×3 convolution ({BEST}) has a loss that is {compared(data, one, base, start, long)}.",
-        f"Trained at {start} tokens, {counted_seeds(data, one)}{by_seed(data, (1, one, long), (-1, base, long))}, "
-        f"{texts} documents of {folder.texts.get(one.corpus, one.corpus)}.",
+        f"On {name}, Kerple with the 1×3 convolution ({BEST}) has a loss that is {compared(data, one, base, start, long)}"
+        f"{by_seed(data, (1, one, long), (-1, base, long))}.",
+        f"Trained at {start} tokens, {counted_seeds(data, one)}, evaluated on {texts} documents: "
+        f"{folder.texts.get(one.corpus, one.corpus)}.",
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
     few = {t: f" ({counted_seeds(data, t)})" for t in shown if len(data.seeds(t)) < seeds}
