@@ -275,10 +275,9 @@ def findings(papers: Path) -> list[str]:
     seeds, texts = len(data.seeds(one)), len(set(data.documents[one.corpus]))
     name = NAMES.get(data.paper_corpus(one.corpus), one.corpus)
     said = [
-        f"On {name}, Kerple with the 1×3 convolution ({BEST}) has a loss that is {compared(data, one, base, start, long)}"
-        f"{by_seed(data, (1, one, long), (-1, base, long))}.",
-        f"Trained at {start} tokens, {counted_seeds(data, one)}, evaluated on {texts} documents: "
-        f"{folder.texts.get(one.corpus, one.corpus)}.",
+        f"On {name}, Kerple with the 1×3 convolution ({BEST}) has a loss that is {compared(data, one, base, start, long)}.",
+        f"Trained at {start} tokens, {counted_seeds(data, one)}{by_seed(data, (1, one, long), (-1, base, long), at=long)}; "
+        f"evaluated on {texts} documents: {folder.texts.get(one.corpus, one.corpus)}.",
     ]
     shown = [models[name] for name in (BEST, BASE, "rope") if name in models]
     few = {t: f" ({counted_seeds(data, t)})" for t in shown if len(data.seeds(t)) < seeds}
@@ -360,8 +359,8 @@ def counted_seeds(data: Losses, one: Trained) -> str:
     return f"{number} seed{'s' if number > 1 else ''}"
 
 
-def by_seed(data: Losses, *terms: tuple[float, Trained, int]) -> str:
-    """The values of a difference's seeds in brackets, at the longer input; empty with one seed."""
+def by_seed(data: Losses, *terms: tuple[float, Trained, int], at: int | None = None) -> str:
+    """The values of a difference's seeds in brackets, with the length if it is given; empty with one seed."""
     values = list(data.differences(*terms).values())
     if len(values) < 2:
         return ""
@@ -369,7 +368,8 @@ def by_seed(data: Losses, *terms: tuple[float, Trained, int]) -> str:
     alone = Estimate(fmean(values), stdev(values) / math.sqrt(len(values)), len(values) - 1)
     # The error takes in the seed variance of similar comparisons, and may be smaller than that of these seeds.
     caution = abs(data.difference(*terms).weight) > ERRORS >= abs(alone.weight)
-    return f" (by seed {said}{'; by themselves these seeds would not decide it' if caution else ''})"
+    where = f"at {at} tokens, " if at else ""
+    return f" ({where}by seed {said}{'; by themselves these seeds would not decide it' if caution else ''})"
 
 
 def changed(change: Estimate) -> str:
