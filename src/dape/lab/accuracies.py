@@ -493,7 +493,9 @@ def write_folder(results: Results, folder: Path) -> list[Table]:
     """
     data, runs = Accuracies(results), results["runs"]
     about = {
-        name: ", ".join(map(str, listed(value))) for name, value in results["environment"].items() if value
+        name: ", ".join(str(one or "–") for one in listed(value))
+        for name, value in results["environment"].items()
+        if value
     }
     tasks_of: dict[str, dict[str, None]] = {}
     for run in runs:
