@@ -331,7 +331,7 @@ def leads(data: Accuracies, task: str) -> str:
     if not has_learned(task, data.accuracy(best)):
         return f"on {name} no method is better than the best constant answer"
     if not sure:
-        return f"on {name} {best.label} is not clearly better than the next"
+        return f"on {name} {best.label} is not clearly better than the others"
     ahead = [f"{label} by {100 * gaps[label].value:.1f} ± {100 * gaps[label].error:.1f}" for label in sure]
     rest = [label for label in gaps if label not in sure]
     unsure = f", not clearly {' or '.join(rest)}" if rest else ""
