@@ -83,6 +83,8 @@ def test_more_test_lengths_are_the_same_training() -> None:
 def test_the_lead_of_a_method_is_said_where_it_is_decided() -> None:
     steady = made(("rope", {48: 0.5}), ("kerple", {48: 0.25}), ("alibi", {48: 0.4921875}), answers=True)
     said = leads(steady, "associative_recall")
-    assert said == "on associative recall rope is better than kerple by 25.0 ± 3.8, not clearly alibi"
+    assert said.startswith(
+        "on associative recall rope is better than kerple by 25.0 ± 3.8, not clearly alibi (one seed"
+    )
     guessing = made(("rope", {48: 0.0}), ("kerple", {48: 0.0}), answers=True)
     assert leads(guessing, "associative_recall").endswith("no method is better than the best constant answer")

@@ -335,7 +335,8 @@ def leads(data: Accuracies, task: str) -> str:
     ahead = [f"{label} by {100 * gaps[label].value:.1f} ± {100 * gaps[label].error:.1f}" for label in sure]
     rest = [label for label in gaps if label not in sure]
     unsure = f", not clearly {' or '.join(rest)}" if rest else ""
-    return f"on {name} {best.label} is better than {' and '.join(ahead)}{unsure}"
+    alone = " (one seed: the error is that of the samples)" if len(data.rows[best]) == 1 else ""
+    return f"on {name} {best.label} is better than {' and '.join(ahead)}{unsure}{alone}"
 
 
 def _by_length(data: Accuracies, task: str, layers: int, title: str = "") -> Table:
