@@ -18,10 +18,9 @@ from matplotlib.style import context
 
 from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean
 from dape.files import write_atomically
-from dape.lab.environment import listed
 from dape.lab.figures import LEGEND, LOOK, PANEL, canvas, errorbar, finish, legend, save, styles
 from dape.lab.paper import Paper
-from dape.lab.records import Results
+from dape.lab.records import Results, listed
 from dape.lab.report import render
 from dape.lab.stats import ERRORS, UNKNOWN, SeedVariance, of_accuracies, over_seeds, setting_of, share_error
 from dape.lab.tables import OURS, PAPER, Cell, Row, Table, chosen, joined, plain

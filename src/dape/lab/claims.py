@@ -24,7 +24,8 @@ from rich.text import Text
 from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence
 from dape.lab.folders import CLAIMS, Folder, load_folder, with_claims
 from dape.lab.paper import Paper, load_paper, printed_results
-from dape.lab.selection import Data, listed
+from dape.lab.records import listed
+from dape.lab.selection import Data
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN)
 STYLES = {HOLDS: ("✓", "green"), FAILS: ("✗", "red"), UNDECIDED: ("?", "yellow"), NOT_RUN: ("–", "dim")}

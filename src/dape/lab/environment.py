@@ -15,6 +15,7 @@ import torch
 
 import dape
 from dape.devices import cpu_field
+from dape.lab.records import listed
 from dape.plugins import loaded_imports
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
@@ -49,11 +50,6 @@ def united(environments: Iterable[dict[str, Any]]) -> dict[str, Any]:
         values = [value for index, value in enumerate(every) if value not in every[:index]]
         merged[name] = values[0] if len(values) == 1 else values
     return merged
-
-
-def listed(value: Any) -> list[Any]:
-    """Values of an entry of an environment, which may be merged."""
-    return value if isinstance(value, list) else [value]
 
 
 def num_cores() -> int:

@@ -175,6 +175,11 @@ def dump(content: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def listed(value: Any) -> list[Any]:
+    """The values of an entry that holds one value or a list of them."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
 def digits(value: float, decimals: int = 6) -> float:
     """Round for a file; NaN and infinity are unchanged."""
     return round(value, decimals) if math.isfinite(value) else value

@@ -25,8 +25,8 @@ from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean
 from dape.lab.accuracies import Solver, has_learned
 from dape.lab.evidence import Evidence, Finding, finding
 from dape.lab.kinds.maps import measured
-from dape.lab.records import STEP
-from dape.lab.selection import Choice, Data, Pick, Where, listed, setting_of, trained_on
+from dape.lab.records import STEP, listed
+from dape.lab.selection import Choice, Data, Pick, Where, setting_of, trained_on
 from dape.lab.stats import Trained, quotient, signed
 
 T = TypeVar("T")

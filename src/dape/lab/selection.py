@@ -20,7 +20,7 @@ from dape.lab.evidence import Evidence, Finding
 from dape.lab.folders import Folder
 from dape.lab.kinds.timing import Times
 from dape.lab.paper import Paper
-from dape.lab.records import STEP
+from dape.lab.records import STEP, listed
 from dape.lab.stats import Losses, Trained, signed
 from dape.lab.tables import exp, number
 
@@ -49,10 +49,6 @@ class Where(NamedTuple):
     train: Any = "all"
     at: Any = "all"
     view: str = STEP
-
-
-def listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 class Setting(NamedTuple):
