@@ -97,7 +97,9 @@ def tasks(
     found = Results({})
     for (task, method), share in accuracy.items():
         for seed in seeds:
+            protocol = {"train_lengths": [1, 40], "test_lengths": list(lengths)}
             run = {"corpus": task, "method": method, "layers": layers, "seed": seed}
+            run["settings"] = {"protocol": protocol}
             row = {"metric": "accuracy", "value": share, "count": samples}
             rows = [{**row, "eval_length": n} for n in lengths]
             found.add(run, [*rows, {"metric": "mean_accuracy", "value": share}])

@@ -13,7 +13,7 @@ from dape.lab.folders import Folder
 from dape.lab.records import Results
 from dape.lab.rules import more_accurate
 from dape.lab.selection import Data
-from dape.lab.stats import share_error
+from dape.lab.stats import seed_variance, share_error
 
 SAMPLES = 128
 
@@ -37,8 +37,21 @@ def made(
     return Accuracies(results)
 
 
-def solver(method: str) -> Solver:
-    return Solver("associative_recall", 1, method)
+def solver(method: str, task: str = "associative_recall") -> Solver:
+    return Solver(task, 1, method)
+
+
+def over_tasks(accuracies: dict[tuple[str, str], list[float]], *, trained: bool = True) -> Accuracies:
+    """Accuracies by task and method, one for each seed, with the seed variance of all of them."""
+    results = Results({"kind": "tasks"})
+    protocol = {"settings": {"protocol": {"train_lengths": [24], "test_lengths": [48]}}} if trained else {}
+    for (task, method), by_seed in accuracies.items():
+        for seed, share in enumerate(by_seed):
+            row = {"metric": "accuracy", "eval_length": 48, "value": share, "count": SAMPLES}
+            mean = {"metric": "mean_accuracy", "value": share}
+            run = {"corpus": task, "method": method, "seed": seed, "layers": 1, **protocol}
+            results.add(run, [row, mean])
+    return Accuracies(results, seed_variance([results]))
 
 
 def test_the_error_of_a_mean_beyond_training_is_of_the_lengths_beyond_training() -> None:
@@ -88,3 +101,52 @@ def test_the_lead_of_a_method_is_said_where_it_is_decided() -> None:
     )
     guessing = made(("rope", {48: 0.0}), ("kerple", {48: 0.0}), answers=True)
     assert leads(guessing, "associative_recall").endswith("no method is better than the best constant answer")
+
+
+# Tasks that some seeds learn, that none learns (each answer is right half of the time), and that all solve.
+PARTIAL = {("reverse_string", "kerple"): [0.6, 0.8, 0.7], ("reverse_string", "alibi"): [0.9, 0.6, 0.7]}
+GUESSING = {("even_pairs", "kerple"): [0.5, 0.501, 0.499], ("parity_check", "kerple"): [0.5, 0.499, 0.501]}
+SOLVED = {("bucket_sort", "kerple"): [1.0, 0.999, 1.0], ("bucket_sort", "alibi"): [0.999, 1.0, 1.0]}
+KNOWN = {**PARTIAL, **GUESSING, **SOLVED}
+
+
+def test_one_seed_has_the_variance_of_tasks_that_some_seeds_learn() -> None:
+    """It was pooled over all tasks, and next to zero where several of them are solved: one seed decided alone."""
+    tasks = {("missing_duplicate_string", "kerple"): [0.5], ("missing_duplicate_string", "alibi"): [0.7]}
+    data = over_tasks({**KNOWN, **tasks})
+    one, other = (solver(method, "missing_duplicate_string") for method in ("alibi", "kerple"))
+    assert data.accuracy(one).error > 0.1
+    gap = data.difference(one, other)
+    assert gap.error == pytest.approx(math.hypot(data.accuracy(one).error, data.accuracy(other).error))
+    assert gap.value / gap.error < 2
+    alone = Accuracies(data.results).difference(one, other)
+    assert alone.value / alone.error > 3, "by the samples alone it would be decided"
+
+
+def test_seeds_that_agree_are_judged_by_others_that_agree() -> None:
+    data = over_tasks(
+        {**KNOWN, ("cycle_navigation", "kerple"): [0.2] * 3, ("odds_first", "kerple"): [1.0] * 3}
+    )
+    for task in ("cycle_navigation", "odds_first"):
+        alone = Accuracies(data.results).accuracy(solver("kerple", task))
+        assert data.accuracy(solver("kerple", task)).error == pytest.approx(alone.error, rel=0.01)
+
+
+def test_methods_of_one_task_share_its_seed_variance() -> None:
+    """Two seeds say little by themselves; the other methods of the task were trained with theirs."""
+    seeds = {("reverse_string", "kerple"): [0.60, 0.61], ("reverse_string", "alibi"): [0.55, 0.85]}
+    data = over_tasks(seeds)
+    lucky = data.accuracy(solver("kerple", "reverse_string"))
+    assert lucky.error > Accuracies(data.results).accuracy(solver("kerple", "reverse_string")).error * 1.5
+    # It does not count for itself: with no other method nothing is borrowed.
+    data = over_tasks({("reverse_string", "kerple"): [0.60, 0.61]})
+    assert data.known.samples
+    one = solver("kerple", "reverse_string")
+    assert data.accuracy(one) == Accuracies(data.results).accuracy(one)
+
+
+def test_what_is_not_trained_has_no_seed_variance() -> None:
+    constructed = over_tasks({("construction", "dape1x2-nope"): [1.0]}, trained=False)
+    data = Accuracies(constructed.results, over_tasks(KNOWN).known)
+    one = solver("dape1x2-nope", "construction")
+    assert data.accuracy(one).error == pytest.approx(share_error(1.0, SAMPLES))

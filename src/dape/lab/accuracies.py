@@ -22,7 +22,17 @@ from dape.lab.figures import LEGEND, LOOK, PANEL, canvas, errorbar, finish, lege
 from dape.lab.paper import Paper
 from dape.lab.records import Results, listed
 from dape.lab.report import render
-from dape.lab.stats import ERRORS, UNKNOWN, SeedVariance, of_accuracies, over_seeds, setting_of, share_error
+from dape.lab.stats import (
+    ERRORS,
+    UNKNOWN,
+    SeedVariance,
+    chance,
+    of_accuracies,
+    of_sum,
+    over_seeds,
+    setting_of,
+    share_error,
+)
 from dape.lab.tables import OURS, PAPER, Cell, Row, Table, chosen, joined, plain
 from dape.tasks.registry import TASKS, build_task
 
@@ -84,7 +94,7 @@ class Accuracies:
         known = [entry for entry in by_seed if entry is not None]
         if not known:
             return UNKNOWN
-        prior = self._prior(solver)
+        prior = self.seed_prior(solver, [value for value, _ in known])
         return over_seeds((value for value, _ in known), (error for _, error in known), prior=prior)
 
     def _of_seed(
@@ -108,18 +118,21 @@ class Accuracies:
     def difference(self, one: Solver, other: Solver) -> Estimate:
         """Accuracy of one minus that of the other over common seeds, on the same samples if answers are known."""
         seeds = sorted(self.rows[one].keys() & self.rows[other].keys())
-        if not seeds:
+        pairs = [
+            [self._of_seed(solver, seed, self._common(one, other, seed)) for solver in (one, other)]
+            for seed in seeds
+        ]
+        known = [(a, b) for a, b in pairs if a and b]
+        if not known:
             return UNKNOWN
-        prior, samples = self._prior(one, other), [self._samples(one, other, seed) for seed in seeds]
+        sides = zip((one, other), zip(*known, strict=True), strict=True)
+        prior = of_sum(self.seed_prior(solver, [value for value, _ in side]) for solver, side in sides)
+        samples = [self._samples(one, other, seed) for seed in seeds]
         paired = [pair for pair in samples if pair is not None]
         if len(paired) == len(seeds):
             return crossed_mean(np.array([gaps for gaps, _ in paired]), np.array(paired[0][1]), seeds=prior)
-        pairs = [
-            tuple(self._of_seed(solver, seed, self._common(one, other, seed)) for solver in (one, other))
-            for seed in seeds
-        ]
-        values = [a[0] - b[0] for a, b in pairs if a and b]
-        return over_seeds(values, [math.hypot(a[1], b[1]) for a, b in pairs if a and b], prior=prior)
+        errors = [math.hypot(a[1], b[1]) for a, b in known]
+        return over_seeds((a[0] - b[0] for a, b in known), errors, prior=prior)
 
     def _samples(self, one: Solver, other: Solver, seed: int) -> tuple[list[float], list[float]] | None:
         """Differences by sample, with equal weight of all lengths, and weights; None if answers were not kept."""
@@ -147,10 +160,14 @@ class Accuracies:
         )
         return beyond or every
 
-    def _prior(self, *solvers: Solver) -> VariancePrior | None:
-        row = next(iter(next(iter(self.rows[solvers[0]].values()))))
-        kinds = of_accuracies(solvers[0].task, *(solver.method for solver in solvers))
-        return self.known.prior(kinds, 1.0, setting_of(self.results, row))
+    def seed_prior(self, solver: Solver, by_seed: Sequence[float]) -> VariancePrior | None:
+        """Prior of the seed variance of an accuracy, from the other methods on the task and from other tasks."""
+        row = next(iter(self.rows[solver].values()))[0]
+        if not _protocol(row):
+            # Weights by construction, not by training.
+            return None
+        setting = setting_of(self.results, row), (row["method"], row["variant"])
+        return self.known.prior(of_accuracies(solver.task, by_seed), 1.0, setting)
 
 
 def differing_settings(results: Results) -> dict[tuple[str, int], list[str]]:
@@ -201,13 +218,7 @@ def _trained(rows: list[dict[str, Any]]) -> list[int]:
 
 def has_learned(task: str, accuracy: Estimate) -> bool:
     """Whether an accuracy exceeds that of guessing and of the best constant answer."""
-    if task not in TASKS:
-        return True
-    known = build_task(task)
-    return (
-        replace(accuracy, value=accuracy.value - max(known.random_accuracy, known.constant_accuracy)).weight
-        > ERRORS
-    )
+    return task not in TASKS or replace(accuracy, value=accuracy.value - chance(task)).weight > ERRORS
 
 
 def tables(data: Accuracies, experiment: str, paper: Paper) -> list[Table]:
@@ -334,7 +345,8 @@ def leads(data: Accuracies, task: str) -> str:
     ahead = [f"{label} by {100 * gaps[label].value:.1f} ± {100 * gaps[label].error:.1f}" for label in sure]
     rest = [label for label in gaps if label not in sure]
     unsure = f", not clearly {' or '.join(rest)}" if rest else ""
-    alone = " (one seed: the error is that of the samples)" if len(data.rows[best]) == 1 else ""
+    single = len(data.rows[best]) == 1 and data.seed_prior(best, [0.0]) is None
+    alone = " (one seed: the error is that of the samples)" if single else ""
     return f"on {name} {best.label} is better than {' and '.join(ahead)}{unsure}{alone}"
 
 

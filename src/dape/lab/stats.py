@@ -17,6 +17,7 @@ import numpy as np
 from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, satterthwaite, variance_prior
 from dape.lab.records import STEP, Results
 from dape.methods import LAYERS, Method, parse_layers
+from dape.tasks.registry import TASKS, build_task
 
 Row = dict[str, Any]
 # Standard errors of a normal distribution beyond which one comparison counts.
@@ -91,6 +92,8 @@ SETTING = ("view", "corpus", "train_length", "steps", "batch_size", "layers")
 ONE_POSITION, TWO_POSITIONS = "one position", "two positions"
 # A model that has this much more loss than at its training length has failed there, and its seeds differ accordingly.
 FAILED = math.log(2)
+# Accuracies less than this share of the way from chance, or from all right, are of models that guess, or solve the task.
+BAND = 0.1
 # Minimum samples of a kind of comparison for a prior of its own.
 ENOUGH = 3
 
@@ -155,6 +158,16 @@ class SeedVariance:
         return others[min(others, key=lambda known: abs(math.log(known / multiple)))] if others else []
 
 
+def of_sum(priors: Iterable[VariancePrior | None]) -> VariancePrior | None:
+    """Prior of the seed variance of a sum of independent trainings; None if any is unknown."""
+    each = list(priors)
+    known = [prior for prior in each if prior is not None]
+    if len(known) < len(each):
+        return None
+    total = sum(prior.variance for prior in known)
+    return VariancePrior(total, satterthwaite(total, [(prior.variance, prior.dof) for prior in known]))
+
+
 def of_methods(a: str, b: str, *, failed: bool = False) -> list[Comparison]:
     """Kinds of a difference between trainings: these methods, these encodings, the same encoding or different ones.
 
@@ -200,10 +213,25 @@ def of_losses(method: str, *, failed: bool = False) -> list[Comparison]:
     return [*_in_state(failed, ("losses", method), ("losses",)), ("losses",)]
 
 
-def of_accuracies(task: str, *methods: str) -> list[Comparison]:
-    """Kinds of an accuracy, or a difference of two: these methods on the task, any on the task, any."""
-    what = "accuracy" if len(methods) == 1 else "accuracies"
-    return [(what, task, *sorted(methods)), (what, task), (what,)]
+def of_accuracies(task: str, by_seed: Sequence[float]) -> list[Comparison]:
+    """Kinds of an accuracy: those of the task in the same band (guessing, partial or solved), those of any task.
+
+    Seeds hardly differ where all guess or all solve the task, and differ most where some learn it. A single seed does
+    not show which of these it is: it counts as partial.
+    """
+    low, band = chance(task), "partial"
+    if len(by_seed) > 1:
+        learned = (fmean(by_seed) - low) / (1 - low)
+        band = "guessing" if learned < BAND else "solved" if learned > 1 - BAND else band
+    return [("accuracy", task, band), ("accuracy", band)]
+
+
+def chance(task: str) -> float:
+    """Accuracy of guessing or of the best constant answer, whichever is higher; 0 for tasks that are not known here."""
+    if task not in TASKS:
+        return 0.0
+    known = build_task(task)
+    return max(known.random_accuracy, known.constant_accuracy)
 
 
 @dataclass
@@ -232,7 +260,11 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
                 model.trainings[row["seed"]] = row.get("train_loss")
     spread = SeedVariance()
     for setting, by_multiple in settings.items():
-        task = setting[1] if setting[0] == "mean_accuracy" else None
+        if setting[0] == "mean_accuracy":
+            for name, model in by_multiple[1.0].items():
+                values = list(model.losses.values())
+                spread.add(of_accuracies(setting[1], values), 1.0, (setting, name), values)
+            continue
         starts = by_multiple.get(1.0, {})
         for multiple, models in by_multiple.items():
             failed = {
@@ -242,14 +274,9 @@ def seed_variance(many: Iterable[Results]) -> SeedVariance:
             for (name, one), (name_other, other) in combinations(models.items(), 2):
                 if not _same(one, other):
                     pair, lost = (one.method, other.method), failed[name] or failed[name_other]
-                    kinds = of_accuracies(task, *pair) if task else of_methods(*pair, failed=lost)
-                    spread.add(kinds, multiple, setting, _gaps(one, other))
+                    spread.add(of_methods(*pair, failed=lost), multiple, setting, _gaps(one, other))
             for name, model in models.items():
-                kinds = (
-                    of_accuracies(task, model.method)
-                    if task
-                    else of_losses(model.method, failed=failed[name])
-                )
+                kinds = of_losses(model.method, failed=failed[name])
                 spread.add(kinds, multiple, setting, list(model.losses.values()))
                 if multiple != 1 and name in starts:
                     kinds = of_lengths(model.method, failed=failed[name])
@@ -451,11 +478,9 @@ class Losses:
             kinds = of_methods(one.method, others[0].method, failed=failed)
             return self.known.prior(kinds, max(multiples.values()), here)
         # Trainings at different lengths share nothing that a seed would change in both.
-        each = [self.known.prior(of_losses(t.method, failed=state[t]), multiples[t]) for t in (one, *others)]
-        known = [prior for prior in each if prior is not None]
-        if len(known) < len(each):
-            return None
-        return VariancePrior(sum(prior.variance for prior in known), min(prior.dof for prior in known))
+        return of_sum(
+            self.known.prior(of_losses(t.method, failed=state[t]), multiples[t]) for t in (one, *others)
+        )
 
     def _has_failed(self, trained: Trained, length: int) -> bool:
         far, near = (self.rows[trained].get(n, {}) for n in (length, trained.train_length))
