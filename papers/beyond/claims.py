@@ -344,9 +344,3 @@ def gain_of_bias_channels_grows(data):
     two seeds suggested it and do not count.)
     """
     return gain_grows(data.since(2), WHOLE, NONLINEAR)
-
-
-@claim("ingredients")
-def mixing_heads_helps_beyond_reach(data):
-    """A linear convolution across heads is better than one within each head that reaches as many keys, five."""
-    return lower(data, LINEAR, Pick("keyconv1x5-kerple", variant=""))
