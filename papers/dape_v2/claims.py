@@ -198,7 +198,7 @@ def nope_conv(data):
 @claim("nope_rope", "1", scale="paper")
 def nope_600_to_100(data):
     """Trained at 128 tokens and evaluated at 8192, processing the scores brings perplexity down from over 600 to
-    little more than 100: by a factor of at least five.
+    little more than 100: by a factor of at least five. (Of NoPE, as we read it.)
     """
     return lower(data, "dape1x3-nope", "nope", train="shortest", at="longest", factor=5.0)
 
@@ -384,8 +384,8 @@ def short_training_is_faster(data):
 
 @claim("step_time", "4.2")
 def short_training_takes_half(data):
-    """With the same tokens in a step, one at sixteen times the length takes three times as long (threshold:
-    twice).
+    """With the same tokens in a step, one at sixteen times the length takes at least twice as long (the paper: 3.0
+    times).
     """
     return slower_when_longer(data, "dape1x3-kerple", times=16, factor=2.0)
 
@@ -414,7 +414,9 @@ def larger_models(data):
 
 @claim("model_size", "Appendix B")
 def larger_models_baselines(data):
-    """In larger models, too, DAPE 1x3-Kerple is better than RoPE, T5's bias and Kerple at every length."""
+    """In larger models, too, DAPE 1x3-Kerple is better than RoPE, T5's bias and Kerple at every length. (Read
+    off the table.)
+    """
     return lower(data, "dape1x3-kerple", ["rope", "t5", "kerple"], at="all")
 
 
@@ -551,13 +553,17 @@ def larger_kernels_arxiv(data):
 
 @claim("kernel_size", "4.7")
 def kernel_1_helps(data):
-    """Kernel 1 (DAPE) is better than plain Kerple, on both corpora and at both training lengths."""
+    """Kernel 1 (DAPE) is better than plain Kerple, on both corpora and at both training lengths. (Read off the
+    figure.)
+    """
     return lower(data, "dape-kerple", "kerple")
 
 
 @claim("kernel_size", "4.7", closer="beyond/longer-alibi-kerple-degrade")
 def kerple_blows_up(data):
-    """Plain Kerple gets worse beyond the training length (threshold: 10 % at the longest input)."""
+    """Plain Kerple gets worse beyond the training length (threshold: 10 % at the longest input; read off
+    the figure).
+    """
     return rises(data, "kerple", factor=1.1)
 
 
@@ -692,7 +698,7 @@ def adaptive_alone_not_enough(data):
 
 @claim("visualisation", "Appendix I")
 def sink(data):
-    """Kernel 3 shows a stronger attention sink than kernel 1: more of the weight goes to the first token."""
+    """Kernel 3 seems to show a stronger attention sink than kernel 1: more of the weight goes to the first token."""
     return sink_higher(data, "dape1x3-kerple", "dape-kerple")
 
 

@@ -178,7 +178,7 @@ def recalibrate(options: argparse.Namespace) -> None:
         teacher_length=TRAIN_LENGTH,
     )
     start = time.process_time()
-    result = fit(task, replace(SETTINGS, seed=0), options.work, progress=False)
+    result = fit(task, replace(SETTINGS, seed=0), options.work, progress=False).complete()
     found["train_cpu_seconds"] = round(time.process_time() - start)
     found |= {"tokens": result.tokens, "recalibrated": losses(model, held_out)}
     write_atomically(options.out / "recalibration.json", json.dumps(found, indent=1) + "\n")

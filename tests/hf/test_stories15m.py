@@ -78,10 +78,21 @@ def test_the_first_page_has_the_numbers_of_the_files():
     text = (ROOT / "README.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| ((?:base|retrofitted)[^|]*) \| (.*) \|$", text, re.MULTILINE))
     arms = {"base": "base", "base + YaRN, without training": "base-yarn"}
+    cut = rows.pop("base, input cut to its last 256 tokens").split(" | ")
+    assert cut == perplexities("base")[:1] * 5
     arms |= {f"retrofitted with `{method}`": method for method in ("kerple", "dape1x3-kerple")}
     assert rows.keys() == arms.keys()
     for row, arm in arms.items():
         assert rows[row].replace("*", "").split(" | ") == perplexities(arm)
+
+
+def test_a_training_that_was_stopped_is_not_reported(driver, tmp_path):
+    """One arm had stopped after 27 of 600 steps, and was averaged with one that had not."""
+    settings = {"steps": 600, "batch_size": 2, "train_length": 512}
+    result = {"arm": "trained on", "seed": 0, "settings": settings, "tokens": 27 * 1024}
+    (tmp_path / "trained-on-seed0.json").write_text(json.dumps(result))
+    with pytest.raises(ValueError, match="trained on 27,648 of 614,400 tokens"):
+        driver.report(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 import dape
 from dape import devices
 from dape.inspection import maps as memory
-from dape.inspection.figure import draw
+from dape.inspection.figure import draw, shade
 from dape.models import DapeForCausalLM, preset
 
 METHODS = [
@@ -40,6 +40,43 @@ def test_weights_are_those_of_the_model(method):
             np.testing.assert_allclose(np.nan_to_num(found.map(layer, head, "weights")), expected, atol=1e-6)
         np.testing.assert_allclose(
             found.layers[layer].sink, shown[layer][0, :, :, 0].mean(-1).detach(), rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("method", ["talking-alibi", "mta-rope", "kerple"])
+def test_entropy_of_weights_that_are_mixed_after_the_softmax(method):
+    """Some are negative, of which the entropy was minus infinity."""
+    model, ids = tiny(method), torch.randint(0, 256, (24,))
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    found = dape.inspect(model, ids, rows_per_tile=5)
+    shown = model(ids[None], output_attentions=True, use_cache=False).attentions
+    for layer in range(2):
+        sizes = shown[layer][0].detach().abs()
+        shares = sizes / sizes.sum(-1, keepdim=True)
+        expected = torch.distributions.Categorical(probs=shares).entropy().mean(-1)
+        np.testing.assert_allclose(found.layers[layer].entropy, expected, rtol=1e-3)
+    negative = any((layer.maps["weights"] < 0).any() for layer in found.layers)
+    assert negative == (method != "kerple")
+
+
+def test_negative_weights_are_drawn_as_they_are():
+    values = np.array([[0.5, np.nan], [1.3, -0.3]])
+    np.testing.assert_array_equal(shade("weights", values), values)
+    np.testing.assert_allclose(shade("weights", np.array([0.01, 1.0])), [-2.0, 0.0])
+
+
+def test_a_model_in_training_mode_is_shown_as_it_is_evaluated():
+    """It was run with dropout and randomized positions, and its maps were of neither."""
+    config = preset("tiny", "kerple", hidden_size=32, num_hidden_layers=2, randomized_positions=512)
+    config.attention_dropout = 0.3
+    model, ids = DapeForCausalLM(config), torch.randint(0, 256, (20,))
+    expected = dape.inspect(model.eval(), ids)
+    found = dape.inspect(model.train(), ids)
+    assert model.training
+    for layer in range(2):
+        np.testing.assert_array_equal(
+            found.layers[layer].maps["weights"], expected.layers[layer].maps["weights"]
         )
 
 

@@ -149,7 +149,7 @@ def test_the_ledger_fits_80_columns(tmp_path: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
     counts, rest = shown.partition("dape_v2: ")[2].partition("claims: ")[2].split(".", 1)
     assert re.fullmatch(r"\d+ hold, \d+ do not hold, .* were not run at this scale", " ".join(counts.split()))
-    assert re.match(r"All settings of a claim together, of \d+ that allow it: ", " ".join(rest.split()))
+    assert re.match(r"Pooled over settings, possible for \d+ claims: ", " ".join(rest.split()))
 
 
 def test_the_papers_claims_are_many_and_name_no_unknown_task_or_method() -> None:

@@ -339,7 +339,7 @@ def test_the_best_of_a_column_is_so_by_the_seeds_that_all_methods_have(tmp_path:
     (folder,) = load_folders(tmp_path / "made_up", ["trial"])
     (panel,) = our_panels(folder)
     first, second, _ = panel_table(panel, None, {}).rows
-    assert (first.label, first.cells[0].best) == (A, True)
+    assert (first.label, first.cells[0].best, first.cells[0].text) == (A, True, f"{math.exp(3.0):.2f}")
     assert (second.label, second.cells[0].best) == (other, False)
 
 

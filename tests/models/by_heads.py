@@ -76,7 +76,26 @@ def built(name, **options):
     return DapeForCausalLM(config).double()
 
 
-for name in [*sys.argv[1:], "dape1x3-cope[groups=2]", "relative"]:
+class Learned(dape.PositionEncoding):
+    """Learned absolute positions: added to the embeddings, before heads are shared out."""
+
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(TOKENS + 8, hidden_size))
+
+    def embed(self, x, positions):
+        return x + self.table[positions]
+
+
+class LearnedWithBias(Learned):
+    def bias(self, q, k, positions, **_):
+        return None
+
+
+dape.register_position("learned", Learned)
+dape.register_position("learned-with-bias", LearnedWithBias)
+
+for name in [*sys.argv[1:], "dape1x3-cope[groups=2]", "relative", "learned"]:
     whole, shared = (built(name, head_norm=True, head_gate=True) for _ in range(2))
     share_heads(shared)
     assert sum(p.numel() for p in shared.model.layers.parameters()) < 0.7 * sum(
@@ -104,6 +123,7 @@ for name, options, sentence in (
     ("dape1x3-kerple", {}, "mixes heads of different processes"),
     ("kerple", {"num_key_value_heads": 1}, "num_key_value_heads=1 cannot be shared out between 2 processes"),
     ("kerple", {"intermediate_size": 63}, "intermediate_size=63 cannot"),
+    ("learned-with-bias", {}, "LearnedWithBias has parameters, embeds tokens and changes heads"),
 ):
     config = DapeConfig(
         method=name, vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, **options

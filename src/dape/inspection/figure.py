@@ -32,7 +32,9 @@ def figure_of(inspection: Inspection, layer: int, *, max_heads: int = 6) -> Figu
     length = int(inspection.edges[-1])
     for row, head in enumerate(heads):
         for column, name in enumerate(names):
-            axis, values = axes[row][column], shade(name, inspection.map(layer, head, name))
+            axis, values = axes[row][column], inspection.map(layer, head, name)
+            by_logarithm = is_logarithmic(name, values)
+            values = shade(name, values)
             image = axis.imshow(
                 values,
                 norm=limits(values),
@@ -44,7 +46,7 @@ def figure_of(inspection: Inspection, layer: int, *, max_heads: int = 6) -> Figu
             axis.set_yticks([0, length] if column == 0 else [])
             axis.tick_params(labelsize=7)
             if row == 0:
-                axis.set_title(TITLES[name] + (" (log₁₀)" if name == "weights" else ""), fontsize=10)
+                axis.set_title(TITLES[name] + (" (log₁₀)" if by_logarithm else ""), fontsize=10)
             if column == 0:
                 axis.set_ylabel(f"head {head}", fontsize=9)
             figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=6)
@@ -52,9 +54,14 @@ def figure_of(inspection: Inspection, layer: int, *, max_heads: int = 6) -> Figu
     return figure
 
 
+def is_logarithmic(name: str, values: np.ndarray) -> bool:
+    """Whether a map is drawn by its logarithm: weights, unless heads are mixed after the softmax and some are negative."""
+    return name == "weights" and not (values < 0).any()
+
+
 def shade(name: str, values: np.ndarray) -> np.ndarray:
     """Values to draw: of weights the logarithm, as they span many orders of magnitude."""
-    return np.log10(np.maximum(values, 1e-8)) if name == "weights" else values
+    return np.log10(np.maximum(values, 1e-8)) if is_logarithmic(name, values) else values
 
 
 def limits(values: np.ndarray) -> Normalize:

@@ -26,6 +26,7 @@ from dape.ops.score_attention.types import bias_tile
 from dape.positions import Positions
 from dape.retrofitting.attach import is_retrofitted, record
 from dape.retrofitting.attention import Inputs, watching
+from dape.retrofitting.check import evaluating
 
 # In the paper's order, the weights last.
 MAPS = {
@@ -44,7 +45,8 @@ KEYS_PER_STEP = 512
 class LayerMaps:
     """Maps of one layer, each [heads, P, P] with NaN where nothing is visible, and statistics per head.
 
-    sink:    mean weight on the first token. entropy: mean entropy of the rows, in nats.
+    sink:    mean weight on the first token. entropy: mean entropy of the rows, in nats; where heads are mixed after the
+             softmax, of the weights' absolute values as shares of their sum.
     change:  mean share of a row's weight that f(S, B) moves (total variation distance to softmax(S + B)).
     A map that a method does not have (the bias of RoPE, f of plain scores) is absent.
     """
@@ -93,7 +95,6 @@ class Inspection:
         return figure_of(self, self.layers[0].layer if layer is None else layer, max_heads=max_heads)
 
 
-@torch.no_grad()
 def inspect(
     model: PreTrainedModel,
     ids: Tensor | Sequence[int],
@@ -103,7 +104,7 @@ def inspect(
     resolution: int = 512,
     rows_per_tile: int | None = None,
 ) -> Inspection:
-    """Attention maps of a model on `ids` [T], for the given layers and heads (all by default).
+    """Attention maps of a model on `ids` [T], for the given layers and heads (all by default), in evaluation mode.
 
     rows_per_tile: queries at a time; by default as many as fit a fixed amount of memory.
     """
@@ -124,12 +125,14 @@ def inspect(
     )
     edges = np.linspace(0, len(tokens), min(resolution, len(tokens)) + 1).round().astype(int)
     shown = tokens[None].to(model.device)
-    inputs = (
-        _own_inputs(model, shown, layers)
-        if isinstance(model, DapeForCausalLM)
-        else _retrofitted_inputs(model, shown, layers)
-    )
-    maps = [_layer_maps(layer, tuple(heads), read, edges, rows_per_tile) for layer, read in inputs]
+    own = isinstance(model, DapeForCausalLM)
+    with evaluating(model):
+        inputs = (
+            _own_inputs(cast(DapeForCausalLM, model), shown, layers)
+            if own
+            else _retrofitted_inputs(model, shown, layers)
+        )
+        maps = [_layer_maps(layer, tuple(heads), read, edges, rows_per_tile) for layer, read in inputs]
     return Inspection(method, tokens.tolist(), edges, maps)
 
 
@@ -246,7 +249,11 @@ def _layer_maps(
         # One map at a time, so that only one is copied.
         pool.add(rows, shown, ((name, part[0, chosen]) for name, part in parts.items()))
         sink += weights[0, chosen, :, 0].sum(-1).cpu()
-        entropy += torch.special.entr(weights[0, chosen]).sum((-1, -2)).cpu()
+        shares = weights[0, chosen]
+        if program.post:
+            # Mixed after the softmax, weights may be negative.
+            shares = shares.abs() / shares.abs().sum(-1, keepdim=True)
+        entropy += torch.special.entr(shares).sum((-1, -2)).cpu()
         change += 0.5 * (weights - without[:, :, own])[0, chosen].abs().sum((-1, -2)).cpu()
     sums = (sink, entropy, change)
     return LayerMaps(layer, heads, pool.means(), *((total / num_tokens).numpy() for total in sums))

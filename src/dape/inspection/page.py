@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dape.files import write_atomically
-from dape.inspection.figure import TITLES, limits, shade
+from dape.inspection.figure import TITLES, is_logarithmic, limits, shade
 from dape.inspection.maps import MAPS, Inspection
 
 # Values are stored in 12 bits: 0 where nothing is visible, 1 to 4095 from the least to the greatest of their map.
@@ -62,7 +62,7 @@ def write_page(runs: Sequence[Named], folder: Path) -> Path:
                     key = f"{number}-{layer_maps.layer}-{head}-{name}"
                     entry, tile = encoded(shade(name, drawn))
                     write_atomically(tiles / f"{key}.js", f'TILE("{key}","{tile}")\n')
-                    entries.append({**entry, "key": key})
+                    entries.append({**entry, "key": key, "logarithmic": is_logarithmic(name, drawn)})
                 maps[name] = entries
             layers.append(
                 {

@@ -47,7 +47,7 @@ TERMINAL_COLUMNS = 4
 
 
 class Solver(NamedTuple):
-    """A method on a task, over its seeds."""
+    """Runs of one method on one task, with all seeds."""
 
     task: str
     layers: int

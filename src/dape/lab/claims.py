@@ -37,7 +37,7 @@ WORDS = {
     NOT_RUN: ("was not run at this scale", "were not run at this scale"),
 }
 # Units of differences, by kind of experiment.
-UNITS = {"language": "nats", "tasks": "(of an accuracy of 1)"}
+UNITS = {"language": "nats", "tasks": "points"}
 ONLY_AT = "Only a run at the {}'s scale can decide this."
 
 
@@ -137,6 +137,10 @@ class Verdict:
         """The pooled verdict where the strict one is undecided, else that."""
         return self.pooled[0] if self.verdict == UNDECIDED and self.pooled[0] else self.verdict
 
+    def _size(self, difference: float) -> str:
+        """A difference in the unit, without its sign."""
+        return f"{100 * abs(difference):.1f}" if self.unit == "points" else f"{abs(difference):.3f}"
+
     @property
     def further(self) -> str:
         """The pooled verdict, the one on the paper's own numbers, and why the claim cannot be decided, as text."""
@@ -144,8 +148,8 @@ class Verdict:
         said += [f"On the paper's own numbers: {self.printed}."] if self.printed else []
         if self.is_too_fine:
             said.append(
-                f"Too fine for this scale: the smallest difference that the claim needs is {abs(self.margin):.3f} on the "
-                f"paper's own numbers, the smallest that is detectable here {self.resolution:.3f}{self.unit and f' {self.unit}'}."
+                f"Too fine for this scale: the smallest difference that the claim needs is {self._size(self.margin)} on the "
+                f"paper's own numbers, the smallest that is detectable here {self._size(self.resolution)}{self.unit and f' {self.unit}'}."
             )
         return " ".join(said)
 
@@ -247,9 +251,7 @@ def remarks(verdicts: Sequence[Verdict]) -> str:
     """What the counts do not tell: the verdicts on all settings together, and what no result here could decide."""
     said = []
     if pooled := [replace(verdict, verdict=verdict.pooled[0]) for verdict in verdicts if verdict.pooled[0]]:
-        said.append(
-            f"All settings of a claim together, of {len(pooled)} that allow it: {counted(count(pooled))}."
-        )
+        said.append(f"Pooled over settings, possible for {len(pooled)} claims: {counted(count(pooled))}.")
     settled, fine = undecided_parts(verdicts)
     parts = {
         "decided by all settings together": settled,

@@ -235,7 +235,7 @@ def loss_table(results: Results, view: str, colours: dict[str, str] | None = Non
     for curve in shown:
         points = {point.eval_length: point for point in curve.points}
         if not points:
-            cells = [Cell("failed", mark="failed")]
+            cells = [Cell("failed", mark="failed"), *[Cell()] * (len(heads) - 1)]
         else:
             cells = [
                 perplexity(points[n].loss, best=best[n] == curve.label, mark=mark(points[n].change))
@@ -257,19 +257,15 @@ def loss_table(results: Results, view: str, colours: dict[str, str] | None = Non
 def difference_table(results: Results, view: str, colours: dict[str, str] | None = None) -> Table | None:
     """Paired differences of the loss to the baseline's, at every length; None if there are none."""
     shown, unit = curves(results, view), train_length(results)
-    rows = [
-        Row(
-            curve.label,
-            OURS,
-            tuple(change(point.difference) for point in curve.points),
-            (colours or {}).get(curve.label, ""),
-        )
-        for curve in shown
-        if any(point.difference.known for point in curve.points)
-    ]
+    lengths = sorted({point.eval_length for curve in shown for point in curve.points})
+    rows = []
+    for curve in shown:
+        gaps = {point.eval_length: point.difference for point in curve.points}
+        if any(gap.known for gap in gaps.values()):
+            cells = tuple(change(gaps[n]) if n in gaps else Cell("–") for n in lengths)
+            rows.append(Row(curve.label, OURS, cells, (colours or {}).get(curve.label, "")))
     if not rows:
         return None
-    lengths = sorted({point.eval_length for curve in shown for point in curve.points})
     heads = tuple(f"{times(length, unit)}\n{length}" for length in lengths)
     title = f"Loss minus {results.settings.get('baseline')}'s, at {VIEWS[view]}"
     return Table(title, heads, tuple(rows), corner="method")
@@ -278,13 +274,13 @@ def difference_table(results: Results, view: str, colours: dict[str, str] | None
 def recall_table(results: Results, view: str) -> Table | None:
     """Loss minus the baseline's on recall hits and on all other tokens; None if unknown."""
     rows = []
-    lengths: dict[int, str] = {}
+    counts = {name: {r["eval_length"]: r["count"] for r in results.lines("loss", name)} for name in SLICES}
+    lengths = sorted({n for of_slice in counts.values() for n in of_slice})
     for name, words in SLICES.items():
         lines = [r for r in results.lines("difference", name) if r.get("view", STEP) == view]
-        shares = {r["eval_length"]: r["count"] for r in results.lines("loss", name)}
         for label in dict.fromkeys(map(label_of, lines)):
             mine = [line for line in lines if label_of(line) == label]
-            by_length = {n: [r for r in mine if r["eval_length"] == n] for n in sorted(shares)}
+            by_length = {n: [r for r in mine if r["eval_length"] == n] for n in lengths}
             cells = [
                 change(over_seeds((r["value"] for r in rows_), (r.get("error") for r in rows_)))
                 if rows_
@@ -292,9 +288,11 @@ def recall_table(results: Results, view: str) -> Table | None:
                 for rows_ in by_length.values()
             ]
             rows.append(Row(f"{label}, {words}", OURS, tuple(cells)))
-        lengths |= {n: f"{lengths.get(n, '')}{count} {name} " for n, count in shares.items()}
     unit = train_length(results)
-    heads = tuple(f"{times(n, unit)}\n{said.strip()}" for n, said in sorted(lengths.items()))
+    heads = tuple(
+        f"{times(n, unit)}\n" + " ".join(f"{known[n]} {name}" for name, known in counts.items() if n in known)
+        for n in lengths
+    )
     title = (
         f"Where it comes from: loss minus {results.settings.get('baseline')}'s by recall, at {VIEWS[view]}"
     )

@@ -181,7 +181,7 @@ def needed(dof: float) -> float:
 def _threshold(dof: float) -> str:
     """The threshold in words, where it is clearly above that of many degrees of freedom."""
     errors = needed(dof) if dof > 0 else math.inf
-    return f", decided beyond {errors:.1f} errors" if SAID < errors < math.inf else ""
+    return f", threshold: {errors:.1f} standard errors" if SAID < errors < math.inf else ""
 
 
 def _not_run(missing: Sequence[str]) -> str:

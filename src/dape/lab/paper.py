@@ -121,7 +121,12 @@ def printed_results(paper: Paper, experiment: str, kind: str) -> Results | None:
     quantity = {"language": "perplexity", "tasks": "accuracy", "timing": "milliseconds"}.get(kind)
     numbers = paper.shown_with(experiment, quantity) if quantity else []
     results = Results(
-        {"kind": kind, "scale": "paper", "documents": {n.get("corpus"): [0, 1] for n in numbers}}
+        {
+            "kind": kind,
+            "scale": "paper",
+            "printed": True,
+            "documents": {n.get("corpus"): [0, 1] for n in numbers},
+        }
     )
     runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     names = {"language": ("corpus", "train_length", "method", "variant"), "tasks": ("task", "method")}

@@ -106,7 +106,7 @@ def _changes(
 
 
 def at_most(data: Data, a: Any, perplexity: float, **where: Any) -> Evidence:
-    """The perplexity of a is at most that."""
+    """The perplexity of a is at most `perplexity`."""
     scope, findings = Where(**where), []
     for one in data.chosen(a, scope):
         for length in data.lengths(one, at=scope.at):
@@ -295,7 +295,11 @@ def matches_paper(
     within: float = 1.03,
 ) -> Evidence:
     """Perplexities agree with the paper's within a factor, wherever it prints one."""
-    findings = []
+    findings: list[Finding] = []
+    if data.folder.best is not None and data.folder.best.get("printed"):
+        # The paper's numbers agree with themselves.
+        data.lack("a training")
+        return data.evidence(findings)
     for setting in data.settings(Where(corpus, train_length)):
         name = data.losses.paper_corpus(setting.corpus)
         for method, variant in ((method, variant) for method in methods for variant in variants):

@@ -9,7 +9,7 @@ Selectors that rules on language models share (`Where`):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -193,16 +193,19 @@ class Data:
         where = (
             f"{trained_on(one)}, evaluated at {length}" if both else f"{one.corpus}, evaluated at {length}"
         )
-        seeds = len({*self.losses.seeds(one)} & {*self.losses.seeds(other)})
+        common = {*self.losses.rows[one][length]} & {*self.losses.rows[other][length]}
+        shown = [self.ppl(t, length, common) for t in (one, other)]
         of = f" on {self.slice} tokens" if self.slice else ""
         text = (
-            f"{names[0]} has perplexity {self.ppl(one, length)}{of}, {names[1]} {self.ppl(other, length)} "
-            f"({where}; loss {signed(gap)}, {seeds} seed{'s' if seeds > 1 else ''})"
+            f"{names[0]} has perplexity {shown[0]}{of}, {names[1]} {shown[1]} "
+            f"({where}; loss {signed(gap)}, {len(common)} seed{'s' if len(common) > 1 else ''})"
         )
         return gap, text, setting_of(one, other), (one.label, other.label)
 
-    def ppl(self, one: Trained, length: int) -> str:
-        return number(exp(self.losses.loss(one, length).value))
+    def ppl(self, one: Trained, length: int, seeds: Container[int] | None = None) -> str:
+        """Perplexity over these seeds, by default all of its own."""
+        losses = self.losses if seeds is None else self.losses.only(seeds)
+        return number(exp(losses.loss(one, length).value))
 
 
 def setting_of(*trained: Trained) -> tuple[Any, ...]:

@@ -171,7 +171,7 @@ def of_sum(priors: Iterable[VariancePrior | None]) -> VariancePrior | None:
 def of_methods(a: str, b: str, *, failed: bool = False) -> list[Comparison]:
     """Kinds of a difference between trainings: these methods, these encodings, the same encoding or different ones.
 
-    failed: one of the two has failed at this length. Only the last kind has both those that have and those that work.
+    failed: one of the two has failed at this length. Only the last kind pools failed and working models.
     """
     names = sorted((positions_of(a), positions_of(b)))
     alike = ("methods", ONE_POSITION if names[0] == names[1] else TWO_POSITIONS)
@@ -299,7 +299,7 @@ def _gaps(one: Model, other: Model) -> list[float]:
 
 
 def _same(one: Model, other: Model) -> bool:
-    """Whether two are evaluations of the same training."""
+    """Whether two results come from the same training."""
     known = [(seed, loss) for seed, loss in one.trainings.items() if loss is not None]
     return one.method == other.method and any(other.trainings.get(seed) == loss for seed, loss in known)
 

@@ -72,6 +72,13 @@ class Table:
     note: str = ""
     corner: str = ""
 
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row.cells) != len(self.heads):
+                raise ValueError(
+                    f'"{self.title}": row "{row.label}" has {len(row.cells)} cells, but there are {len(self.heads)} columns'
+                )
+
     @property
     def has_both(self) -> bool:
         return len({row.whose for row in self.rows}) > 1
@@ -114,7 +121,7 @@ class Table:
         for row in self.rows:
             cells: list[Any] = [Label(row.label, style="bold" if row.best else "")]
             for index in shown:
-                cell = row.cells[index] if index < len(row.cells) else Cell()
+                cell = row.cells[index]
                 text = f"{cell.text} {cell.error}".strip() if cell.text[:1] in "+−" else cell.text
                 cells.append(Text(text, style=STYLES[cell.mark]))
             table.add_row(*cells)

@@ -64,6 +64,12 @@ def share_heads(model: DapePreTrainedModel, group: dist.ProcessGroup | None = No
             if (count := getattr(layer, name)) % share.parts:
                 raise ValueError(f"{name}={count} cannot be shared out between {share.parts} processes")
         program_of_heads(layer.scores.program(), share.part, share.parts)
+    for encoding in _encodings(model):
+        if _embeds(encoding) and _reads_heads(encoding) and any(True for _ in encoding.parameters()):
+            raise ValueError(
+                f"{type(encoding).__name__} has parameters, embeds tokens and changes heads: which of its gradients are "
+                "partial cannot be told; write it as two encodings"
+            )
     mlps = [module for module in model.modules() if isinstance(module, MLP)]
     for mlp in mlps:
         if mlp.up.out_features % share.parts:
@@ -86,9 +92,9 @@ def sum_shared_gradients(model: DapePreTrainedModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if any(layer.heads is None for layer in layers):
         raise ValueError("the heads of this model are not shared out: call share_heads before the first pass")
-    partly: list[nn.Module] = [
-        module for module in model.modules() if isinstance(module, (PositionEncoding, ScoreProcessor))
-    ]
+    # What is added to the embeddings is the same on every process, and so is its gradient.
+    partly: list[nn.Module] = [encoding for encoding in _encodings(model) if not _embeds(encoding)]
+    partly += [module for module in model.modules() if isinstance(module, ScoreProcessor)]
     partly += [layer.norm for layer in layers if layer.norm is not None]
     for parameter in dict.fromkeys(parameter for module in partly for parameter in module.parameters()):
         if not parameter.requires_grad:
@@ -97,6 +103,23 @@ def sum_shared_gradients(model: DapePreTrainedModel) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad, group=cast(HeadShare, layers[0].heads).group)
+
+
+def _encodings(model: DapePreTrainedModel) -> list[PositionEncoding]:
+    return [module for module in model.modules() if isinstance(module, PositionEncoding)]
+
+
+def _embeds(encoding: PositionEncoding) -> bool:
+    """Whether it adds to the embeddings."""
+    return type(encoding).embed is not PositionEncoding.embed
+
+
+def _reads_heads(encoding: PositionEncoding) -> bool:
+    """Whether it rotates queries and keys or gives a bias."""
+    return any(
+        getattr(type(encoding), hook) is not getattr(PositionEncoding, hook)
+        for hook in ("rotate", "token_state", "bias")
+    )
 
 
 def rows_of(whole: nn.Linear, share: HeadShare) -> nn.Linear:

@@ -166,6 +166,10 @@ class LoopSettings:
             object.__setattr__(self, name, value)
 
 
+class TrainingStopped(ValueError):
+    """Training cannot continue; the message has the step, the reason and advice."""
+
+
 @dataclass(frozen=True)
 class FitResult:
     """Result of a training.
@@ -183,9 +187,13 @@ class FitResult:
     stopped_early: str | None = None
     notes: tuple[str, ...] = ()
 
-
-class TrainingStopped(ValueError):
-    """Training cannot continue; the message has the step, the reason and advice."""
+    def complete(self) -> FitResult:
+        """This result; raises TrainingStopped if training was stopped before its last step."""
+        if self.stopped_early:
+            raise TrainingStopped(
+                f"training was stopped by {self.stopped_early} after step {self.steps}; run the same again to continue"
+            )
+        return self
 
 
 class Diverged(TrainingStopped):

@@ -512,7 +512,7 @@ class Loop:
             stack.callback(tracker.close)
 
     def identity(self) -> Any:
-        """What the task says of itself, as it is after a round trip through JSON."""
+        """Description of the task, normalised by a round trip through JSON."""
         identity = getattr(self.task, "identity", None)
         return None if identity is None else json.loads(json.dumps(identity()))
 

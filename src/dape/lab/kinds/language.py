@@ -32,7 +32,7 @@ from dape.lab.records import STEP, TIME
 from dape.lab.runner import Job
 from dape.methods import LAYERS, parse_layers
 from dape.settings import free_names
-from dape.training import Run, TrainConfig, TrainingStopped, load_run, train
+from dape.training import Run, TrainConfig, load_run, train
 from dape.training.config import checked
 
 if TYPE_CHECKING:
@@ -424,8 +424,7 @@ def trained(config: TrainConfig) -> Run:
         return load_run(config.out)
     run = train(config, progress=False)
     assert run.result is not None
-    if run.result.stopped_early:
-        raise TrainingStopped(f"{run.result.stopped_early} after step {run.result.steps} of {config.steps}")
+    run.result.complete()
     return run
 
 

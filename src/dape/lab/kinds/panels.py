@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
 from matplotlib.figure import Figure
 
@@ -60,7 +59,7 @@ class Line:
     later: bool = False
     gaps: dict[int, Estimate] = field(default_factory=dict)
     seeds: int = 0
-    common: dict[int, float] = field(default_factory=dict)
+    common: dict[int, Estimate] = field(default_factory=dict)
 
     def curve(self, reference: Line | None = None) -> Curve:
         """The curve to draw, at its differences from the reference: methods with other seeds are then comparable."""
@@ -194,11 +193,8 @@ def our_line(data: Losses, one: Trained, name: str, base: Trained, seeds: Sequen
     losses = {length: data.loss(one, length) for length in lengths}
     shared = set(data.lengths(one, base)) if one != base else set()
     gaps = {n: data.difference((1, one, n), (-1, base, n)) for n in lengths if n in shared}
-    common = {
-        length: fmean(rows[seed]["value"] for seed in seeds)
-        for length, rows in data.rows[one].items()
-        if seeds and rows.keys() >= set(seeds)
-    }
+    fewer = data.only(seeds)
+    common = {n: fewer.loss(one, n) for n in fewer.lengths(one) if len(fewer.rows[one][n]) == len(seeds)}
     return Line(name, one.method, losses, change, later, gaps, len(data.seeds(one)), common)
 
 
@@ -267,8 +263,9 @@ def panel_table(panel: Panel, other: Panel | None, colours: dict[str, str], whos
     rows = []
     for line in panel.lines:
         lengths = [round(column * panel.unit) for column in columns]
+        losses = line.common if panel.seeds else line.losses
         cells = [
-            compared(line.losses.get(length), line.gaps.get(length, UNKNOWN), best=line is best[column])
+            compared(losses.get(length), line.gaps.get(length, UNKNOWN), best=line is best[column])
             for length, column in zip(lengths, columns, strict=True)
         ]
         cells += [change(line.change)] if changes else []
@@ -291,7 +288,9 @@ def _paper_row(line: Line, panel: Panel, columns: Sequence[float], changes: bool
 def _best(panel: Panel, column: float) -> Line | None:
     """The line with the lowest loss over the seeds that all lines have; without such seeds, the lowest curve."""
     length = round(column * panel.unit)
-    values = [(line.common[length], index) for index, line in enumerate(panel.lines) if length in line.common]
+    values = [
+        (line.common[length].value, index) for index, line in enumerate(panel.lines) if length in line.common
+    ]
     if not panel.seeds:
         values = [
             (point.loss.value, index)
@@ -316,9 +315,13 @@ def _note(panel: Panel, other: Panel | None, changes: bool) -> str:
     text += "." if changes else ""
     if panel.other_seeds:
         own = ", ".join(f"{line.label} {line.seeds}" for line in panel.lines)
-        text += f" Seeds: {own}. Perplexities are of all seeds of a method, differences of those that both methods have."
-        if panel.seeds:
-            text += f" Bold: the best by the seeds that all have, {', '.join(map(str, panel.seeds))}."
+        text += f" Seeds: {own}. Perplexities are of "
+        text += (
+            f"the seeds that all have, {', '.join(map(str, panel.seeds))}"
+            if panel.seeds
+            else "all seeds of a method"
+        )
+        text += ", differences of all that both methods have."
     elif panel.lines[0].seeds:
         text += f" Seeds: {panel.lines[0].seeds} of each."
     return f"{unit}{text}" + (f" {panel.note}" if panel.note else "")

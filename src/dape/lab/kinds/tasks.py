@@ -224,7 +224,7 @@ class Tasks(Kind):
 def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
     """Train or resume in the folder, and test; returns the run and its rows."""
     from dape.lab.solving import GeneratedTask, answers_by_length, build_model
-    from dape.training import LoopSettings, TrainingStopped, fit
+    from dape.training import LoopSettings, fit
 
     task, protocol = run.build(), run.protocol
     sizes = {name: getattr(protocol, name) for name in ("num_layers", "hidden_size", "num_heads")}
@@ -247,9 +247,7 @@ def train_and_test(run: TaskRun, folder: Path) -> dict[str, Any]:
     training = GeneratedTask(
         task, model, protocol.batch_size, protocol.train_lengths, run.seed, run.position_range, about
     )
-    fitted = fit(training, settings, folder, progress=False)
-    if fitted.stopped_early:
-        raise TrainingStopped(f"{fitted.stopped_early} after step {fitted.steps} of {protocol.steps}")
+    fitted = fit(training, settings, folder, progress=False).complete()
     start = time.perf_counter()
     answers = answers_by_length(
         task, model, protocol.test_lengths, protocol.samples, position_range=run.position_range

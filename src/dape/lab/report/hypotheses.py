@@ -113,11 +113,11 @@ class Numbers:
 
     def hits(self, method: str, length: int) -> float:
         """Percentage of tokens that are recall hits."""
-        seed = self._seeds_of_slices(method, method)[0]
-        hits, others = (
-            sum(part.rows[self.trained(method)][length][seed]["tokens"]) for part in self._parts()
-        )
-        return 100 * hits / (hits + others)
+        return 100 * share_of_hits(*self._parts(), self.trained(method), length)
+
+    def hit_gap(self, one: str, other: str, length: int) -> Estimate:
+        """The loss of one method less that of another on recall hits."""
+        return self._parts()[0].difference(*self._gap(one, other, length))
 
     def new_hits(self, method: str, length: int) -> list[float]:
         """The change of the loss from the training length that is on hits which only the longer input offers, as a mean
@@ -148,6 +148,12 @@ class Numbers:
 
     def _seeds_of_slices(self, one: str, other: str) -> list[int]:
         return self._parts()[0].common_seeds(self._pair(one, other))
+
+
+def share_of_hits(hits: Losses, others: Losses, trained: Trained, length: int) -> float:
+    """Share of the scored tokens that are recall hits at this length."""
+    counts = [sum(next(iter(part.rows[trained][length].values()))["tokens"]) for part in (hits, others)]
+    return counts[0] / sum(counts)
 
 
 def hypotheses(folder: Folder) -> str | None:

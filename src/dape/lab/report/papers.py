@@ -39,7 +39,7 @@ from dape.lab.paper import Paper, load_paper
 from dape.lab.records import STEP, TIME, Results
 from dape.lab.report import method_summary, render
 from dape.lab.report.hypotheses import FILE as HYPOTHESES
-from dape.lab.report.hypotheses import hypotheses, joined
+from dape.lab.report.hypotheses import hypotheses, joined, share_of_hits
 from dape.lab.stats import (
     ERRORS,
     ONE_POSITION,
@@ -209,7 +209,7 @@ def write_readmes(papers: Path) -> list[Path]:
 
 
 def leading(papers: Path) -> Folder | None:
-    """The experiment of the findings on top: the headline, or the baselines before it has results."""
+    """Experiment summarised at the top of the page: the headline, or the baselines before it has results."""
     folders = [load_folder(path) for name in LEADING for path in papers.glob(f"*/{name}")]
     return next((f for f in folders if f.best and {BASE, BEST} <= set(main_models(f.losses))), None)
 
@@ -290,12 +290,16 @@ def findings(papers: Path) -> list[str]:
     )
     hits = folder.losses_on("hit")
     if {one, base} <= set(hits.rows):
-        gap, other = (
-            part.difference((1, one, long), (-1, base, long)) for part in (hits, folder.losses_on("other"))
+        others = folder.losses_on("other")
+        shares = [f"{100 * share_of_hits(hits, others, one, n):.0f} %" for n in (start, long)]
+        near, far = (
+            [signed(part.difference((1, one, n), (-1, base, n))) for part in (hits, others)]
+            for n in (start, long)
         )
         said.append(
-            f"At {long} tokens the difference is {signed(gap)} nats on tokens whose trigram the input has shown before, "
-            f"and {signed(other)} on all others."
+            f"Of the scored tokens, {shares[0]} complete a trigram that the input has shown before at {start} tokens, "
+            f"{shares[1]} at {long}. On these the difference is {near[0]} nats at {start} and {far[0]} at {long} tokens, on all "
+            f"others {near[1]} and {far[1]}."
         )
     if BEST in (timed := main_models(data, TIME)):
         pair = timed[BEST], timed[BASE]
@@ -480,7 +484,7 @@ def spoken(picture: str) -> str:
 
 
 def ran(folder: Folder, results: Results) -> str:
-    """Seeds, texts, training time, and missing runs."""
+    """Sentences on seeds, texts, training time and missing runs."""
     seeds = sorted({run["seed"] for run in results["runs"] if "seed" in run})
     texts = [
         f"{name}: {folder.texts[name]}"
@@ -586,7 +590,7 @@ def scale_of(folders: Sequence[Folder], paper: Paper) -> str:
 
 
 def stand_in(folder: Folder, corpus: str) -> str:
-    return f", for {folder.stands_for[corpus].capitalize()}" if corpus in folder.stands_for else ""
+    return f", in place of {folder.stands_for[corpus].capitalize()}" if corpus in folder.stands_for else ""
 
 
 def millions(values: Iterable[float]) -> str:

@@ -389,8 +389,8 @@ struct BackwardTile : RowTile {
     __atomic_store_n(turn.ticket, turn.number + 1, __ATOMIC_RELEASE);
   }
 
-  // Takes the turns in the queue that have come. Whoever waits for another thread does so again and again: that thread
-  // may be waiting for one of them.
+  // Runs the queued updates that are ready. A thread that waits for another polls this, because the other may depend on
+  // one of them.
   void take_turns() {
     for (; turns.count && turns.front().come(); turns.pop()) add(turns.front(), [] {});
   }

@@ -16,7 +16,7 @@ struct StageFilters {
   float *offset;  // [outputs][ROWS]
 };
 
-// What all threads read: tables as for the pair, the stages' weights; and dq of rows that belong to another tile.
+// Read-only state shared by all threads: tables as for the pair, the stages' weights; and dq of rows of another tile.
 struct ProgramShared {
   Shared base;
   StageFilters stages[MAX_STAGES];
@@ -78,7 +78,7 @@ struct Chain {
   const int64_t num_pre, num_stages;
   const bool reads_bias;
   RowMask mask;
-  // hidden[n]: what stage n makes; weights: logits, then softmax weights; raw: logits before their factor.
+  // hidden[n]: output of stage n; weights: logits, then softmax weights; raw: logits before their factor.
   Map image, hidden[MAX_STAGES], weights, raw;
   // dhidden[n]: the gradient of stage n's convolution; dlogits: of the weights, then of the logits.
   Map dimage, dhidden[MAX_STAGES], dlogits;
@@ -204,7 +204,7 @@ struct Chain {
     return 0;
   }
 
-  // What the tile's rows have of their own: whom they may read, factors, their part of a separable bias.
+  // State by row of the tile: visible keys, factors, the row part of a separable bias.
   void read_rows() {
     for (int d = 0; d < MAX_ROWS; ++d) mask.cuts[d] = false;
     for (int64_t r = 0; r < ROWS; ++r) {

@@ -99,7 +99,7 @@ struct Weights {
 // Whether no two rows share a place in the gradient of `edges`, so that threads write there directly.
 bool direct_edges(const Call &c) { return c.batch == 1 && !c.first && !Geometry(c).halo; }
 
-// What all threads read: weights, and tables with room for a tile on both sides.
+// Read-only state shared by all threads: weights, and tables with room for a tile on both sides.
 struct Shared {
   Arena arena;
   // `back`: from the gradient of a convolution's outputs to that of its inputs.
