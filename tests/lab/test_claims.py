@@ -187,7 +187,9 @@ ON_ITS_OWN_NUMBERS = {"larger-kernels-arxiv": FAILS}
 def test_the_papers_claims_on_its_own_tables() -> None:
     """Rules run on the printed numbers, which have no errors: rules and claims mean what the paper says."""
     found = {v.claim.id: v.printed for v in verdicts_of(PAPERS / "dape_v2") if v.printed}
-    assert len(found) >= 40
+    assert len(found) >= 36
+    # That printed numbers agree with themselves says nothing.
+    assert not any(name.startswith("values-") for name in found)
     assert {name: verdict for name, verdict in found.items() if verdict != HOLDS} == ON_ITS_OWN_NUMBERS
 
 
