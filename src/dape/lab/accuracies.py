@@ -431,10 +431,12 @@ def lengths_figure(data: Accuracies) -> Figure:
 
 def fields_figure(fields: Sequence[tuple[str, dict[tuple[str, str], float]]]) -> Figure:
     names = list(dict.fromkeys(task for _, shares in fields for task, _ in shares))
-    methods = list(dict.fromkeys(method for _, shares in fields for _, method in shares))
-    width, height = 1.8 + len(fields) * (0.36 * len(methods) + 0.3), 1.2 + 0.26 * len(names)
-    drawn, (axes,) = canvas(width, height, 1, len(fields))
-    for index, (axis, (title, shares)) in enumerate(zip(axes, fields, strict=True)):
+    columns = [list(dict.fromkeys(method for _, method in shares)) for _, shares in fields]
+    # A title is wider than two methods.
+    ratios = [max(4, len(methods)) for methods in columns]
+    width, height = 1.8 + 0.36 * sum(ratios) + 0.3 * len(fields), 1.2 + 0.26 * len(names)
+    drawn, (axes,) = canvas(width, height, 1, len(fields), ratios=ratios)
+    for index, (axis, methods, (title, shares)) in enumerate(zip(axes, columns, fields, strict=True)):
         values = [[100 * shares.get((task, method), math.nan) for method in methods] for task in names]
         axis.imshow(values, cmap="Blues", vmin=0, vmax=125, aspect="auto")
         for row, line in enumerate(values):

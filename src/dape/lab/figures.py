@@ -132,11 +132,13 @@ def styles(labels: Sequence[str], methods: Sequence[str]) -> dict[str, Style]:
     return assigned
 
 
-def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
-    """A figure of that size in inches, and its axes [rows, columns]."""
+def canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1, *, ratios: Sequence[float] | None = None
+) -> tuple[Figure, Any]:
+    """A figure of that size in inches, and its axes [rows, columns]; ratios: of the columns' widths, by default equal."""
     drawn = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawn)
-    return drawn, drawn.subplots(rows, columns, squeeze=False)
+    return drawn, drawn.subplots(rows, columns, squeeze=False, width_ratios=ratios)
 
 
 def write_figures(results: Results, folder: Path) -> list[Path]:
