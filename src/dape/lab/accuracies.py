@@ -431,23 +431,24 @@ def lengths_figure(data: Accuracies) -> Figure:
 
 def fields_figure(fields: Sequence[tuple[str, dict[tuple[str, str], float]]]) -> Figure:
     names = list(dict.fromkeys(task for _, shares in fields for task, _ in shares))
-    columns = [list(dict.fromkeys(method for _, method in shares)) for _, shares in fields]
+    methods = dict.fromkeys(method for _, shares in fields for _, method in shares)
+    columns = [[m for m in methods if any(m == own for _, own in shares)] for _, shares in fields]
     # A title is wider than two methods.
-    ratios = [max(4, len(methods)) for methods in columns]
+    ratios = [max(4, len(own)) for own in columns]
     width, height = 1.8 + 0.36 * sum(ratios) + 0.3 * len(fields), 1.2 + 0.26 * len(names)
     drawn, (axes,) = canvas(width, height, 1, len(fields), ratios=ratios)
-    for index, (axis, methods, (title, shares)) in enumerate(zip(axes, columns, fields, strict=True)):
-        values = [[100 * shares.get((task, method), math.nan) for method in methods] for task in names]
+    for index, (axis, own, (title, shares)) in enumerate(zip(axes, columns, fields, strict=True)):
+        values = [[100 * shares.get((task, method), math.nan) for method in own] for task in names]
         axis.imshow(values, cmap="Blues", vmin=0, vmax=125, aspect="auto")
         for row, line in enumerate(values):
             for column, value in enumerate(line):
                 if not math.isnan(value):
                     colour = "#ffffff" if value > 70 else "#1b2733"
                     axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=colour)
-        axis.set_xticks(range(len(methods)), methods, rotation=90)
+        axis.set_xticks(range(len(own)), own, rotation=90)
         axis.set_yticks(range(len(names)), [task.replace("_", " ") for task in names] if not index else [])
         axis.tick_params(length=0)
-        axis.set_title(f"accuracy, %: {title}", loc="left")
+        axis.set_title(f"{title}, %", loc="left")
         for spine in axis.spines.values():
             spine.set_visible(False)
     return drawn
