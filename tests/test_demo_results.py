@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from dape.lab.folders import load_folder
-from dape.lab.records import STEP, load_results
+from dape.lab.records import STEP, TIME, load_results
 from dape.lab.report.hypotheses import hypotheses
 from dape.lab.report.papers import overview
 from dape.lab.stats import Trained
@@ -64,3 +64,6 @@ def test_the_readme_says_what_a_training_step_costs():
     assert len(pairs) == 4
     for ratio, length in pairs:
         assert ratio == f"{times['dape1x3-kerple', int(length)] / times['kerple', int(length)]:.2f}"
+    runs = load_folder(ROOT / "papers/dape_v2/headline").best["runs"]
+    timed = {r["method"]: r["steps"] for r in runs if r["view"] == TIME and r["corpus"] == "latex13"}
+    assert f"one thread, takes {timed['kerple'] / timed['dape1x3-kerple']:.2f} × at 256" in README
