@@ -142,10 +142,11 @@ def test_paper_protocol_scores_other_tokens_at_other_lengths():
         paired_difference(short, long)
 
 
-def test_last_is_the_shortest_length_or_256():
-    tokens = documents(2000)
-    assert evaluate_by_length(Recorder(), tokens, [32, 64], windows=1)[0].last == 32
-    assert evaluate_by_length(Recorder(), tokens, [512, 1024], windows=1)[0].last == 256
+def test_last_is_a_quarter_of_the_shortest_length_or_256():
+    tokens = documents(4000)
+    assert evaluate_by_length(Recorder(), tokens, [32, 64], windows=1)[0].last == 8
+    assert evaluate_by_length(Recorder(), tokens, [2, 64], windows=1)[0].last == 1
+    assert evaluate_by_length(Recorder(), tokens, [2048], windows=1)[0].last == 256
 
 
 @pytest.mark.parametrize(

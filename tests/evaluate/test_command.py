@@ -143,7 +143,7 @@ def test_a_corpus_is_packed_with_the_models_tokenizer(folder, capsys):
     )
     assert code == 0
     printed = capsys.readouterr().out
-    assert "last 16 tokens of 3 windows" in printed
+    assert "last 4 tokens of 3 windows" in printed
     assert "no ±" not in printed
 
 
@@ -180,9 +180,9 @@ def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):
     assert {(r["model"], r["method"], r["seed"], r["train_length"]) for r in records} == {
         ("run-7", "alibi", 7, 16)
     }
-    expected = evaluate_by_length(run.model(), run.data().validation, [16, 256], last=16, windows=4)
+    expected = evaluate_by_length(run.model(), run.data().validation, [16, 256], last=4, windows=4)
     assert (records[0]["nll"], records[4]["nll"]) == pytest.approx([score.nll for score in expected])
-    assert "so that many tokens are predicted, not 256" in capsys.readouterr().out
+    assert "last 4 tokens of 4 windows" in capsys.readouterr().out
 
 
 MISTAKES = {

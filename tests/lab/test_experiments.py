@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import made_up
@@ -89,6 +90,37 @@ def test_once_all_is_trained_every_claim_has_what_it_compares(tmp_path: Path) ->
     # Losses were made up without slices.
     missing = {v.sentence for v in judged if v.verdict.startswith("not run")}
     assert missing == {"Not run: losses by recall."}
+
+
+# Trained briefly, at 64 or 128 tokens, before the rule below.
+SHORT = {
+    *("depth", "large_kernels", "longer_training", "longer_windows", "randomized_positions", "rope_scaling"),
+    *(
+        "square_kernels",
+        "baselines",
+        "data_adaptive",
+        "effect",
+        "kernel_size",
+        "leakage",
+        "model_size",
+        "nope_rope",
+    ),
+    *("same_cost", "same_tokens"),
+}
+
+
+def test_what_is_scored_is_at_most_a_quarter_of_the_training_length() -> None:
+    """So that at 1× every target has most of the window before it."""
+    language = [e for e in EXPERIMENTS if e.kind == "language" and "laptop" in e.scales]
+    wide = {
+        e.name
+        for e in language
+        for i in plan_of(e, "laptop").items
+        if 4 * i.evaluation["last"] > i.train_length
+    }
+    assert wide == SHORT
+    defaults = tomllib.loads((PAPERS / "scales.toml").read_text("utf-8"))["laptop"]
+    assert 4 * defaults["last"] <= min(defaults["train_lengths"])
 
 
 def test_main_comparisons_have_two_seeds_and_sixteen_times_the_length() -> None:

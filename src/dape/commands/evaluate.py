@@ -48,7 +48,7 @@ class Evaluate:
     )
     last: int | None = setting(
         None,
-        help="Tokens predicted at the end of each window; by default 256, or the shortest length if that is less.",
+        help="Tokens predicted at the end of each window; by default a quarter of the shortest length, at most 256.",
         low=1,
         high=2**24,
     )
@@ -150,8 +150,6 @@ def main(arguments: list[str]) -> int:
             evaluation.reference = first
         evaluations.append(evaluation)
         print_evaluation(evaluation, console)
-    if options.last is None and lengths and min(lengths) < 256 and options.protocol == "same-targets":
-        console.print(f"(the shortest length is {min(lengths)}, so that many tokens are predicted, not 256)")
     for name, evaluation in zip(options.models if options.card else [], evaluations, strict=False):
         # The error of exp(x) is that of x times exp(x).
         values = [(loss.eval_length, loss.ppl, loss.ppl * loss.nll_se) for loss in evaluation.losses]

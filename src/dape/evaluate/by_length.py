@@ -68,7 +68,7 @@ def evaluate_by_length(
     """Loss and perplexity at each length, in the order of `lengths`.
 
     lengths:  tokens of input that the model sees.
-    last:     number of predicted tokens at the end of a window; default: 256, or the shortest length if that is less.
+    last:     number of predicted tokens at the end of a window; default: `default_last(lengths)`.
     windows:  maximum number of windows; their targets do not overlap.
     protocol: "same-targets": one set of windows, so losses at all lengths are of the same tokens.
               "paper": each length has its own windows, consecutive across documents, with min(last, length)
@@ -123,6 +123,11 @@ def _length_loss(windows: Windows, length: int, last: int, losses: np.ndarray) -
     return LengthLoss.of(length, means, windows.documents, windows.ends, last)
 
 
+def default_last(lengths: Sequence[int]) -> int:
+    """Targets per window by default: a quarter of the shortest length, so that most of it is context; at most 256."""
+    return max(1, min(DEFAULT_LAST, min(lengths) // 4))
+
+
 def check(lengths: Sequence[int], last: int | None, windows: int, protocol: str, context: str) -> int:
     """Number of targets per window; raises for settings that cannot be evaluated."""
     if not lengths or min(lengths) < 1:
@@ -136,7 +141,7 @@ def check(lengths: Sequence[int], last: int | None, windows: int, protocol: str,
     if protocol == "paper":
         last = DEFAULT_LAST if last is None else last
     elif last is None:
-        last = min(DEFAULT_LAST, *lengths)
+        last = default_last(lengths)
     elif last > min(lengths):
         raise ValueError(
             f"last={last} is more than the shortest length {min(lengths)}: the same tokens could not be "

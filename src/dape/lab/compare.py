@@ -13,7 +13,7 @@ import tyro
 
 from dape.data import find_corpus, prepare
 from dape.data.preparation import check_room
-from dape.evaluate.by_length import DEFAULT_LAST
+from dape.evaluate.by_length import default_last
 from dape.evaluate.windows import same_targets
 from dape.lab.curves import derive, loss_table, verdict, views
 from dape.lab.display import Announce, silent
@@ -81,7 +81,7 @@ class Asked:
     )
     last: int | None = setting(
         None,
-        help="Tokens predicted at the end of each window; by default 256, or the shortest length if that is less.",
+        help="Tokens predicted at the end of each window; by default a quarter of the shortest length, at most 256.",
         low=1,
         high=2**24,
     )
@@ -155,7 +155,7 @@ class CompareConfig(TrainConfig, Asked):
 
     @property
     def num_last(self) -> int:
-        return self.last or min(DEFAULT_LAST, *self.length_list)
+        return self.last or default_last(self.length_list)
 
     def corpus_given(self) -> Corpus:
         """The text, with the settings of its splits."""
