@@ -56,7 +56,7 @@ def test_one_boundary(error, code, said, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr("dape.commands.methods.main", fail)
+    monkeypatch.setattr("dape.cli.methods.main", fail)
     monkeypatch.delenv("DAPE_DEBUG", raising=False)
     assert cli.main(["methods"]) == code
     assert capsys.readouterr().err == said
@@ -101,7 +101,7 @@ def test_an_entry_missing_in_a_file_of_ours_is_a_sentence_with_its_path(tmp_path
     def fail(arguments):
         return content["windows"]
 
-    monkeypatch.setattr("dape.commands.methods.main", fail)
+    monkeypatch.setattr("dape.cli.methods.main", fail)
     assert cli.main(["methods"]) == 2
     assert capsys.readouterr().err == f'dape methods: {file} is damaged: it has no entry "windows"\n'
 
@@ -115,7 +115,7 @@ def test_files_of_ours_are_read_in_one_way():
         if re.search(r"json\.loads?\(.*read_text", path.read_text())
     }
     assert found == {
-        "commands/inspect.py",  # of any model of Hugging Face
+        "cli/inspect.py",  # of any model of Hugging Face
         "data/tokens.py",  # a note that may be damaged: then data is verified again
         "lab/accuracies.py",  # within the package
         "lab/runner.py",  # written the moment before

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from dape.commands.train import parse
+from dape.cli.train import parse
 from dape.settings import SettingError, changed, check, fixed, free_names, rule_of, setting
 from dape.training import LoopSettings, TrainConfig
 

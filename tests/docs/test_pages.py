@@ -15,8 +15,7 @@ from typing import NamedTuple
 import pytest
 from markdown_it import MarkdownIt
 
-from dape.cli import main
-from dape.commands import compare, train
+from dape.cli import compare, main, train
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/suite").glob("*.md"))]

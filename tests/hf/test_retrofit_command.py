@@ -63,7 +63,7 @@ def test_text_of_its_own(base, tmp_path, capsys):
 
 def test_an_interrupted_command_continues_to_the_same_weights(base, tmp_path, monkeypatch):
     assert run(base, tmp_path / "whole", *SELF) == 0
-    from dape.commands import retrofit as command
+    from dape.cli import retrofit as command
 
     stopped = command.fit
     monkeypatch.setattr(

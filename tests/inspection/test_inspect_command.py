@@ -9,7 +9,7 @@ import torch
 
 from dape import devices
 from dape.cli import main
-from dape.commands.inspect import read
+from dape.cli.inspect import read
 from dape.models import DapeForCausalLM, preset
 from dape.models.byte_tokenizer import byte_tokenizer
 

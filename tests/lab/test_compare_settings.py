@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dape import cli
-from dape.commands.compare import parse
+from dape.cli.compare import parse
 from dape.lab.compare import by_recipe
 from dape.lab.execute import make_plan
 from dape.lab.pace import share_time

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from sample import METHODS, TRAIN_LENGTH, sample_results
 
-from dape.commands.compare import show
+from dape.cli.compare import show
 from dape.lab.compare import Comparison
 from dape.lab.curves import curves, views
 from dape.lab.records import Results, load_results

@@ -15,7 +15,7 @@ from test_cpu_program import BIASES as PROGRAM_BIASES
 from test_cpu_program import MORE, RAGGED, RUNS, replace
 from test_cpu_program import VISIBLE as PROGRAM_VISIBLE
 
-from dape.benchmarks import stages
+from dape.bench import stages
 from dape.ops.score_attention import native
 
 BIASES = ("none", "distance", "shared", "dense")

@@ -10,8 +10,8 @@ from cpu_cases import SHAPES, evaluate, needs_kernel, tensors
 from op_cases import PROGRAMS, Case, build
 from torch.profiler import ProfilerActivity, profile
 
-from dape.benchmarks import memory
-from dape.benchmarks.workload import BOTH, FORWARD, Sizes, Workload
+from dape.bench import memory
+from dape.bench.workload import BOTH, FORWARD, Sizes, Workload
 from dape.ops.score_attention import Visible, attention, native, op
 
 pytestmark = needs_kernel

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from op_cases import BIASES, KERNELS, Case, build, replace
 
-from dape.benchmarks.listing import listing_attention
+from dape.bench.listing import listing_attention
 from dape.ops.score_attention import (
     DistanceBias,
     ScoreProgram,

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import interpreter
 
-from dape.benchmarks import train
-from dape.cli import main
-from dape.commands import doctor
+from dape.bench import train
+from dape.cli import doctor, main
 from dape.ops.score_attention import (
     DistanceBias,
     ScoreProgram,

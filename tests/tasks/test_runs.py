@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from dape.cli import main
-from dape.commands.options import named, parse_option
-from dape.commands.tasks import parse_lengths
+from dape.cli.options import named, parse_option
+from dape.cli.tasks import parse_lengths
 from dape.lab import solving
 from dape.lab.accuracies import Accuracies, by_multiple, paper_accuracy, paper_table, spans
 from dape.lab.kinds.tasks import TaskRun, train_and_test

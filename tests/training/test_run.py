@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dape import cli
-from dape.commands.train import parse
+from dape.cli.train import parse
 from dape.data import ByteTokenizer, prepare, train_bpe
 from dape.evaluate.subjects import open_subject
 from dape.generation import TextStreamer, generate_text

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dape.benchmarks.timing import interleave
-from dape.benchmarks.train import STEPS_A_ROUND, loop_steps
+from dape.bench.timing import interleave
+from dape.bench.train import STEPS_A_ROUND, loop_steps
 from dape.data import open_data
 from dape.devices import find_device
 from dape.files import read_json, write_atomically

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from dape.benchmarks.model import Options, training_step
-from dape.benchmarks.timing import median_and_range, summary, take_turns
+from dape.bench.model import Options, training_step
+from dape.bench.timing import median_and_range, summary, take_turns
 from dape.lab.environment import environment
 from dape.lab.figures import FAINT, LEGEND, PANEL, canvas, legend, style_of
 from dape.lab.folders import Folder

@@ -1,0 +1,81 @@
+"""Common parts of the benchmarks of training steps: options, the table's title, and the fields of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import torch
+import tyro
+
+from dape.bench import report
+from dape.bench.attention import CLOCK_HELP, DTYPES, hardware
+from dape.bench.timing import check_clock
+from dape.cli.parsing import parse
+from dape.settings import setting
+
+BASELINE = "kerple"
+METHODS_HELP = f"Methods, separated by commas; {BASELINE} is always included."
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Options of model, batch, device and timing."""
+
+    preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
+    methods: str = setting(f"{BASELINE},dape1x3-kerple", help=METHODS_HELP, listed=str)
+    length: int = setting(64, help="Tokens of an input.", low=1, high=2**24)
+    batch: int = setting(16, help="Inputs at a time.", low=1, high=2**20)
+    backend: str = setting("auto", help="Backend of the attention op.")
+    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.")
+    dtype: str = setting("fp32", help="Dtype of the autocast: fp32 (none), fp16 or bf16.")
+    threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
+    rounds: int = setting(9, help="Rounds; the median is reported.", low=1, high=10**6)
+    clock: str = setting("wall", help=CLOCK_HELP)
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+        None, help="Write one record per method.", writes="file"
+    )
+
+    def prepare(self) -> None:
+        """Set the number of threads; raise for a clock that there is not."""
+        check_clock(self.clock)
+        if self.threads:
+            torch.set_num_threads(self.threads)
+
+    def record(self) -> report.Record:
+        """Fields of every record about the model and the machine."""
+        return {
+            "preset": self.preset,
+            "length": self.length,
+            "batch": self.batch,
+            "backend": self.backend,
+            "device": self.device,
+            "hardware": hardware(self.device),
+            "dtype": str(DTYPES[self.dtype]),
+            "threads": torch.get_num_threads(),
+            "clock": self.clock,
+            "torch": torch.__version__,
+        }
+
+
+Options = TypeVar("Options", bound=StepOptions)
+
+
+def main(
+    kind: type[Options],
+    arguments: list[str],
+    run: Callable[[Options], list[report.Record]],
+    columns: Sequence[report.Column],
+    *,
+    prog: str,
+) -> int:
+    """Parse, run, print the table, write the file."""
+    options: Options = parse(kind, arguments, prog=prog)
+    records = run(options)
+    title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {options.dtype}, {hardware(options.device)}"
+    report.print_table(title, columns, records)
+    if options.json is not None:
+        report.write_json(options.json, records)
+    return 0

@@ -1,0 +1,273 @@
+"""One attention call to be measured, the same for every backend, and a correctness check of backends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dape.bench.listing import listing_attention
+from dape.methods import parse_method
+from dape.ops.score_attention import Bias, DistanceBias, SeparableBias, attention, conv_program
+from dape.ops.score_attention.api import BACKENDS, choose
+from dape.ops.score_attention.types import EVERYTHING, Problem
+from dape.positions.base import Positions
+from dape.positions.fire import FIRE
+
+LISTING, COMPILED, SDPA, SDPA_BIAS, FLEX = "listing", "compiled listing", "sdpa", "sdpa with bias", "flex"
+# Candidates that build T×T maps.
+QUADRATIC = (LISTING, COMPILED, SDPA_BIAS, "reference")
+FORWARD, BOTH = "forward", "forward+backward"
+BIASES = ("distance", "separable", "tiles")
+
+
+def check_bias(name: str) -> None:
+    """Raise if there is no form of a bias of that name."""
+    if name not in BIASES:
+        raise ValueError(f'bias="{name}": choose {", ".join(BIASES)}')
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a call; the queries are the last of the keys.
+
+    bias:      its form, all with gradients: by "distance" (Kerple), "separable" (numbers per token) or by "tiles" (FIRE).
+    processor: a score processor as in method names, "talking" or "dape1x3[groups=3,width=24]"; empty: two convolutions
+               of 1×kernel with `width` hidden channels.
+    """
+
+    keys: int
+    queries: int
+    batch: int = 1
+    heads: int = 12
+    head_width: int = 64
+    width: int = 32
+    kernel: int = 3
+    processor: str = ""
+    bias: str = "distance"
+
+    @classmethod
+    def of(cls, options: Any, keys: int, queries: int) -> Sizes:
+        """Sizes for a number of keys and queries, the others from options of the same names."""
+        others = [field.name for field in fields(cls) if field.name not in ("keys", "queries")]
+        return cls(keys, queries, **{name: getattr(options, name) for name in others})
+
+    @property
+    def method(self) -> str:
+        """The method of the processor."""
+        name, bracket, options = self.processor.partition("[")
+        return ("kerple" if name == "plain" else f"{name}-kerple") + bracket + options
+
+
+class Workload:
+    """The tensors of one call, drawn from a fixed seed, and a function for every backend."""
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        rounded: torch.dtype | None = None,
+    ) -> None:
+        """rounded: a lower-precision dtype to which all numbers are rounded."""
+        self.sizes, self.device = sizes, torch.device(device)
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape: int, bound: float | None = None) -> Tensor:
+            numbers = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+            # √3 gives a uniform number unit variance.
+            numbers = (numbers * (3**0.5 if bound is None else bound)).to(rounded or dtype)
+            return numbers.to(device=self.device, dtype=dtype).requires_grad_()
+
+        s = sizes
+        self.q = draw(s.batch, s.heads, s.queries, s.head_width)
+        self.k, self.v = (draw(s.batch, s.heads, s.keys, s.head_width) for _ in range(2))
+        expand, project = (2 * s.heads * s.kernel) ** -0.5, (s.width * s.kernel) ** -0.5
+        if s.processor:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                program = parse_method(s.method).build_scores(s.heads, width=s.width).program()
+            # An identity initialisation would hide mistakes; small numbers keep its scale.
+            tensors = {
+                name: (tensor.detach().to(self.device) + draw(*tensor.shape, bound=0.05).detach())
+                .to(dtype)
+                .requires_grad_()
+                for name, tensor in program.tensors()
+            }
+            self.program = program.with_tensors(tensors)
+        else:
+            self.program = conv_program(
+                draw(s.width, 2 * s.heads, 1, s.kernel, bound=expand), draw(s.width, bound=expand),
+                draw(s.heads, s.width, 1, s.kernel, bound=project), draw(s.heads, bound=project), s.kernel // 2,
+            )  # fmt: skip
+        self.of_bias = {name: draw(s.heads, 1, bound=1.0) for name in ("slopes", "rates")}
+        if s.bias == "separable":
+            self.of_bias = {
+                "row": draw(s.batch, s.heads, s.queries), "column": draw(s.batch, s.heads, s.keys),
+            }  # fmt: skip
+        elif s.bias == "tiles":
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                self.fire = FIRE(s.heads, threshold=s.keys / 2).to(rounded or dtype).to(self.device, dtype)
+            self.of_bias = dict(self.fire.named_parameters())
+        self.leaves = [
+            self.q,
+            self.k,
+            self.v,
+            *(tensor for _, tensor in self.program.tensors()),
+            *self.of_bias.values(),
+        ]
+        self.grad_out = draw(*self.q.shape).detach()
+
+    def bias(self) -> Bias:
+        """The bias in the form of the op's argument."""
+        s = self.sizes
+        if s.bias == "separable":
+            return SeparableBias(self.of_bias["row"], self.of_bias["column"])
+        if s.bias == "tiles":
+            index = torch.arange(s.keys, device=self.device)[None]
+            positions = Positions(index[:, -s.queries :], index, True, EVERYTHING, consecutive=True)
+            return self.fire.bias(self.q, self.k, positions, scale=1.0)
+        return DistanceBias(self._by_distance())
+
+    def kerple(self, distance: Tensor) -> Tensor:
+        """Kerple's −|p| · log(1 + |a| · distance), for every head: [H, ...]."""
+        shape = (-1,) + (1,) * distance.dim()
+        slopes, rates = (self.of_bias[name].abs().view(shape) for name in ("slopes", "rates"))
+        return -slopes * torch.log1p(rates * distance)
+
+    def attend(self, backend: str) -> Tensor:
+        if backend == SDPA:
+            return F.scaled_dot_product_attention(
+                self.q, self.k, self.v, is_causal=self.sizes.queries == self.sizes.keys > 1
+            )
+        if backend in (LISTING, COMPILED):
+            index = torch.arange(self.sizes.keys, device=self.device)
+            bias = self.kerple(
+                (index[:, None] - index).clamp(min=0).to(torch.promote_types(self.q.dtype, torch.float32))
+            ).to(self.q.dtype)[None]
+            listing = _compiled() if backend == COMPILED else listing_attention
+            return listing(self.q, self.k, self.v, self.program, bias)
+        if backend == SDPA_BIAS:
+            index = torch.arange(self.sizes.keys, device=self.device)
+            distance = index[-self.sizes.queries :, None] - index
+            gathered = self._by_distance()[:, distance.clamp(min=0)].masked_fill(distance < 0, -torch.inf)
+            return F.scaled_dot_product_attention(self.q, self.k, self.v, gathered[None].to(self.q.dtype))
+        if backend == FLEX:
+            values, ahead = self._by_distance(), self.sizes.keys - self.sizes.queries
+
+            def biased(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+                distance = query + ahead - key
+                return torch.where(distance < 0, -torch.inf, score + values[head, distance.clamp(min=0)])
+
+            return _flex(self.device.type == "cuda")(self.q, self.k, self.v, score_mod=biased)
+        return attention(self.q, self.k, self.v, self.program, bias=self.bias(), backend=backend)
+
+    def _by_distance(self) -> Tensor:
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        return self.kerple(torch.arange(self.sizes.keys, device=self.device).to(dtype))
+
+    def run(self, backend: str, name: str) -> None:
+        """Run the pass `name` once."""
+        if name == FORWARD:
+            with torch.no_grad():
+                self.attend(backend)
+        else:
+            torch.autograd.grad(self.attend(backend), self.leaves, self.grad_out, allow_unused=True)
+
+    def unsupported(self, backend: str) -> str | None:
+        """Why a candidate cannot run this call, or None."""
+        if backend == FLEX and not self.program.is_plain:
+            return "FlexAttention's score function sees one score, the convolutions read those of other keys and heads"
+        if backend == FLEX and self.device.type == "cpu":
+            return "FlexAttention has no backward pass on the processor"
+        if backend not in BACKENDS and self.sizes.bias != "distance":
+            return f'"{backend}" is written here for a bias by distance, not bias="{self.sizes.bias}"'
+        if backend not in BACKENDS or backend == SDPA:
+            return None
+        problem = Problem(self.q, self.k, self.v, self.program, self.bias(), EVERYTHING, True, 1.0, 0.0)
+        try:
+            choose(problem, backend)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def results(self, backend: str, rows: slice = slice(None)) -> list[Tensor]:
+        """The output and every gradient, as functions of those rows of the output."""
+        out = self.attend(backend)[:, :, rows]
+        grads = torch.autograd.grad(out, self.leaves, self.grad_out[:, :, rows], allow_unused=True)
+        zero = torch.zeros((), device=self.device)
+        return [out.detach(), *(zero if grad is None else grad for grad in grads)]
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(listing_attention, dynamic=False)
+
+
+@functools.cache
+def _flex(compiled: bool) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled_or_not: Callable[..., Any] = flex_attention
+    return torch.compile(compiled_or_not, dynamic=False) if compiled else compiled_or_not
+
+
+def required_bytes(sizes: Sizes, backend: str) -> int:
+    """Approximate peak memory of a call: T×T maps for backends that build them, else a few times its inputs."""
+    s = sizes
+    if backend in QUADRATIC:
+        return 4 * s.batch * s.queries * s.keys * (11 * s.heads + 2 * s.width)
+    return 4 * 10 * s.batch * s.heads * s.keys * s.head_width
+
+
+def check(
+    backend: str, sizes: Sizes, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> float:
+    """Largest error of a backend on a short call of these sizes; raises if it is wrong.
+
+    Errors are distances to float64, relative to the largest value.
+    """
+    keys = min(sizes.keys, 70)
+    short = replace(sizes, keys=keys, queries=min(sizes.queries, keys), batch=min(sizes.batch, 2))
+    # The listing's last rows depend on the tensor's edge; the reference's do not.
+    exact = Workload(short, torch.float64, rounded=dtype)
+    right = sum(stage.right for stage in (*exact.program.pre, *exact.program.post))
+    rows = slice(0, max(1, short.queries - (right if backend in (LISTING, COMPILED) else 0)))
+    truth = _plain_attention(exact, rows) if backend == SDPA else exact.results("reference", rows)
+    ours = Workload(short, dtype, device).results(backend, rows)
+    half, greatest = dtype.itemsize < 4, 0.0
+    names = "output", "q", "k", "v", *(name for name, _ in exact.program.tensors()), *exact.of_bias
+    sizes_of = {name: float(true.abs().max()) for name, true in zip(names, truth, strict=True)}
+    # The gradient of the last offset is zero, a sum of numbers that cancel; that of the first is over the same pairs.
+    cancels = f"pre.{len(exact.program.pre) - 1}.offset"
+    if cancels in sizes_of:
+        sizes_of[cancels] = max(sizes_of[cancels], sizes_of.get("pre.0.offset", 0.0))
+    for name, result, true in zip(names, ours, truth, strict=True):
+        # A LeakyReLU that flips near zero costs float32 gradients some digits; a mistake costs all of them.
+        tolerance = (3e-2 if half else 1e-4) if name == "output" else (2e-1 if half else 1e-2)
+        error = float((result.double().cpu() - true).abs().max()) / max(sizes_of[name], 1e-2)
+        greatest = max(greatest, error)
+        if not error <= tolerance:
+            what = name if name == "output" else f"gradient of {name}"
+            raise ValueError(
+                f'backend "{backend}" is wrong: its {what} is off by {error:.1e} of the greatest value, '
+                f"tolerance {tolerance:.0e} (nothing was timed)"
+            )
+    return greatest
+
+
+def _plain_attention(exact: Workload, rows: slice) -> list[Tensor]:
+    ahead = torch.ones(exact.sizes.queries, exact.sizes.keys, dtype=torch.bool).triu(
+        1 + exact.sizes.keys - exact.sizes.queries
+    )
+    scores = exact.q @ exact.k.mT / exact.sizes.head_width**0.5
+    out = (scores.masked_fill(ahead, -torch.inf).softmax(-1) @ exact.v)[:, :, rows]
+    grads = torch.autograd.grad(out, exact.leaves, exact.grad_out[:, :, rows], allow_unused=True)
+    return [out.detach(), *(torch.zeros((), dtype=torch.float64) if g is None else g for g in grads)]

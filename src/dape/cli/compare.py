@@ -1,0 +1,111 @@
+"""`dape compare`: how do encodings hold up beyond their training length?"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from dape.cli.options import ModelOptions, training_defaults, with_options
+from dape.cli.parsing import parse as parse_options
+from dape.lab.compare import CompareConfig, Comparison, by_recipe, run_comparison
+from dape.lab.curves import HELD, WORSE, curves, loss_table, train_length, verdict, views, warnings
+from dape.lab.display import display
+from dape.lab.execute import summary_of
+from dape.lab.records import VIEWS
+from dape.lab.tables import chosen
+from dape.lab.terminal import plot
+
+DESCRIPTION = """Train methods under the same conditions and evaluate each beyond its training length.
+
+  dape compare --jobs 2                          five methods on Python's library
+  dape compare --corpus my_texts/ --methods rope,dape1x3-kerple --seeds 0,1,2
+  dape compare --preset 125m --config mine.toml  the paper's recipe, changed
+
+Every method sees the same data in the same order, and weights that methods share start equal; every length is
+evaluated on the same target tokens, with standard errors over documents. The same command resumes an interrupted
+comparison, retries failed runs and keeps finished ones, so methods, seeds and lengths can be added later. The
+folder then holds results.json, results.csv, table.tex, figures/ and report.html."""
+# Number of lengths that fit into 80 columns with the method, the change and the time.
+COLUMNS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine(ModelOptions, CompareConfig):
+    pass
+
+
+# Name of the options in tyro's error messages.
+CommandLine.__name__ = "dape compare"
+
+
+def main(arguments: list[str]) -> int:
+    config = parse(arguments)
+    console = terminal()
+    comparison = run(config, console)
+    show(comparison, console)
+    return int(comparison.failed)
+
+
+def terminal() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 80)
+
+
+def parse(
+    arguments: list[str], kind: Any = CommandLine, prog: str = "dape compare", description: str = DESCRIPTION
+) -> Any:
+    """Parse the options: the preset's recipe, overridden by the file, overridden by the command line."""
+    changes = training_defaults(arguments)
+    default = by_recipe(changes["preset"], **changes)
+    parsed: Any = parse_options(
+        kind, arguments, default=kind(**asdict(default)), prog=prog, description=description
+    )
+    config = with_options(CompareConfig, parsed)
+    return config if kind is CommandLine else (config, parsed)
+
+
+def run(config: CompareConfig, console: Console, **options: Any) -> Comparison:
+    """Execute the comparison, with a progress bar per run on a terminal, else a line for each finished run."""
+    with display(console, at_once=config.jobs, summary=summary_of) as announce:
+        return run_comparison(config, announce, progress=console.is_terminal, **options)
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the verdict, the tables, the plot of the first view, and the paths of all files."""
+    results = comparison.results
+    shown = views(results)
+    console.print()
+    for sentence in [*(verdict(results, view) for view in shown), *warnings(results)]:
+        console.print(sentence, style="bold", markup=False)
+    for view in shown:
+        table = loss_table(results, view)
+        lengths = len(table.heads) - 3
+        console.print()
+        console.print(table.rich([*chosen(lengths, COLUMNS), *range(lengths, len(table.heads))]))
+    for failure in results["failures"]:
+        view = VIEWS.get(failure.get("view", ""), "")
+        console.print(
+            f"failed: {failure['method']}, seed {failure['seed']}, {view}: {failure['error']}",
+            style="red",
+            markup=False,
+        )
+    legend = Text("change: of the loss, in nats; ", style="dim").append("held", style="green")
+    legend.append(f" (< {HELD:g} or 2 errors) ", style="dim").append("worse", style="yellow")
+    legend.append(" ").append(f"much worse (> {WORSE:g})", style="red")
+    console.print(legend)
+    for view in shown[:1]:
+        console.print()
+        console.print(plot(curves(results, view), train_length(results)))
+    console.print()
+    if comparison.folder is not None:
+        for name, path in (
+            ("numbers", "results.csv"),
+            ("table", "table.tex"),
+            ("figures", "figures"),
+            ("report", "report.html"),
+        ):
+            style = "bold" if name == "report" else ""
+            console.print(f"{name:<9}{comparison.folder / path}", soft_wrap=True, markup=False, style=style)

@@ -1,0 +1,248 @@
+"""`dape eval`: perplexity by length of trained runs and of any causal language model."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import transformers
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dape.cli.parsing import parse
+from dape.data import Tokens
+from dape.devices import device_name
+from dape.evaluate import (
+    evaluate_by_length,
+    loss_by_position,
+    losses_by_length,
+    recall_slices,
+    sliding_window,
+)
+from dape.evaluate.recall import DEFAULT_NGRAM
+from dape.evaluate.report import Evaluation, print_evaluation, save
+from dape.evaluate.subjects import Subject, open_subject
+from dape.files import distinct_names
+from dape.settings import PICTURES, fixed, setting, split_numbers
+from dape.training.run import CONFIG, add_to_card
+
+
+@dataclass
+class Evaluate:
+    """Perplexity of the same target tokens at every length, with growing left context.
+
+    The first model is the reference with which the others are compared, token by token.
+    """
+
+    models: tyro.conf.Positional[list[str]]
+    """Run folders, or hf:PATH for any causal language model of Hugging Face."""
+    lengths: str | None = setting(
+        None,
+        help="Tokens of input, separated by commas; by default 1, 2, 4, 8 and 16 times the training length.",
+        listed=int,
+        low=1,
+        high=2**24,
+    )
+    last: int | None = setting(
+        None,
+        help="Tokens predicted at the end of each window; by default a quarter of the shortest length, at most 256.",
+        low=1,
+        high=2**24,
+    )
+    windows: int = setting(128, help="Windows, at most.", low=1, high=10**9)
+    protocol: Literal["same-targets", "paper"] = setting(
+        "same-targets",
+        help='"paper": each length has its own consecutive windows, and so its own target tokens.',
+    )
+    context: Literal["document", "stream"] = setting(
+        "document",
+        help='"stream" lets the context continue into earlier documents (for corpora of short ones).',
+    )
+    split: Literal["train", "validation"] = setting("validation", help="Which documents.")
+    data: Path | None = setting(
+        None, help="Token data (`dape data prepare`) instead of a run's own.", reads="folder"
+    )
+    corpus: str | None = setting(
+        None,
+        help="Text to evaluate on instead, packed with the model's tokenizer; for hf:PATH by default stdlib.",
+    )
+    by_position: int | None = setting(
+        None, help="Also the loss by position, in windows of this length.", low=1, high=2**24
+    )
+    slices: Literal["none", "recall"] = setting(
+        "none",
+        help='"recall": also the loss of tokens that repeat an earlier n-gram of the input, against all others.',
+    )
+    ngram: int | None = setting(
+        None,
+        help="Length of the n-gram that must have occurred before for a token to count as recall; 3 by default.",
+        low=1,
+        high=1024,
+    )
+    max_training_count: int | None = setting(
+        None,
+        help="Count as recall only n-grams with at most this many occurrences in the training split; by default all.",
+        low=0,
+        high=10**12,
+    )
+    sliding: int | None = setting(
+        None, help="Also the sliding-window perplexity with windows of this length.", low=1, high=2**24
+    )
+    stride: int | None = setting(
+        None, help="Stride of the sliding window; half of its length by default.", low=1, high=2**24
+    )
+    sliding_tokens: int = setting(
+        100_000,
+        help="Approximate number of tokens for the sliding window, at the beginnings of all documents.",
+        low=1,
+        high=10**12,
+    )
+    json: Path | None = setting(
+        None, help="Write everything to this file as JSON.", writes="file", fixes_run=False
+    )
+    csv: Path | None = setting(
+        None, help="Write the losses to this file as CSV.", writes="file", fixes_run=False
+    )
+    plot: Path | None = setting(
+        None,
+        help="Draw perplexity against length (.svg, .pdf or .png).",
+        writes="file",
+        suffixes=PICTURES,
+        fixes_run=False,
+    )
+    card: bool = setting(
+        False, help="Write the perplexities into the model cards of the runs.", fixes_run=False
+    )
+    device: str = setting("auto", help='Device: "auto", "cpu", "cuda", …', test=device_name, fixes_run=False)
+
+
+def main(arguments: list[str]) -> int:
+    options: Evaluate = parse(Evaluate, arguments, prog="dape eval")
+    if not options.models:
+        raise ValueError("give a run folder, or hf:PATH")
+    if options.stride is not None and options.sliding is None:
+        raise ValueError("--stride needs --sliding LENGTH")
+    for name in ("ngram", "max_training_count"):
+        if getattr(options, name) is not None and options.slices != "recall":
+            raise ValueError(f"--{name.replace('_', '-')} needs --slices recall")
+    if options.slices != "none" and options.protocol != "same-targets":
+        raise ValueError(
+            f"--slices {options.slices} compares the same tokens at every length: it needs --protocol same-targets"
+        )
+    if options.card and (others := [name for name in options.models if not (Path(name) / CONFIG).exists()]):
+        raise ValueError(f"--card writes into trained runs, which {others[0]} is not")
+    transformers.logging.disable_progress_bar()
+    console = Console(width=80, highlight=False)
+    evaluations: list[Evaluation] = []
+    lengths = None if options.lengths is None else split_numbers("lengths", options.lengths)
+    labels = distinct_names([name.removeprefix("hf:") for name in options.models])
+    for name, label in zip(options.models, labels, strict=True):
+        with open_subject(
+            name, data=options.data, corpus=options.corpus, device=options.device, label=label
+        ) as subject:
+            lengths = default_lengths(subject) if lengths is None else lengths
+            evaluation = evaluate(subject, lengths, options)
+        first = evaluations[0] if evaluations else None
+        if first is not None and first.subject.same_tokens(subject, options.split):
+            evaluation.reference = first
+        evaluations.append(evaluation)
+        print_evaluation(evaluation, console)
+    for name, evaluation in zip(options.models if options.card else [], evaluations, strict=False):
+        # The error of exp(x) is that of x times exp(x).
+        values = [(loss.eval_length, loss.ppl, loss.ppl * loss.nll_se) for loss in evaluation.losses]
+        of = f"`{options.corpus or options.data}`" if options.corpus or options.data else "held-out documents"
+        predicted = (
+            f"the last {evaluation.losses[0].last} tokens of at most {options.windows} windows of {of}"
+        )
+        same = ", the same tokens at every length" if options.protocol == "same-targets" else ""
+        add_to_card(Path(name), values, f"{predicted}{same}, with standard errors over documents")
+    save(
+        evaluations,
+        settings(options),
+        json_file=options.json,
+        csv_file=options.csv,
+    )
+    if options.plot is not None:
+        save_plot(evaluations, options.plot, options.split)
+    return 0
+
+
+def save_plot(evaluations: list[Evaluation], path: Path, split: str) -> None:
+    """Plot perplexity by length in the style of the reports; error bars are paired if models have the same tokens."""
+    from dape.lab.api import Evaluated, results_of
+    from dape.lab.figures import comparison_figure, save
+    from dape.lab.records import STEP
+
+    evaluated = []
+    for evaluation in evaluations:
+        unit = evaluation.subject.train_length or evaluation.losses[0].eval_length
+        evaluated.append(
+            Evaluated(evaluation.subject, unit, sorted(evaluation.losses, key=lambda loss: loss.eval_length))
+        )
+    figure = comparison_figure(results_of(evaluated, split), STEP)
+    figure.axes[0].set_title("", loc="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
+
+
+def evaluate(subject: Subject, lengths: list[int], options: Evaluate) -> Evaluation:
+    tokens = subject.data.split(options.split)
+    evaluation = by_length(subject, tokens, lengths, options)
+    if options.by_position is not None:
+        evaluation.by_position = loss_by_position(
+            subject.model, tokens, options.by_position, windows=options.windows, context=options.context
+        )
+    if options.sliding is not None:
+        evaluation.sliding.append(
+            sliding_window(
+                subject.model,
+                tokens,
+                options.sliding,
+                stride=options.stride,
+                max_tokens=options.sliding_tokens,
+            )
+        )
+    return evaluation
+
+
+def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Evaluate) -> Evaluation:
+    """Losses by length and, if requested, by slice, from one pass over the windows."""
+    columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24), TimeRemainingColumn())
+    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
+        # The cost of a window grows with its length.
+        task = bar.add_task(subject.label[:24], total=sum(lengths) * options.windows)
+        asked: dict[str, Any] = {
+            "last": options.last,
+            "windows": options.windows,
+            "context": options.context,
+            "progress": lambda length, count: bar.advance(task, length * count),
+        }
+        if options.slices == "none":
+            means = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
+            return Evaluation(subject, options.protocol, means)
+        losses = losses_by_length(subject.model, tokens, lengths, **asked)
+    rare: dict[str, Any] = {}
+    if options.max_training_count is not None:
+        rare = {"train": subject.training_tokens(), "max_training_count": options.max_training_count}
+    base = subject.train_length if subject.train_length in lengths else min(lengths)
+    recall = recall_slices(
+        tokens,
+        losses,
+        base=base,
+        ngram=DEFAULT_NGRAM if options.ngram is None else options.ngram,
+        **rare,
+    )
+    return Evaluation(subject, options.protocol, [losses.at(n) for n in lengths], recall=recall)
+
+
+def default_lengths(subject: Subject) -> list[int]:
+    """Lengths up to 16 times the training length, if known."""
+    return [(subject.train_length or 64) * times for times in (1, 2, 4, 8, 16)]
+
+
+def settings(options: Evaluate) -> dict[str, Any]:
+    """The options that determine the results."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in fixed(options).items()}

@@ -1,0 +1,209 @@
+"""`dape inspect`: attention maps of trained runs on a text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from dape.checksums import verify_checksums
+from dape.cli.parsing import parse
+from dape.data import Tokenizer, load_tokenizer
+from dape.files import distinct_names, write_atomically
+from dape.inspection import Inspection, inspect
+from dape.inspection.figure import draw
+from dape.inspection.page import Named, token_texts, write_page
+from dape.models import DapeForCausalLM
+from dape.retrofitting.files import describes_retrofit, load_retrofitted
+from dape.retrofitting.loading import tokenizer_source
+from dape.settings import setting, split_names, split_numbers
+from dape.training.run import load_run, no_bars
+
+# A single word with a suffix, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
+FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
+
+
+def known_formats(text: str) -> None:
+    if not {*split_names(text)} <= {"png", "svg", "pdf"}:
+        raise ValueError("choose among png, svg, pdf")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Maps of scores, bias, processed scores and weights, as figures and as an interactive page.
+
+    dape inspect runs/dape-kerple runs/dape1x3-kerple --text book.txt --lengths 512,2048
+
+    The page shows two runs side by side and opens on the head that the processor changes most. The weight on the
+    first token (the attention sink) and the entropy of every head are printed and saved; the share of the weight that
+    the processor moves is saved.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = setting(
+        help="Folders that `dape train` wrote, or Hugging Face folders of our models."
+    )
+    text: str = setting(help="A file, or the text itself.")
+    lengths: str = setting(
+        "512",
+        help="Number of tokens to inspect; several lengths by commas (the paper shows 512,2048,8192).",
+        listed=int,
+        low=1,
+        high=2**24,
+    )
+    layers: str = setting(
+        "all", help="Layers by commas, from 0.", listed=int, low=0, high=10_000, words=("all",)
+    )
+    heads: str = setting(
+        "all", help="Heads by commas, from 0.", listed=int, low=0, high=2**16, words=("all",)
+    )
+    resolution: int = setting(
+        256, help="Maximum rows and columns of a map; longer texts are averaged.", low=1, high=2**16
+    )
+    formats: str = setting(
+        "png",
+        help="Formats of the figures: png, svg, pdf, several by commas.",
+        listed=str,
+        test=known_formats,
+    )
+    tokenizer: str | None = setting(
+        None,
+        help="bytes, a tokenizer.json or a folder, for models without one; by default the model's own.",
+    )
+    out: Path = setting(
+        Path("inspection"),
+        help="Output folder of index.html with its tiles, heads.json and the figures.",
+        writes="folder",
+    )
+
+
+def main(arguments: list[str]) -> int:
+    options: Options = parse(Options, arguments, prog="dape inspect")
+    lengths = split_numbers("lengths", options.lengths)
+    layers, heads = (
+        None if text == "all" else split_numbers(name, text)
+        for name, text in (("layers", options.layers), ("heads", options.heads))
+    )
+    formats = split_names(options.formats)
+    if not options.runs:
+        raise ValueError("name at least one run")
+    console = Console()
+    text, inspections = read(options.text), []
+    for name, model, tokenizer in opened(options.runs, options.tokenizer):
+        ids = tokenizer.encode(text)
+        for length in lengths:
+            if len(ids) < length:
+                raise ValueError(
+                    f"the text has {len(ids)} tokens for {name}, too few for a length of {length}"
+                )
+            inspection = inspect(
+                model, ids[:length], layers=layers, heads=heads, resolution=options.resolution
+            )
+            inspections.append(Named(name, inspection, token_texts(tokenizer.decode, ids[:length])))
+            console.print(heads_table(name, inspection))
+            options.out.mkdir(parents=True, exist_ok=True)
+            draw_all(inspections[-1], options.out, formats, console)
+    write_atomically(
+        options.out / "heads.json",
+        json.dumps([record for run in inspections for record in records(run)], indent=1),
+    )
+    write_page(inspections, options.out)
+    console.print(f"Explore: {options.out / 'index.html'}   Pictures: {options.out}", soft_wrap=True)
+    return 0
+
+
+def read(text: str) -> str:
+    """Contents of the file if one of that name exists, else the text itself."""
+    path = Path(text)
+    try:
+        if path.is_file():
+            return path.read_text("utf-8", errors="replace")
+    except (OSError, ValueError):  # no file can have such a name
+        return text
+    if FILE_NAME.fullmatch(text):
+        raise FileNotFoundError(f"there is no file {text}")
+    return text
+
+
+def opened(
+    folders: tuple[Path, ...], tokenizer: str | None = None
+) -> Iterator[tuple[str, PreTrainedModel, Tokenizer]]:
+    """Name, model and tokenizer of each folder."""
+    for name, folder in zip(distinct_names(folders), folders, strict=True):
+        if (folder / "model").is_dir() or (folder / "metrics.jsonl").exists():
+            yield name, load_run(folder).model(), find_tokenizer(folder / "model", tokenizer)
+        elif describes_retrofit(folder):
+            with no_bars():
+                retrofitted = load_retrofitted(folder, dtype=torch.float32).eval()
+            tokenizer_path = Path(tokenizer_source(folder, retrofitted))
+            yield name, retrofitted, find_tokenizer(tokenizer_path, tokenizer)
+        elif (folder / "config.json").exists():
+            if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":
+                raise ValueError(
+                    f"{folder} is not a model of ours: `dape inspect` looks into our own models and retrofitted ones; "
+                    f"of others, model(ids, output_attentions=True) gives the weights"
+                )
+            verify_checksums(folder)
+            with no_bars():
+                model = DapeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            yield name, model, find_tokenizer(folder, tokenizer)
+        else:
+            raise FileNotFoundError(f"{folder} is neither a run nor a model: it has no config.json")
+
+
+def find_tokenizer(folder: Path, spec: str | None) -> Tokenizer:
+    """Load the given tokenizer, or the folder's own."""
+    if spec is None and not (folder / "tokenizer.json").exists():
+        raise FileNotFoundError(
+            f'there is no tokenizer in {folder}: pass --tokenizer with a folder that has one, or "bytes" for a model '
+            f"of bytes"
+        )
+    return load_tokenizer(folder if spec is None else spec)
+
+
+def draw_all(run: Named, out: Path, formats: list[str], console: Console) -> None:
+    length = len(run.inspection.ids)
+    jobs = [(layer_maps.layer, ending) for layer_maps in run.inspection.layers for ending in formats]
+    for layer, ending in track(jobs, f"pictures of {run.name}", console=console, transient=True):
+        draw(run.inspection, layer, out / f"{run.name}-{length}-layer{layer}.{ending}")
+
+
+def records(run: Named) -> list[dict[str, object]]:
+    return [
+        {
+            "run": run.name,
+            "method": run.inspection.method,
+            "length": len(run.inspection.ids),
+            "layer": layer_maps.layer,
+            "head": head,
+            "sink_share": round(float(sink), 6),
+            "entropy": round(float(entropy), 6),
+            "change": round(float(change), 6),
+        }
+        for layer_maps in run.inspection.layers
+        for head, sink, entropy, change in zip(
+            layer_maps.heads, layer_maps.sink, layer_maps.entropy, layer_maps.change, strict=True
+        )
+    ]
+
+
+def heads_table(name: str, inspection: Inspection) -> Table:
+    run = f"{inspection.method} ({name}), {len(inspection.ids)} tokens"
+    table = Table(title=f"{run}: weight on the first token | entropy in nats")
+    table.add_column("layer", justify="right")
+    for head in inspection.layers[0].heads:
+        table.add_column(f"head {head}", justify="right")
+    for layer_maps in inspection.layers:
+        cells = [
+            f"{100 * s:.1f} % | {e:.2f}" for s, e in zip(layer_maps.sink, layer_maps.entropy, strict=True)
+        ]
+        table.add_row(str(layer_maps.layer), *cells)
+    return table

@@ -1,0 +1,38 @@
+"""`dape merge`: several comparisons in one report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from dape.cli.compare import show, terminal
+from dape.cli.parsing import parse
+from dape.files import distinct_names
+from dape.lab.compare import Comparison, load_comparison, merge
+from dape.settings import setting
+
+
+@dataclass(frozen=True)
+class Options:
+    """Merge the results of several comparisons or sweeps into one report; a method in several of them is labelled with
+    its folder. Results on the same target tokens are compared token by token."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of `dape compare` or `dape sweep`, or their results.json."""
+    out: Path = setting(Path("runs/merged"), help="Folder for results and report.", writes="folder")
+
+
+def main(arguments: list[str]) -> int:
+    options: Options = parse(Options, arguments, prog="dape merge")
+    if len(options.folders) < 2:
+        raise ValueError("name two folders or more")
+    comparison = merge(
+        [load_comparison(folder) for folder in options.folders], distinct_names(options.folders)
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    comparison = Comparison(comparison.results, options.out.absolute())
+    comparison.save(options.out)
+    show(comparison, terminal())
+    return int(comparison.failed)

@@ -1,0 +1,74 @@
+"""`dape methods`: list encodings and score processors; every pair is a method."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+
+from dape.cli.parsing import Parser
+from dape.methods import Method, all_methods
+from dape.positions import POSITIONS
+from dape.scores import SCORES
+
+USAGE = {
+    "dape1x3-kerple": "any pair; dapeQxK reads Q queries and K keys",
+    "rope[scaling=yarn,factor=8]": "options of either; normaliser=sink, =ssmax of all",
+    "rope/rope/nope": "methods by layer, cycled over the layers",
+}
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="dape methods",
+        description="List the position encodings and the score processors. A method is any pair of them.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a record of every pair instead")
+    options = parser.parse_args(arguments)
+    print(json.dumps([record(method) for method in all_methods()], indent=2) if options.json else table())
+    return 0
+
+
+def record(method: Method) -> dict[str, object]:
+    encoding = POSITIONS[method.position]
+    return {
+        "name": method.name,
+        "position": method.position,
+        "processor": method.processor,
+        "kernel": method.kernel,
+        "additive_bias": encoding.additive,
+        "direction": encoding.direction,
+        "summary": method.summary,
+    }
+
+
+def table() -> str:
+    """Listing on one screen: encodings × processors, and the syntax of a pair."""
+    processors = {name: (written(name), cls.summary) for name, cls in SCORES.items() if name != "plain"}
+    lines = ["position encodings (alone: plain scores)"]
+    lines += _rows({name: encoding.summary for name, encoding in POSITIONS.items()})
+    lines += ["× score processors, written before an encoding"]
+    lines += _rows(dict(processors.values()))
+    lines += ["writing methods"]
+    lines += _rows(USAGE)
+    return "\n".join(lines)
+
+
+def written(processor: str) -> str:
+    """A processor as a prefix of an encoding, with its smallest kernel and one more: "dape-, dape1x3- …"."""
+    names = [method.short_name for method in all_methods() if method.processor == processor]
+    prefixes = list(dict.fromkeys(name.partition("-")[0] + "-" for name in names))
+    return ", ".join(prefixes[:2]) + (" …" if len(prefixes) > 2 else "")
+
+
+def _rows(rows: dict[str, str]) -> list[str]:
+    columns = max(shutil.get_terminal_size().columns, 60)
+    width = min(max(map(len, rows)), 30) + 4
+    lines = []
+    for name, summary in rows.items():
+        first, *rest = textwrap.wrap(summary, columns - width) or [""]
+        head = f"  {name}"
+        # A long name has a line of its own.
+        lines += [f"{head:<{width}}{first}"] if len(head) < width else [head, " " * width + first]
+        lines += [" " * width + line for line in rest]
+    return lines

@@ -1,0 +1,506 @@
+"""`dape bench`: complete records, right arithmetic, whole files, wrong backends caught. Never a word on speed."""
+
+import importlib
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dape import bench
+from dape.bench import attention, decode, gpu_estimate, memory, model, report, stages, timing, workload
+from dape.bench.attention import Placement
+from dape.bench.workload import BOTH, FORWARD, Sizes, Workload
+from dape.cli import main
+from dape.ops.score_attention import api, native
+
+needs_kernel = pytest.mark.skipif(native.PROBLEM is not None, reason="no compiled kernel")
+
+SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
+KEYS = {
+    "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
+    "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_width", "width",
+    "kernel", "processor", "bias", "clock", "busy", "busy_milliseconds", "busy_ratio",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_attention_writes_one_record_a_cell(tmp_path, capsys):
+    file, plot = tmp_path / "cells.json", tmp_path / "cells.png"
+    arguments = [
+        "--lengths",
+        "5,9,13",
+        "--batch",
+        "2",
+        "--backends",
+        "listing,tiled,reference,sdpa",
+        "--no-memory",
+    ]
+    assert main(["bench", "attention", *SMALL, *arguments, "--json", str(file), "--plot", str(plot)]) == 0
+    records = json.loads(file.read_text())
+    cells = [(r["pass"], r["length"], r["backend"]) for r in records]
+    assert cells == [
+        (name, length, backend)
+        for name in (FORWARD, BOTH)
+        for length in (5, 9, 13)
+        for backend in ("listing", "tiled", "reference", "sdpa")
+    ]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.json", "cells.png"]
+    for record in records:
+        assert set(record) == KEYS
+        assert record["milliseconds"] > 0
+        assert record["batch"] == 2
+        beside = {r["backend"]: r["milliseconds"] for r in records
+                  if (r["pass"], r["length"]) == (record["pass"], record["length"])}  # fmt: skip
+        assert math.isclose(record["ratio_to_sdpa"], record["milliseconds"] / beside["sdpa"])
+        assert math.isclose(record["speedup_over_listing"], beside["listing"] / record["milliseconds"])
+    printed = capsys.readouterr().out
+    assert "tiled, forward: time grows as T^" in printed
+    # Where headings break depends on how wide the numbers are.
+    assert re.search(r" ms .*\(IQR\) .*SDPA ", printed)
+
+
+@needs_kernel
+@pytest.mark.parametrize("build", native.builds())
+def test_stages_of_the_kernel(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "LEAST_SECONDS", 0.0)
+    file = tmp_path / "stages.json"
+    sizes = ["--length", "100", "--heads", "3", "--head-width", "5", "--width", "9", "--rounds", "1"]
+    assert main(["bench", "stages", *sizes, "--build", build, "--json", str(file)]) == 0
+    records = json.loads(file.read_text())
+    assert {r["stage"] for r in records} == {"all", *(stage for _, stage, _ in stages.STAGES.values())}
+    # What is computed, by hand: 3 heads of 5 numbers; 3 → 9 channels by 3 taps (2 in pairs of columns where there are 8).
+    macs = {(r["pass"], r["stage"]): r["gmacs"] and r["gmacs"] * r["microseconds"] for r in records}
+    assert macs["forward", "dots"] / macs["forward", "expand"] == pytest.approx(3 * 5 / (3 * 9 * 3))
+    assert macs["forward", "project"] / macs["forward", "expand"] == pytest.approx(2 / 3)
+    assert macs["backward", "keys, values"] == pytest.approx(2 * macs["backward", "q"])
+    assert macs["forward", "softmax"] is None
+
+
+def test_decode_and_its_memory(tmp_path):
+    file = tmp_path / "cells.json"
+    arguments = ["--lengths", "4,12", "--backends", "tiled,sdpa", "--json", str(file)]
+    assert main(["bench", "decode", *SMALL, *arguments]) == 0
+    records = json.loads(file.read_text())
+    assert [(r["pass"], r["length"], r["backend"]) for r in records] == [
+        ("decode", length, backend) for length in (4, 12) for backend in ("tiled", "sdpa")
+    ]
+    assert all(r["peak_extra_mb"] is not None and r["peak_extra_mb"] >= 0 for r in records)
+
+
+def test_memory_sees_what_a_pass_allocates():
+    sizes = Sizes(keys=512, queries=512, heads=2, head_width=4, width=8)
+    listing, tiled = memory.peak_extra_mb([("listing", BOTH, sizes), ("tiled", BOTH, sizes)], threads=1)
+    # The listing keeps at least its image, hidden map and scores: 4 + 8 + 8 + 2 numbers a pair.
+    assert listing > 512 * 512 * 22 * 4 / 1e6
+    assert 0 < tiled < listing
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tiled", "sdpa"])
+def test_memory_counts_at_least_the_output_and_the_gradients(backend):
+    sizes = Sizes(keys=1024, queries=1024, heads=8, head_width=64, width=8)
+    (peak,) = memory.peak_extra_mb([(backend, BOTH, sizes)], threads=1)
+    assert peak > 4 * 1024 * 8 * 64 * 4 / 1e6
+
+
+def test_memory_alone(tmp_path):
+    file = tmp_path / "records.json"
+    arguments = ["--lengths", "64", "--backends", "tiled", "--no-times", "--json", str(file)]
+    assert main(["bench", "attention", *SMALL, *arguments]) == 0
+    for r in json.loads(file.read_text()):
+        assert r["milliseconds"] is None
+        assert r["peak_extra_mb"] >= 0
+    with pytest.raises(ValueError, match="leave nothing to measure"):
+        attention.run(attention.Options(times=False, memory=False))
+
+
+def test_memory_that_cannot_be_measured_is_said(capsys):
+    sizes = Sizes(keys=8, queries=8, heads=1, head_width=1, processor="talking")
+    good, bad = memory.peak_extra_mb([("tiled", BOTH, sizes), ("no such backend", BOTH, sizes)], threads=1)
+    assert good is not None
+    assert bad is None
+    printed = capsys.readouterr().out
+    assert (
+        "no such backend, forward+backward, 8: its memory could not be measured: ValueError: unknown backend"
+        in printed
+    )
+
+
+def test_brackets_of_a_method_are_shown(capsys):
+    report.print_table("dape1x3[groups=3,width=24]", [("a[b]", "a", "")], [{"a": "x[y=z]"}])
+    # A title is folded to the width of its table.
+    printed = "".join(capsys.readouterr().out.split())
+    assert "dape1x3[groups=3,width=24]" in printed
+    assert "x[y=z]" in printed
+    assert "a[b]" in printed
+
+
+@pytest.mark.slow
+def test_memory_is_linear_in_the_length():
+    sizes = Sizes(keys=8192, queries=8192)
+    cpu, tiled = memory.peak_extra_mb([("cpu", BOTH, sizes), ("tiled", BOTH, sizes)], threads=2)
+    # The output and the gradients of q, k and v are 101 MB.
+    assert 101 < cpu <= 120
+    assert 101 < tiled <= 400
+
+
+def test_model_gives_ratios_to_kerple(tmp_path):
+    file = tmp_path / "methods.json"
+    arguments = ["--length", "8", "--rounds", "1", "--methods", "dape1x3-kerple,rope", "--json", str(file)]
+    assert main(["bench", "model", *arguments]) == 0
+    records = json.loads(file.read_text())
+    assert [r["method"] for r in records] == ["dape1x3-kerple", "rope", "kerple"]
+    baseline = records[-1]["milliseconds"]
+    for record in records:
+        assert math.isclose(record["ratio_to_kerple"], record["milliseconds"] / baseline)
+        assert math.isclose(record["tokens_per_second"], 8000 / record["milliseconds"])
+
+
+def wrong_module(factor_out=1.0, factor_grad=1.0):
+    """A backend whose output or gradients are off by a factor."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * factor_out
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * factor_grad
+
+    reference = api.BACKENDS["reference"]
+    return SimpleNamespace(
+        unsupported=lambda problem: None, attend=lambda problem: Scaled.apply(reference.attend(problem))
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [(wrong_module(factor_out=1.01), "output"), (wrong_module(factor_grad=1.1), "gradient of q"),
+     (wrong_module(factor_out=float("nan")), "output")],
+    ids=["output", "gradient", "nan"],
+)  # fmt: skip
+def test_a_wrong_backend_is_caught_before_anything_is_timed(module, what, monkeypatch, capsys):
+    monkeypatch.setitem(api.BACKENDS, "wrong", module)
+    monkeypatch.setattr(attention, "interleave", lambda *a: pytest.fail("timed"))
+    assert main(["bench", "attention", *SMALL, "--lengths", "9", "--backends", "wrong"]) == 2
+    assert f'backend "wrong" is wrong: its {what} is off' in capsys.readouterr().err
+
+
+def test_a_wrong_model_is_caught(monkeypatch):
+    monkeypatch.setitem(api.BACKENDS, "wrong", wrong_module(factor_out=2.0))
+    with pytest.raises(ValueError, match='backend "wrong" is wrong in kerple'):
+        model.run(model.Options(methods="kerple", length=8, backend="wrong"))
+
+
+def test_what_does_not_fit_in_memory_is_skipped_with_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(attention, "available_bytes", lambda device: 10_000)
+    options = attention.Options(
+        lengths="64", backends="listing,sdpa", heads=1, head_width=1, width=2, memory=False, rounds=1
+    )
+    listing, sdpa = [r for r in attention.run(options) if r["pass"] == FORWARD]
+    assert listing["milliseconds"] is None
+    assert "needs about" in listing["skipped"]
+    assert sdpa["milliseconds"] > 0
+    assert sdpa["speedup_over_listing"] is None
+    attention.finish([listing], None, None)
+    assert "listing, forward, 64: skipped: it needs about" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--lengths", "5,x"], 'lengths="5,x": expected whole numbers'),
+        (["--lengths", "0"], "must be at least 1"),
+        (["--backends", "fast"], 'unknown backend "fast": choose from listing, '),
+        (["--passes", "sideways"], 'unknown pass "sideways"'),
+        (["--kernel", "2"], "defined for odd kernels"),
+        (["--rounds", "0", "--backends", "sdpa"], "rounds=0 must be at least 1"),
+    ],
+)
+def test_a_mistake_is_a_sentence(arguments, sentence, capsys):
+    assert (
+        main(["bench", "attention", "--heads", "2", "--head-width", "4", "--lengths", "5", *arguments]) == 2
+    )
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_backend_that_cannot_run_is_left_out_or_refused(monkeypatch, capsys):
+    cannot = SimpleNamespace(unsupported=lambda problem: "it wants a moon", attend=None)
+    monkeypatch.setitem(api.BACKENDS, "lunar", cannot)
+    sizes = Sizes(5, 5, heads=2, head_width=4, width=3)
+    assert "lunar" not in attention.candidates("all", sizes, [], attention.Placement())
+    assert "it wants a moon" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="it wants a moon"):
+        attention.candidates("lunar", sizes, [], attention.Placement())
+
+
+def test_every_candidate_computes_the_same_thing():
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, width=3, kernel=5)
+    for backend in ("listing", "tiled", "reference", "sdpa"):
+        workload.check(backend, sizes)
+    # The check compares with numbers that are not zero.
+    assert all(result.abs().max() > 0 for result in Workload(sizes, torch.float64).results("reference")[:7])
+
+
+@pytest.mark.parametrize("bias", workload.BIASES)
+def test_every_form_of_bias(bias):
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, processor="mta", bias=bias)
+    workload.check("tiled", sizes)
+    reason = Workload(sizes).unsupported("listing")
+    assert (reason is None) == (bias == "distance")
+
+
+def test_timing_summary_and_growth():
+    assert timing.summary([4.0]) == timing.Timing(4.0, 0.0)
+    assert timing.summary([1.0, 2.0, 3.0, 4.0, 100.0]) == timing.Timing(3.0, 2.0)
+    assert math.isclose(timing.growth_exponent([4, 8, 16], [3 * 4**2, 3 * 8**2, 3 * 16**2]), 2.0)
+
+
+def test_busy_processes_end_with_the_block():
+    with timing.spinning(2) as running:
+        assert [process.poll() for process in running] == [None, None]
+    assert all(process.poll() is not None for process in running)
+
+
+def test_a_busy_machine_is_timed_beside_a_quiet_one(tmp_path, capsys):
+    file = tmp_path / "busy.json"
+    arguments = [
+        "--lengths",
+        "9",
+        "--backends",
+        "tiled,sdpa",
+        "--no-memory",
+        "--busy",
+        "1",
+        "--json",
+        str(file),
+    ]
+    assert main(["bench", "attention", *SMALL, *arguments]) == 0
+    for record in json.loads(file.read_text()):
+        assert math.isclose(record["busy_ratio"], record["busy_milliseconds"] / record["milliseconds"])
+    assert "quiet" in capsys.readouterr().out
+
+
+def test_candidates_take_turns():
+    turns = []
+    timing.interleave({"a": lambda: turns.append("a"), "b": lambda: turns.append("b")}, 2)
+    assert turns == ["a", "b"] * 3
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "records.json"
+    report.write_json(path, [{"a": 1}])
+    with pytest.raises(TypeError):
+        report.write_json(path, [{"a": object()}])
+    assert json.loads(path.read_text()) == [{"a": 1}]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_usage(capsys):
+    assert main(["bench"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in bench.COMMANDS)
+    assert main(["bench", "speed"]) == 2
+    for module in (attention, decode, model):
+        with pytest.raises(SystemExit) as stop:
+            module.main(["--help"])
+        assert stop.value.code == 0
+
+
+@pytest.mark.parametrize(
+    "processor", ["plain", "talking", "mta3x5", "dape3x3", "keyconv1x3", "dape1x3[groups=2,width=4]"]
+)
+def test_every_processor_is_checked_and_timed(processor):
+    options = attention.Options(
+        lengths="12",
+        backends="listing,tiled,sdpa",
+        heads=2,
+        head_width=4,
+        width=4,
+        memory=False,
+        rounds=1,
+        processor=processor,
+    )
+    records = attention.run(options)
+    assert [record["backend"] for record in records if record["pass"] == FORWARD] == [
+        "listing",
+        "tiled",
+        "sdpa",
+    ]
+    assert all(record["milliseconds"] > 0 for record in records)
+
+
+def test_plain_attention_with_a_bias_is_timed_beside_pytorchs_own():
+    options = attention.Options(
+        lengths="12",
+        backends="sdpa with bias,cpu",
+        heads=2,
+        head_width=4,
+        memory=False,
+        rounds=1,
+        processor="plain",
+    )
+    assert {record["backend"] for record in attention.run(options)} == {"sdpa with bias", "cpu"}
+
+
+def test_flexattention_is_a_candidate_where_it_can_run(capsys):
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, processor="plain")
+    call = Workload(sizes, torch.float64)
+    for tensor in call.leaves:
+        tensor.requires_grad_(False)
+    with torch.no_grad():
+        # Uncompiled, which it warns of; on a GPU it is compiled.
+        with pytest.warns(UserWarning, match="flex_attention"):
+            out = call.attend(workload.FLEX)
+        torch.testing.assert_close(out, call.attend("reference"))
+    assert "no backward pass on the processor" in call.unsupported(workload.FLEX)
+    assert "sees one score" in Workload(Sizes(5, 5, heads=2, head_width=4)).unsupported(workload.FLEX)
+    assert workload.FLEX not in attention.candidates("all", sizes, [workload.FLEX], Placement())
+    assert "left out: FlexAttention" in capsys.readouterr().out
+
+
+def test_train_says_where_it_ran(tmp_path):
+    file = tmp_path / "steps.json"
+    arguments = ["--rounds", "1", "--length", "8", "--batch", "1", "--methods", "kerple", "--json", str(file)]
+    assert main(["bench", "train", *arguments]) == 0
+    (record,) = json.loads(file.read_text())
+    assert (record["device"], record["dtype"]) == ("cpu", "torch.float32")
+    assert record["loop_milliseconds"] > 0
+
+
+def test_an_unknown_shape_is_a_sentence(capsys):
+    assert main(["bench", "gpu-estimate", "--shapes", "13b"]) == 2
+    assert 'unknown shape "13b": choose from 125m' in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["attention", "decode", "model", "train"])
+def test_a_gpu_that_is_missing_is_a_sentence(name, capsys):
+    assert main(["bench", name, "--device", "cuda"]) == 2
+    assert 'device="cuda", but PyTorch finds no GPU here' in capsys.readouterr().err
+
+
+def test_half_precision_is_checked_and_timed(tmp_path):
+    file = tmp_path / "cells.json"
+    arguments = [
+        "--lengths",
+        "16",
+        "--heads",
+        "2",
+        "--head-width",
+        "16",
+        "--dtype",
+        "bf16",
+        "--backends",
+        "tiled",
+    ]
+    assert main(["bench", "attention", *arguments, "--rounds", "1", "--no-memory", "--json", str(file)]) == 0
+    assert {record["dtype"] for record in json.loads(file.read_text())} == {"torch.bfloat16"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match='device="cuda:1", but PyTorch finds no GPU'):
+        Placement.of("cuda:1", "bf16")
+
+
+def test_the_estimate_without_a_gpu(tmp_path, capsys):
+    """The forward kernels of the standard shape: what the issue of speed rests on, and the page that says so."""
+    pytest.importorskip("triton")
+    page = tmp_path / "page.md"
+    page.write_text(f"before {gpu_estimate.MARKER} old {gpu_estimate.MARKER} after")
+    options = gpu_estimate.Options(shapes="125m", capabilities="80", backward=False)
+    records = gpu_estimate.run(options)
+    gpu_estimate.fill_page(page, records)
+    total = records[-1]
+    assert [x["kernel"] for x in records] == ["scores", "convolve", "attend", "all"]
+    assert total["spills"] == 0
+    assert total["launches"] == {"2048": 12, "8192": 57}
+    # Six times FlashAttention-2's forward pass, 2.39 clocks by the same simulation.
+    assert 2.39 < total["clocks"] <= 6 * 2.39
+    assert all(x["programs"] >= 2 * 108 for x in records[:-1])
+    assert 2 * max(x["shared"] for x in records[:-1]) <= 102_400
+    # The same page from records on the disk.
+    file = tmp_path / "kernels.json"
+    report.write_json(file, records)
+    text = page.read_text()
+    page.write_text(f"before {gpu_estimate.MARKER} old {gpu_estimate.MARKER} after")
+    capsys.readouterr()
+    assert main(["bench", "gpu-estimate", "--read", str(file), "--markdown", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "125m, sm_80, forward: 12 at 2,048 and 57 at 8,192 keys, started kernels" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert page.read_text() == text
+    assert text.startswith("before")
+    assert text.endswith("after")
+    assert "| 125m | sm_80 | forward |" in text
+    assert "old" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["attention", "data", "decode", "eval", "gpu_estimate", "model", "tasks", "train"]
+)
+def test_tables_are_whole_at_80_columns(name, capsys):
+    """Of long names and large numbers."""
+    columns = importlib.import_module(f"dape.bench.{name}").COLUMNS
+    words = {"pass": "forward+backward", "backend": "reference"}
+    record = {}
+    for _, key, form in columns:
+        number = 1234 if form.endswith("d") else 1234.5
+        record[key] = number if form else words.get(key, "dape1x3-kerple")
+    report.print_table("a title", columns, [record])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert not any("…" in line for line in lines)
+    for _, key, form in columns:
+        assert format(record[key], form) in lines[-1]
+
+
+def test_a_decoding_step_of_any_processor_is_timed_by_either_clock(tmp_path, capsys):
+    file = tmp_path / "cells.json"
+    sizes = [
+        "--lengths",
+        "9",
+        "--heads",
+        "2",
+        "--head-width",
+        "4",
+        "--batch",
+        "2",
+        "--no-memory",
+        "--rounds",
+        "1",
+    ]
+    chosen = [
+        "--processor",
+        "talking",
+        "--bias",
+        "separable",
+        "--clock",
+        "process",
+        "--backends",
+        "tiled,sdpa",
+    ]
+    assert main(["bench", "decode", *sizes, *chosen, "--json", str(file)]) == 0
+    assert {(r["processor"], r["bias"], r["clock"]) for r in json.loads(file.read_text())} == {
+        ("talking", "separable", "process")
+    }
+    capsys.readouterr()
+    assert main(["bench", "decode", *sizes, "--bias", "none"]) == 2
+    assert 'bias="none": choose distance' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["attention", "decode", "model", "train"])
+def test_an_unknown_clock_is_a_sentence(name, capsys):
+    assert main(["bench", name, "--clock", "sun"]) == 2
+    assert 'clock="sun": choose wall, process' in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""`dape doctor`: it reports every backend and extra, says why and what to do, and needs torch alone."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dape import devices
+from dape.cli import doctor, main
+from dape.ops.score_attention import api
+
+
+@pytest.fixture
+def _quick(monkeypatch):
+    """Without the subprocess that tries bfloat16."""
+    monkeypatch.setattr(doctor, "cpu_multiplies", lambda *_: True)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_reports_every_backend_as_json(capsys):
+    assert main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert [backend["name"] for backend in findings["backends"]] == list(api.BACKENDS)
+    runs = {backend["name"]: backend["runs"] for backend in findings["backends"]}
+    assert runs["tiled"]
+    assert runs["reference"]
+    assert runs["sdpa"]
+    for backend in findings["backends"]:
+        assert backend["runs"] == (backend["reason"] is None)
+    for kernel in findings["kernels"]:
+        assert kernel["passes"], kernel
+    assert {kernel["backend"] for kernel in findings["kernels"]} >= {"tiled", "sdpa"}
+    assert findings["machine"]["threads"] >= 1
+    assert findings["versions"]["torch"]
+
+
+@pytest.mark.usefixtures("_quick")
+def test_says_why_a_backend_cannot_run(monkeypatch, capsys):
+    cannot = SimpleNamespace(unsupported=lambda problem: "it wants a moon: go there")
+    monkeypatch.setitem(api.BACKENDS, "lunar", cannot)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.split()[:1] == ["lunar"]]
+    assert line.endswith("cannot run here: it wants a moon: go there")
+
+
+@pytest.mark.usefixtures("_quick")
+def test_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(doctor.EXTRAS, "lab", ("rich", "a_module_that_does_not_exist"))
+    main(["doctor"])
+    assert (
+        'lacks a_module_that_does_not_exist: pip install ".[lab]" in a clone of dape'
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("survives", "works", "advice"),
+    [
+        (lambda *_: True, True, None),
+        (lambda dtype, *settings: bool(settings), False, "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
+        (lambda *_: False, False, "use float32"),
+    ],
+    ids=["works", "works with the variable", "does not work"],
+)  # fmt: skip
+def test_advice_on_bfloat16(monkeypatch, survives, works, advice):
+    monkeypatch.setattr(doctor, "cpu_multiplies", survives)
+    found = doctor.bfloat16()
+    assert found["works"] == works
+    assert (advice is None) == (found["advice"] is None)
+    assert advice is None or advice in found["advice"]
+
+
+def test_a_process_that_dies_does_not_take_the_doctor_with_it(monkeypatch):
+    monkeypatch.setattr(devices, "PROBE", "import os; os.kill(os.getpid(), 4)")
+    devices.cpu_multiplies.cache_clear()
+    assert doctor.bfloat16() == {"works": False, "advice": "use float32 or float16 on the CPU"}
+    devices.cpu_multiplies.cache_clear()
+
+
+def test_needs_torch_alone():
+    blocked = "rich", "tyro", "transformers", "matplotlib", "plotly", "tokenizers", "yaml"
+    program = (
+        "import sys\n"
+        f"for name in {blocked}: sys.modules[name] = None\n"
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, package=None: None if name in {blocked} else find(name, package)\n"
+        "from dape.cli import doctor\n"
+        "doctor.cpu_multiplies = lambda *_: True\n"
+        "from dape.cli import main\n"
+        "raise SystemExit(main(['doctor']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "lacks tokenizers, rich, tyro" in done.stdout
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_kernel_that_is_wrong_fails_by_name(monkeypatch, capsys):
+    attend = api.BACKENDS["tiled"].attend
+    monkeypatch.setattr(api.BACKENDS["tiled"], "attend", lambda problem: 1.1 * attend(problem))
+    assert main(["doctor"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["tiled"]]
+    assert any("FAIL" in line and "its output is off by" in line for line in lines)

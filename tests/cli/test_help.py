@@ -1,0 +1,80 @@
+"""The help of every command: at most 80 columns, and what it says of options that differ between commands."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from dape import cli
+from dape.bench import COMMANDS as BENCHMARKS
+
+COMMANDS = [
+    *([name] for name in cli.COMMANDS),
+    *(["data", name] for name in ("prepare", "show")),
+    *(["tasks", name] for name in ("list", "run", "table")),
+    *(["bench", name] for name in BENCHMARKS),
+]
+
+
+def printed(arguments, capsys):
+    try:
+        assert cli.main(arguments) == 0
+    except SystemExit as end:
+        assert end.code == 0  # noqa: PT017 (not every command ends by an exception)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_line_is_longer_than_80_columns(command, capsys, monkeypatch):
+    if command == ["lm-eval"]:
+        pytest.importorskip("lm_eval")
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed([*command, "--help"], capsys).splitlines()
+    assert len(lines) > 2
+    assert [line for line in lines if len(line) > 80] == []
+    # Options that may be absent read as others do.
+    assert [line for line in lines if re.search(r"None|\[\[|\(default: \)", line)] == []
+
+
+def test_a_long_line_goes_on_below_its_text():
+    assert cli.narrow("  name  one two three four", 16) == "  name  one two\n        three\n        four"
+    assert cli.narrow("one two three", 8) == "one two\nthree"
+
+
+def test_the_folder_of_a_comparison_has_its_own_text(capsys):
+    text = " ".join(printed(["compare", "--help"], capsys).replace("│", " ").split())
+    assert "finished runs are kept. (default: runs/compare)" in text
+    assert "METHOD-PRESET" not in text
+
+
+def test_the_boxes_are_drawn_where_the_encoding_has_them(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    printed(["eval", "--help"], capsys)
+    sys.stdout.seek(0)
+    assert "╭─ options ─" in sys.stdout.read()
+
+
+def test_retrofit_demo_shows_its_models_line_by_line_and_its_defaults(capsys):
+    text = printed(["retrofit-demo", "--help"], capsys)
+    assert "\n  base, trained on         the same further steps without" in text
+    assert "(default: 500)" in text
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_an_error_names_the_command(command, capsys):
+    assert cli.main([command, "--warmup-steps", "-1"]) == 2
+    assert capsys.readouterr().err == f"dape {command}: --warmup-steps=-1 must be at least 0\n"
+
+
+def test_a_mistyped_command_or_option_gets_a_suggestion(capsys):
+    assert cli.main(["trian"]) == 2
+    assert "did you mean train?" in capsys.readouterr().err
+    assert cli.main(["train", "--stpes", "3"]) == 2
+    assert "did you mean --steps?" in capsys.readouterr().err
+    assert cli.main(["data", "prepare", "a", "b", "--tokeniser", "bytes"]) == 2
+    assert "did you mean --tokenizer?" in capsys.readouterr().err
+    assert cli.main(["data", "prepare", "--corpus", "texts"]) == 2
+    assert "it is a positional argument: give its value without --corpus" in capsys.readouterr().err
