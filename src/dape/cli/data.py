@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dape.cli.parsing import parse
 from dape.data import TokenData, open_data, prepare, verify
+from dape.data.corpora import default_tokenizer
 from dape.data.preparation import parse_validation
 from dape.settings import setting
 
@@ -26,16 +27,18 @@ class Prepare:
 
     corpus: tyro.conf.Positional[str] = setting(
         "stdlib",
-        help='"stdlib" (the library sources of this Python); a file, folder or glob (.txt .md .tex .py .jsonl .jsonl.gz .jsonl.zst .parquet); or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD], streamed.',
+        help='"python" (long source files of installed packages); "stdlib" (the library sources of this Python); a file, folder or glob (.txt .md .tex .py .jsonl .jsonl.gz .jsonl.zst .parquet); or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD], streamed.',
     )
     out: Path = setting(Path("data"), help="Output folder.", writes="folder")
-    tokenizer: str = setting(
-        "bytes",
-        help='"bytes"; "bpe:VOCAB", trained on the training split; a tokenizer.json; a Hugging Face name or folder.',
+    tokenizer: str | None = setting(
+        None,
+        help='"bytes"; "bpe:VOCAB", trained on the training split; a tokenizer.json; a Hugging Face name or folder. '
+        "Default: bpe:2048 for python, bytes for other text.",
     )
-    validation: str = setting(
-        "0.1",
-        help="Fraction of documents to hold out, or their names, separated by commas.",
+    validation: str | None = setting(
+        None,
+        help="Fraction of documents to hold out, or names of documents or folders/, separated by commas. Default: three "
+        "whole packages of python, a tenth of other text.",
         test=parse_validation,
     )
     seed: int = setting(0, help="Seed of the choice of documents to hold out.", low=0, high=2**63 - 1)
@@ -59,8 +62,8 @@ class Prepare:
         data = prepare(
             self.corpus,
             self.out,
-            tokenizer=self.tokenizer,
-            validation=parse_validation(self.validation),
+            tokenizer=self.tokenizer or default_tokenizer(self.corpus),
+            validation=None if self.validation is None else parse_validation(self.validation),
             seed=self.seed,
             field=self.field,
             cut=self.cut,

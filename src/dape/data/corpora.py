@@ -1,4 +1,4 @@
-"""Corpora by source: the library of this Python, files, folders, globs, data sets of the Hugging Face hub."""
+"""Corpora by source: installed packages, the library of this Python, files, folders, globs, data sets of the hub."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
+from dape.data import python_corpus
 from dape.data.chunks import CHUNK, BadText, Chunk, Report, stop
 from dape.data.readers import (
     PARQUET,
@@ -29,6 +30,20 @@ from dape.data.readers import (
 # Not prose by any standard: tests of the interpreter, tables of code points, topics generated from the manual.
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 GLOB = set("*?[")
+
+
+# Corpora that are part of the installation, by name.
+BUILT_IN = ("python", "stdlib")
+
+
+def default_validation(spec: str) -> str:
+    """What is held out of a corpus unless requested otherwise: of `python` whole packages, else a tenth."""
+    return ",".join(f"{package}/" for package in python_corpus.HELD_OUT) if spec == "python" else "0.1"
+
+
+def default_tokenizer(spec: str) -> str:
+    """The tokenizer of a corpus unless requested otherwise."""
+    return "bpe:2048" if spec == "python" else "bytes"
 
 
 class Reader(Protocol):
@@ -56,10 +71,14 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sources in a machine-independent order."""
+    """Sources in a machine-independent order.
+
+    note: how the text differs from what its name promises, as a sentence, or "".
+    """
 
     spec: str
     sources: list[Source]
+    note: str = ""
 
     @property
     def size(self) -> int:
@@ -134,12 +153,15 @@ class FileReader:
 def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Corpus:
     """Find the corpus given by `spec`.
 
-    spec:   "stdlib"; a file, folder or glob; or "hf:NAME[:SPLIT][:FIELD]".
+    spec:   "python", "stdlib"; a file, folder or glob; or "hf:NAME[:SPLIT][:FIELD]".
     field:  field of a JSON line, or column of a parquet file, that holds the text.
     report: called with each unreadable path (a dangling link, a pipe, a denied folder); raises by default.
     """
     if spec == "stdlib":
         return Corpus(spec, _library())
+    if spec == "python":
+        found, note = python_corpus.find_files()
+        return Corpus(spec, [_file(path, path.parents[name.count("/")], field) for name, path in found], note)
     if spec.startswith("hf:"):
         from dape.data.hub import HubSource
 
@@ -161,7 +183,7 @@ def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Cor
         root = Path(os.path.commonpath([p.parent for p in paths]))
     else:
         raise FileNotFoundError(
-            f'there is no corpus "{spec}": give "stdlib", a file, a folder, a glob, or hf:NAME[:SPLIT][:FIELD]'
+            f'there is no corpus "{spec}": give "python", "stdlib", a file, a folder, a glob, or hf:NAME[:SPLIT][:FIELD]'
         )
     return Corpus(str(path.absolute()), cast("list[Source]", [_file(p, root, field) for p in paths]))
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dape.data.corpora import Corpus, describe
+from dape.data.corpora import BUILT_IN, Corpus, describe
 from dape.data.readers import Watched
 from dape.data.tokens import read_manifest
 from dape.files import read_json, read_json_lines, write_atomically
@@ -35,7 +35,7 @@ def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool
 def difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Differences between two recipes, or "". Files may have moved: names and contents are compared."""
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    if not any(recipe["corpus"].startswith("hf:") or recipe["corpus"] == "stdlib" for recipe in (old, new)):
+    if not any(recipe["corpus"].startswith("hf:") or recipe["corpus"] in BUILT_IN for recipe in (old, new)):
         keys = [key for key in keys if key != "corpus"]
     return ", ".join(f"{key} {json.dumps(old.get(key))} (now {json.dumps(new.get(key))})" for key in keys)
 
@@ -46,7 +46,7 @@ def check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus | None) -> N
     if difference := difference_of(manifest["recipe"], recipe):
         raise ValueError(f"{folder} was prepared with {difference}: give another folder or delete it")
     # For text of the hub, deleted text, or another Python's library, the packed tokens are the only record.
-    if corpus is None or corpus.spec.startswith("hf:") or corpus.spec == "stdlib":
+    if corpus is None or corpus.spec.startswith("hf:") or corpus.spec in BUILT_IN:
         return
     records = {record["name"]: record for record in read_json_lines(folder / "sources.jsonl")}
     advice = f"since {folder} was prepared: give another folder or delete it"

@@ -224,9 +224,10 @@ class ByName:
 
 
 def name_forms(document: str) -> set[str]:
-    """Accepted names of a document: a/b.tex, b.tex, a/b, b; of a row or a cut also its file's."""
+    """Accepted names of a document: a/b.tex, b.tex, a/b, b, its folder a/; of a row or a cut also its file's."""
     file = document.split("#")[0]
     head, _, tail = file.rpartition(":")
     file = head if head and tail.isdecimal() else file
     path = Path(file)
-    return {document, file, path.name, path.stem, path.with_suffix("").as_posix()}
+    folders = {f"{folder.as_posix()}/" for folder in path.parents[:-1]}
+    return {document, file, path.name, path.stem, path.with_suffix("").as_posix(), *folders}

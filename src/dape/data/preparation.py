@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dape.data.chunks import BadText, Interrupted, cut_documents, stop
-from dape.data.corpora import Corpus, find_corpus
+from dape.data.corpora import Corpus, default_validation, find_corpus
 from dape.data.identity import begin, check_same
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
 from dape.data.readers import Watched
@@ -35,7 +35,7 @@ def prepare(
     folder: str | os.PathLike[str],
     *,
     tokenizer: str = "bytes",
-    validation: float | Sequence[str] = 0.1,
+    validation: float | Sequence[str] | None = None,
     seed: int = 0,
     field: str = "text",
     cut: int | None = None,
@@ -47,9 +47,10 @@ def prepare(
 
     Packed data does not need its text: if the text no longer exists, the folder is used as it is.
 
-    corpus:     "stdlib", a file, folder or glob, or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD].
+    corpus:     "python", "stdlib", a file, folder or glob, or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD].
     tokenizer:  "bytes", "bpe:VOCAB" (trained on the training split), a tokenizer.json, or a Hugging Face name.
-    validation: the fraction of documents held out, chosen by hash, or the names of those to hold out.
+    validation: the fraction of documents held out, chosen by hash, or the names of those to hold out (a folder's ends in
+                "/"); by default three packages of "python", a tenth of any other corpus.
     seed:       seed of that choice.
     field:      field of a JSON line, or column of a parquet file, that holds the text.
     cut:        make documents of at least this many characters out of longer ones; by default, fewer than 10 text
@@ -58,6 +59,7 @@ def prepare(
     restart:    discard an interrupted packing instead of resuming it.
     """
     folder = Path(folder)
+    validation = parse_validation(default_validation(corpus)) if validation is None else validation
     recipe = _recipe(corpus, tokenizer, validation, seed=seed, field=field, cut=cut, skip_bad=skip_bad)
     left_out: list[BadText] = []
     packed = (folder / "manifest.json").exists()
@@ -80,6 +82,8 @@ def prepare(
         recipe["cut"] = automatic_cut(texts)
         if recipe["cut"] is not None and progress:
             _say_cut(texts, recipe["cut"])
+    if texts.note:
+        print(texts.note, file=sys.stderr)
     given = None if bpe_size(tokenizer) else load_tokenizer(tokenizer)
     check_output(folder, folder=True)
     folder.parent.mkdir(parents=True, exist_ok=True)

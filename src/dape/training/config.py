@@ -10,6 +10,7 @@ import re
 import tomllib
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -18,6 +19,7 @@ import torch
 import tyro
 import yaml
 
+from dape.data.corpora import default_tokenizer, default_validation
 from dape.data.preparation import parse_validation
 from dape.data.tokenizers import bpe_size
 from dape.data.tokens import read_manifest
@@ -244,17 +246,18 @@ class DataSettings:
 
     corpus: str = setting(
         None,
-        help="A file, folder or glob, hf:NAME[:SPLIT][:FIELD], or stdlib (this Python's library sources). Default: that of "
-        "--data, else stdlib.",
+        help="python (long source files of installed packages), stdlib (this Python's library sources), a file, folder or "
+        "glob, or hf:NAME[:SPLIT][:FIELD]. Default: that of --data, else stdlib.",
     )
     tokenizer: str = setting(
         None,
         help="bytes, bpe:VOCAB (trained on the training split), a tokenizer.json, or a Hugging Face name. Default: that of "
-        "--data, else bytes.",
+        "--data, else bpe:2048 for python and bytes for other text.",
     )
     validation: str = setting(
         None,
-        help="Documents held out: a fraction, or their names, separated by commas. Default: those of --data, else 0.1.",
+        help="Documents held out: a fraction, or names of documents or folders/, separated by commas. Default: those of "
+        "--data, else three whole packages of python, a tenth of other text.",
         test=parse_validation,
     )
     field: str = setting(None, help="Field of a JSON line, or column of a parquet file, that holds the text.")
@@ -268,8 +271,14 @@ class DataSettings:
     batch_size: int = setting(16, help="Windows in a step, all processes together.", low=1, high=2**24)
 
 
-# Defaults of the settings that determine the tokens, if neither the user nor packed data gives them.
-DATA_DEFAULTS = {"corpus": "stdlib", "tokenizer": "bytes", "validation": "0.1", "field": "text"}
+# Defaults of the settings that determine the tokens, if neither the user nor packed data gives them; in this order, as
+# functions of the corpus.
+DATA_DEFAULTS: dict[str, Callable[[str], str]] = {
+    "corpus": lambda corpus: "stdlib",
+    "tokenizer": default_tokenizer,
+    "validation": default_validation,
+    "field": lambda corpus: "text",
+}
 
 
 def packed_recipe(folder: str | None) -> dict[str, str]:
@@ -303,7 +312,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
         packed = packed_recipe(self.data)
         for name, default in DATA_DEFAULTS.items():
             if getattr(self, name) is None:
-                self._set(**{name: packed.get(name, default)})
+                self._set(**{name: packed.get(name) or default(self.corpus)})
 
     @property
     def warmup_percent(self) -> int:
