@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from dape.ops.score_attention import ScoreProgram, Stage, attention, conv_program
 from dape.ops.score_attention import triton as backend
 from dape.ops.score_attention.api import BACKENDS
+from dape.ops.score_attention.program import PLAIN
 from dape.ops.score_attention.triton import call as calls
 from dape.ops.score_attention.triton import compile as compiling
 from dape.ops.score_attention.triton import passes
@@ -413,6 +414,59 @@ def problem(**changes) -> Problem:
     q = torch.zeros(1, 4, 3, 16)
     conv = conv_program(torch.zeros(8, 4, 1, 3), torch.zeros(8), torch.zeros(4, 8, 1, 3), torch.zeros(4), 1)
     return replace(Problem(q, q, q, conv, None, EVERYTHING, True, 0.25, 0.0), **changes)
+
+
+@contextmanager
+def card(capability: tuple[int, int] = (8, 0), hip: str | None = None):
+    """A GPU of that compute capability, for tensors without memory."""
+    with pytest.MonkeyPatch.context() as patch, FakeTensorMode():
+        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        patch.setattr(torch.version, "hip", hip)
+        yield torch.zeros(1, 4, 3, 16, device="cuda:0", dtype=torch.float16)
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5)])
+def test_cards_whose_tensor_cores_triton_does_not_use_are_refused(capability):
+    pytest.importorskip("triton")
+    with card(capability) as q:
+        reason = backend.unsupported(Problem(q, q, q, PLAIN, None, EVERYTHING, True, 1.0, 0.0))
+    assert (
+        reason
+        == f"it needs a GPU of compute capability 8.0 or later, this one has {capability[0]}.{capability[1]}"
+    )
+
+
+def test_amd_cards_are_refused():
+    pytest.importorskip("triton")
+    with card(hip="6.2") as q:
+        reason = backend.unsupported(Problem(q, q, q, PLAIN, None, EVERYTHING, True, 1.0, 0.0))
+    assert reason == "its kernels are compiled for NVIDIA GPUs, this PyTorch is built for HIP 6.2"
+
+
+def test_a_strided_bias_beyond_32_bits_is_refused(monkeypatch):
+    """A dense bias that is a view of a large tensor: few numbers, far apart."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(backend, "interpreting", lambda: True)
+    with FakeTensorMode():
+        q = torch.zeros(1, 4, 3, 16)
+        near, far = (torch.empty(1, 4, 3, 3).as_strided((1, 4, 3, 3), (0, n, 3, 1)) for n in (9, 2**30))
+        assert backend.unsupported(Problem(q, q, q, PLAIN, near, EVERYTHING, True, 1.0, 0.0)) is None
+        reason = backend.unsupported(Problem(q, q, q, PLAIN, far, EVERYTHING, True, 1.0, 0.0))
+    assert reason == f"its addresses have 32 bits, an input spans {3 * 2**30 + 9} numbers"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_matrix_of_a_stage_in_groups(place, groups):
+    """A stage in groups as one matrix: the first one's inputs are sorted into scores and bias, those of later stages not."""
+    stage = Stage(torch.randn(8, 8 // groups, 1, 3), groups=groups)
+    x = torch.randn(8, 5)
+    expected = torch.nn.functional.conv1d(x, stage.weight[:, :, 0], groups=groups)
+    if place == 0:
+        # The scores of a group's heads, then their bias, to all scores and then every bias.
+        x = x.unflatten(0, (groups, 2, -1)).transpose(0, 1).flatten(0, 2)
+    found = torch.nn.functional.conv1d(x, backend.stage_weight(stage, reads_bias=place == 0))
+    torch.testing.assert_close(found, expected)
 
 
 def with_kernel_size(size: int) -> ScoreProgram:

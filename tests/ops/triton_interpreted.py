@@ -438,6 +438,10 @@ PROGRAMS = {
     "groups with a bias": lambda: ScoreProgram(
         (conv_stage(6, 8, 3, 1, groups=2, slope=0.01), conv_stage(4, 6, 3, 1, groups=2))
     ),
+    # The second stage reads twice as many channels as there are heads, as a first one with a bias does.
+    "groups, twice as wide": lambda: ScoreProgram(
+        (conv_stage(8, 8, 3, 1, groups=2, slope=0.01), conv_stage(4, 8, 2, 1, groups=2))
+    ),
     "talking heads before": lambda: ScoreProgram((Stage(draw(4, 4, 1, 1)),), residual="none"),
     "key convolution": lambda: ScoreProgram((Stage(draw(4, 1, 1, 3), None, 2, 4),), residual="bias"),
     "a sink": lambda: ScoreProgram(

@@ -32,6 +32,8 @@ from dape.ops.score_attention.types import (
     Visible,
 )
 
+# Earlier tensor cores are not used by Triton's compiler.
+LEAST_CAPABILITY = (8, 0)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # Largest tested sizes.
@@ -40,8 +42,16 @@ MAX_KERNEL, MAX_HEADS, MAX_WIDTH, MAX_HEAD_WIDTH = 15, 128, 128, 256
 
 def unsupported(problem: Problem) -> str | None:
     q = problem.q
-    if q.device.type != "cuda" and not interpreting():
-        return f"its kernels run on CUDA devices, q is on {q.device}"
+    if not interpreting():
+        if q.device.type != "cuda":
+            return f"its kernels run on CUDA devices, q is on {q.device}"
+        if torch.version.hip is not None:
+            return (
+                f"its kernels are compiled for NVIDIA GPUs, this PyTorch is built for HIP {torch.version.hip}"
+            )
+        if (capability := torch.cuda.get_device_capability(q.device)) < LEAST_CAPABILITY:
+            major, minor = capability
+            return f"it needs a GPU of compute capability 8.0 or later, this one has {major}.{minor}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if q.dtype not in DTYPES:
@@ -82,7 +92,7 @@ def _unsupported_program(problem: Problem) -> str | None:
 
 def _too_large(problem: Problem) -> str | None:
     """Reason why the sizes of a call are too large for the kernels, or None."""
-    _, num_heads, num_queries, num_keys, head_width = problem.sizes
+    _, num_heads, _, _, head_width = problem.sizes
     sizes = [("heads", num_heads, MAX_HEADS), ("numbers a head", head_width, MAX_HEAD_WIDTH)]
     for stage in (*problem.program.pre, *problem.program.post):
         sizes.append(("keys in the reach of a stage", stage.kernel_size, MAX_KERNEL))
@@ -90,13 +100,12 @@ def _too_large(problem: Problem) -> str | None:
     for name, size, most in sizes:
         if size > most:
             return f"its kernels take at most {most} {name}, got {size}"
+    addressed = [problem.q, problem.k, problem.v]
+    addressed += [problem.bias] if isinstance(problem.bias, Tensor) else []
     spans = [
-        sum((n - 1) * s for n, s in zip(x.shape[1:], x.stride()[1:], strict=True))
-        for x in (problem.q, problem.k)
+        1 + sum((n - 1) * s for n, s in zip(x.shape[1:], x.stride()[1:], strict=True)) for x in addressed
     ]
-    if isinstance(problem.bias, Tensor):
-        spans.append(num_heads * num_queries * num_keys)
-    if max(spans) >= 2**31:
+    if max(spans) > 2**31:
         return f"its addresses have 32 bits, an input spans {max(spans)} numbers"
     return None
 
@@ -256,7 +265,10 @@ def _arguments(problem: Problem) -> op.Arguments:
     tensors |= {"first": problem.visible.first, "last": problem.visible.last, "sink": program.sink}
     tensors |= _bias_tensors(bias)
     pair = problem.pair
-    stages = [stage_weight(stage, num_heads) for stage in program.pre]
+    stages = [
+        stage_weight(stage, reads_bias=number == 0 and program.reads_bias(num_heads))
+        for number, stage in enumerate(program.pre)
+    ]
     shifts = [stage.offset for stage in program.pre]
     # Tables need rows that end at distance 0, wherever they begin, and include the columns after it that a second
     # stage reads.
@@ -273,7 +285,7 @@ def _arguments(problem: Problem) -> op.Arguments:
         tensors |= {f"pre.{number}.weight": weight, f"pre.{number}.offset": shift}
     for number, stage in enumerate(program.post):
         tensors |= {
-            f"post.{number}.weight": stage_weight(stage, num_heads),
+            f"post.{number}.weight": stage_weight(stage, reads_bias=False),
             f"post.{number}.offset": stage.offset,
         }
     if program.length_scale is not None:
@@ -294,15 +306,18 @@ def _arguments(problem: Problem) -> op.Arguments:
     return op.Arguments(present, plan, bias.lowest if isinstance(bias, DistanceBias) else 0)
 
 
-def stage_weight(stage: Stage, num_heads: int) -> Tensor:
-    """A stage's weight as one matrix per tap, [out, in, k]: groups are blocks of it, scores come before the bias."""
+def stage_weight(stage: Stage, *, reads_bias: bool) -> Tensor:
+    """A stage's weight as one matrix per tap, [out, in, k]: groups are blocks of it.
+
+    reads_bias: the inputs are scores and bias; here all scores come before the bias, as channels of the image.
+    """
     weight, groups = stage.weight[:, :, 0], stage.groups
     if groups == 1:
         return weight
     blocks = weight.unflatten(0, (groups, -1))
     unit = torch.eye(groups, dtype=weight.dtype, device=weight.device)
     dense = torch.einsum("goik,gh->gohik", blocks, unit).flatten(2, 3).flatten(0, 1)
-    if stage.inputs == 2 * num_heads:
+    if reads_bias:
         # Channels are ordered group by group, the scores of a group's heads and then their bias.
         dense = dense.unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1, 3)
     return dense
