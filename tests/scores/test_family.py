@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from dape import Positions, all_methods, attention, parse_method
-from dape.scores import KeyConv, MultiTokenAttention, Normalised, PlainScores, ScoreConv, TalkingHeads
+from dape.scores import (
+    KeyConv,
+    KeyShift,
+    MultiTokenAttention,
+    Normalised,
+    PlainScores,
+    ScoreConv,
+    TalkingHeads,
+)
 
 T, H, D = 12, 4, 5
 
@@ -83,6 +91,30 @@ def test_a_linear_convolution_of_each_head_is_a_convolution_of_the_keys():
     both_backends(q, k, v, processor, masked(q @ keys.mT * 0.4).softmax(-1) @ v)
 
 
+@pytest.mark.parametrize("shifted", [{}, {"keys": False}, {"values": False}])
+def test_key_shift(shifted):
+    """Xu et al. 2024: softmax(Q(a K + b K₋₁)ᵀ)(c V + d V₋₁), where the token before the first has zeros."""
+    q, k, v = inputs()
+    processor = jittered(KeyShift(H, **shifted))
+
+    def mixed(x, own, earlier):
+        return own.view(H, 1, 1) * x + earlier.view(H, 1, 1) * F.pad(x, (0, 0, 1, 0))[:, :, :-1]
+
+    if processor.keys is not None:
+        k = mixed(k, *processor.keys.weight.flatten(1).flip(1).unbind(1))
+    if processor.values is not None:
+        v = mixed(v, *processor.values.weight.flatten(1).unbind(1))
+    both_backends(*inputs(), processor, masked(q @ k.mT * 0.4).softmax(-1) @ v)
+
+
+def test_key_shift_starts_with_pairs_that_sum_to_one():
+    drawn, still = KeyShift(H), KeyShift(H, zero_init=True)
+    for pair in (drawn.keys, drawn.values):
+        torch.testing.assert_close(pair.weight.sum(-1), torch.ones(H, 1, 1))
+    q, k, v = (x.float() for x in inputs())
+    torch.testing.assert_close(attention(q, k, v, still), attention(q, k, v))
+
+
 def test_groups_of_heads_are_convolutions_of_their_own():
     q, k, v = inputs()
     bias = torch.randn(1, H, T, T, dtype=torch.float64)
@@ -134,7 +166,7 @@ def test_ssmax_starts_as_the_softmax_at_its_length():
     "name", [m.name for m in all_methods() if m.position == "nope" and m.kernel not in ((1, 5), (1, 7))]
 )
 def test_every_normaliser_can_start_as_the_softmax_and_leaves_it(normaliser, name):
-    options = "zero_init=true" if name.startswith("dape") else ""
+    options = "zero_init=true" if name.startswith(("dape", "keyshift")) else ""
     plain = parse_method(f"{name}[{options}]" if options else name).build_scores(H, width=4)
     ours = parse_method(f"{name}[normaliser={normaliser},zero_init=true]").build_scores(H, width=4)
     scores = torch.randn(1, H, T, T)

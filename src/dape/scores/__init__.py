@@ -3,6 +3,7 @@
 from dape.scores.base import ScoreProcessor
 from dape.scores.conv import ScoreConv
 from dape.scores.keyconv import KeyConv
+from dape.scores.keyshift import KeyShift
 from dape.scores.mta import MultiTokenAttention
 from dape.scores.normaliser import Normalised
 from dape.scores.plain import PlainScores
@@ -11,6 +12,7 @@ from dape.scores.talking import TalkingHeads
 __all__ = [
     "SCORES",
     "KeyConv",
+    "KeyShift",
     "MultiTokenAttention",
     "Normalised",
     "PlainScores",
@@ -23,6 +25,7 @@ SCORES: dict[str, type[ScoreProcessor]] = {
     "plain": PlainScores,
     "dape": ScoreConv,
     "keyconv": KeyConv,
+    "keyshift": KeyShift,
     "talking": TalkingHeads,
     "mta": MultiTokenAttention,
 }

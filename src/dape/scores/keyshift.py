@@ -1,0 +1,51 @@
+"""Key and value shift (Xu et al. 2024, arXiv 2411.19574): keys and values mixed with those of the token before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dape.ops.score_attention import ScoreProgram, Stage
+from dape.scores.base import ScoreProcessor, StageConv, stage_tensors
+
+
+class KeyShift(ScoreProcessor):
+    """k'ⱼ = a kⱼ + b kⱼ₋₁ and v'ⱼ = c vⱼ + d vⱼ₋₁ with four learnable scalars per head; the first token has no other.
+
+    As a program: logits B + a S[i, j] + b S[i, j − 1], and weights c P[i, j] + d P[i, j + 1] for the values as they are.
+
+    keys, values: which of the two are shifted.
+    zero_init:    start without a shift, (a, b) = (c, d) = (1, 0). By default each pair is the softmax of two normal
+                  numbers, as in the authors' code for Baichuan-M1, which names two scalars per key-value head; here
+                  they are per query head.
+    """
+
+    summary = "keys and values mixed with the previous token's"
+
+    def __init__(
+        self, num_heads: int, *, keys: bool = True, values: bool = True, zero_init: bool = False
+    ) -> None:
+        super().__init__()
+        if not (keys or values):
+            raise ValueError("keys=False and values=False shift nothing: use plain scores")
+        self.num_heads = num_heads
+        self.keys = _pair(num_heads, zero_init, own=1) if keys else None
+        self.values = _pair(num_heads, zero_init, own=0) if values else None
+
+    def program(self) -> ScoreProgram:
+        def stages(conv: nn.Module | None, left: int) -> tuple[Stage, ...]:
+            return () if conv is None else (Stage(*stage_tensors(conv), left, self.num_heads),)
+
+        pre, post = stages(self.keys, 1), stages(self.values, 0)
+        return ScoreProgram(pre, post, "bias" if pre else "scores+bias")
+
+
+def _pair(num_heads: int, zero_init: bool, *, own: int) -> StageConv:
+    """Two taps per head that sum to 1; `own` is the index of the token's own."""
+    conv = StageConv(num_heads, num_heads, (1, 2), groups=num_heads, bias=False)
+    taps: Tensor = (
+        torch.eye(2)[own].expand(num_heads, 2) if zero_init else torch.randn(num_heads, 2).softmax(-1)
+    )
+    with torch.no_grad():
+        conv.weight.copy_(taps[:, None, None])
+    return conv
