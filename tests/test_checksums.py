@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
 import shutil
 import stat
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 import dape
 from dape.checksums import verify_checksums
+from dape.cli.inspect import opened
 from dape.evaluate.subjects import open_subject
-from dape.models import DapeForCausalLM, export, preset
+from dape.models import DapeForCausalLM, DapeModel, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
-from dape.training.run import Run
+from dape.training import TrainConfig
+from dape.training.run import Run, make_loadable
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "score_width": 4}
+
+TEXT = str(Path(dape.__file__).parent / "names.py")
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +72,6 @@ def test_no_flipped_bit_of_an_exported_model_is_silent(exported):
 
 
 def test_no_flipped_bit_of_an_adapter_is_silent(llama, tmp_path):
-    import copy
-
     folder = dape.save_adapter(dape.retrofit(copy.deepcopy(llama)), tmp_path / "adapter")
     dape.load_adapter(copy.deepcopy(llama), folder)
     for file, bit in flips(folder, 60):
@@ -75,30 +82,84 @@ def test_no_flipped_bit_of_an_adapter_is_silent(llama, tmp_path):
         file.write_bytes(whole)
 
 
-@pytest.mark.parametrize("how", ["run", "eval", "retrofitted"])
-def test_every_way_to_load_a_model_verifies(how, exported, llama, tmp_path):
-    import copy
+@pytest.fixture(scope="module")
+def run_folder(exported):
+    """A run's folder, which can itself be loaded: its weights lie in model/."""
+    make_loadable(exported.parent, exported)
+    return exported.parent
 
-    from dape.training import TrainConfig
 
-    folder = tmp_path / "run" / "model"
-    if how == "retrofitted":
-        export(dape.retrofit(copy.deepcopy(llama)), folder)
-    else:
-        shutil.copytree(exported, folder)
+# Every way to load a model of ours; folder is that of the run.
+ROUTES = {
+    "run": lambda folder: Run(folder, TrainConfig()).model(),
+    "class": lambda folder: DapeForCausalLM.from_pretrained(folder / "model"),
+    "class, subfolder": lambda folder: DapeForCausalLM.from_pretrained(folder, subfolder="model"),
+    "class of the body": lambda folder: DapeModel.from_pretrained(folder / "model"),
+    "class, run": lambda folder: DapeForCausalLM.from_pretrained(folder),
+    "auto": lambda folder: AutoModelForCausalLM.from_pretrained(folder / "model"),
+    "auto, run": lambda folder: AutoModelForCausalLM.from_pretrained(folder),
+    "eval": lambda folder: open_subject(f"hf:{folder / 'model'}", corpus=TEXT).__enter__(),
+    "eval, run": lambda folder: open_subject(f"hf:{folder}", corpus=TEXT).__enter__(),
+    "inspect": lambda folder: list(opened([folder / "model"], None)),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_flipped_bit_of_the_weights_is_silent_on_any_route(route, run_folder, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    ROUTES[route](folder)
+    weights = folder / "model" / "model.safetensors"
+    whole, draw = weights.read_bytes(), random.Random(0)
+    for _ in range(4):
+        flipped(weights, draw.randrange(8 * len(whole)))
+        with pytest.raises(ValueError, match=r"model.safetensors is damaged"):
+            ROUTES[route](folder)
+        weights.write_bytes(whole)
+
+
+@pytest.mark.parametrize("route", ["auto", "auto, run"])
+def test_no_flipped_bit_of_any_file_is_silent_in_plain_transformers(route, run_folder, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    for file, bit in flips(folder / "model" if route == "auto" else folder, 40):
+        whole = file.read_bytes()
+        flipped(file, bit)
+        with pytest.raises((ValueError, OSError, TypeError, KeyError)):
+            ROUTES[route](folder)
+        file.write_bytes(whole)
+
+
+def test_a_damaged_retrofitted_model_is_refused(llama, tmp_path):
+    folder = export(dape.retrofit(copy.deepcopy(llama)), tmp_path / "model")
     flipped(folder / "model.safetensors", 8 * (folder / "model.safetensors").stat().st_size - 9)
-    load = {
-        "run": lambda: Run(folder.parent, TrainConfig()).model(),
-        "eval": lambda: open_subject(f"hf:{folder}").__enter__(),
-        "retrofitted": lambda: dape.load_retrofitted(folder),
-    }[how]
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged"):
-        load()
+    for load in (
+        dape.load_retrofitted,
+        partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=True),
+    ):
+        with pytest.raises(ValueError, match=r"model.safetensors is damaged"):
+            load(folder)
+
+
+def test_an_edited_model_loads_if_it_is_saved_or_asked_for(exported, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    (folder / "README.md").write_text("A text for people.")
+    model = DapeForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    model.save_pretrained(folder)
+    assert not DapeForCausalLM.from_pretrained(folder).lm_head.weight.any()
+    save_file({"edited": torch.ones(2)}, folder / "model.safetensors", metadata={"format": "pt"})
+    for load in (DapeForCausalLM.from_pretrained, AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=r"checksums.json to take it as it is"):
+            load(folder)
+        load(folder, verify=False)
+    (folder / "checksums.json").unlink()
+    DapeForCausalLM.from_pretrained(folder)
 
 
 def test_a_retrofitted_model_that_is_whole_loads(llama, tmp_path):
-    import copy
-
     model = dape.retrofit(copy.deepcopy(llama))
     again = dape.load_retrofitted(export(model, tmp_path / "model"))
     ids = torch.arange(9)[None]
@@ -115,8 +176,6 @@ def test_an_index_that_leads_outside_is_refused(exported, tmp_path, name):
 
 
 def test_weights_have_the_mode_of_any_file(exported, llama, tmp_path):
-    import copy
-
     (tmp_path / "plain").touch()
     usual = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
     adapter = dape.save_adapter(dape.retrofit(copy.deepcopy(llama)), tmp_path / "adapter")

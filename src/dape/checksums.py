@@ -32,33 +32,41 @@ def content_digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def write_checksums(folder: str | os.PathLike[str]) -> None:
-    """Write the checksums of all other files of the folder, and give them the usual mode of a new file."""
-    folder, entries = Path(folder), {}
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != CHECKSUMS and not path.name.startswith("."):
-            usual_mode(path)
-            entries[path.name] = {"sha256": file_digest(path), "bytes": path.stat().st_size}
-    write_atomically(folder / CHECKSUMS, json.dumps({"format": FORMAT, "files": entries}, indent=2) + "\n")
+def write_checksums(folder: str | os.PathLike[str], names: Iterable[str] | None = None) -> None:
+    """Write the checksums of the files of the folder, and give them the usual mode of a new file.
 
-
-def renew_checksum(folder: str | os.PathLike[str], name: str) -> None:
-    """Update the checksum of one file that was changed on purpose; the others keep theirs."""
+    Texts for people (*.md) have none: nothing reads them back.
+    names: update these alone; the others that still exist keep theirs.
+    """
     folder = Path(folder)
-    if not (folder / CHECKSUMS).exists():
-        return
-    content = read_json(folder / CHECKSUMS)
-    content["files"][name] = {"sha256": file_digest(folder / name), "bytes": (folder / name).stat().st_size}
-    write_atomically(folder / CHECKSUMS, json.dumps(content, indent=2) + "\n")
+    entries = {} if names is None else _known_entries(folder)
+    entries = {name: entry for name, entry in entries.items() if (folder / name).exists()}
+    for name in sorted(path.name for path in folder.iterdir()) if names is None else names:
+        path = folder / name
+        if path.is_file() and name != CHECKSUMS and not name.startswith(".") and path.suffix != ".md":
+            usual_mode(path)
+            entries[name] = {"sha256": file_digest(path), "bytes": path.stat().st_size}
+    save_checksums(folder, entries)
+
+
+def save_checksums(folder: str | os.PathLike[str], entries: dict[str, Any]) -> None:
+    """Write checksums that are known: sha256 and bytes by file name."""
+    write_atomically(
+        Path(folder) / CHECKSUMS, json.dumps({"format": FORMAT, "files": entries}, indent=2) + "\n"
+    )
+
+
+def _known_entries(folder: Path) -> dict[str, Any]:
+    """Checksums in the folder; none if they are missing or cannot be read."""
+    try:
+        return dict(read_json(folder / CHECKSUMS)["files"])
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def names_with_checksums(folder: str | os.PathLike[str]) -> set[str]:
     """Files directly in the folder that have checksums; none if there are no readable checksums."""
-    try:
-        names = read_json(Path(folder) / CHECKSUMS)["files"]
-        return {name for name in names if Path(name).name == name}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
+    return {name for name in _known_entries(Path(folder)) if Path(name).name == name}
 
 
 def verify_checksums(folder: str | os.PathLike[str]) -> None:
@@ -86,8 +94,8 @@ def verify_checksums(folder: str | os.PathLike[str]) -> None:
             raise ValueError(f"{file} is missing: copy or export the model again")
         if file.stat().st_size != size or file_digest(file) != digest:
             raise ValueError(
-                f"{file} is damaged or was changed, its SHA-256 is not that of {CHECKSUMS}: copy or export it again, "
-                f"or delete {CHECKSUMS} to take it as it is"
+                f"{file} is damaged or was changed, its SHA-256 is not that of {CHECKSUMS}: copy or save the model "
+                f"again, or delete {path} to take it as it is"
             )
 
 

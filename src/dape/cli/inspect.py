@@ -15,7 +15,6 @@ from rich.progress import track
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from dape.checksums import verify_checksums
 from dape.cli.parsing import parse
 from dape.data import Tokenizer, load_tokenizer
 from dape.files import distinct_names, write_atomically
@@ -151,7 +150,6 @@ def opened(
                     f"{folder} is not a model of ours: `dape inspect` looks into our own models and retrofitted ones; "
                     f"of others, model(ids, output_attentions=True) gives the weights"
                 )
-            verify_checksums(folder)
             with no_bars():
                 model = DapeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
             yield name, model, find_tokenizer(folder, tokenizer)

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import (
@@ -24,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
+from dape.checksums import verify_checksums, write_checksums
 from dape.models.attention import Attention, KeyValueCache
 from dape.models.config import DapeConfig
 from dape.models.context import Shares
@@ -37,6 +37,9 @@ from dape.models.positions import (
 from dape.models.remote_code import write_entries
 from dape.positions import PositionEncoding, Positions, randomized_positions
 from dape.scores import ScoreProcessor
+
+# Files that `save_pretrained` writes.
+SAVED = ("*config.json", "*.safetensors", "*.index.json", "dape_*.py")
 
 
 class MLP(nn.Module):
@@ -113,27 +116,32 @@ class DapePreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
-        """As PreTrainedModel.from_pretrained; scalar parameters of earlier versions are read as vectors of size 1."""
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
-        except RuntimeError:
-            weights = with_dimensions(pretrained_model_name_or_path)
-            if weights is None:
-                raise
-            config = options.pop("config", None) or DapeConfig.from_pretrained(pretrained_model_name_or_path)
-            return super().from_pretrained(None, *arguments, config=config, state_dict=weights, **options)
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *arguments: Any, verify: bool = True, **options: Any
+    ) -> Any:
+        """As PreTrainedModel.from_pretrained, after the checksums in the folder were verified.
+
+        verify: False takes files as they are that were edited after they were saved.
+        """
+        if verify and pretrained_model_name_or_path is not None:
+            verify_checksums(Path(pretrained_model_name_or_path, options.get("subfolder") or ""))
+        return super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
-        """As PreTrainedModel.save_pretrained, with `auto_map` and the code that it points to."""
+        """As PreTrainedModel.save_pretrained, with `auto_map`, the code that it points to, and checksums."""
         super().save_pretrained(save_directory, *arguments, **options)
         if arguments[0] if arguments else options.get("is_main_process", True):
-            write_entries(Path(save_directory))
+            self._complete(Path(save_directory))
 
     def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
-        """Include the code in `save_pretrained(push_to_hub=True)`."""
-        write_entries(Path(working_dir))
+        """Include code and checksums in `save_pretrained(push_to_hub=True)`."""
+        self._complete(Path(working_dir))
         return super()._upload_modified_files(working_dir, *arguments, **options)
+
+    @staticmethod
+    def _complete(folder: Path) -> None:
+        write_entries(folder)
+        write_checksums(folder, sorted(path.name for pattern in SAVED for path in folder.glob(pattern)))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
@@ -506,17 +514,6 @@ class DapeForTokenClassification(GenericForTokenClassification, DapePreTrainedMo
 
 # Trainer and others look up models that predict the next token in this table of class names.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DapeConfig.model_type] = DapeForCausalLM.__name__
-
-
-def with_dimensions(folder: Any) -> dict[str, Tensor] | None:
-    """Weights of a folder with scalars as vectors of size 1; None if it is not a folder, or holds no scalars."""
-    files = sorted(Path(folder).glob("*.safetensors")) if folder is not None else []
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        weights |= load_file(file)
-    if all(value.dim() for value in weights.values()):
-        return None
-    return {name: value if value.dim() else value[None] for name, value in weights.items()}
 
 
 def _check_cache(use_cache: bool, cache: Cache | None, packed: bool) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from dape import __version__
-from dape.checksums import CHECKSUMS, renew_checksum, verify_checksums, write_checksums
+from dape.checksums import CHECKSUMS, file_digest, save_checksums, write_checksums
 from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
@@ -167,11 +167,10 @@ def add_to_card(folder: Path, perplexities: Sequence[tuple[int, float, float]], 
             _, end, tail = rest.partition("<!-- /by length -->")
             if begin and end:
                 write_atomically(card, "".join([head, begin, "\n".join(lines), "\n", end, tail]))
-    if (folder / "model" / "README.md").exists():
-        renew_checksum(folder / "model", "README.md")
 
 
 CONFIG = "run.json"
+INDEX = "model.safetensors.index.json"
 # Names in that file of the checksums of the text and of what was packed from it, and of the run's plug-ins.
 TEXT, PACKED, IMPORTS = "text", "packed", "imports"
 
@@ -214,7 +213,6 @@ class Run:
         changes: dict[str, Any] = {}
         if position_options:
             changes["position_options"] = {**self.config.encoding_options(), **position_options}
-        verify_checksums(self.folder / "model")
         with no_bars():
             return DapeForCausalLM.from_pretrained(self.folder / "model", **changes).eval()
 
@@ -440,17 +438,27 @@ def name_special_tokens(model: DapeForCausalLM, tokenizer: Any) -> None:
 
 
 def make_loadable(folder: Path, model: Path) -> None:
-    """Write the files that from_pretrained needs into the run's folder: copies of small files, an index of the weights."""
+    """Write the files that from_pretrained needs into the run's folder: copies of small files, an index of the weights.
+
+    model: the folder that is about to become folder/model. The run's folder gets checksums of all that it loads.
+    """
+    known = read_json(model / CHECKSUMS)["files"]
     file_of: dict[str, str] = {}
+    entries: dict[str, Any] = {}
     for file in sorted(model.iterdir()):
         if file.suffix == ".safetensors":
+            entries[f"model/{file.name}"] = known[file.name]
             with safe_open(file, framework="pt") as weights:
                 file_of |= dict.fromkeys(weights.keys(), f"model/{file.name}")
         elif not file.name.endswith(".index.json") and file.name != CHECKSUMS:
             write_atomically(folder / file.name, file.read_bytes())
+            entries |= {file.name: known[file.name]} if file.name in known else {}
     size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    index = {"metadata": {"total_size": size}, "weight_map": file_of}
-    write_atomically(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+    write_atomically(
+        folder / INDEX, json.dumps({"metadata": {"total_size": size}, "weight_map": file_of}, indent=2) + "\n"
+    )
+    entries[INDEX] = {"sha256": file_digest(folder / INDEX), "bytes": (folder / INDEX).stat().st_size}
+    save_checksums(folder, entries)
 
 
 @contextlib.contextmanager
