@@ -56,7 +56,7 @@ sanitize: $(READY)  ## the C++ kernel under AddressSanitizer and UBSan, over the
 	CFLAGS="-g -O1 $(SANITIZERS)" LDFLAGS="$(SANITIZERS)" \
 	$(BIN)/python setup.py --quiet build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/ops/sanitize.py $(SANITIZED)/dape/ops/score_attention/_kernel*.so
+	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=. $(BIN)/python tests/ops/sanitize.py $(SANITIZED)/dape/ops/score_attention/_kernel*.so
 
 fuzz: $(READY)  ## random calls and models against the definition in float64, for ten minutes
 	$(BIN)/python tests/fuzz.py --minutes 10 --start $$(date +%s)

@@ -127,7 +127,7 @@ if __name__ == "__main__":
 
 
 def test_the_estimates_for_gpus_are_those_of_the_records():
-    from dape.bench.gpu_estimate import MARKER, tables
+    from dev.gpu_estimate import MARKER, tables
 
     records = json.loads((ROOT / "results" / "bench" / "gpu_estimate.json").read_text("utf-8"))
     _, page, _ = (ROOT / "docs" / "kernels.md").read_text("utf-8").split(MARKER)

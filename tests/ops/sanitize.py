@@ -15,8 +15,8 @@ from test_cpu_program import BIASES as PROGRAM_BIASES
 from test_cpu_program import MORE, RAGGED, RUNS, replace
 from test_cpu_program import VISIBLE as PROGRAM_VISIBLE
 
-from dape.bench import stages
 from dape.ops.score_attention import native
+from dev import stages
 
 BIASES = ("none", "distance", "shared", "dense")
 VISIBLE = ("all", "padded", "window", "cache", "nothing")

@@ -8,14 +8,9 @@ from dape.settings import check_choice
 
 COMMANDS = {
     "attention": "every backend, against the paper's listing and PyTorch's own",
-    "stages": "each stage of the C++ kernel, as a share of the core's peak",
     "decode": "one query against a cache of keys, against PyTorch's own",
     "model": "a training step of a preset for several methods, against kerple",
     "train": "a step of the loop against a bare one, methods against kerple",
-    "data": "packing text into tokens, against a copy and the tokenizer",
-    "eval": "time and peak memory of evaluating a preset by length",
-    "gpu-estimate": "resources and simulated clocks of Triton kernels, without a GPU",
-    "tasks": "sampling batches of generated tasks, against a training step",
 }
 
 
@@ -25,7 +20,7 @@ def main(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     check_choice("benchmark", name, COMMANDS)
-    return importlib.import_module(f"dape.bench.{name.replace('-', '_')}").main(rest)
+    return importlib.import_module(f"dape.bench.{name}").main(rest)
 
 
 def usage() -> str:

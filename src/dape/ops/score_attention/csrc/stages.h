@@ -1,5 +1,5 @@
 // Single stages of the forward and the backward pass, run again and again on one chunk of one tile: what
-// `dape bench stages` times. The code is that of the passes themselves; the data stays in the caches.
+// `dev/stages.py` times. The code is that of the passes themselves; the data stays in the caches.
 #pragma once
 
 #include "backward.h"

@@ -1,4 +1,4 @@
-"""`dape bench gpu-estimate`: compiled resources and simulated clocks of the Triton kernels. No GPU is needed.
+"""`python -m dev.gpu_estimate`: compiled resources and simulated clocks of the Triton kernels. No GPU is needed.
 
 Estimated, not measured: resources are the compiler's own numbers, clocks come from a simulation (gpu_simulator.py).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +16,13 @@ import torch
 import tyro
 
 from dape.bench import report
-from dape.bench.gpu_simulator import MACHINES, clocks_per_trip, disassemble, main_loop, resident_blocks
 from dape.bench.report import Record
 from dape.cli.parsing import parse
 from dape.files import read_json
 from dape.ops.score_attention import triton as backend
 from dape.ops.score_attention.triton.compile import SHARED_MEMORY, Launch, first_that_fits, inspect
 from dape.settings import setting, split_numbers
+from dev.gpu_simulator import MACHINES, clocks_per_trip, disassemble, main_loop, resident_blocks
 
 SHAPES: dict[str, dict[str, int]] = {
     "125m": {"num_heads": 12, "head_width": 64},
@@ -79,7 +80,7 @@ class Options:
 
 
 def main(arguments: list[str]) -> int:
-    options: Options = parse(Options, arguments, prog="dape bench gpu-estimate")
+    options: Options = parse(Options, arguments, prog="dev.gpu_estimate")
     records = run(options)
     print_tables(records)
     if options.json is not None:
@@ -127,7 +128,7 @@ def run(options: Options) -> list[Record]:
 
 def estimate(name: str, shape: dict[str, Any], capability: int, options: Options) -> list[Record]:
     """A record for every kernel of a shape, and one for each pass as a whole."""
-    from dape.bench import gpu_baseline
+    from dev import gpu_baseline
 
     convolved = shape | {"width": options.width, "kernel_size": options.kernel, "length": 2048}
     plain = shape | {"width": None, "bias": "none", "length": 2048}
@@ -325,3 +326,7 @@ def tables(records: list[Record]) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

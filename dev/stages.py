@@ -1,8 +1,9 @@
-"""`dape bench stages`: each stage of the C++ kernel separately, as a share of one core's multiply-add peak."""
+"""`python -m dev.stages`: each stage of the C++ kernel separately, as a share of one core's multiply-add peak."""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class Options:
 
 
 def main(arguments: list[str]) -> int:
-    options: Options = parse(Options, arguments, prog="dape bench stages")
+    options: Options = parse(Options, arguments, prog="dev.stages")
     records = run(options)
     peak = records[0]["peak_gmacs"]
     title = (
@@ -167,3 +168,7 @@ def _seconds(number: int, call: native.Call, repeats: int) -> float:
     macs = native.run_stage(number, call, repeats)
     assert macs >= 0, (number, macs)
     return time.thread_time() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
