@@ -31,7 +31,7 @@ def files_of(package: str, root: Path) -> list[Path]:
 
 def main() -> None:
     # An environment may see its packages through a path file.
-    root = Path(importlib.metadata.distribution("torch").locate_file(""))
+    root = Path(str(importlib.metadata.distribution("torch").locate_file("")))
     seen: set[str] = set()
     lines = ["# Files of the corpus `python`: sha256, bytes, path. Written by dev/python_corpus.py."]
     for package in [*HELD_OUT, *(name for name in PACKAGES if name not in HELD_OUT)]:
