@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dape.layers import Cache, ScoreAttention
 from dape.methods import Method, all_methods, parse_method, register_position, register_scores
 from dape.ops.score_attention import (
     DistanceBias,
@@ -37,11 +38,13 @@ __version__ = "0.1.0"
 __all__ = [
     "POSITIONS",
     "SCORES",
+    "Cache",
     "DistanceBias",
     "Method",
     "PlainScores",
     "PositionEncoding",
     "Positions",
+    "ScoreAttention",
     "ScoreConv",
     "ScoreProcessor",
     "ScoreProgram",

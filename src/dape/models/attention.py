@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dape.layers import with_cached
 from dape.models.context import Shares, context_attention
 from dape.models.heads import HeadShare, bias_of_heads, program_of_heads
 from dape.ops.score_attention import Bias, ScoreProgram, attention, attention_weights
 from dape.positions import PositionEncoding, Positions
+from dape.positions.masks import KeyValueCache
 from dape.scores import ScoreProcessor
-
-
-class KeyValueCache(Protocol):
-    """Interface of a key-value cache, as transformers' caches have it."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
 
 
 class Inputs(NamedTuple):
@@ -197,26 +193,25 @@ class Attention(nn.Module):
                 f"query, key, value and out whole, and split the MLPs"
             )
         q = encoding.rotate(q, *(x[:, -num_tokens:] for x in (positions.queries, *lengths)))
-        asked = x.shape[1] if last_rows is None else last_rows
         if alone:
             queried = positions.last(q.shape[2])
         else:
-            q, k, v, state = self._cached(
-                past_key_values, arrange, q, k, v, state, earlier_rows, positions.num_keys
+            q, k, v, state, queried = with_cached(
+                q,
+                k,
+                v,
+                state,
+                positions,
+                cache=past_key_values,
+                layer=self.layer,
+                arrange=arrange,
+                earlier_rows=earlier_rows,
+                asked=last_rows,
             )
-            if earlier_rows and torch.compiler.is_compiling():
-                queried, index = positions.before_in_room(earlier_rows)
-                index = index.clamp(min=0)[:, None, :, None].expand(q.shape[0], q.shape[1], -1, q.shape[3])
-                q, rows = q.gather(2, index), asked + earlier_rows
-            else:
-                earlier = min(earlier_rows, positions.num_keys - x.shape[1])
-                rows = min(asked + earlier_rows, x.shape[1] + earlier)
-                queried = positions.before(earlier)
-            q, queried = q[:, :, -rows:], queried.last(rows)
         if k.shape[2] != positions.num_keys:
             raise ValueError(
-                f"attention has {k.shape[2]} keys, but {positions.num_keys} are expected: a cache must keep every "
-                f"token, without a sliding window; with gradient checkpointing, pass no cached tokens"
+                f"attention has {k.shape[2]} keys, but {positions.num_keys} are expected: with gradient "
+                f"checkpointing, pass no cached tokens"
             )
         # An encoding without a state may leave the argument out.
         further = {} if state is None else {"state": state}
@@ -229,47 +224,6 @@ class Attention(nn.Module):
             whole = encoding.bias(all_q, all_k, queried, scale=self.scale, **further)
             bias = bias_of_heads(whole, part, parts)
         return Inputs(q, k, v, bias, queried)
-
-    def _cached(
-        self,
-        past_key_values: KeyValueCache | None,
-        arrange: Callable[[Tensor], Tensor] | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Tensor | None,
-        earlier_rows: int,
-        num_keys: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and state of the cached tokens, followed by the given ones, arranged.
-
-        A cache keeps keys and values. The other tensors that later queries need, the encoding's token state and
-        earlier queries, are kept as further features of the keys, so that any kind of cache can be used.
-        """
-        kept = [
-            x
-            for x in (None if state is None else state[..., None], q if earlier_rows else None)
-            if x is not None
-        ]
-        # [B, H, T, n] as [B, G, T, H/G · n]: a key has the features of all heads that read it.
-        packed = [x.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3) for x in kept]
-        width, dtype = k.shape[-1], k.dtype
-        # A cache has one dtype, the finest of all: under autocast, states are finer than keys.
-        k = torch.cat([k, *packed], -1)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer)
-        if arrange is not None:
-            k, v = arrange(k), arrange(v)
-        # A preallocated cache returns room for more keys than there are.
-        k, v = k[:, :, :num_keys], v[:, :, :num_keys]
-        k, *packed = k.split([width, *(x.shape[-1] for x in packed)], -1)
-        unpacked = [
-            x.unflatten(3, (-1, y.shape[-1])).transpose(2, 3).flatten(1, 2).to(y.dtype)
-            for x, y in zip(packed, kept, strict=True)
-        ]
-        if state is not None:
-            state = unpacked[0][..., 0]
-        return unpacked[-1] if earlier_rows else q, k.to(dtype), v.to(dtype), state
 
     def weights(self, x: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
         """Attention weights [B, H, Tq, Tk] by the reference, for inspection: T×T memory."""

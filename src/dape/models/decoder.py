@@ -24,18 +24,19 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import can_return_tuple
 
 from dape.checksums import verify_checksums, write_checksums
-from dape.models.attention import Attention, KeyValueCache
+from dape.models.attention import Attention
 from dape.models.config import DapeConfig
 from dape.models.context import Shares
-from dape.models.positions import (
+from dape.models.remote_code import write_entries
+from dape.positions import PositionEncoding, Positions, randomized_positions
+from dape.positions.masks import (
+    KeyValueCache,
     check_not_sharded,
     check_packing_arguments,
     decoder_positions,
     starts_again,
     without_holes,
 )
-from dape.models.remote_code import write_entries
-from dape.positions import PositionEncoding, Positions, randomized_positions
 from dape.scores import ScoreProcessor
 
 # Files that `save_pretrained` writes.

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import Cache
 
 from dape.ops.score_attention import Visible
 from dape.ops.score_attention.types import EVERYTHING, shown_by
-from dape.positions import Positions
-from dape.positions.base import positions_in
+from dape.positions.base import Positions, positions_in
+
+
+class KeyValueCache(Protocol):
+    """Interface of a key-value cache, as transformers' caches and `dape.Cache` have it."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
+
+
+class SizedCache(KeyValueCache, Protocol):
+    """A cache that knows the number of its tokens."""
+
+    @property
+    def is_compileable(self) -> bool: ...
+
+    def get_seq_length(self, layer_idx: int = 0) -> int: ...
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]: ...
 
 
 @dataclass(frozen=True)
@@ -38,16 +54,22 @@ class WithoutHoles:
 
 
 def without_holes(
-    attention_mask: Tensor | None, positions: Positions, cache: Cache | None, num_tokens: int
+    attention_mask: Tensor | None,
+    positions: Positions,
+    cache: SizedCache | None,
+    num_tokens: int,
+    layer: int = 0,
 ) -> WithoutHoles | None:
     """Reordering that makes the keys of each row contiguous; None for a mask without holes.
 
-    num_tokens: number of new tokens, which come after the cached ones.
+    num_tokens: number of new tokens, which come after those that the cache has for `layer`.
     """
     if attention_mask is None or torch.compiler.is_compiling() or attention_mask.dim() != 2:
         return None
     # A mask may cover the free slots of a preallocated cache, which hold no keys yet and are not padding.
-    attention_mask = attention_mask[:, : num_tokens + (0 if cache is None else int(cache.get_seq_length()))]
+    attention_mask = attention_mask[
+        :, : num_tokens + (0 if cache is None else int(cache.get_seq_length(layer)))
+    ]
     if not has_holes(attention_mask):
         return None
     order = attention_mask.bool().long().argsort(dim=-1, stable=True)
@@ -161,11 +183,12 @@ def decoder_positions(
     num_queries: int,
     *,
     device: torch.device,
-    cache: Cache | None = None,
+    cache: SizedCache | None = None,
+    layer: int = 0,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
 ) -> Positions:
-    """Positions of the next `num_queries` tokens after those in the cache.
+    """Positions of the next `num_queries` tokens after those that the cache has for `layer`.
 
     attention_mask: [B, keys], ones for tokens and zeros for padding; with zeros between ones, the keys must be
                     reordered by `without_holes`. Or [B, 1, queries, keys], booleans, ones and zeros, or numbers to
@@ -176,13 +199,15 @@ def decoder_positions(
                     cached tokens' positions by ones.
     """
     compiling = torch.compiler.is_compiling()
-    seen = 0 if cache is None else cache.get_seq_length()
+    seen = 0 if cache is None else cache.get_seq_length(layer)
     if isinstance(seen, Tensor) and not compiling:
         seen = int(seen)
     preallocated = isinstance(seen, Tensor)
     roomy = preallocated or (cache is not None and cache.is_compileable)
     num_keys = (
-        cache.get_mask_sizes(num_queries, 0)[0] if preallocated and cache is not None else seen + num_queries
+        cache.get_mask_sizes(num_queries, layer)[0]
+        if preallocated and cache is not None
+        else seen + num_queries
     )
     index = torch.arange(num_queries, device=device) + seen
 
