@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dape.lab.compare import compare as compare
     from dape.lab.compare import load_comparison as load_comparison
     from dape.retrofitting import load_adapter, load_retrofitted, remove_retrofit, retrofit, save_adapter
+    from dape.retrofitting.adapt import adapt as adapt
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,7 @@ __all__ = [
 
 # Imported on first access, because they need more than torch: name → module.
 LATER = {
+    "adapt": "dape.retrofitting.adapt",
     "compare": "dape.lab.compare",
     "load_comparison": "dape.lab.compare",
     "train": "dape.lab.api",

@@ -1,8 +1,10 @@
 """`dape retrofit`: from a pretrained model to a retrofitted one, interrupted and continued, from any text."""
 
 import json
+import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -10,7 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 import dape
 from dape import cli
 from dape.data import ByteTokenizer
+from dape.evaluate import WindowLosses
+from dape.evaluate.windows import Windows
 from dape.retrofitting import parameter_groups
+from dape.retrofitting.adapt import Adapted
 from dape.retrofitting.loading import load_causal_lm
 from dape.retrofitting.matching import LayerMatching, Overlapping
 from dape.retrofitting.tuning import Tuning, sample
@@ -37,7 +42,7 @@ def base(tmp_path_factory):
 
 
 def run(base, out, *more):
-    arguments = ["--steps", "6", "--batch-size", "4", "--last", "8", "--windows", "4", "--log-every", "1"]
+    arguments = ["--steps", "6", "--batch-size", "4", "--windows", "4", "--log-every", "1"]
     return cli.main(["retrofit", str(base), "--out", str(out), *arguments, "--device", "cpu", *more])
 
 
@@ -52,10 +57,14 @@ def weights(out):
 def test_text_of_its_own(base, tmp_path, capsys):
     assert run(base, tmp_path / "run", *SELF, "--distill", "0.5") == 0
     printed = capsys.readouterr().out
-    results = json.loads((tmp_path / "run" / "retrofit.json").read_text())
-    assert [row["eval_length"] for row in results["after"]] == [16, 32, 64, 128]
-    assert f"{results['before'][0]['nll']:.3f}" in printed
-    assert f"{results['after'][3]['nll']:.3f}" in printed
+    losses = pd.read_csv(tmp_path / "run" / "losses.csv")
+    whole = losses[losses["slice"] == "all"].groupby(["run", "length"])[["sum", "count"]].sum()
+    ppl = np.exp(whole["sum"] / whole["count"])
+    assert list(ppl["base"].index) == [4, 8, 16, 32, 64, 128]
+    assert list(ppl["retrofit"].index) == [16, 32, 64, 128]
+    assert f"{ppl['base'][128]:.2f}" in printed
+    assert f"{ppl['retrofit'][128]:.2f}" in printed
+    assert "base, cut to 16" in printed
     model = dape.load_retrofitted(tmp_path / "run" / "model")
     assert model.config.dape_retrofit["method"] == "dape1x3-kerple"
     assert model(torch.ones(1, 100, dtype=torch.long)).logits.isfinite().all()
@@ -63,11 +72,13 @@ def test_text_of_its_own(base, tmp_path, capsys):
 
 def test_an_interrupted_command_continues_to_the_same_weights(base, tmp_path, monkeypatch):
     assert run(base, tmp_path / "whole", *SELF) == 0
-    from dape.cli import retrofit as command
+    from dape.retrofitting import adapt as module
 
-    stopped = command.fit
+    whole = module.fit
     monkeypatch.setattr(
-        command, "fit", lambda *args: stopped(*args, on_step=lambda record: record["step"] == 3)
+        module,
+        "fit",
+        lambda *args, **options: whole(*args, **options, on_step=lambda record: record["step"] == 3),
     )
     assert run(base, tmp_path / "parts", *SELF) == 1
     assert not (tmp_path / "parts" / "model").exists()
@@ -93,7 +104,7 @@ def test_a_folder_of_texts(base, tmp_path):
     [
         (["--method", "kerpel"], "unknown method"),
         (["--last", "20"], "is more than the shortest"),
-        (["--lengths", "4,8"], "is more than the shortest"),
+        (["--last", "4", "--lengths", "2,8"], "is more than the shortest"),
         (
             ["--sample-tokens", "600"],
             "leaves 64 tokens for the table, whose longest input needs 129: sample 1600",
@@ -112,7 +123,7 @@ def test_other_settings_want_another_folder(base, tmp_path, capsys):
     assert run(base, tmp_path / "run", *SELF, "--method", "kerple") == 2
     assert "another folder" in capsys.readouterr().err
     assert run(base, tmp_path / "run", *SELF, "--temperature", "2") == 2
-    assert "after" in json.loads((tmp_path / "run" / "retrofit.json").read_text())
+    assert "result" in json.loads((tmp_path / "run" / "retrofit.json").read_text())
 
 
 def test_what_was_added_learns_faster_and_the_teacher_is_matched(base):
@@ -308,6 +319,84 @@ def test_shown_weights_are_used_weights(base, method):
         dape.inspect(LlamaForCausalLM.from_pretrained(base), ids)
 
 
+def test_the_base_trained_on_stands_beside_the_retrofit(base, tmp_path):
+    """The decisive baseline has as many steps on as many tokens, and is cut to the window."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000)))
+    model = LlamaForCausalLM.from_pretrained(base)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    adapted = dape.adapt(
+        model,
+        "kerple",
+        str(texts),
+        steps=8,
+        batch_size=2,
+        train_length=32,
+        control=True,
+        windows=8,
+        device="cpu",
+    )
+    assert {arm: result.steps for arm, result in adapted.results.items()} == {
+        "base trained on": 8,
+        "retrofit": 8,
+    }
+    assert len({result.tokens for result in adapted.results.values()}) == 1
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    own, cut = adapted.losses["base trained on"].losses[16], adapted.losses["base"].losses[16]
+    gain, error = adapted.gain(64, over="base trained on")
+    assert gain == pytest.approx((own - adapted.losses["retrofit"].losses[64]).mean(), abs=1e-6)
+    assert (own != cut).any()
+    assert math.isfinite(error)
+    assert [row[0] for row in adapted.rows()][:4] == [
+        "base",
+        "base, cut to 16",
+        "base trained on, cut to 16",
+        "retrofit (kerple)",
+    ]
+
+
+def test_a_base_that_ignores_its_context_is_said_to():
+    losses = {n: np.full((6, 4), 2.0) for n in (4, 8, 16, 32)}
+    windows = Windows(np.arange(6), np.arange(6))
+    flat = {"base": WindowLosses(windows, 4, losses), "retrofit": WindowLosses(windows, 4, losses)}
+    adapted = Adapted(None, "kerple", 16, flat)
+    assert any("no measurable use" in sentence for sentence in adapted.sentences())
+    assert not any("below" in sentence for sentence in adapted.sentences())
+
+
+def test_a_run_of_ours_is_a_base_too(tmp_path):
+    """And its own model stays as it was."""
+    run = dape.train(
+        out=str(tmp_path / "run"),
+        method="rope",
+        steps=2,
+        train_length=16,
+        hidden_size=32,
+        num_heads=4,
+        num_layers=1,
+        batch_size=2,
+        device="cpu",
+    )
+    code = cli.main(
+        [
+            "retrofit",
+            str(run.folder),
+            "--corpus",
+            "stdlib",
+            "--steps",
+            "2",
+            "--windows",
+            "4",
+            "--device",
+            "cpu",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+    )
+    assert code == 0
+    assert load_causal_lm(tmp_path / "out" / "model").config.method == "dape1x3-kerple"
+
+
 def test_samples_are_as_long_as_the_base_reads(base, tmp_path):
     longer = ["--train-length", "32", "--match-steps", "6", "--lengths", "16,32"]
     assert run(base, tmp_path / "run", *SELF, *longer) == 0
@@ -316,5 +405,5 @@ def test_samples_are_as_long_as_the_base_reads(base, tmp_path):
 
 def test_no_more_steps_match_layers_than_there_are(base, tmp_path, capsys):
     assert run(base, tmp_path / "run", *SELF, "--match-steps", "7") == 2
-    assert "--match-steps=7 is more than --steps 6" in capsys.readouterr().err
+    assert "--match-steps=7 exceeds steps=6" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
