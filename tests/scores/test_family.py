@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dape import Positions, all_methods, attention, parse_method
+from dape.ops.score_attention import fold
+from dape.ops.score_attention.api import make_problem
 from dape.scores import (
     KeyConv,
     KeyShift,
@@ -105,6 +107,24 @@ def test_key_shift(shifted):
     if processor.values is not None:
         v = mixed(v, *processor.values.weight.flatten(1).unbind(1))
     both_backends(*inputs(), processor, masked(q @ k.mT * 0.4).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("name", ["keyshift", "keyshift[values=false]", "keyconv1x3[padding=causal]"])
+def test_linear_stages_of_single_heads_are_folded_into_keys_and_values(name, monkeypatch):
+    """Attention with the stages equals attention without, on convolved keys and values, with all gradients."""
+    monkeypatch.setattr(fold, "MANY_QUERIES", 2)
+    pair, options = name.split("[")[0], name[len(name.split("[")[0]) :]
+    processor = jittered(parse_method(f"{pair}-kerple{options}").build_scores(H))
+    q, k, v = (x.requires_grad_() for x in inputs())
+    k, v = k[:, :2].detach().requires_grad_(), v[:, :2].detach().requires_grad_()
+    bias, results = torch.randn(1, H, T, T, dtype=torch.float64), []
+    problem = make_problem(q, k, v, processor, bias=bias)
+    assert fold.folded(problem).program.is_plain
+    for backend in ("reference", "tiled"):
+        out = attention(q, k, v, processor, bias=bias, backend=backend)
+        grads = torch.autograd.grad(out.square().sum(), [q, k, v, *processor.parameters()])
+        results.append((out, *grads))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
 def test_key_shift_starts_with_pairs_that_sum_to_one():

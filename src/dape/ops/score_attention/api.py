@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dape.ops.score_attention import by_tiles, cpu, reference, sdpa, tiled, triton
+from dape.ops.score_attention.fold import folded
 from dape.ops.score_attention.op import in_own_dtype
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
@@ -127,6 +128,7 @@ def make_problem(
 
 
 def _attend(problem: Problem, backend: str) -> Tensor:
+    problem = problem if backend == "reference" else folded(problem)
     bias = problem.bias
     if isinstance(bias, (SeparableBias, TileBias)) and not _takes_bias(problem, backend):
         tiles = bias.tiles() if isinstance(bias, SeparableBias) else bias
