@@ -209,7 +209,6 @@ def test_every_bad_value_is_one_line_that_names_the_option(command, tmp_path, mo
         ["compare", "--methods", "nosuch"],
         ["compare", "--lengths", "1000000000"],
         ["compare", "--corpus", "missing/"],
-        ["retrofit-demo", "--method", "nosuch"],
         ["tasks", "run", "nosuch"],
         ["tasks", "run", "even_pairs", "--method", "nosuch"],
         ["reproduce", "nosuch"],

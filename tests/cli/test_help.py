@@ -57,12 +57,6 @@ def test_the_boxes_are_drawn_where_the_encoding_has_them(capsys, monkeypatch):
     assert "╭─ options ─" in sys.stdout.read()
 
 
-def test_retrofit_demo_shows_its_models_line_by_line_and_its_defaults(capsys):
-    text = printed(["retrofit-demo", "--help"], capsys)
-    assert "\n  base, trained on         the same further steps without" in text
-    assert "(default: 500)" in text
-
-
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_an_error_names_the_command(command, capsys):
     assert cli.main([command, "--warmup-steps", "-1"]) == 2

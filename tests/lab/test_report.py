@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from sample import METHODS, TRAIN_LENGTH, sample_results
+from sample import METHODS, sample_results
 
 from dape.cli.compare import show
 from dape.lab.compare import Comparison
@@ -19,7 +19,6 @@ from dape.lab.records import Results, load_results
 from dape.lab.report.comparison import _ticks, page
 from dape.lab.stats import Estimate, over_seeds
 from dape.lab.tables import chosen
-from dape.lab.terminal import plot
 
 
 def printed(results: Results, width: int = 80) -> str:
@@ -122,53 +121,11 @@ def test_many_lengths_keep_the_ends() -> None:
     assert sorted(set(picked)) == picked
 
 
-SNAPSHOT = """\
-perplexity  (lower is better; trained at length 64 = 1×; both axes logarithmic)
-   22.6 |                                                 .o    o rope
-        |                                              ...
-        |                                          ....
-        |                                       ...
-        |                                    ..o
-     13 |                                 ...
-        |                              ...
-        |                          o...
-        |                       ...
-        |                    ...
-    7.5 |                 ...
-        |             .o..
-        |          ...                                          # alibi
-        |       ...                                             x kerple
-        |  x...........x...........x...........x...........x    ^ dape-kerple
-   4.32 |  v...........v...........v...........v...........v    v dape1x3-kerple
-        +-----------------------------------------------------
-          64          128         256         512        1024
-          1×          2×          4×          8×          16×
-"""
-
-
-def test_terminal_plot() -> None:
-    lines = plot(curves(sample_results(), "equal-step"), TRAIN_LENGTH).plain.splitlines()
-    assert "\n".join(lines) == SNAPSHOT.rstrip("\n")
-    assert max(map(len, lines)) <= 80
-
-
-def test_terminal_plot_of_flat_and_infinite_curves() -> None:
-    results = sample_results()
-    for row in results["rows"]:
-        if row["metric"] == "loss":
-            row["value"] = 1000.0 if results["runs"][row["run"]]["method"] == "rope" else 1.5
-    lines = plot(curves(results, "equal-step"), TRAIN_LENGTH).plain.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum("o" in line.split("|")[-1][:50] for line in lines[1:-3]) == 0
-    assert all(any(method in line for line in lines) for method in METHODS)
-
-
 def test_results_without_rows_still_have_a_page(tmp_path: Path) -> None:
     results = Results({**sample_results().content, "runs": [], "rows": []})
     Comparison(results).save(tmp_path)
     assert not (tmp_path / "figures").exists()
     assert "No run was evaluated" in (tmp_path / "report.html").read_text("utf-8")
-    assert "nothing to plot" in plot([], TRAIN_LENGTH).plain
 
 
 def test_unknown_errors_are_left_out(tmp_path: Path) -> None:
@@ -186,7 +143,7 @@ def test_unknown_errors_are_left_out(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[]", "holds a list, not an object"),
-        ('{"settings": {}, "failures": [], "records": [{}]}', "dape migrate"),
+        ('{"settings": {}, "failures": [], "records": [{}]}', "holds no results"),
         ('{"runs": [], "rows": [{"metric": "loss", "run": 0}]}', "row 0 lacks its metric or its run"),
     ],
 )

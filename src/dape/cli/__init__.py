@@ -42,7 +42,6 @@ COMMANDS = {
     "suite": Command("dape.cli.suite:main", "lab", "questions about longer and longer texts, by task"),
     "reproduce": Command("dape.cli.reproduce:main", "lab", "run a paper's tables, and judge its claims"),
     "check": Command("dape.cli.check:main", "lab", "test an encoding or processor of your own"),
-    "migrate": Command("dape.cli.migrate:main", "lab", "convert results of earlier versions"),
     "lm-eval": Command(
         "dape.cli.lm_eval:main", "lm-eval", "evaluate a model on tasks of the lm-evaluation-harness"
     ),
@@ -50,11 +49,6 @@ COMMANDS = {
         "dape.cli.retrofit:main",
         "lab",
         "change a pretrained model's positions and scores, tune it",
-    ),
-    "retrofit-demo": Command(
-        "dape.cli.retrofit_demo:main",
-        "lab",
-        "a small Llama before and after retrofitting, in one table",
     ),
     "doctor": Command("dape.cli.doctor:main", "", "report what this machine can run, with advice"),
 }

@@ -12,12 +12,11 @@ from rich.text import Text
 from dape.cli.options import ModelOptions, training_defaults, with_options
 from dape.cli.parsing import parse as parse_options
 from dape.lab.compare import CompareConfig, Comparison, by_recipe, run_comparison
-from dape.lab.curves import HELD, WORSE, curves, loss_table, train_length, verdict, views, warnings
+from dape.lab.curves import HELD, WORSE, loss_table, verdict, views, warnings
 from dape.lab.display import display
 from dape.lab.execute import summary_of
 from dape.lab.records import VIEWS
 from dape.lab.tables import chosen
-from dape.lab.terminal import plot
 
 DESCRIPTION = """Train methods under the same conditions and evaluate each beyond its training length.
 
@@ -74,7 +73,7 @@ def run(config: CompareConfig, console: Console, **options: Any) -> Comparison:
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print the verdict, the tables, the plot of the first view, and the paths of all files."""
+    """Print the verdict, the tables, and the paths of all files."""
     results = comparison.results
     shown = views(results)
     console.print()
@@ -96,9 +95,6 @@ def show(comparison: Comparison, console: Console) -> None:
     legend.append(f" (< {HELD:g} or 2 errors) ", style="dim").append("worse", style="yellow")
     legend.append(" ").append(f"much worse (> {WORSE:g})", style="red")
     console.print(legend)
-    for view in shown[:1]:
-        console.print()
-        console.print(plot(curves(results, view), train_length(results)))
     console.print()
     if comparison.folder is not None:
         for name, path in (

@@ -73,8 +73,7 @@ def main(arguments: list[str]) -> int:
     haystack = sentences(options.haystack)
     path = options.out / "suite.json"
     before = read_json(path) if path.exists() else {}
-    # "scores" in files of earlier versions.
-    kept: list[dict[str, Any]] = before.get("results", before.get("scores", []))
+    kept: list[dict[str, Any]] = before.get("results", [])
     asked: dict[str, Any] = {
         "seed": options.seed,
         "examples": options.examples,

@@ -6,11 +6,11 @@ experiments, kinds/          a grid as data; how each kind of experiment runs, i
 execute, runner, worker      which runs are left; jobs, processes and clusters; one job
 evaluations, solving         language models evaluated by length; generated tasks trained and tested
 pace, environment, display   interleaved step times; the machine; progress
-records, folders, migrate    the schema of results, as a file and as a pandas frame; experiments with their results
+records, folders    the schema of results, as a file and as a pandas frame; experiments with their results
 stats, accuracies, curves    estimates, seeds and paired differences of losses and of accuracies; values by length
 selection, rules, evidence   what a claim is decided on; rules; evidence to verdicts
 claims, paper                verdicts on all claims; the numbers that a paper prints
-tables, figures, terminal, report/   what is shown
+tables, figures, report/   what is shown
 compare, api                 `dape.compare` and its command; the functions of `dape`
 
 A run is a training and its evaluation, a job is a run to be done, an item of a plan says which; rows are what was

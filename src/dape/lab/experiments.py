@@ -305,8 +305,7 @@ class Workspace:
         """Folder of the trainings' evaluations: small files, kept with the results, so that trainings need not be
         repeated; those of the smoke scale, which are not evidence, stay with the runs."""
         if self.papers is None or self.scale not in RESULTS:
-            earlier = self.work / "scores"
-            return earlier if earlier.exists() else self.work / "evaluations"
+            return self.work / "evaluations"
         return self.papers / "evaluations" / self.scale
 
     @property

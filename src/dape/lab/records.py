@@ -145,15 +145,10 @@ def load_results(path: Path) -> Results:
         )
     content = read_json(path)
     if "rows" not in content:
-        old = "records" in content or "models" in content
-        hint = f": `dape migrate {path}` brings it up to date" if old else ""
-        raise ValueError(f"{path} holds no results of this version{hint}")
+        raise ValueError(f"{path} holds no results")
     for index, row in enumerate(content["rows"]):
         if row.get("metric") is None or not 0 <= row.get("run", -1) < len(content["runs"]):
             raise ValueError(f"{path}: row {index} lacks its metric or its run")
-    for row in content["rows"]:
-        # Its name in earlier versions.
-        row["metric"] = "mean_accuracy" if row["metric"] == "score" else row["metric"]
     return Results(content)
 
 

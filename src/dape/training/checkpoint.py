@@ -409,11 +409,10 @@ def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
 
 
 def check_same_task(before: Any, now: Any) -> None:
-    """Raise if a checkpoint's task is not the one to train; checkpoints of earlier versions do not say."""
-    if before is None:
-        return
-    for name in {**before, **(now or {})}:
-        old, new = before.get(name), (now or {}).get(name)
+    """Raise if a checkpoint's task is not the one to train."""
+    before, now = before or {}, now or {}
+    for name in {**before, **now}:
+        old, new = before.get(name), now.get(name)
         if old != new:
             raise _other_run(name, old, new)
 

@@ -231,13 +231,8 @@ class Run:
         return open_data(next((folder for folder in (path, *moved) if folder.exists()), moved[0]))
 
     def text(self) -> str | None:
-        """Checksum of the training text; None if neither the checksum nor the data exists any more."""
-        recorded = read_json(self.folder / CONFIG).get(TEXT)
-        if recorded is not None:
-            return recorded
-        with contextlib.suppress(OSError, ValueError):
-            return checksums(self._open_data())[TEXT]
-        return None
+        """Checksum of the training text; None if it was not recorded."""
+        return read_json(self.folder / CONFIG).get(TEXT)
 
     def check_text(self, data: TokenData) -> None:
         """Raise if the data is of another text than the run's; where the text lies does not matter."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 KINDS = {
     "language": "dape.lab.kinds.language:Language",
     "maps": "dape.lab.kinds.maps:Maps",
-    "retrofit": "dape.lab.kinds.retrofit:Retrofit",
     "tasks": "dape.lab.kinds.tasks:Tasks",
     "timing": "dape.lab.kinds.timing:Timing",
 }
