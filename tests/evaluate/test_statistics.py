@@ -1,82 +1,92 @@
-"""Standard errors over documents, against computations by hand."""
+"""Statistics: intervals cover the truth, the same data gives the same numbers, one seed is one seed."""
+
+from __future__ import annotations
 
 import math
 
 import numpy as np
 import pytest
 
-from dape.evaluate import LengthLoss, clustered_mean, paired_difference
+from dape.evaluate import statistics
+from dape.evaluate.statistics import (
+    accuracy,
+    clustered_mean,
+    mean_over_seeds,
+    paired_mean,
+    timing_ratio,
+)
+
+TRUTH = 0.3
 
 
-def score(windows, documents, *, length=64, ends=None, last=8):
-    windows = np.array(windows, float)
-    ends = np.arange(len(windows)) if ends is None else np.array(ends)
-    return LengthLoss.of(length, windows, np.array(documents), ends, last)
-
-
-def test_one_window_a_document_is_the_textbook_formula():
-    values = np.array([1.0, 2.0, 4.0, 9.0])
-    mean, error = clustered_mean(values, np.ones(4), np.arange(4))
-    assert mean == 4.0
-    assert error == pytest.approx(values.std(ddof=1) / 2)
-
-
-def test_windows_of_a_document_count_together():
-    # Mean 3; residuals of document 0: −2 − 1 = −3, of document 1: 0 + 3 = 3. √(2/1 · (9 + 9)) / 4 = 1.5.
-    mean, error = clustered_mean(np.array([1.0, 2.0, 3.0, 6.0]), np.ones(4), np.array([7, 7, 9, 9]))
-    assert (mean, error) == (3.0, pytest.approx(1.5))
-
-
-def test_repeating_windows_does_not_make_the_error_smaller():
-    values, documents = np.array([1.0, 2.0, 6.0]), np.arange(3)
-    once = clustered_mean(values, np.ones(3), documents)
-    often = clustered_mean(values.repeat(50), np.ones(150), documents.repeat(50))
-    assert often == pytest.approx(once)
-
-
-def test_documents_of_different_sizes():
-    # Sums 10 and 2 over 4 and 4 tokens: mean 1.5, residuals 4 and −4: √(2 · 32) / 8 = 1.
-    assert clustered_mean(np.array([10.0, 2.0]), np.array([4, 4]), np.array([0, 1])) == (
-        1.5,
-        pytest.approx(1.0),
+def made_up(seeds: int, documents: int, scale: tuple[float, float, float], generator: np.random.Generator):
+    """Sums [seeds, documents] and counts of a population with that scatter of seeds, documents, and both."""
+    of_seed, of_document, rest = scale
+    counts = 32 * generator.integers(1, 9, documents)
+    values = (
+        TRUTH
+        + generator.normal(0, of_seed, (seeds, 1))
+        + generator.normal(0, of_document, documents)
+        + generator.normal(0, rest, (seeds, documents))
     )
+    return values * counts, counts
 
 
-def test_one_document_says_nothing_of_the_spread():
-    mean, error = clustered_mean(np.array([1.0, 3.0]), np.ones(2), np.zeros(2))
-    assert mean == 2.0
-    assert math.isnan(error)
+@pytest.mark.parametrize("documents", [13, 60])
+@pytest.mark.parametrize("seeds", [3, 10])
+@pytest.mark.parametrize("scale", [(1, 1, 1), (1, 0.1, 0.3), (0.1, 1, 0.3), (0.3, 1, 1)])
+def test_intervals_cover_the_truth(seeds, documents, scale):
+    generator = np.random.default_rng(1)
+    found = [paired_mean(*made_up(seeds, documents, scale, generator)) for _ in range(1500)]
+    assert {one.how for one in found} == {"t"}
+    assert 0.92 <= np.mean([one.low <= TRUTH <= one.high for one in found]) <= 0.98
 
 
-def test_paired_difference_is_the_error_of_the_differences():
-    a, b = score([2.0, 3.0, 5.0, 8.0], [0, 0, 1, 1]), score([1.0, 2.5, 4.0, 6.5], [0, 0, 1, 1])
-    # Differences 1, .5, 1, 1.5: mean 1; residuals −.5 and .5: √(2 · .5) / 4 = .25.
-    assert paired_difference(a, b) == (pytest.approx(1.0), pytest.approx(0.25))
-    assert paired_difference(a, b)[1] < min(a.nll_se, b.nll_se)
-    assert paired_difference(b, a)[0] == pytest.approx(-1.0)
+def test_one_seed_has_an_interval_over_documents_alone(monkeypatch):
+    generator = np.random.default_rng(2)
+    monkeypatch.setattr(statistics, "DRAWS", 600)
+    found = [paired_mean(*made_up(1, 60, (0, 1, 0), generator)) for _ in range(500)]
+    assert {(one.seeds, one.how) for one in found} == {(1, "bootstrap")}
+    assert 0.92 <= np.mean([one.low <= TRUTH <= one.high for one in found]) <= 0.98
+    assert "one seed" in str(found[0])
 
 
-def test_differences_of_other_tokens_are_refused():
-    a = score([1.0, 2.0], [0, 1])
-    with pytest.raises(ValueError, match="different target tokens"):
-        paired_difference(a, score([1.0, 2.0], [0, 1], ends=[0, 2]))
-    with pytest.raises(ValueError, match="different target tokens"):
-        paired_difference(a, score([1.0, 2.0], [0, 1], last=4))
+def test_many_seeds_and_documents_are_drawn_in_two_ways():
+    sums, counts = made_up(50, 50, (1, 1, 0.2), np.random.default_rng(3))
+    found = paired_mean(sums, counts)
+    assert found.how == "bootstrap"
+    assert found == paired_mean(sums, counts)
+    # Twice √(1/50 + 1/50), within the scatter of a variance of 50 values.
+    assert found.high - found.low == pytest.approx(4 * 0.2, rel=0.35)
 
 
-def test_perplexity_of_a_broken_model_is_infinite():
-    assert score([1e4, 1e4], [0, 1]).ppl == math.inf
+def test_agrees_with_the_textbook():
+    values = np.array([0.1, 0.4, 0.2, 0.5])
+    found = mean_over_seeds(values)
+    assert (found.value, found.error, found.dof) == pytest.approx((0.3, values.std(ddof=1) / 2, 3))
+    assert found.high - found.value == pytest.approx(3.182446 * found.error, rel=1e-5)
+    assert found.p_value == pytest.approx(0.0462, abs=1e-4)
+    # Documents of one window each: s / √n.
+    assert clustered_mean(values, np.ones(4), np.arange(4)) == pytest.approx((0.3, found.error))
+    # Windows of the same document are one observation.
+    twice = clustered_mean(np.repeat(values, 2), np.ones(8), np.repeat(np.arange(4), 2))
+    assert twice == pytest.approx((0.3, found.error))
+    assert (accuracy(8, 10).low, accuracy(8, 10).high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
 
 
-def test_record_is_plain():
-    record = score([1.0, 3.0], [0, 1]).record()
-    assert record == {
-        "eval_length": 64,
-        "nll": 2.0,
-        "nll_se": pytest.approx(1.0),
-        "ppl": pytest.approx(math.exp(2)),
-        "tokens": 16,
-        "windows": 2,
-        "documents": 2,
-        "last": 8,
-    }
+def test_a_constant_difference_is_certain_and_an_unknown_one_is_unknown():
+    found = paired_mean(np.full((3, 5), 2.0), np.full(5, 2))
+    assert (found.value, found.low, found.high, found.sign) == (1.0, 1.0, 1.0, 1)
+    assert math.isnan(paired_mean(np.ones((3, 1)), np.ones(1)).low)
+    assert paired_mean(np.full((1, 3), math.nan), np.ones(3)).sign == 0
+    assert math.isnan(mean_over_seeds(np.array([1.0])).error)
+    assert not paired_mean(np.ones((1, 2)), np.zeros(2)).known
+
+
+def test_ratios_of_timings_are_of_rounds():
+    generator = np.random.default_rng(4)
+    busy = generator.lognormal(0, 0.5, 12)
+    found = timing_ratio(2 * busy * generator.lognormal(0, 0.01, 12), busy)
+    assert found.low < 2 < found.high
+    assert found.high / found.low < 1.03
+    assert found.dof == 11

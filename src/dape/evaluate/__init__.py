@@ -4,11 +4,17 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from dape.evaluate.by_length import WindowLosses, evaluate_by_length, losses_by_length
+from dape.evaluate.by_length import (
+    LengthLoss,
+    WindowLosses,
+    evaluate_by_length,
+    losses_by_length,
+    paired_difference,
+)
 from dape.evaluate.by_position import PositionLoss, loss_by_position
 from dape.evaluate.recall import RecallBins, RecallSlices, recall_lengths, recall_slices
 from dape.evaluate.sliding import SlidingLoss, sliding_window
-from dape.evaluate.statistics import LengthLoss, clustered_mean, paired_difference
+from dape.evaluate.statistics import clustered_mean
 
 __all__ = [
     "LengthLoss",

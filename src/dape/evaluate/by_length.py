@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
 from dape.data import Tokens
 from dape.evaluate.evaluator import BATCH_TOKENS, Evaluator, evaluating
-from dape.evaluate.statistics import LengthLoss
+from dape.evaluate.statistics import clustered_mean, perplexity
 from dape.evaluate.windows import Context, Windows, consecutive, same_targets
 
 Protocol = Literal["same-targets", "paper"]
@@ -19,6 +19,60 @@ Protocol = Literal["same-targets", "paper"]
 Progress = Callable[[int, int], None]
 
 DEFAULT_LAST = 256
+
+
+@dataclass(frozen=True)
+class LengthLoss:
+    """Loss of the last tokens of windows, given `eval_length` tokens of input.
+
+    tokens:    total number of target tokens.
+    windows:   mean loss of each window [n]; documents: the document each belongs to [n];
+    ends:      end of each window's targets, as an index into the split's ids [n]; last: targets per window.
+    """
+
+    eval_length: int
+    nll: float
+    nll_se: float
+    ppl: float
+    tokens: int
+    windows: np.ndarray
+    documents: np.ndarray
+    ends: np.ndarray
+    last: int
+
+    @staticmethod
+    def of(
+        eval_length: int, windows: np.ndarray, documents: np.ndarray, ends: np.ndarray, last: int
+    ) -> LengthLoss:
+        nll, error = clustered_mean(windows, np.ones(len(windows)), documents)
+        return LengthLoss(
+            eval_length, nll, error, perplexity(nll), last * len(windows), windows, documents, ends, last
+        )
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "eval_length": self.eval_length,
+            "nll": self.nll,
+            "nll_se": self.nll_se,
+            "ppl": self.ppl,
+            "tokens": self.tokens,
+            "windows": len(self.windows),
+            "documents": len(np.unique(self.documents)),
+            "last": self.last,
+        }
+
+
+def paired_difference(a: LengthLoss, b: LengthLoss) -> tuple[float, float]:
+    """Loss of a minus loss of b on the same target tokens, and its standard error over documents.
+
+    a and b: two methods at one length, or one method at two lengths.
+    """
+    if a.last != b.last or not np.array_equal(a.ends, b.ends):
+        raise ValueError(
+            f"the losses at lengths {a.eval_length} and {b.eval_length} have different target tokens, "
+            f"so their differences are not paired"
+        )
+    return clustered_mean(a.windows - b.windows, np.ones(len(a.windows)), a.documents)
 
 
 @dataclass(frozen=True)

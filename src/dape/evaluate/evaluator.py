@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -60,6 +60,12 @@ class Evaluator:
         """The same losses, and whether each of those tokens is the likeliest [n, last]."""
         values = self._of_targets(ids, last, _losses_and_likeliest)
         return values[..., 0], values[..., 1] > 0
+
+    def values(self, ids: np.ndarray, last: int, metrics: Sequence[Measure]) -> np.ndarray:
+        """Value of every metric for those tokens [n, last, metrics]."""
+        return self._of_targets(
+            ids, last, lambda logits, targets: torch.stack([m(logits, targets) for m in metrics], -1)
+        )
 
     @torch.no_grad()
     def _of_targets(self, ids: np.ndarray, last: int, measure: Measure) -> np.ndarray:

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dape.evaluate.by_length import LengthLoss, paired_difference
 from dape.evaluate.by_position import PositionLoss, position_records
 from dape.evaluate.recall import RecallSlices
 from dape.evaluate.sliding import SlidingLoss
-from dape.evaluate.statistics import LengthLoss, paired_difference
 from dape.evaluate.subjects import Subject
 from dape.files import plain, write_atomically
 

@@ -1,86 +1,182 @@
-"""Means with standard errors clustered by document, as windows of one document are not independent."""
+"""Statistics of results: paired means over documents and seeds, accuracies, ratios of timings.
+
+Documents and seeds are crossed: all seeds are scored on the same documents. With x[s, d] the sum over the tokens of
+document d (a loss, or a difference of losses on the same tokens) and c[d] their number, the estimate is
+
+    m = Σ x[s, d] / (S · Σ c[d])
+
+and its 95 % interval comes from one of two methods, which `Estimate.how` names:
+
+- "bootstrap": percentiles of m with documents and seeds drawn with replacement, each on its own (two-way), by a
+  generator with a fixed seed. It is too narrow for few units (20 documents cover 91 %), so both need at least 40.
+- "t": the variances between per-seed means and between per-document means, less the residual that both contain,
+  with Student's t; the degrees of freedom after Satterthwaite.
+
+One seed is one seed: its interval is over documents alone and says nothing about training again.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-
-def clustered_mean(sums: np.ndarray, counts: np.ndarray, clusters: np.ndarray) -> tuple[float, float]:
-    """Mean m = Σ sums / Σ counts, and its standard error over clusters.
-
-    With r_g the sum over cluster g of (sums − m · counts), the error is √(G/(G−1) · Σ r_g²) / Σ counts:
-    for clusters of one window each, the textbook s/√n. NaN for a single cluster.
-    """
-    sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
-    total = counts.sum()
-    mean = sums.sum() / total
-    _, group = np.unique(clusters, return_inverse=True)
-    residuals = np.bincount(group, weights=sums - mean * counts)
-    num_clusters = len(residuals)
-    if num_clusters < 2:
-        return float(mean), math.nan
-    variance = num_clusters / (num_clusters - 1) * np.square(residuals).sum()
-    return float(mean), float(math.sqrt(variance) / total)
+LEVEL = 0.95
+# Units from which a percentile bootstrap covers its level.
+ENOUGH = 40
+DRAWS = 4000
 
 
 @dataclass(frozen=True)
-class LengthLoss:
-    """Loss of the last tokens of windows, given `eval_length` tokens of input.
+class Estimate:
+    """A value with its standard error and 95 % interval; NaN where they are unknown.
 
-    tokens:    total number of target tokens.
-    windows:   mean loss of each window [n]; documents: the document each belongs to [n];
-    ends:      end of each window's targets, as an index into the split's ids [n]; last: targets per window.
+    dof: degrees of freedom of the error; how: "t", "bootstrap", "binomial", or "" without an interval.
     """
 
-    eval_length: int
-    nll: float
-    nll_se: float
-    ppl: float
-    tokens: int
-    windows: np.ndarray
-    documents: np.ndarray
-    ends: np.ndarray
-    last: int
+    value: float = math.nan
+    error: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    dof: float = 0.0
+    seeds: int = 0
+    documents: int = 0
+    how: str = ""
 
-    @staticmethod
-    def of(
-        eval_length: int, windows: np.ndarray, documents: np.ndarray, ends: np.ndarray, last: int
-    ) -> LengthLoss:
-        nll, error = clustered_mean(windows, np.ones(len(windows)), documents)
-        return LengthLoss(
-            eval_length, nll, error, perplexity(nll), last * len(windows), windows, documents, ends, last
-        )
+    @property
+    def known(self) -> bool:
+        return math.isfinite(self.value)
 
-    def record(self) -> dict[str, Any]:
-        return {
-            "eval_length": self.eval_length,
-            "nll": self.nll,
-            "nll_se": self.nll_se,
-            "ppl": self.ppl,
-            "tokens": self.tokens,
-            "windows": len(self.windows),
-            "documents": len(np.unique(self.documents)),
-            "last": self.last,
-        }
+    @property
+    def sign(self) -> int:
+        """Sign of the value if the interval excludes zero, else 0."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided p-value of zero by Student's t; NaN without an error."""
+        from scipy.stats import t
+
+        if not (self.known and self.error > 0 and self.dof > 0):
+            return math.nan
+        return float(2 * t.sf(abs(self.value / self.error), self.dof))
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.low):
+            return f"{self.value:.4g}"
+        seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}], {seeds}, by {self.how}"
+
+
+def quantile(dof: float, level: float = LEVEL) -> float:
+    """The t with P(|T| ≤ t) = level."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + level) / 2, dof))
+
+
+def by_t(value: float, variance: float, dof: float, seeds: int = 0, documents: int = 0) -> Estimate:
+    """Estimate with a Student's t interval."""
+    error = math.sqrt(variance)
+    reach = quantile(dof) * error
+    return Estimate(value, error, value - reach, value + reach, dof, seeds, documents, "t")
+
+
+def paired_mean(sums: np.ndarray, counts: np.ndarray) -> Estimate:
+    """Mean per token of sums [seeds, documents] over counts [documents], over documents and seeds."""
+    sums, counts = np.atleast_2d(np.asarray(sums, np.float64)), np.asarray(counts, np.float64)
+    sums, counts = sums[:, counts > 0], counts[counts > 0]
+    num_seeds, num_documents = sums.shape
+    if not num_documents:
+        return Estimate(seeds=num_seeds)
+    value, variance, dof = _crossed(sums, counts)
+    if not math.isfinite(variance):
+        return Estimate(value, seeds=num_seeds, documents=num_documents)
+    if num_documents < ENOUGH or 1 < num_seeds < ENOUGH:
+        return by_t(value, variance, dof, num_seeds, num_documents)
+    low, high = np.quantile(_bootstrap(sums, counts), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    return Estimate(value, math.sqrt(variance), low, high, dof, num_seeds, num_documents, "bootstrap")
+
+
+def _crossed(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float, float]:
+    """Mean, its variance and degrees of freedom, with seeds and documents as crossed random effects."""
+    num_seeds, num_documents = sums.shape
+    total = counts.sum()
+    value = float(sums.sum() / (num_seeds * total))
+    if not math.isfinite(value) or num_documents < 2:
+        return value, math.nan, 0.0
+    # Contributions to the mean, linearised: they add up to zero.
+    parts = (sums - value * counts) / total
+    by_document, by_seed = parts.mean(0), parts.sum(1)
+    spread = num_documents / (num_documents - 1)
+    documents = float(spread * np.square(by_document).sum())
+    if num_seeds == 1:
+        return value, documents, num_documents - 1
+    pairs = num_seeds * (num_seeds - 1)
+    seeds = float(np.square(by_seed).sum() / pairs)
+    rest = parts - by_document - by_seed[:, None] * counts / total
+    residual = float(spread * np.square(rest).sum() / pairs)
+    # Both variances contain the residual once.
+    variance = max(documents + seeds - residual, documents, seeds)
+    return value, variance, satterthwaite(variance, [(documents, num_documents - 1), (seeds, num_seeds - 1)])
+
+
+def _bootstrap(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Means with seeds and documents drawn with replacement [DRAWS]."""
+    generator = np.random.default_rng(0)
+    num_seeds, num_documents = sums.shape
+    means: list[float] = []
+    while len(means) < DRAWS:
+        draws = min(DRAWS - len(means), max(1, 1_000_000 // num_documents))
+        documents = generator.multinomial(num_documents, np.full(num_documents, 1 / num_documents), draws)
+        seeds = generator.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), draws) / num_seeds
+        means += (((documents @ sums.T) * seeds).sum(1) / (documents @ counts)).tolist()
+    return np.array(means)
+
+
+def satterthwaite(variance: float, parts: list[tuple[float, float]]) -> float:
+    """Degrees of freedom of a variance that is a sum of independent (variance, degrees of freedom)."""
+    scatter = sum(part**2 / dof for part, dof in parts)
+    return variance**2 / scatter if scatter else min(dof for _, dof in parts)
+
+
+def mean_over_seeds(values: np.ndarray) -> Estimate:
+    """Mean of one value per seed, by Student's t; without an interval for one seed."""
+    values = np.asarray(values, np.float64)
+    count = len(values)
+    if count < 2:
+        return Estimate(float(values[0]) if count else math.nan, seeds=count)
+    return by_t(float(values.mean()), float(values.var(ddof=1)) / count, count - 1, count)
+
+
+def accuracy(right: float, count: float) -> Estimate:
+    """Share of right answers of one model, with Wilson's interval."""
+    if not count:
+        return Estimate()
+    share, z = right / count, quantile(math.inf)
+    middle, scale = (share + z**2 / (2 * count)) / (1 + z**2 / count), 1 + z**2 / count
+    reach = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / scale
+    error = math.sqrt(share * (1 - share) / count)
+    return Estimate(share, error, middle - reach, middle + reach, count - 1, 1, 0, "binomial")
+
+
+def timing_ratio(times: np.ndarray, reference: np.ndarray) -> Estimate:
+    """Ratio of two timings that were measured in turns: the geometric mean over rounds, rounds − 1 degrees of freedom."""
+    logs = np.log(np.asarray(times, np.float64)) - np.log(np.asarray(reference, np.float64))
+    found = mean_over_seeds(logs)
+    low, high, value = (math.exp(x) for x in (found.low, found.high, found.value))
+    return Estimate(value, value * found.error, low, high, found.dof, 0, len(logs), found.how)
+
+
+def clustered_mean(sums: np.ndarray, counts: np.ndarray, clusters: np.ndarray) -> tuple[float, float]:
+    """Mean of one model's sums over counts, and its standard error over clusters (NaN for a single one)."""
+    _, group = np.unique(clusters, return_inverse=True)
+    totals = np.bincount(group, weights=sums)[None], np.bincount(group, weights=counts)
+    value, variance, _ = _crossed(*totals)
+    return value, math.sqrt(variance)
 
 
 def perplexity(nll: float) -> float:
     """exp(nll), infinite on overflow."""
     return math.exp(nll) if nll < 700 else math.inf
-
-
-def paired_difference(a: LengthLoss, b: LengthLoss) -> tuple[float, float]:
-    """Loss of a minus loss of b on the same target tokens, and its standard error over documents.
-
-    a and b: two methods at one length, or one method at two lengths.
-    """
-    if a.last != b.last or not np.array_equal(a.ends, b.ends):
-        raise ValueError(
-            f"the losses at lengths {a.eval_length} and {b.eval_length} have different target tokens, "
-            f"so their differences are not paired"
-        )
-    return clustered_mean(a.windows - b.windows, np.ones(len(a.windows)), a.documents)

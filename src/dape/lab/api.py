@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dape.evaluate.by_length import evaluate_by_length
-from dape.evaluate.statistics import LengthLoss
+from dape.evaluate.by_length import LengthLoss, evaluate_by_length
 from dape.evaluate.subjects import Subject, open_subject
 from dape.lab.compare import MULTIPLES, Comparison
 from dape.lab.curves import derive
