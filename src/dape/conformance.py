@@ -198,7 +198,7 @@ def the_weights_shown_are_the_weights_used(method: Method, causal: bool) -> None
     inputs = layer.encoding.embed(x, positions.queries)
     weights = layer.attention.weights(inputs, layer.encoding, positions)
     values = layer.attention.inputs(inputs, layer.encoding, positions).v
-    mixed = weights @ values.repeat_interleave(HEADS // KEY_VALUE_HEADS, 1)
+    mixed = weights @ values.repeat_interleave(HEADS // values.shape[1], 1)
     same(layer.attention.out(mixed.transpose(1, 2).flatten(2)), layer(x, positions))
 
 

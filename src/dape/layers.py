@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from dape.methods import parse_method
-from dape.ops.score_attention import Visible, attention, attention_weights
+from dape.ops.score_attention import ScoreProgram, Visible, attention, attention_weights
 from dape.ops.score_attention.api import check_backend
+from dape.ops.score_attention.fold import convolved, without_pre
+from dape.ops.score_attention.reference import repeat_heads
 from dape.ops.score_attention.types import shown_by
 from dape.positions import PositionEncoding, Positions
 from dape.positions.masks import (
@@ -21,6 +23,7 @@ from dape.positions.masks import (
     decoder_positions,
     without_holes,
 )
+from dape.scores import ScoreProcessor
 
 
 class Cache:
@@ -171,8 +174,8 @@ class ScoreAttention(nn.Module):
         else:
             at = self._bidirectional(q, k, mask, positions, cache)
         self._check_rotations(cache, index, at)
-        alone = cache is None and arrange is None
-        q, k = self._rotated(q, k, at, alone=alone)
+        alone, late = cache is None and arrange is None, rotates_late(self.scores, self.encoding)
+        q, k = self._rotated(q, k, at, alone=alone, late=late)
         state = self.encoding.token_state(hidden) if self.reads_hidden and hidden is not None else None
         asked = q.shape[2]
         if not alone:
@@ -187,6 +190,9 @@ class ScoreAttention(nn.Module):
                 arrange=arrange,
                 earlier_rows=program.earlier_rows,
             )
+        if late:
+            k, program = rotated_late(k, program, self.encoding, at)
+            v = repeat_heads(v, self.num_heads)
         if self.window is not None:
             at = self._windowed(at)
         further = {} if state is None else {"state": state}
@@ -254,14 +260,14 @@ class ScoreAttention(nn.Module):
             at = replace(at, queries=given, keys=given, consecutive=False)
         return at
 
-    def _rotated(self, q: Tensor, k: Tensor, at: Positions, *, alone: bool) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys; unless alone, the keys are those of the queries' tokens."""
-        keys = at.keys if alone else at.queries
-        if not self.encoding.by_length:
-            return self.encoding.rotate(q, at.queries), self.encoding.rotate(k, keys)
-        lengths = at.lengths()
-        of_keys = lengths if keys.shape[1] == at.num_queries else lengths.amax(-1, keepdim=True)
-        return self.encoding.rotate(q, at.queries, lengths), self.encoding.rotate(k, keys, of_keys)
+    def _rotated(
+        self, q: Tensor, k: Tensor, at: Positions, *, alone: bool, late: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Rotated queries, and keys unless they are rotated late; unless alone, those of the queries' tokens."""
+        q = self.encoding.rotate(q, at.queries, *([at.lengths()] if self.encoding.by_length else []))
+        if late:
+            return q, k
+        return q, rotated_keys(k, self.encoding, at, at.keys if alone else at.queries)
 
     def _windowed(self, at: Positions) -> Positions:
         assert self.window is not None
@@ -281,6 +287,30 @@ class ScoreAttention(nn.Module):
                 f"{self.method} rotates keys by the input's length, so those cached at {counts[0]} tokens do not serve "
                 f"{counts[1]}: pass the whole input, without a cache"
             )
+
+
+def rotates_late(scores: ScoreProcessor, encoding: PositionEncoding) -> bool:
+    """Whether keys are cached as projected, and rotated after the stage before the softmax."""
+    return scores.before_rotation and encoding.rotates
+
+
+def rotated_late(
+    k: Tensor, program: ScoreProgram, encoding: PositionEncoding, positions: Positions
+) -> tuple[Tensor, ScoreProgram]:
+    """Keys [B, H, Tk, D] after the program's stage, then rotated; and the program without the stage."""
+    k = convolved(k, program.pre[0], positions.starts())
+    return rotated_keys(k, encoding, positions, positions.keys), without_pre(program)
+
+
+def rotated_keys(k: Tensor, encoding: PositionEncoding, positions: Positions, at: Tensor) -> Tensor:
+    """Keys rotated to the positions `at` [1 or B, tokens]."""
+    if not encoding.by_length:
+        return encoding.rotate(k, at)
+    lengths = positions.lengths()
+    # With a cache a row is one document, though padding may follow it.
+    return encoding.rotate(
+        k, at, lengths if at.shape[1] == positions.num_queries else lengths.amax(-1, keepdim=True)
+    )
 
 
 def with_cached(

@@ -127,6 +127,34 @@ def test_linear_stages_of_single_heads_are_folded_into_keys_and_values(name, mon
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
+def test_keys_are_shifted_before_they_are_rotated():
+    """softmax((R q)(R(a k + b k₋₁))ᵀ) in the model's layer and in the one that takes q, k and v."""
+    from dape import ScoreAttention
+    from dape.conformance import HEADS, HIDDEN, Layer, tokens
+
+    method = parse_method("keyshift-rope[values=false]")
+    layer, x = Layer(method), tokens()
+    attention_layer, rope, count = layer.attention, layer.encoding, x.shape[1]
+    at = torch.arange(count)[None]
+
+    def heads(projection):
+        return projection(x).unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2)
+
+    q, k, v = (heads(getattr(attention_layer, name)) for name in ("query", "key", "value"))
+    earlier, own = attention_layer.scores.keys.weight.view(HEADS, 2).unbind(1)
+    repeated, values = (y.repeat_interleave(HEADS // k.shape[1], 1) for y in (k, v))
+    moved = F.pad(repeated, (0, 0, 1, 0))[:, :, :-1]
+    shifted = own.view(-1, 1, 1) * repeated + earlier.view(-1, 1, 1) * moved
+    scores = rope.rotate(q, at) @ rope.rotate(shifted, at).mT * attention_layer.scale
+    hidden = torch.ones(count, count).triu(1).bool()
+    expected = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    got = layer(x, Positions.of(count))
+    torch.testing.assert_close(got, attention_layer.out(expected.transpose(1, 2).flatten(2)))
+    ours = ScoreAttention(method.name, num_heads=HEADS, head_dim=HIDDEN // HEADS).double()
+    ours.scores.load_state_dict(attention_layer.scores.state_dict())
+    torch.testing.assert_close(ours(q, k, v), expected)
+
+
 def test_key_shift_starts_with_pairs_that_sum_to_one():
     drawn, still = KeyShift(H), KeyShift(H, zero_init=True)
     for pair in (drawn.keys, drawn.values):
@@ -311,7 +339,7 @@ def test_the_head_norm_is_scaled_by_depth():
         parse_method("nope").build_position(num_heads=H, head_width=5, hidden_size=20),
     )
     got = layer(x, nope, Positions.of(T))
-    q, k, v, _, _ = layer.inputs(x, nope, Positions.of(T))
+    q, k, v, *_ = layer.inputs(x, nope, Positions.of(T))
     heads = attention(q, k, v)
     factor = 1 - (0.8 - 0.6 * math.exp(-0.3 * 3))
     expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * factor

@@ -164,10 +164,10 @@ def _own_inputs(model: DapeForCausalLM, ids: Tensor, layers: Sequence[int]) -> I
     for layer in layers:
         block = cast(DapeDecoderLayer, model.model.layers[layer])
         attention = block.attention
-        q, k, _, bias, _ = attention.inputs(
+        q, k, _, bias, _, program = attention.inputs(
             block.attention_norm(states[layer]), model.model.encoding(layer), positions
         )
-        yield layer, Inputs(q, k, bias, attention.scores.program(), attention.scale, positions.visible)
+        yield layer, Inputs(q, k, bias, program, attention.scale, positions.visible)
 
 
 def _retrofitted_inputs(

@@ -9,17 +9,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dape.layers import with_cached
+from dape.layers import rotated_late, rotates_late, with_cached
 from dape.models.context import Shares, context_attention
 from dape.models.heads import HeadShare, bias_of_heads, program_of_heads
 from dape.ops.score_attention import Bias, ScoreProgram, attention, attention_weights
+from dape.ops.score_attention.reference import repeat_heads
 from dape.positions import PositionEncoding, Positions
 from dape.positions.masks import KeyValueCache
 from dape.scores import ScoreProcessor
 
 
 class Inputs(NamedTuple):
-    """Inputs of the attention op: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, and the positions of the queries.
+    """Inputs of the attention op: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, positions of the queries, the program.
 
     The queries are those requested, preceded by the earlier ones that the score program reads.
     """
@@ -29,6 +30,7 @@ class Inputs(NamedTuple):
     v: Tensor
     bias: Bias
     positions: Positions
+    program: ScoreProgram
 
 
 class Attention(nn.Module):
@@ -100,17 +102,10 @@ class Attention(nn.Module):
         """
         if self.heads is not None:
             x = self.heads.enter(x)
-        program = self.program()
         if shares is not None:
-            return self._project(self._across(x, encoding, program, shares), x)
-        q, k, v, bias, queried = self.inputs(
-            x,
-            encoding,
-            positions,
-            past_key_values,
-            last_rows,
-            earlier_rows=program.earlier_rows,
-            arrange=arrange,
+            return self._project(self._across(x, encoding, self.program(), shares), x)
+        q, k, v, bias, queried, program = self.inputs(
+            x, encoding, positions, past_key_values, last_rows, arrange=arrange
         )
         asked = x.shape[1] if last_rows is None else last_rows
         options = {"causal": queried.causal, "visible": queried.visible, "scale": self.scale}
@@ -150,6 +145,11 @@ class Attention(nn.Module):
             )
         if self.heads is not None:
             raise ValueError("heads and tokens cannot both be shared out between processes: choose one")
+        if rotates_late(self.scores, encoding):
+            raise ValueError(
+                "keys shifted before they are rotated need their neighbours on other processes: choose a method without "
+                "rotations, or do not share out tokens"
+            )
         q, k, v = (self._heads(projection(x)) for projection in (self.query, self.key, self.value))
         return context_attention(
             q,
@@ -171,16 +171,15 @@ class Attention(nn.Module):
         past_key_values: KeyValueCache | None = None,
         last_rows: int | None = None,
         *,
-        earlier_rows: int = 0,
         arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> Inputs:
-        """Inputs of the attention op for the queries x, or the last rows of them.
-
-        earlier_rows: number of queries to include before those requested, as far as they exist.
-        """
+        """Inputs of the attention op for the queries x, or the last rows of them and the earlier ones that they read."""
+        program, late = self.program(), rotates_late(self.scores, encoding)
+        earlier_rows = program.earlier_rows
         k, v = self._heads(self.key(x)), self._heads(self.value(x))
         lengths = [positions.lengths()] if encoding.by_length else []
-        k = encoding.rotate(k, positions.queries, *lengths)
+        if not late:
+            k = encoding.rotate(k, positions.queries, *lengths)
         state = encoding.token_state(x)
         alone = past_key_values is None and arrange is None
         num_tokens = last_rows + earlier_rows if alone and last_rows is not None else x.shape[1]
@@ -213,6 +212,9 @@ class Attention(nn.Module):
                 f"attention has {k.shape[2]} keys, but {positions.num_keys} are expected: with gradient "
                 f"checkpointing, pass no cached tokens"
             )
+        if late:
+            k, program = rotated_late(k, program, encoding, positions)
+            v = repeat_heads(v, q.shape[1])
         # An encoding without a state may leave the argument out.
         further = {} if state is None else {"state": state}
         if self.heads is None:
@@ -223,7 +225,7 @@ class Attention(nn.Module):
             all_q, all_k = q.repeat(1, parts, 1, 1), k.repeat(1, parts, 1, 1)
             whole = encoding.bias(all_q, all_k, queried, scale=self.scale, **further)
             bias = bias_of_heads(whole, part, parts)
-        return Inputs(q, k, v, bias, queried)
+        return Inputs(q, k, v, bias, queried, program)
 
     def weights(self, x: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
         """Attention weights [B, H, Tq, Tk] by the reference, for inspection: T×T memory."""

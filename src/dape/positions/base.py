@@ -137,6 +137,16 @@ class Positions:
             )
         return end + 1
 
+    def starts(self) -> Tensor:
+        """Whether a key is the first of its row or document, [1 or B, Tk]: the first that some query sees."""
+        start = torch.zeros_like(self.keys, dtype=torch.bool)
+        first = self.visible.first
+        if first is None:
+            return start.index_fill(1, start.new_zeros(1, dtype=torch.long), True)
+        batch = max(start.shape[0], first.shape[0])
+        index = first.long().clamp(0, self.num_keys - 1).expand(batch, -1)
+        return start.expand(batch, -1).scatter(1, index, True)
+
     def distances(self, rows: slice, num_keys: int) -> Tensor:
         """Query position minus key position, [1 or B, rows, num_keys], exact integers."""
         return self.queries[:, rows, None] - self.keys[:, None, :num_keys]
@@ -215,6 +225,11 @@ class PositionEncoding(Parameters, Rebuildable):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.additive = cls.bias is not PositionEncoding.bias
+
+    @property
+    def rotates(self) -> bool:
+        """Whether `rotate` is overridden."""
+        return type(self).rotate is not PositionEncoding.rotate
 
     @classmethod
     def trained_at(cls, length: int, given: Mapping[str, Any]) -> dict[str, Any]:

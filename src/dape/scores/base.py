@@ -21,11 +21,14 @@ class ScoreProcessor(Rebuildable):
     the first stage should read), `kernel_size` and `query_kernel_size` (if method names carry sizes, such as dape1x3),
     `width`; its other parameters are options of the method.
 
+    before_rotation: the stage before the softmax is of keys as they are projected, not of rotated ones: with an
+                 encoding that rotates, layers convolve the keys and rotate them then.
     summary:     a line for listings.
     bare_kernel: the kernel (queries, keys) of a method name without sizes.
     listed:      the kernels shown in listings.
     """
 
+    before_rotation: bool = False
     summary: ClassVar[str] = ""
     bare_kernel: ClassVar[tuple[int, int]] = (1, 1)
     listed: ClassVar[tuple[tuple[int, int], ...]] = ()

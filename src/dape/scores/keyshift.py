@@ -13,6 +13,8 @@ class KeyShift(ScoreProcessor):
     """k'ⱼ = a kⱼ + b kⱼ₋₁ and v'ⱼ = c vⱼ + d vⱼ₋₁ with four learnable scalars per head; the first token has no other.
 
     As a program: logits B + a S[i, j] + b S[i, j − 1], and weights c P[i, j] + d P[i, j + 1] for the values as they are.
+    With an encoding that rotates, keys are shifted first, as in the paper, and kept unrotated in caches. A retrofit of a
+    model that rotates by itself shifts rotated keys.
 
     keys, values: which of the two are shifted.
     zero_init:    start without a shift, (a, b) = (c, d) = (1, 0). By default each pair is the softmax of two normal
@@ -28,7 +30,7 @@ class KeyShift(ScoreProcessor):
         super().__init__()
         if not (keys or values):
             raise ValueError("keys=False and values=False shift nothing: use plain scores")
-        self.num_heads = num_heads
+        self.num_heads, self.before_rotation = num_heads, keys
         self.keys = _pair(num_heads, zero_init, own=1) if keys else None
         self.values = _pair(num_heads, zero_init, own=0) if values else None
 

@@ -44,6 +44,7 @@ class Normalised(ScoreProcessor):
         if normaliser not in get_args(Normaliser):
             raise ValueError(f'normaliser="{normaliser}", expected one of {", ".join(get_args(Normaliser))}')
         self.processor, self.length, self.zero_init = processor, length, zero_init
+        self.before_rotation = processor.before_rotation
 
         def vector(wanted: bool) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(num_heads)) if wanted else None

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.program import Stage
+from dape.ops.score_attention.program import ScoreProgram, Stage
 from dape.ops.score_attention.reference import repeat_heads
 from dape.ops.score_attention.types import Problem
 
@@ -30,15 +31,21 @@ def folded(problem: Problem) -> Problem:
     k, v = problem.k, problem.v
     linear = program.residual == "bias" and program.softcap is None and not program.leak_future
     if linear and _reads_one_head(program.pre, num_heads) and program.pre[0].right == 0:
-        k = _convolved(k, program.pre[0].weight[:, 0, 0].flip(1))
-        program = replace(program, pre=(), residual="scores+bias")
+        k = convolved(k, program.pre[0])
+        program = without_pre(program)
     # Dropout zeroes weights after the stage.
     if not problem.dropout and _reads_one_head(program.post, num_heads) and program.post[0].left == 0:
-        v = _convolved(v, program.post[0].weight[:, 0, 0])
+        # A tap to the right of a weight is one to the left of a value.
+        v = convolved(v, replace(program.post[0], weight=program.post[0].weight.flip(3)))
         program = replace(program, post=())
     if program is problem.program:
         return problem
     return replace(problem, k=repeat_heads(k, num_heads), v=repeat_heads(v, num_heads), program=program)
+
+
+def without_pre(program: ScoreProgram) -> ScoreProgram:
+    """The program for keys that its stages before the softmax are folded into."""
+    return replace(program, pre=(), residual="scores+bias")
 
 
 def _reads_one_head(stages: tuple[Stage, ...], num_heads: int) -> bool:
@@ -50,11 +57,18 @@ def _reads_one_head(stages: tuple[Stage, ...], num_heads: int) -> bool:
     return single and stage.query_kernel_size == 1 and stage.offset is None and stage.slope == 1
 
 
-def _convolved(x: Tensor, taps: Tensor) -> Tensor:
-    """Σₗ taps[:, l] · x of the token l before, [B, H, T, D], of x [B, G, T, D] and taps [H, k]."""
-    x = repeat_heads(x, taps.shape[0])
-    factors = taps.to(x.dtype)[:, :, None, None].unbind(1)
-    total = x * factors[0]
-    for distance, factor in enumerate(factors[1:], start=1):
-        total[:, :, distance:].addcmul_(x[:, :, :-distance], factor)
+def convolved(x: Tensor, stage: Stage, starts: Tensor | None = None) -> Tensor:
+    """The keys [B, H, T, D] that a stage of single heads makes of x [B, G, T, D].
+
+    starts: [1 or B, T], True at the first token of each row or document, which reads none before it.
+    """
+    own, *earlier = stage.weight[:, 0, 0].to(x.dtype).flip(1)[:, :, None, None].unbind(1)
+    x = repeat_heads(x, stage.outputs)
+    total = x * own
+    for distance, factor in enumerate(earlier, start=1):
+        if starts is None:
+            total[:, :, distance:].addcmul_(x[:, :, :-distance], factor)
+        else:
+            x = F.pad(x[:, :, :-1], (0, 0, 1, 0)).masked_fill(starts[:, None, :, None], 0.0)
+            total = total + x * factor
     return total
