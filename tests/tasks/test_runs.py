@@ -302,7 +302,7 @@ def test_paper_values_are_those_of_the_file_of_all_its_tables():
 
 def test_demo_shows_both_models_at_every_length(capsys):
     assert main(["demo", "--quick", "--steps", "2"]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "plain attention" in printed
     assert "with the 1×3 convolution" in printed
     assert "try more --steps" in printed
@@ -311,7 +311,7 @@ def test_demo_shows_both_models_at_every_length(capsys):
 @pytest.mark.slow
 def test_demo_shows_what_it_says(capsys):
     assert main(["demo", "--quick"]) == 0
-    assert "convolution moves the score there: 100 %" in capsys.readouterr().out
+    assert "convolution moves the score there: 100 %" in " ".join(capsys.readouterr().out.split())
 
 
 def test_many_tasks_get_a_heat_map_of_lengths(tmp_path):
