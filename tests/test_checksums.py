@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import dape
 from dape.checksums import verify_checksums
 from dape.cli.inspect import opened
-from dape.evaluate.subjects import open_subject
+from dape.loading import open_for_evaluation
 from dape.models import DapeForCausalLM, DapeModel, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
 from dape.training import TrainConfig
@@ -98,8 +98,8 @@ ROUTES = {
     "class, run": lambda folder: DapeForCausalLM.from_pretrained(folder),
     "auto": lambda folder: AutoModelForCausalLM.from_pretrained(folder / "model"),
     "auto, run": lambda folder: AutoModelForCausalLM.from_pretrained(folder),
-    "eval": lambda folder: open_subject(f"hf:{folder / 'model'}", corpus=TEXT).__enter__(),
-    "eval, run": lambda folder: open_subject(f"hf:{folder}", corpus=TEXT).__enter__(),
+    "eval": lambda folder: open_for_evaluation(f"hf:{folder / 'model'}", corpus=TEXT).__enter__(),
+    "eval, run": lambda folder: open_for_evaluation(f"hf:{folder}", corpus=TEXT).__enter__(),
     "inspect": lambda folder: list(opened([folder / "model"], None)),
 }
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import dape
-from dape.evaluate.subjects import open_subject
 from dape.inspection import inspect
 from dape.inspection.page import Named, write_page
+from dape.loading import open_for_evaluation
 from dape.models import DapeForCausalLM, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
 from dape.training import TrainConfig
@@ -50,7 +50,7 @@ def hostile(tmp_path):
 def test_nothing_in_a_folder_runs(hostile):
     folder, mark = hostile
     Run(folder.parent, TrainConfig()).model()
-    with open_subject(f"hf:{folder}", corpus=str(SOURCES / "names.py")):
+    with open_for_evaluation(f"hf:{folder}", corpus=str(SOURCES / "names.py")):
         pass
     assert not mark.exists()
 
@@ -59,7 +59,7 @@ def test_a_model_that_needs_foreign_code_is_refused_at_once(hostile):
     folder, mark = hostile
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "nosuch"}))
-    with pytest.raises(ValueError, match="contains custom code"), open_subject(f"hf:{folder}"):
+    with pytest.raises(ValueError, match="contains custom code"), open_for_evaluation(f"hf:{folder}"):
         pass
     assert not mark.exists()
 

@@ -31,9 +31,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 import dape
 from dape.data import Tokens
-from dape.evaluate.by_length import token_losses
-from dape.evaluate.evaluator import evaluating
-from dape.evaluate.windows import same_targets
+from dape.evaluation.by_length import token_losses
+from dape.evaluation.evaluator import evaluating
+from dape.evaluation.windows import same_targets
 from dape.files import read_json, write_atomically
 from dape.retrofitting.attach import adapter_parameters, set_trainable
 from dape.retrofitting.tuning import Tuning

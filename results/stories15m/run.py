@@ -29,10 +29,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import dape
 from dape.data import Tokens
-from dape.evaluate.by_length import WindowLosses, token_losses
-from dape.evaluate.evaluator import evaluating
-from dape.evaluate.recall import recall_slices
-from dape.evaluate.windows import same_targets
+from dape.evaluation.by_length import WindowLosses, token_losses
+from dape.evaluation.evaluator import evaluating
+from dape.evaluation.recall import recall_slices
+from dape.evaluation.windows import same_targets
 from dape.files import read_json, write_atomically
 from dape.retrofitting.attach import adapter_parameters, retrofitted_layers, set_trainable
 from dape.retrofitting.tuning import Tuning, sample

@@ -25,9 +25,9 @@ from dape.positions import POSITIONS, PositionEncoding, Positions, randomized_po
 from dape.scores import SCORES, PlainScores, ScoreConv, ScoreProcessor
 
 if TYPE_CHECKING:
-    from dape import evaluate as evaluate
     from dape import models as models
     from dape.inspection import inspect as inspect
+    from dape.lab.api import evaluate as evaluate
     from dape.lab.api import train as train
     from dape.lab.compare import compare as compare
     from dape.lab.compare import load_comparison as load_comparison
@@ -72,6 +72,7 @@ __all__ = [
 LATER = {
     "adapt": "dape.retrofitting.adapt",
     "compare": "dape.lab.compare",
+    "evaluate": "dape.lab.api",
     "load_comparison": "dape.lab.compare",
     "train": "dape.lab.api",
     "inspect": "dape.inspection",
@@ -86,8 +87,8 @@ LATER = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("evaluate", "models"):
-        return importlib.import_module(f"dape.{name}")
+    if name == "models":
+        return importlib.import_module("dape.models")
     if name in LATER:
         return getattr(importlib.import_module(LATER[name]), name)
     raise AttributeError(f"module 'dape' has no attribute '{name}'")

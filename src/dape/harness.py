@@ -15,9 +15,9 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import dape.models  # noqa: F401 (so that Hugging Face knows our own)
-from dape.names import hub_options
+from dape.hub import hub_options
+from dape.loading import load_causal_lm
 from dape.retrofitting.files import DESCRIPTION
-from dape.retrofitting.loading import load_causal_lm
 
 
 class DapeLM(HFLM):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dape.positions import POSITIONS, PositionEncoding, build_position
-from dape.rebuilding import constructor_parameters as _parameters
+from dape.rebuildable import constructor_parameters as _parameters
 from dape.scores import SCORES, Normalised, ScoreProcessor
 
 # Constructor arguments of a processor that the method decides.

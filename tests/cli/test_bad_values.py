@@ -14,8 +14,8 @@ import pytest
 import tyro
 
 from dape import cli
-from dape.bench import COMMANDS as BENCHMARKS
 from dape.cli import parsing
+from dape.cli.bench import BENCHMARKS
 from dape.settings import option_name, rule_of
 
 # What a command needs beside the option under test; paths are made by the test.

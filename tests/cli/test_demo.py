@@ -78,7 +78,7 @@ def test_an_example_of_what_was_copied_is_in_the_text(options):
 
     tokenizer = demo.load_tokenizer(options.models / demo.CONVOLVED)
     tokens = demo.held_out(tokenizer, options.text)
-    from dape.evaluate import losses_by_length
+    from dape.evaluation import losses_by_length
 
     model = demo.load_model(options.models / demo.CONVOLVED)
     losses = losses_by_length(model, tokens, demo.LENGTHS, last=demo.LAST, windows=demo.WINDOWS)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dape import cli
-from dape.bench import COMMANDS as BENCHMARKS
+from dape.cli.bench import BENCHMARKS
 
 COMMANDS = [
     *([name] for name in cli.COMMANDS),

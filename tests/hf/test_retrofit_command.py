@@ -12,11 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 import dape
 from dape import cli
 from dape.data import ByteTokenizer
-from dape.evaluate import WindowLosses
-from dape.evaluate.windows import Windows
+from dape.evaluation import WindowLosses
+from dape.evaluation.windows import Windows
+from dape.loading import load_causal_lm
 from dape.retrofitting import parameter_groups
 from dape.retrofitting.adapt import Adapted
-from dape.retrofitting.loading import load_causal_lm
 from dape.retrofitting.matching import LayerMatching, Overlapping
 from dape.retrofitting.tuning import Tuning, sample
 

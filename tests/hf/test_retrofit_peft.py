@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import dape
+from dape.loading import load_causal_lm
 from dape.retrofitting import adapter_parameters
-from dape.retrofitting.loading import load_causal_lm
 
 peft = pytest.importorskip("peft")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

@@ -13,7 +13,7 @@ from judging import AB, BAD, GOOD, SAME, A, B, C, judged, losses
 from rich.console import Console
 
 from dape.cli import main
-from dape.evaluate.inference import Estimate
+from dape.evaluation.inference import Estimate
 from dape.lab.claims import ledger, load_claims, print_ledger, remarks, summary, verdicts_of
 from dape.lab.evidence import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, Finding
 from dape.lab.report.papers import build_report, changed, compared, findings, load_part, paper_readme

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from dape.cli import main
-from dape.evaluate import evaluate_by_length, paired_difference
+from dape.evaluation import evaluate_by_length, paired_difference
 from dape.files import exclusive
 from dape.lab import pace
 from dape.lab.compare import CompareConfig, Comparison, by_recipe, load_comparison, merge

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dape.evaluate.evaluator import evaluating
+from dape.evaluation.evaluator import evaluating
 from dape.lab.evaluations import EvalOverrides, checked_overrides, parse_key
 from dape.lab.execute import execute, make_plan
 from dape.lab.experiments import Workspace, find_papers, load_corpora, load_experiments

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from dape.evaluate.metrics import METRICS
-from dape.evaluate.table import difference, join, mean, read_table, recall_slices
+from dape.evaluation.metrics import METRICS
+from dape.evaluation.table import difference, join, mean, read_table, recall_slices
 from dape.lab.experiment import run_experiment
 from dape.lab.runs import Evaluation, Job, Run, job_of, spec_of
 from dape.training import TrainConfig, load_run
@@ -79,7 +79,7 @@ def test_trains_once_and_adds_only_what_is_missing(text: str, tmp_path: Path, mo
 
 
 def test_values_are_those_of_the_model(text: str, tmp_path: Path) -> None:
-    from dape.evaluate import evaluate_by_length
+    from dape.evaluation import evaluate_by_length
 
     (run,) = runs(text, ["alibi"])
     table = run_experiment([run], tmp_path, in_process=True).table
@@ -87,7 +87,7 @@ def test_values_are_those_of_the_model(text: str, tmp_path: Path) -> None:
     (loss,) = evaluate_by_length(trained.model(), trained.data().validation, [64], last=4, windows=6)
     (again,) = evaluate_by_length(trained.model(), trained.data().validation, [16], last=4, windows=6)
     assert not (loss.ends == again.ends).all()  # other windows without room for 64
-    from dape.evaluate.windows import same_targets
+    from dape.evaluation.windows import same_targets
 
     windows = same_targets(trained.data().validation, 64, 4, 6)
     ids = torch.from_numpy(windows.ids(trained.data().validation, 16))

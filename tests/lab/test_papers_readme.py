@@ -9,7 +9,7 @@ from pathlib import Path
 import made_up
 import pytest
 
-from dape.evaluate.inference import Estimate
+from dape.evaluation.inference import Estimate
 from dape.lab.claims import verdicts_of
 from dape.lab.folders import load_folder, with_claims
 from dape.lab.records import load_results

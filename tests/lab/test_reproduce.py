@@ -12,7 +12,7 @@ import pytest
 from small_papers import without_results, write_papers
 
 from dape.cli import main
-from dape.evaluate import evaluate_by_length, losses_by_length, recall_slices
+from dape.evaluation import evaluate_by_length, losses_by_length, recall_slices
 from dape.lab.execute import make_plan
 from dape.lab.experiments import Workspace, find_papers, load_corpora, load_experiments
 from dape.lab.records import STEP, TIME, Results, load_results

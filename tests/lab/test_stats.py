@@ -12,7 +12,7 @@ import pytest
 from judging import losses
 from numpy.testing import assert_allclose
 
-from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, variance_prior
+from dape.evaluation.inference import Estimate, VariancePrior, crossed_mean, variance_prior
 from dape.lab.claims import HOLDS, UNDECIDED, ledger
 from dape.lab.figures import COLOUR_ORDER, canvas, styles
 from dape.lab.folders import load_folder, load_folders

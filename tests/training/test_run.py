@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dape import cli
 from dape.cli.train import parse
 from dape.data import ByteTokenizer, prepare, train_bpe
-from dape.evaluate.subjects import open_subject
 from dape.generation import TextStreamer, generate_text
+from dape.loading import open_for_evaluation
 from dape.training import TrainConfig, load_run, train
 from dape.training.run import LanguageModelling, Run, build_model
 
@@ -123,7 +123,7 @@ def test_the_same_text_packed_otherwise_is_not_the_run_s_data(run_folder, corpus
     other_tokenizer = pytest.raises(ValueError, match="packed has another tokenizer than the run")
     with (
         other_tokenizer if "tokenizer" in change else nullcontext(),
-        open_subject(str(moved), data=data.folder),
+        open_for_evaluation(str(moved), data=data.folder),
     ):
         pass
 

@@ -26,7 +26,6 @@ from dape.bench.workload import (
     Sizes,
     Workload,
 )
-from dape.cli.parsing import parse
 from dape.ops.score_attention.api import BACKENDS
 from dape.settings import PICTURES, setting, split_numbers
 
@@ -102,15 +101,13 @@ class Options:
     )
 
 
-def main(arguments: list[str]) -> int:
-    options: Options = parse(Options, arguments, prog="dape bench attention")
-    records = run(options)
+def show(options: Options, records: list[Record]) -> None:
+    """Print the table and write the files."""
     processor = options.processor or f"kernel {options.kernel}"
     title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, {processor}, "
     columns = (*COLUMNS[:6], *BUSY) if options.busy else COLUMNS
     report.print_table(title + f"{options.dtype}, {hardware(options.device)}", columns, records)
     finish(records, options.json, options.plot)
-    return 0
 
 
 def finish(records: list[Record], json: Path | None, plot: Path | None) -> None:

@@ -13,7 +13,6 @@ from dape.bench import report
 from dape.bench.attention import BIAS_HELP, CLOCK_HELP, COLUMNS, Placement, candidates, finish, measure
 from dape.bench.timing import check_clock
 from dape.bench.workload import FORWARD, Sizes, check_bias
-from dape.cli.parsing import parse
 from dape.settings import PICTURES, setting, split_numbers
 
 
@@ -52,15 +51,13 @@ class Options:
     )
 
 
-def main(arguments: list[str]) -> int:
-    options: Options = parse(Options, arguments, prog="dape bench decode")
-    records = run(options)
+def show(options: Options, records: list[report.Record]) -> None:
+    """Print the table and write the files."""
     title = f"one query, batch {options.batch}, {options.heads} heads × {options.head_width}, "
     title += options.processor or f"kernel {options.kernel}"
     columns = [column for column in COLUMNS if column[1] not in ("speedup_over_listing", "pass")]
     report.print_table(title, columns, records)
     finish(records, options.json, options.plot)
-    return 0
 
 
 def run(options: Options) -> list[report.Record]:

@@ -35,8 +35,8 @@ class Options(steps.StepOptions):
     rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
 
 
-def main(arguments: list[str]) -> int:
-    return steps.main(Options, arguments, run, COLUMNS, prog="dape bench model")
+def show(options: Options, records: list[report.Record]) -> None:
+    steps.print_records(options, records, COLUMNS)
 
 
 def run(options: Options) -> list[report.Record]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import torch
 import tyro
@@ -13,7 +13,6 @@ import tyro
 from dape.bench import report
 from dape.bench.attention import CLOCK_HELP, DTYPES, hardware
 from dape.bench.timing import check_clock
-from dape.cli.parsing import parse
 from dape.settings import setting
 
 BASELINE = "kerple"
@@ -60,22 +59,11 @@ class StepOptions:
         }
 
 
-Options = TypeVar("Options", bound=StepOptions)
-
-
-def main(
-    kind: type[Options],
-    arguments: list[str],
-    run: Callable[[Options], list[report.Record]],
-    columns: Sequence[report.Column],
-    *,
-    prog: str,
-) -> int:
-    """Parse, run, print the table, write the file."""
-    options: Options = parse(kind, arguments, prog=prog)
-    records = run(options)
+def print_records(
+    options: StepOptions, records: Sequence[report.Record], columns: Sequence[report.Column]
+) -> None:
+    """Print the table and write the file."""
     title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {options.dtype}, {hardware(options.device)}"
     report.print_table(title, columns, records)
     if options.json is not None:
         report.write_json(options.json, records)
-    return 0

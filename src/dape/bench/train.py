@@ -38,8 +38,8 @@ class Options(steps.StepOptions):
     and fused AdamW on a fixed batch, and each method against kerple. Ten steps of every candidate in turn."""
 
 
-def main(arguments: list[str]) -> int:
-    return steps.main(Options, arguments, run, COLUMNS, prog="dape bench train")
+def show(options: Options, records: list[report.Record]) -> None:
+    steps.print_records(options, records, COLUMNS)
 
 
 def run(options: Options) -> list[report.Record]:

@@ -36,7 +36,7 @@ COMMANDS = {
     "sweep": Command("dape.cli.sweep:main", "lab", "a comparison over a grid of any options"),
     "merge": Command("dape.cli.merge:main", "lab", "several comparisons in one report"),
     "demo": Command("dape.cli.demo:main", "lab", "the idea in seconds, then a comparison in minutes"),
-    "bench": Command("dape.bench:main", "lab", "time attention backends, decoding and models, as ratios"),
+    "bench": Command("dape.cli.bench:main", "lab", "time attention backends, decoding and models, as ratios"),
     "inspect": Command("dape.cli.inspect:main", "lab", "attention maps of trained runs"),
     "tasks": Command("dape.cli.tasks:main", "lab", "generated tasks: list, show, run, table"),
     "suite": Command("dape.cli.suite:main", "lab", "questions about longer and longer texts, by task"),

@@ -251,8 +251,8 @@ def reading(options: DemoOptions, console: Console, page: Page) -> None:
     """Perplexity by length of the shipped models on text that they have not seen, and an example of what was copied."""
     import numpy as np
 
-    from dape.evaluate import losses_by_length
-    from dape.evaluate.statistics import perplexity
+    from dape.evaluation import losses_by_length
+    from dape.evaluation.statistics import perplexity
 
     read = (
         "source files of packages that they were not trained on"
@@ -309,7 +309,7 @@ def load_model(folder: Path) -> Any:
     """A model in float32, ready to read."""
     import torch
 
-    from dape.retrofitting.loading import load_causal_lm
+    from dape.loading import load_causal_lm
 
     if not folder.is_dir():
         raise ValueError(

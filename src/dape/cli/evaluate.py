@@ -15,17 +15,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from dape.cli.parsing import parse
 from dape.data import Tokens
 from dape.devices import device_name
-from dape.evaluate import (
+from dape.evaluation import (
     evaluate_by_length,
     loss_by_position,
     losses_by_length,
     recall_slices,
     sliding_window,
 )
-from dape.evaluate.recall import DEFAULT_NGRAM
-from dape.evaluate.report import Evaluation, print_evaluation, save
-from dape.evaluate.subjects import Subject, open_subject
+from dape.evaluation.models import EvaluatedModel
+from dape.evaluation.recall import DEFAULT_NGRAM
+from dape.evaluation.report import Evaluation, print_evaluation, save
 from dape.files import distinct_names
+from dape.loading import open_for_evaluation
 from dape.settings import PICTURES, fixed, setting, split_numbers
 from dape.training.run import CONFIG, add_to_card
 
@@ -140,7 +141,7 @@ def main(arguments: list[str]) -> int:
     lengths = None if options.lengths is None else split_numbers("lengths", options.lengths)
     labels = distinct_names([name.removeprefix("hf:") for name in options.models])
     for name, label in zip(options.models, labels, strict=True):
-        with open_subject(
+        with open_for_evaluation(
             name, data=options.data, corpus=options.corpus, device=options.device, label=label
         ) as subject:
             lengths = default_lengths(subject) if lengths is None else lengths
@@ -188,7 +189,7 @@ def save_plot(evaluations: list[Evaluation], path: Path, split: str) -> None:
     save(figure, path)
 
 
-def evaluate(subject: Subject, lengths: list[int], options: Evaluate) -> Evaluation:
+def evaluate(subject: EvaluatedModel, lengths: list[int], options: Evaluate) -> Evaluation:
     tokens = subject.data.split(options.split)
     evaluation = by_length(subject, tokens, lengths, options)
     if options.by_position is not None:
@@ -208,7 +209,7 @@ def evaluate(subject: Subject, lengths: list[int], options: Evaluate) -> Evaluat
     return evaluation
 
 
-def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Evaluate) -> Evaluation:
+def by_length(subject: EvaluatedModel, tokens: Tokens, lengths: list[int], options: Evaluate) -> Evaluation:
     """Losses by length and, if requested, by slice, from one pass over the windows."""
     columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24), TimeRemainingColumn())
     with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
@@ -238,7 +239,7 @@ def by_length(subject: Subject, tokens: Tokens, lengths: list[int], options: Eva
     return Evaluation(subject, options.protocol, [losses.at(n) for n in lengths], recall=recall)
 
 
-def default_lengths(subject: Subject) -> list[int]:
+def default_lengths(subject: EvaluatedModel) -> list[int]:
     """Lengths up to 16 times the training length, if known."""
     return [(subject.train_length or 64) * times for times in (1, 2, 4, 8, 16)]
 

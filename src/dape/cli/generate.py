@@ -15,9 +15,9 @@ from dape.cli.parsing import parse
 from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
 from dape.generation import generate_text
+from dape.loading import tokenizer_source
 from dape.retrofitting.attach import record
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
-from dape.retrofitting.loading import tokenizer_source
 from dape.settings import setting
 from dape.training.run import load_run
 

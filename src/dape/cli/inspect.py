@@ -21,9 +21,9 @@ from dape.files import distinct_names, write_atomically
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw
 from dape.inspection.page import Named, token_texts, write_page
+from dape.loading import tokenizer_source
 from dape.models import DapeForCausalLM
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
-from dape.retrofitting.loading import tokenizer_source
 from dape.settings import setting, split_names, split_numbers
 from dape.training.run import load_run, no_bars
 

@@ -9,8 +9,8 @@ import tyro
 from rich.console import Console
 
 from dape.cli.parsing import parse
+from dape.loading import load_base
 from dape.retrofitting.adapt import FIGURE, LOSSES, WEIGHTS, Adapted, AdaptSettings, adapt
-from dape.retrofitting.loading import load_base
 from dape.settings import setting
 from dape.training.config import TrainingStopped
 from dape.training.display import clock

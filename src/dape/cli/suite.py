@@ -19,10 +19,10 @@ from torch import Tensor
 from dape.cli.parsing import parse
 from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
+from dape.evaluation.probes import NOISE
+from dape.evaluation.suite import PROBES, ask
 from dape.files import read_json, write_atomically
 from dape.settings import check, setting, split_numbers
-from dape.suite import PROBES, ask
-from dape.suite.probes import NOISE
 
 DESCRIPTION = """Ask models questions about texts of growing length: needles, chains of variables, common words, phone books, facts
 in a book, state tracking, copying, sorting, addition. Texts are generated; the same seed gives the same questions.
@@ -125,7 +125,7 @@ def raw(value: Tensor) -> memoryview:
 def opened(name: str, device: str) -> tuple[Any, Any]:
     """A model in evaluation mode and its tokenizer."""
     if name.startswith("hf:"):
-        from dape.retrofitting.loading import load_causal_lm, tokenizer_source
+        from dape.loading import load_causal_lm, tokenizer_source
 
         model: Any = load_causal_lm(name.removeprefix("hf:"))
         tokenizer = load_tokenizer(tokenizer_source(name.removeprefix("hf:"), model))

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dape.cli.options import Named, named
 from dape.cli.parsing import parse
+from dape.evaluation.probes import NOISE, PROBES, TRAINED
 from dape.lab.accuracies import paper_table, write_folder
 from dape.lab.display import display
 from dape.lab.execute import execute, summary_of
@@ -23,7 +24,6 @@ from dape.lab.kinds.tasks import TaskRun
 from dape.lab.records import Results, find_results
 from dape.lab.runner import launcher_setting, make_launcher
 from dape.settings import check, check_choice, setting
-from dape.suite.probes import NOISE, PROBES, TRAINED
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
 # Characters of a line that `show` prints.

@@ -10,7 +10,7 @@ from typing import Any
 
 from dape.data.chunks import BadText, Chunk, Interrupted, Report, stop, whole
 from dape.errors import install
-from dape.names import hub_reachable
+from dape.hub import hub_reachable
 
 
 @dataclass(frozen=True)

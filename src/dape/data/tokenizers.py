@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers as hf
 
 from dape.files import read_json, write_atomically
-from dape.names import hub_options, not_loaded
+from dape.hub import hub_options, not_loaded
 
 # Special token that ends texts and pads batches, if a tokenizer has none of its own.
 END = "<|endoftext|>"

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
-from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean
+from dape.evaluation.inference import Estimate, VariancePrior, crossed_mean
 from dape.files import write_atomically
 from dape.lab.figures import LEGEND, LOOK, PANEL, canvas, errorbar, finish, legend, save, styles
 from dape.lab.paper import Paper

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dape.evaluate.by_length import LengthLoss, evaluate_by_length
-from dape.evaluate.subjects import Subject, open_subject
+from dape.evaluation.by_length import LengthLoss, evaluate_by_length
+from dape.evaluation.models import EvaluatedModel
 from dape.lab.compare import MULTIPLES, Comparison
 from dape.lab.curves import derive
 from dape.lab.records import STEP, Results, digits
+from dape.loading import open_for_evaluation
 from dape.training import Run, recipe
 from dape.training import train as train_config
 
@@ -48,7 +49,7 @@ def evaluate(
     for index, model in enumerate(models):
         name = str(model.folder if isinstance(model, Run) else model)
         label = labels[index] if index < len(labels) else None
-        with open_subject(
+        with open_for_evaluation(
             name, data=Path(data) if data else None, corpus=corpus, device=device, label=label
         ) as subject:
             unit = subject.train_length or (evaluated[0].train_length if evaluated else 64)
@@ -63,7 +64,7 @@ def evaluate(
 class Evaluated(NamedTuple):
     """A model with its losses by length. name: of the variant, if a method occurs more than once."""
 
-    subject: Subject
+    subject: EvaluatedModel
     train_length: int
     losses: Sequence[LengthLoss]
     name: str = ""

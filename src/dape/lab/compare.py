@@ -13,8 +13,8 @@ import tyro
 
 from dape.data import find_corpus, prepare
 from dape.data.preparation import check_room
-from dape.evaluate.by_length import default_last
-from dape.evaluate.windows import same_targets
+from dape.evaluation.by_length import default_last
+from dape.evaluation.windows import same_targets
 from dape.lab.curves import derive, loss_table, verdict, views
 from dape.lab.display import Announce, silent
 from dape.lab.execute import execute, make_plan

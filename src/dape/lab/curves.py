@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from dape.evaluate.inference import Estimate, crossed_mean
+from dape.evaluation.inference import Estimate, crossed_mean
 from dape.lab.records import STEP, VIEWS, Results
 from dape.lab.stats import ERRORS, UNKNOWN, Losses, over_seeds, signed
 from dape.lab.tables import OURS, Cell, Row, Table, change, exp, perplexity, plain, times

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from dape.devices import find_device
-from dape.evaluate.by_length import LengthLoss, token_losses
-from dape.evaluate.evaluator import evaluating
-from dape.evaluate.recall import DEFAULT_NGRAM, SLICES, RecallBins, RecallSlices
-from dape.evaluate.windows import Windows, same_targets
+from dape.evaluation.by_length import LengthLoss, token_losses
+from dape.evaluation.evaluator import evaluating
+from dape.evaluation.recall import DEFAULT_NGRAM, SLICES, RecallBins, RecallSlices
+from dape.evaluation.windows import Windows, same_targets
 from dape.files import read_json, write_atomically
 from dape.lab.environment import environment
 from dape.lab.records import digits

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
 from typing import Any
 
-from dape.evaluate.inference import Estimate, average, pool, student_quantile
+from dape.evaluation.inference import Estimate, average, pool, student_quantile
 from dape.lab.stats import ERRORS, searched, signed
 
 # Thresholds above this many standard errors are said.

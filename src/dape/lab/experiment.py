@@ -24,7 +24,7 @@ import pandas as pd
 import torch
 
 from dape.errors import install
-from dape.evaluate.table import join, read_table, write_table
+from dape.evaluation.table import join, read_table, write_table
 from dape.files import write_atomically
 from dape.lab.environment import threads_of
 from dape.lab.runs import Job, spec_of

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean
+from dape.evaluation.inference import Estimate, VariancePrior, crossed_mean
 from dape.lab.accuracies import Solver, has_learned
 from dape.lab.evidence import Evidence, Finding, finding
 from dape.lab.kinds.maps import measured

@@ -29,10 +29,10 @@ import pandas as pd
 import torch
 
 from dape.devices import find_device
-from dape.evaluate.by_length import default_last
-from dape.evaluate.metrics import METRICS, measure, recall_bounds
-from dape.evaluate.table import ALL, join, make_table, read_table, write_table
-from dape.evaluate.windows import Context
+from dape.evaluation.by_length import default_last
+from dape.evaluation.metrics import METRICS, measure, recall_bounds
+from dape.evaluation.table import ALL, join, make_table, read_table, write_table
+from dape.evaluation.windows import Context
 from dape.files import write_atomically
 from dape.methods import canonical, parse_layers
 from dape.positions import POSITIONS, randomized_positions
@@ -159,7 +159,7 @@ def changed(settings: Any, names: typing.Iterable[str]) -> dict[str, object]:
 class Evaluation:
     """How a trained model is evaluated, other than at which lengths.
 
-    longest: input for which every window must have room; context: see `dape.evaluate.windows`.
+    longest: input for which every window must have room; context: see `dape.evaluation.windows`.
     rope_scaling: RoPE stretched by input length / training length; randomized_positions: positions drawn anew for
     every input, below this number.
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dape.evaluate.inference import Estimate
+from dape.evaluation.inference import Estimate
 from dape.lab.accuracies import Accuracies
 from dape.lab.evidence import Evidence, Finding
 from dape.lab.folders import Folder

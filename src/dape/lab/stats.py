@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dape.evaluate.inference import Estimate, VariancePrior, crossed_mean, satterthwaite, variance_prior
+from dape.evaluation.inference import Estimate, VariancePrior, crossed_mean, satterthwaite, variance_prior
 from dape.lab.records import STEP, Results
 from dape.methods import LAYERS, Method, parse_layers
 from dape.tasks.registry import TASKS, build_task

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dape.evaluate.inference import Estimate
+from dape.evaluation.inference import Estimate
 
 OURS, PAPER = "ours", "paper"
 # From this many columns on, a terminal's are one space apart.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dape.positions.alibi import ALiBi
 from dape.positions.base import DistanceEncoding, PositionEncoding, Positions
 from dape.positions.cope import CoPE
-from dape.positions.draw import randomized_positions
 from dape.positions.fire import FIRE
 from dape.positions.fox import DataAlibi, FoX
 from dape.positions.kerple import Kerple, KerplePower
 from dape.positions.nope import NoPE
+from dape.positions.randomized import randomized_positions
 from dape.positions.relative import Relative
 from dape.positions.rope import RoPE
 from dape.positions.sandwich import Sandwich
 from dape.positions.sinusoidal import Sinusoidal
 from dape.positions.t5 import T5Bias
 from dape.positions.transformer_xl import TransformerXL
-from dape.rebuilding import constructor_parameters
+from dape.rebuildable import constructor_parameters
 
 __all__ = [
     "FIRE",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, TileBias, Visible
-from dape.rebuilding import Rebuildable
+from dape.rebuildable import Rebuildable
 
 UNKNOWN = (
     "earlier queries of a cache are read again, but what each of them saw is not known: use padding, or "

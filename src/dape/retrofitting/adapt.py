@@ -24,19 +24,19 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from dape.data import TokenData, Tokens, prepare
-from dape.evaluate.by_length import WindowLosses, token_losses
-from dape.evaluate.evaluator import evaluating
-from dape.evaluate.statistics import clustered_mean, perplexity
-from dape.evaluate.windows import Context, Windows, same_targets
+from dape.evaluation.by_length import WindowLosses, token_losses
+from dape.evaluation.evaluator import evaluating
+from dape.evaluation.statistics import clustered_mean, perplexity
+from dape.evaluation.windows import Context, Windows, same_targets
 from dape.files import check_output, read_json, replacing, write_atomically
+from dape.hub import hub_options
 from dape.models import DapeForCausalLM
 from dape.models.export import export
-from dape.names import hub_options
 from dape.positions import PositionEncoding
 from dape.retrofitting.attach import Trains, is_retrofitted, retrofit
 from dape.retrofitting.attach import parse as parse_method
-from dape.retrofitting.exchange import exchange_method
 from dape.retrofitting.rates import ADDED_RATE
+from dape.retrofitting.replace_method import replace_method
 from dape.retrofitting.tuning import Tuning, sample
 from dape.scores import ScoreProcessor
 from dape.settings import SettingError, setting, split_numbers
@@ -391,7 +391,7 @@ def adapt(
             del again
         torch.manual_seed(settings.seed)
         if own:
-            new: PreTrainedModel = exchange_method(
+            new: PreTrainedModel = replace_method(
                 cast(DapeForCausalLM, model), settings.method, width=settings.width
             )
         else:

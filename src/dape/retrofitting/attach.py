@@ -18,7 +18,7 @@ from dape.models.remote_code import write_entries
 from dape.positions import POSITIONS, PositionEncoding, RoPE
 from dape.positions.kerple import FLOOR, Kerple
 from dape.positions.rope import SCALINGS
-from dape.rebuilding import constructor_parameters
+from dape.rebuildable import constructor_parameters
 from dape.retrofitting import check, positions
 from dape.retrofitting.attention import ENCODING, NAME, SCORES, Call
 from dape.scores import SCORES as PROCESSORS

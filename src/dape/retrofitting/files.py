@@ -21,7 +21,7 @@ from transformers import logging as transformers_logging
 
 from dape.checksums import content_digest, file_digest, verify_checksums
 from dape.files import read_json, usual_mode, write_atomically
-from dape.names import hub_options, not_loaded
+from dape.hub import hub_options, not_loaded
 from dape.retrofitting.attach import (
     RECORD,
     Model,

@@ -11,7 +11,7 @@ from dape.ops.score_attention import ScoreProgram, Visible
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.reference import normalise, process
 from dape.ops.score_attention.types import EVERYTHING
-from dape.rebuilding import Rebuildable
+from dape.rebuildable import Rebuildable
 
 
 class ScoreProcessor(Rebuildable):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dape.evaluate.statistics import perplexity
+from dape.evaluation.statistics import perplexity
 from dape.files import read_json
 from dape.lab.environment import united
 from dape.lab.evaluations import (

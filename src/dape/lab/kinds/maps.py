@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from dape.evaluate.windows import same_targets
+from dape.evaluation.windows import same_targets
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw
 from dape.lab.figures import LEGEND, PANEL, canvas, errorbar, finish, legend, styles

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from matplotlib.figure import Figure
 
-from dape.evaluate.inference import Estimate
+from dape.evaluation.inference import Estimate
 from dape.lab.curves import Curve, Point
 from dape.lab.figures import (
     FAINT,

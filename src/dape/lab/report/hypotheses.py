@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dape.evaluate.inference import Estimate
+from dape.evaluation.inference import Estimate
 from dape.lab.folders import Folder
 from dape.lab.records import STEP, TIME
 from dape.lab.report import environment

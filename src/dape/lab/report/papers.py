@@ -14,7 +14,7 @@ from warnings import warn
 from jinja2 import UndefinedError
 from matplotlib.style import context
 
-from dape.evaluate.inference import Estimate
+from dape.evaluation.inference import Estimate
 from dape.files import write_atomically
 from dape.lab.claims import (
     FAILS,

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from dape.evaluation.suite import TRAINED
 from dape.lab.accuracies import Accuracies, mean_table
 from dape.lab.records import load_results
-from dape.suite import TRAINED
 
 FOLDER = Path(__file__).parents[2] / "results/tasks/suite"
 METHODS = ["kerple", "rope", "alibi", "fox", "dape-kerple", "dape1x3-kerple"]

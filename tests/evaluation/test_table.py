@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dape.evaluate.table import (
+from dape.evaluation.table import (
     COLUMNS,
     change,
     difference,

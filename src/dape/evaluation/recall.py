@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from dape.data import Tokens
-from dape.evaluate.by_length import WindowLosses
-from dape.evaluate.statistics import clustered_mean
-from dape.evaluate.windows import Windows
+from dape.evaluation.by_length import WindowLosses
+from dape.evaluation.statistics import clustered_mean
+from dape.evaluation.windows import Windows
 
 # Recall length of a target that no input up to the longest makes a hit.
 NEVER = np.iinfo(np.int64).max

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from dape.evaluate import statistics
-from dape.evaluate.statistics import (
+from dape.evaluation import statistics
+from dape.evaluation.statistics import (
     accuracy,
     clustered_mean,
     mean_over_seeds,

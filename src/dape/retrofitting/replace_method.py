@@ -9,12 +9,12 @@ from torch import nn
 
 from dape.methods import canonical, parse_layers
 from dape.models import DapeConfig, DapeForCausalLM
-from dape.rebuilding import constructor_parameters
+from dape.rebuildable import constructor_parameters
 from dape.retrofitting.attach import gentle_start
 from dape.scores import SCORES
 
 
-def exchange_method(model: DapeForCausalLM, method: str, *, width: int = 32) -> DapeForCausalLM:
+def replace_method(model: DapeForCausalLM, method: str, *, width: int = 32) -> DapeForCausalLM:
     """A model of the same sizes and weights with another method; processors that can begin as the identity do.
 
     The given model is not modified: it is the teacher of the new one.

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypedDict, Unpack
 import numpy as np
 import pandas as pd
 
-from dape.evaluate.statistics import Estimate, mean_over_seeds, paired_mean
+from dape.evaluation.statistics import Estimate, mean_over_seeds, paired_mean
 from dape.files import write_atomically
 
 COLUMNS = {

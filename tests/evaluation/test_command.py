@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dape.cli import main
 from dape.data import ByteTokenizer, open_data, prepare, train_bpe
-from dape.evaluate import (
+from dape.evaluation import (
     RecallSlices,
     evaluate_by_length,
     losses_by_length,

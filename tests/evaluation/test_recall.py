@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dape.data import Tokens
-from dape.evaluate import RecallBins, RecallSlices, losses_by_length, recall_lengths, recall_slices
-from dape.evaluate.by_length import WindowLosses
-from dape.evaluate.recall import NEVER, training_counts
-from dape.evaluate.statistics import clustered_mean
-from dape.evaluate.windows import Windows, same_targets
+from dape.evaluation import RecallBins, RecallSlices, losses_by_length, recall_lengths, recall_slices
+from dape.evaluation.by_length import WindowLosses
+from dape.evaluation.recall import NEVER, training_counts
+from dape.evaluation.statistics import clustered_mean
+from dape.evaluation.windows import Windows, same_targets
 
 
 def documents(*lengths: int, vocabulary: int = 5, seed: int = 0) -> Tokens:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from dape.data import Tokens
-from dape.evaluate.by_length import Progress, check
-from dape.evaluate.evaluator import BATCH_TOKENS, Measure, evaluating, token_losses
-from dape.evaluate.recall import DEFAULT_NGRAM, RecallBins
-from dape.evaluate.table import ALL
-from dape.evaluate.windows import Context, Windows, same_targets
+from dape.evaluation.by_length import Progress, check
+from dape.evaluation.evaluator import BATCH_TOKENS, Measure, evaluating, token_losses
+from dape.evaluation.recall import DEFAULT_NGRAM, RecallBins
+from dape.evaluation.table import ALL
+from dape.evaluation.windows import Context, Windows, same_targets
 
 METRICS: dict[str, Measure] = {
     "loss": token_losses,

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dape.models import DapeConfig, DapeForCausalLM
-from dape.retrofitting.exchange import exchange_method
 from dape.retrofitting.matching import LayerMatching
+from dape.retrofitting.replace_method import replace_method
 from dape.retrofitting.tuning import Tuning
 
 
@@ -19,7 +19,7 @@ def small(method):
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "kerple", "fox", "talking-alibi", "dape1x3-rope"])
 def test_the_weights_that_both_have_stay(method):
     base = small("rope")
-    model = exchange_method(base, method)
+    model = replace_method(base, method)
     assert model.config.method == method
     assert base.config.method == "rope"
     own = model.state_dict()
@@ -32,7 +32,7 @@ def test_the_weights_that_both_have_stay(method):
 
 
 def test_an_exchanged_model_is_saved_and_loaded(tmp_path):
-    model = exchange_method(small("rope"), "dape1x3-kerple")
+    model = replace_method(small("rope"), "dape1x3-kerple")
     model.save_pretrained(tmp_path)
     ids = torch.randint(61, (2, 12))
     again = DapeForCausalLM.from_pretrained(tmp_path)
@@ -41,8 +41,8 @@ def test_an_exchanged_model_is_saved_and_loaded(tmp_path):
 
 def test_the_old_model_teaches_the_new_one():
     base = small("rope")
-    assert LayerMatching(exchange_method(base, "dape1x3-rope"), base).loss(torch.arange(12)[None]) < 1e-8
-    model = exchange_method(base, "dape1x3-kerple")
+    assert LayerMatching(replace_method(base, "dape1x3-rope"), base).loss(torch.arange(12)[None]) < 1e-8
+    model = replace_method(base, "dape1x3-kerple")
     task = Tuning(
         model,
         np.arange(300) % 61,

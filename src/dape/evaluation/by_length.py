@@ -10,9 +10,9 @@ import numpy as np
 from torch import nn
 
 from dape.data import Tokens
-from dape.evaluate.evaluator import BATCH_TOKENS, Evaluator, evaluating
-from dape.evaluate.statistics import clustered_mean, perplexity
-from dape.evaluate.windows import Context, Windows, consecutive, same_targets
+from dape.evaluation.evaluator import BATCH_TOKENS, Evaluator, evaluating
+from dape.evaluation.statistics import clustered_mean, perplexity
+from dape.evaluation.windows import Context, Windows, consecutive, same_targets
 
 Protocol = Literal["same-targets", "paper"]
 # Called with the number of finished windows and their length.

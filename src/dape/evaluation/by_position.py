@@ -9,10 +9,10 @@ import numpy as np
 from torch import nn
 
 from dape.data import Tokens
-from dape.evaluate.by_length import Progress, check
-from dape.evaluate.evaluator import BATCH_TOKENS, evaluating
-from dape.evaluate.statistics import clustered_mean
-from dape.evaluate.windows import Context, same_targets
+from dape.evaluation.by_length import Progress, check
+from dape.evaluation.evaluator import BATCH_TOKENS, evaluating
+from dape.evaluation.statistics import clustered_mean
+from dape.evaluation.windows import Context, same_targets
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from dape.evaluate.inference import (
+from dape.evaluation.inference import (
     Estimate,
     VariancePrior,
     crossed_mean,
@@ -15,7 +15,7 @@ from dape.evaluate.inference import (
     student_quantile,
     variance_prior,
 )
-from dape.evaluate.statistics import clustered_mean
+from dape.evaluation.statistics import clustered_mean
 
 
 @pytest.mark.parametrize("dof", [0.5, 1, 2, 3.7, 5, 12, 30, 400, 1e5])

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dape.evaluate.by_length import LengthLoss, paired_difference
-from dape.evaluate.by_position import PositionLoss, position_records
-from dape.evaluate.recall import RecallSlices
-from dape.evaluate.sliding import SlidingLoss
-from dape.evaluate.subjects import Subject
+from dape.evaluation.by_length import LengthLoss, paired_difference
+from dape.evaluation.by_position import PositionLoss, position_records
+from dape.evaluation.models import EvaluatedModel
+from dape.evaluation.recall import RecallSlices
+from dape.evaluation.sliding import SlidingLoss
 from dape.files import plain, write_atomically
 
 PLOT_ENDINGS = (".svg", ".pdf", ".png")
@@ -29,7 +29,7 @@ PLOT_ENDINGS = (".svg", ".pdf", ".png")
 class Evaluation:
     """Results of one model; `reference` is another evaluation on the same targets, or None."""
 
-    subject: Subject
+    subject: EvaluatedModel
     protocol: str
     losses: list[LengthLoss]
     reference: Evaluation | None = None

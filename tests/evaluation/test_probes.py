@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from dape.data import ByteTokenizer
-from dape.suite import PROBES, ask, fill
-from dape.suite.ask import Answer, TaskResult
-from dape.suite.probes import NOISE
+from dape.evaluation.probes import NOISE
+from dape.evaluation.suite import PROBES, Answer, TaskResult, ask, fill
 from dape.tasks import build_task
 
 ENCODE = ByteTokenizer().encode

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dape.data import Tokens
-from dape.evaluate import evaluate_by_length, loss_by_position, paired_difference, sliding_window
-from dape.evaluate import evaluator as evaluator_module
-from dape.evaluate.evaluator import evaluating
-from dape.evaluate.windows import consecutive, same_targets
+from dape.evaluation import evaluate_by_length, loss_by_position, paired_difference, sliding_window
+from dape.evaluation import evaluator as evaluator_module
+from dape.evaluation.evaluator import evaluating
+from dape.evaluation.windows import consecutive, same_targets
 from dape.models import DapeForCausalLM, preset
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from dape.evaluate.evaluator import evaluating
-from dape.suite.probes import NOISE, PROBES, Example
+from dape.evaluation.evaluator import evaluating
+from dape.evaluation.probes import NOISE, PROBES, Example
 
 Encode = Callable[[str], Sequence[int]]
 LARGEST = 1 << 20

@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from dape.data import Tokens
-from dape.evaluate.evaluator import BATCH_TOKENS, Evaluator, evaluating
-from dape.evaluate.statistics import clustered_mean, perplexity
+from dape.evaluation.evaluator import BATCH_TOKENS, Evaluator, evaluating
+from dape.evaluation.statistics import clustered_mean, perplexity
 
 
 @dataclass(frozen=True)

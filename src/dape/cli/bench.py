@@ -1,0 +1,34 @@
+"""`dape bench`: interleaved timings of attention backends, decoding steps and whole models, as ratios."""
+
+from __future__ import annotations
+
+import importlib
+
+from dape.cli.parsing import parse
+from dape.settings import check_choice
+
+# Each is a module of dape.bench with Options, run(options) -> records, and show(options, records).
+BENCHMARKS = {
+    "attention": "every backend, against the paper's listing and PyTorch's own",
+    "decode": "one query against a cache of keys, against PyTorch's own",
+    "model": "a training step of a preset for several methods, against kerple",
+    "train": "a step of the loop against a bare one, methods against kerple",
+}
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, *rest = arguments
+    check_choice("benchmark", name, BENCHMARKS)
+    module = importlib.import_module(f"dape.bench.{name}")
+    options = parse(module.Options, rest, prog=f"dape bench {name}")
+    module.show(options, module.run(options))
+    return 0
+
+
+def usage() -> str:
+    width = max(map(len, BENCHMARKS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in BENCHMARKS.items()]
+    return "\n".join(["usage: dape bench BENCHMARK [options]", "", *lines, "", "Each has its own --help."])

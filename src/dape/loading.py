@@ -1,0 +1,173 @@
+"""Load any causal language model by name: a run folder, a model folder, a GGUF file, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import dape.models  # noqa: F401 (so that Hugging Face knows our own)
+from dape.checksums import verify_checksums
+from dape.data import TokenData, load_tokenizer, open_data, prepare
+from dape.devices import find_device
+from dape.evaluation.models import EvaluatedModel
+from dape.files import read_json
+from dape.hub import hub_options, not_loaded
+from dape.retrofitting.files import describes_retrofit, load_retrofitted
+from dape.training import load_run
+
+# Tokens whose text is encoded again to compare tokenizers.
+PROBED = 1000
+# File that a run folder has, and a model folder does not.
+RUN = "run.json"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A pretrained model to retrofit: where its tokenizer is, and the tokens it was trained on at a time, if known."""
+
+    model: PreTrainedModel
+    tokenizer: str
+    window: int | None
+
+
+def load_base(name: str, device: str = "auto") -> Base:
+    """Load a model in float32 from a run folder, a model folder, a GGUF file or the hub; "hf:" before it is optional."""
+    path = Path(name.removeprefix("hf:"))
+    if (path / RUN).exists():
+        run = load_run(path)
+        base = Base(run.model(), str(path / "model"), run.config.train_length)
+    else:
+        source = name.removeprefix("hf:")
+        options: dict[str, Any] = {"dtype": torch.float32}
+        if path.suffix == ".gguf":
+            source, options["gguf_file"] = str(path.parent), path.name
+        try:
+            model = load_causal_lm(source, **options)
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(not_loaded("causal language model", source, error)) from error
+        if getattr(model.config, "dape_retrofit", None):
+            raise ValueError(
+                f"{source} is already retrofitted: pass the base model, or continue training with Trainer"
+            )
+        window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        base = Base(model, source, window)
+    base.model.to(find_device(device)).eval()  # type: ignore[arg-type]  # as in harness.py
+    return base
+
+
+def load_causal_lm(name: str | Path, **options: Any) -> PreTrainedModel:
+    """Load a causal language model: retrofitted, an adapter of ours or of PEFT on one, or any other.
+
+    name: a folder, or a name on the Hugging Face hub. options: of from_pretrained.
+    """
+    folder, name = Path(name), str(name)
+    if describes_retrofit(folder):
+        return load_retrofitted(folder, **options)
+    if (path := folder / "adapter_config.json").exists():
+        base = read_json(path).get("base_model_name_or_path")
+        if base and describes_retrofit(Path(base)):
+            from peft import PeftModel
+
+            return cast(PreTrainedModel, PeftModel.from_pretrained(load_retrofitted(base, **options), folder))
+    if folder.is_dir():
+        verify_checksums(folder)
+    return AutoModelForCausalLM.from_pretrained(name, **{**hub_options(name), **options})
+
+
+def tokenizer_source(name: str | Path, model: PreTrainedModel) -> str:
+    """Folder or name of a loaded model's tokenizer: its own, or its base's for an adapter without one."""
+    folder = Path(name)
+    has_tokenizer = any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json"))
+    if folder.is_dir() and not has_tokenizer and model.config._name_or_path:
+        return str(model.config._name_or_path)
+    return str(name)
+
+
+@contextlib.contextmanager
+def open_for_evaluation(
+    name: str,
+    *,
+    data: Path | None = None,
+    corpus: str | None = None,
+    device: str = "auto",
+    label: str | None = None,
+) -> Iterator[EvaluatedModel]:
+    """Open a model with the data to evaluate it on: a run folder, or hf:PATH.
+
+    data:   token data, packed with the model's tokenizer; by default the run's own.
+    corpus: text to pack with the model's own tokenizer (all of it, for the duration of the evaluation).
+    label:  name in reports; by default its folder's.
+    """
+    if data is not None and corpus is not None:
+        raise ValueError("give token data or a corpus, not both")
+    torch_device = find_device(device)
+    with contextlib.ExitStack() as cleanup:
+        if name.startswith("hf:"):
+            opened = _hugging_face(name, data, corpus, cleanup)
+        else:
+            opened = _run(name, data, corpus, cleanup)
+        opened.model.to(torch_device)
+        yield opened if label is None else replace(opened, label=label)
+
+
+def _hugging_face(
+    name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack
+) -> EvaluatedModel:
+    path = name.removeprefix("hf:")
+    if not path:
+        raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
+    tokens = None if data is None else open_data(data)
+    try:
+        model = load_causal_lm(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(not_loaded("causal language model", path, error)) from error
+    source, given = tokenizer_source(path, model), tokens
+    if given is None:
+        tokens = _pack(corpus or "stdlib", source, cleanup)
+    else:
+        tokens = given
+        _check_tokenizer(given, source, name)
+    method = getattr(model.config, "method", None) or getattr(model.config, "dape_retrofit", {}).get("method")
+    trained_on = None if given is None else lambda: given
+    return EvaluatedModel(Path(path).name or path, model, tokens, method, trained_on=trained_on)
+
+
+def _check_tokenizer(data: TokenData, source: str, name: str) -> None:
+    """Raise if the model's tokenizer gives other ids than those of the packed data; a model may have none."""
+    try:
+        own = load_tokenizer(source)
+    except (OSError, ValueError):
+        return
+    tokens = data.validation if data.validation.num_documents else data.train
+    text = data.tokenizer.decode(tokens.document(0)[:PROBED].tolist())
+    if list(own.encode(text)) != list(data.tokenizer.encode(text)):
+        raise ValueError(
+            f"{data.folder} was packed with another tokenizer than that of {name}: pack the text with --tokenizer "
+            f"{source}, or give --corpus TEXT instead"
+        )
+
+
+def _run(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> EvaluatedModel:
+    run = load_run(Path(name))
+    if data is not None:
+        tokens = open_data(data)
+        run.check_packed(tokens, "tokenizer")
+    elif corpus is not None:
+        tokens = _pack(corpus, str(run.folder / "model"), cleanup)
+    else:
+        tokens = run.data()
+    config = run.config
+    known = (config.method, config.seed, config.train_length)
+    return EvaluatedModel(Path(name).name, run.model(), tokens, *known, trained_on=run.data)
+
+
+def _pack(corpus: str, tokenizer: str, cleanup: contextlib.ExitStack) -> TokenData:
+    folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="dape-eval-"))
+    return prepare(corpus, Path(folder) / "data", tokenizer=tokenizer, validation=1.0, skip_bad=True)
