@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import os
@@ -60,14 +62,17 @@ def visit(
     address: of a server that serves `folder`, for pages that fetch.
     """
     script = (
-        "<script>addEventListener('load', () => setTimeout(() => {"
+        "addEventListener('load', () => setTimeout(() => {"
         "const note = document.createElement('pre'); note.id = 'probe';"
         f"Promise.resolve((() => {{ {probe} }})()).then(value => {{ note.textContent = JSON.stringify(value);"
-        "document.body.append(note); }); }, 300));</script>"
+        "document.body.append(note); }); }, 300));"
     )
     copy = folder / f"probed-{size[0]}-{'dark' if dark else 'light'}.html"
-    text = page.read_text("utf-8")
-    copy.write_text(script.join(text.rsplit("</body>", 1)) if "</body>" in text else text + script, "utf-8")
+    # The page's policy allows the probe as well.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = page.read_text("utf-8").replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    head, end, rest = text.rpartition("</body>")
+    copy.write_text(f"{head or rest}<script>{script}</script>{end + rest if head else ''}", "utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     url = f"{address}/{copy.name}" if address else copy.as_uri()
     place = f"--user-data-dir={folder / 'profile'}"
@@ -78,3 +83,24 @@ def visit(
     note = re.search(r'<pre id="probe">(.*?)</pre>', document, re.DOTALL)
     assert note, f"the probe did not run: {console}"
     return Visit(document, json.loads(html.unescape(note[1])), console)
+
+
+# Text that runs, or ends an element, wherever it is not escaped; `$` begins a formula in a figure.
+HOSTILE = (
+    "$\\frac$x\"'>--!><!--<script></template></textarea></style></svg>]]></script>"
+    "<script>hacked=1</script><img src=x onerror=hacked=1>{{ 7 * 7 }}<svg onload=hacked=1>"
+)
+
+
+def check_unharmed(page: Path, folder: Path) -> Visit:
+    """Assert that the page shows hostile text as text: no script of it runs, even without the policy, and none asks to."""
+    text = page.read_text("utf-8")
+    assert "script-src &#39;sha256-" in text
+    probe = "return [typeof hacked, document.querySelectorAll('img[onerror], svg[onload], base').length]"
+    visited = visit(page, folder, probe)
+    assert visited.seen == ["undefined", 0]
+    assert visited.console == [], visited.console
+    bare = folder / "bare.html"
+    bare.write_text(re.sub(r"<meta http-equiv[^>]*>", "", text), "utf-8")
+    assert visit(bare, folder, probe).seen == ["undefined", 0]
+    return visited

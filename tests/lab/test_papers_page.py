@@ -7,7 +7,7 @@ from pathlib import Path
 
 import made_up
 import pytest
-from browser import visit
+from browser import HOSTILE, check_unharmed, visit
 
 from dape.lab.claims import count, ledger
 from dape.lab.folders import load_folder
@@ -159,3 +159,14 @@ def test_the_legend_of_the_leading_figure_is_whole():
     (legend,) = drawn.legends
     assert legend.get_window_extent().x0 >= 0
     assert legend.get_window_extent().x1 <= drawn.bbox.x1
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout")  # the names are longer than the figure
+def test_hostile_titles_claims_and_names_are_shown_as_text(tmp_path: Path) -> None:
+    losses = {("latex", 64, method, HOSTILE): {64: 2.0, 512: 1.9} for method in ("kerple", "dape-kerple")}
+    results = made_up.language(losses, command=HOSTILE, environment={HOSTILE: HOSTILE})
+    made_up.write(tmp_path, "made_up", "trial", results, title=HOSTILE, source=HOSTILE, summary=HOSTILE)
+    claim = {"id": "it", "text": HOSTILE, "experiment": "trial", "section": HOSTILE}
+    made_up.write_claims(tmp_path, "made_up", [{**claim, "returns": "lower(data, 'dape-kerple', 'kerple')"}])
+    page = build_report(tmp_path, tmp_path / "page.html")
+    assert "hacked" in check_unharmed(page, tmp_path).document

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import visit
+from browser import HOSTILE, check_unharmed, visit
 from sample import LENGTHS, METHODS, sample_results
 
 from dape.lab.compare import Comparison
@@ -50,6 +50,8 @@ LOOK = """
     tick: getComputedStyle(text).fill,
   };
 """
+# Entries that hold one of our own words.
+KINDS = {"metric", "view"}
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,25 @@ def test_tables_sort_and_failures_stay_last(visited) -> None:
     assert failed == "fire"
     assert scored == ["dape1x3-kerple", "dape-kerple", "kerple", "alibi", "rope"]
     assert visited.seen["downward"] == [*reversed(scored), "fire"]
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout")  # the names are longer than the figure
+def test_hostile_names_and_texts_are_shown_as_text(tmp_path: Path) -> None:
+    results = sample_results()
+
+    def hostile(value: object, *path: object) -> object:
+        if isinstance(value, dict):
+            return {name: hostile(entry, *path, name) for name, entry in value.items()}
+        if isinstance(value, list):
+            return [hostile(entry, *path) for entry in value]
+        return value + HOSTILE if isinstance(value, str) and not KINDS & {*path} else value
+
+    content = hostile(results.content)
+    content["samples"] = {HOSTILE: {HOSTILE: HOSTILE}}
+    curve = [[step, 5.0 - step] for step in range(3)]
+    content["training"] = [{"label": f"{method}{HOSTILE}", "curve": curve} for method in METHODS]
+    Comparison(Results(content)).save(tmp_path)
+    assert "hacked" in check_unharmed(tmp_path / "report.html", tmp_path).document
 
 
 @pytest.mark.parametrize(("size", "dark"), [((390, 844), False), ((1280, 900), True)])

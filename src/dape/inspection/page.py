@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ import numpy as np
 from dape.files import write_atomically
 from dape.inspection.figure import TITLES, is_logarithmic, limits, shade
 from dape.inspection.maps import MAPS, Inspection
+from dape.pages import environment
 
 # Values are stored in 12 bits: 0 where nothing is visible, 1 to 4095 from the least to the greatest of their map.
 LEVELS = 4095
@@ -88,10 +87,8 @@ def write_page(runs: Sequence[Named], folder: Path) -> Path:
         "titles": {name: f"{TITLES[name]}: {MAPS[name].split(': ')[-1]}" for name in MAPS},
         "runs": described,
     }
-    template = resources.files("dape.inspection").joinpath("page.html").read_text(encoding="utf-8")
-    # A token may contain "</script>": JSON inside a page must not.
-    text = template.replace("/*DATA*/null", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
-    write_atomically(folder / "index.html", text)
+    page = environment("dape.inspection").get_template("page.html.j2").render(data=data)
+    write_atomically(folder / "index.html", page)
     return folder / "index.html"
 
 

@@ -74,6 +74,8 @@ LOOK: dict[str, Any] = {
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
+    # Labels are names, in which a dollar sign is one.
+    "text.parse_math": False,
     # Without it the files would not be reproducible.
     "svg.hashsalt": "dape",
     "text.color": INK,

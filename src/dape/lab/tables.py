@@ -141,6 +141,7 @@ def _tex_head(head: str) -> str:
 
 def _tex(text: str) -> str:
     special = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "×": r"$\times$", "−": "$-$"}
+    special |= {"\\": r"\textbackslash{}", "$": r"\$", "~": r"\textasciitilde{}"}
     special |= {"–": "--", "→": r"$\to$", "^": r"\^{}", "{": r"\{", "}": r"\}"}
     return "".join(special.get(character, character) for character in text)
 

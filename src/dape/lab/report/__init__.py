@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from dape.files import plain
+from dape import pages
 from dape.methods import parse_layers
-
-# Content security policy: the browser loads nothing from outside the page.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-@cache
-def environment() -> Environment:
-    """Template environment: .html.j2 templates escape values, .md.j2 templates do not."""
-    templates = Environment(
-        loader=PackageLoader("dape.lab", "report"),
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"words": words, "embedded": embedded}
-    templates.globals |= {"policy": POLICY, "asset": asset}
-    return templates
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template."""
+    """Render a template of this folder."""
     return environment().get_template(template).render(**values)
 
 
-def asset(name: str) -> str:
-    """A file next to the templates, or plotly's script, safe within a script element."""
-    if name == "plotly.js":
-        from plotly.offline import get_plotlyjs
-
-        return get_plotlyjs().replace("</script", r"<\/script")
-    return (files("dape.lab.report") / name).read_text("utf-8")
-
-
-def embedded(value: Any) -> str:
-    """JSON that is safe within a script element."""
-    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+def environment() -> pages.Environment:
+    """The templates of this folder, with `words` as a filter."""
+    templates = pages.environment("dape.lab", "report")
+    templates.filters["words"] = words
+    return templates
 
 
 def words(value: Any) -> str:

@@ -7,11 +7,14 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+// plotly draws tags and formulas within text.
+const literal = text => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("$", "&#36;");
+
 function traces() {
   return shown.curves[choice.view].filter(curve => curve.lengths.length).map(curve => {
     const bars = curve[choice.quantity];
     return {
-      name: curve.method, x: curve.lengths, y: bars.map(bar => bar[0]), mode: "lines+markers",
+      name: literal(curve.method), x: curve.lengths, y: bars.map(bar => bar[0]), mode: "lines+markers",
       error_y: {
         type: "data", symmetric: false, array: bars.map(bar => bar[1]), arrayminus: bars.map(bar => bar[2]),
         thickness: 1.2, width: 4,
@@ -103,8 +106,8 @@ for (const header of document.querySelectorAll("thead th")) {
 }
 
 function download(id, name, type) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([document.getElementById(id).textContent], { type }));
+  const link = document.createElement("a"), source = document.getElementById(id);
+  link.href = URL.createObjectURL(new Blob([(source.content ?? source).textContent], { type }));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);

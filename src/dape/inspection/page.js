@@ -1,63 +1,5 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline' 'self' file:; style-src 'unsafe-inline'">
-<title>dape inspect</title>
-<style>
-  :root { color-scheme: light dark; --ink: #1c1f24; --soft: #5d6370; --paper: #fbfbfa; --card: #fff; --line: #ddd; --mark: #c2410c; --heat: 230, 120, 12; }
-  @media (prefers-color-scheme: dark) {
-    :root { --ink: #e6e6e3; --soft: #a3a7b2; --paper: #15171a; --card: #1d2024; --line: #333842; --mark: #ffa94d; }
-  }
-  * { box-sizing: border-box; }
-  body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-  header, main, .reading { max-width: 1500px; margin: auto; padding: 0 20px; }
-  header { padding-top: 18px; }
-  h1 { font-size: 20px; margin: 0 0 2px; }
-  p { margin: 0; color: var(--soft); }
-  .together { display: inline-flex; align-items: center; gap: 6px; margin-top: 6px; cursor: pointer; }
-  main { display: flex; flex-wrap: wrap; gap: 16px; padding-top: 12px; }
-  .panel { flex: 1 1 420px; min-width: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px; }
-  .choices { display: flex; flex-wrap: wrap; gap: 8px 14px; margin-bottom: 8px; }
-  label { color: var(--soft); font-size: 13px; }
-  select { font: inherit; color: inherit; background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 3px 6px; max-width: 100%; }
-  .thumbs { display: grid; gap: 4px; margin-bottom: 10px; overflow-x: auto; justify-content: start; align-items: center; font-size: 12px; color: var(--soft); }
-  .thumbs button { padding: 0; border: 2px solid transparent; border-radius: 4px; background: none; cursor: pointer; line-height: 0; }
-  .thumbs button.now { border-color: var(--mark); }
-  .thumbs button:focus-visible { outline: 2px solid var(--mark); }
-  .thumbs canvas { width: 44px; height: 44px; image-rendering: pixelated; border-radius: 2px; }
-  .view { position: relative; width: 100%; aspect-ratio: 1; touch-action: none; }
-  .view canvas { width: 100%; height: 100%; display: block; cursor: crosshair; border-radius: 4px; }
-  canvas { background: #8882; }
-  .scale { display: flex; align-items: center; gap: 8px; font-size: 12px; color: var(--soft); margin-top: 8px; font-variant-numeric: tabular-nums; }
-  .scale i { flex: 1; height: 10px; border-radius: 3px; }
-  output { display: block; min-height: 3.2em; margin-top: 8px; font-size: 13px; overflow-wrap: anywhere; }
-  code, .text { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-  code { background: #8882; border-radius: 3px; padding: 0 3px; white-space: pre-wrap; }
-  .numbers { font-size: 13px; color: var(--soft); font-variant-numeric: tabular-nums; }
-  .reading { padding-top: 14px; padding-bottom: 30px; }
-  .reading h2 { font-size: 15px; margin: 0 0 4px; }
-  .text { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; line-height: 1.7; max-height: 15em; overflow-y: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 10px 14px; margin-top: 6px; }
-  .text span.query { outline: 2px solid var(--mark); border-radius: 2px; }
-  .text span.key { text-decoration: underline 3px var(--mark); text-underline-offset: 3px; }
-</style>
-</head>
-<body>
-<header>
-  <h1>Inside the attention</h1>
-  <p>Rows are queries, columns are keys. Scroll or pinch to zoom, drag to move, double-click to reset. The page opens on the head whose attention the score processor changes most.</p>
-  <label class="together"><input type="checkbox" id="together" checked> both sides move together</label>
-</header>
-<main id="panels"></main>
-<section class="reading">
-  <h2>The text under the cursor</h2>
-  <p>Outlined: the query. Underlined: the key. Shaded: the query's row, key by key.</p>
-  <div class="text" id="text" tabindex="0"></div>
-</section>
-<script>
 "use strict";
-const DATA = /*DATA*/null;
+const DATA = JSON.parse(document.getElementById("data").textContent);
 const COLOURS = [[68,1,84],[71,44,122],[59,81,139],[44,113,142],[33,144,141],[39,173,129],[92,200,99],[170,220,50],[253,231,37]];
 function colour(x) {
   const index = Math.min(Math.max(x, 0), 1) * (COLOURS.length - 1), low = Math.min(Math.floor(index), COLOURS.length - 2), part = index - low;
@@ -329,6 +271,3 @@ opened.go(...start, DATA.runs.length === 1 ? "processed" : "weights").then(() =>
   opened.tell(row.indexOf(Math.max(...row)), y);
   read(opened, row.indexOf(Math.max(...row)), y);
 });
-</script>
-</body>
-</html>

@@ -1,0 +1,108 @@
+"""Self-contained HTML pages from jinja2 templates: values escaped, data as JSON, and no script but our own.
+
+The only module that marks text as HTML: the files beside a template, JSON within a script element, and figures whose
+elements were checked. Every page has a content security policy that lists its scripts by their hash, so that text
+which got into the page all the same does not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any
+from xml.etree import ElementTree
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from dape.files import plain
+
+# Elements of a figure; none of them runs code, loads anything or leads back to HTML.
+DRAWN = {
+    "svg",
+    "g",
+    "defs",
+    "clipPath",
+    "path",
+    "rect",
+    "circle",
+    "line",
+    "polygon",
+    "polyline",
+    "use",
+    "image",
+}
+DRAWN |= {"text", "tspan", "style", "metadata"}
+
+
+@functools.cache
+def environment(package: str, folder: str = "") -> Environment:
+    """Templates in a folder of a package: .html.j2 templates escape values, .md.j2 templates do not."""
+    templates = Environment(
+        loader=PackageLoader(package, folder),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {"embedded": embedded, "drawing": drawing}
+    templates.globals |= {
+        "asset": functools.partial(asset, f"{package}.{folder}".rstrip(".")),
+        "policy": policy,
+    }
+    return templates
+
+
+def asset(package: str, name: str) -> Markup:
+    """A style sheet or script beside the templates, or plotly's script."""
+    if name != "plotly.js":
+        text = (files(package) / name).read_text("utf-8")
+        assert not re.search(r"</(script|style)|<!--", text, re.IGNORECASE), name
+        return Markup(text)
+    from plotly.offline import get_plotlyjs
+
+    return Markup(get_plotlyjs().replace("</script", r"<\/script"))
+
+
+def policy(scripts: Iterable[str], *, loads_more: bool = False) -> str:
+    """Content security policy under which these scripts run, and no others.
+
+    loads_more: these scripts may add further ones to the page.
+    """
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+    allowed += ["'strict-dynamic'"] if loads_more else []
+    return (
+        f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"base-uri 'none'; form-action 'none'"
+    )
+
+
+def embedded(value: Any) -> Markup:
+    """JSON for an element <script type="application/json">, which ends at the first "</script"."""
+    text = json.dumps(plain(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def drawing(svg: str) -> Markup:
+    """A figure for embedding; raises ValueError for anything in it that is not drawn."""
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    if "<!" in svg or "<?" in svg:
+        raise ValueError("a figure for a page holds a declaration: only its elements can be embedded")
+    for element in ElementTree.fromstring(svg).iter():
+        name = element.tag.rpartition("}")[2]
+        unsafe = {
+            key: value
+            for key, value in element.attrib.items()
+            if key.lower().startswith("on")
+            or (key.rpartition("}")[2] == "href" and not value.startswith(("#", "data:image/png;base64,")))
+        }
+        if name not in DRAWN or unsafe or (name == "style" and "<" in (element.text or "")):
+            raise ValueError(f"a figure for a page holds <{name}> {unsafe or ''}: it is not embedded")
+    return Markup(svg)
