@@ -36,6 +36,8 @@ METHODS += [pattern.format(name) for pattern in OPTIONS for name in ("kerple", "
 METHODS += [
     f"dape1x3-{name}[bias_channels=false]" for name, encoding in POSITIONS.items() if encoding.additive
 ]
+METHODS += ["stickbreaking", "nope[normaliser=entmax]", "dape1x3-kerple[normaliser=asentmax]"]
+METHODS += ["kerple[window=4]", "dape1x3-rope[window=4]", "keyshift-rope[window=3]"]
 METHODS += ["rope[fraction=0.5]", "dape1x3-rope[scaling=linear,factor=4]"]
 
 

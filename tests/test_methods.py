@@ -174,6 +174,15 @@ def test_options_of_plain_scores_are_refused():
         parse_method("kerple").build_scores(4, depth=3)
 
 
+def test_a_preset_is_a_name_for_a_longer_one():
+    assert canonical("stickbreaking") == "nope[normaliser=stickbreaking]"
+    assert parse_method("rope-id[base=64]").name == "rope[base=64,fraction=0.5]"
+    assert [m.window for m in parse_layers("rope[window=512]/nope[normaliser=ssmax]")] == [512, None]
+    assert parse_method("kerple[window=4]").direction == "causal"
+    with pytest.raises(ValueError, match="window=0: a query sees at least its own key"):
+        parse_method("kerple[window=0]")
+
+
 def test_dape_methods_is_one_screen(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["methods"]) == 0

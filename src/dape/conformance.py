@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dape.methods import Method
 from dape.models.attention import Attention
 from dape.ops.score_attention import Visible
-from dape.positions import POSITIONS, PositionEncoding, Positions, randomized_positions
+from dape.positions import PositionEncoding, Positions, randomized_positions
 
 HIDDEN, HEADS, KEY_VALUE_HEADS, TOKENS = 16, 4, 2, 9
 
@@ -51,6 +51,7 @@ class Layer(nn.Module):
                 HEADS,
                 scores=method.build_scores(HEADS, width=8),
                 num_key_value_heads=KEY_VALUE_HEADS,
+                window=method.window,
                 backend=backend,
             )
             # Encodings that start at zero, and processors that start as the identity, would hide mistakes.
@@ -230,7 +231,7 @@ BOTH: dict[str, Property] = {
 def properties(method: Method) -> list[tuple[str, Property, bool]]:
     """Properties of a method: name, test, and whether attention is causal."""
     checks = [(name, check, True) for name, check in (CAUSAL | BOTH).items()]
-    if POSITIONS[method.position].direction == "both":
+    if method.direction == "both":
         checks += [(f"{name}_in_both_directions", check, False) for name, check in BOTH.items()]
     return checks
 

@@ -92,7 +92,8 @@ class ScoreAttention(nn.Module):
                 f'"{replace(parsed, position="nope").name}"'
             )
         self.scores = parsed.build_scores(num_heads, width=width)
-        self.method, self.num_heads, self.head_dim, self.window = parsed.name, num_heads, head_dim, window
+        self.method, self.num_heads, self.head_dim = parsed.name, num_heads, head_dim
+        self.window = parsed.window if window is None else window
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.dropout, self.backend, self.layer = dropout, backend, layer
         self.reads_hidden = type(self.encoding).token_state is not PositionEncoding.token_state
@@ -194,7 +195,7 @@ class ScoreAttention(nn.Module):
             k, program = rotated_late(k, program, self.encoding, at)
             v = repeat_heads(v, self.num_heads)
         if self.window is not None:
-            at = self._windowed(at)
+            at = at.windowed(self.window)
         further = {} if state is None else {"state": state}
         bias = self.encoding.bias(q, k, at, scale=self.scale, **further)
         options: dict[str, Any] = {
@@ -268,14 +269,6 @@ class ScoreAttention(nn.Module):
         if late:
             return q, k
         return q, rotated_keys(k, self.encoding, at, at.keys if alone else at.queries)
-
-    def _windowed(self, at: Positions) -> Positions:
-        assert self.window is not None
-        own = at.query_index()
-        first = (own - self.window + 1).clamp(min=0)
-        if at.visible.first is not None:
-            first = torch.maximum(first, at.visible.first)
-        return replace(at, visible=Visible(first, at.visible.last))
 
     def _check_rotations(self, cache: SizedCache | None, index: int, at: Positions) -> None:
         """Raise if the encoding rotates cached keys differently in the longer input."""

@@ -7,6 +7,8 @@ dape3x3-kerple                  the same over 3 queries × 3 keys, a query's own
 talking-alibi, mta-rope         any other processor, by its name in SCORES
 rope[scaling=linear,factor=8]   options, of the encoding or the processor, whichever has them
 kerple[normaliser=ssmax]        a normaliser other than the softmax, with any processor
+rope[window=512]                a causal query sees its own key and those right before it, 512 in all
+stickbreaking                   a name for a longer one, see PRESETS
 rope/rope/rope/nope             one method per layer, cycled over the layers
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dape.positions import POSITIONS, PositionEncoding, build_position
@@ -24,6 +26,15 @@ from dape.scores import SCORES, Normalised, ScoreProcessor
 
 # Constructor arguments of a processor that the method decides.
 OWN = ("num_heads", "kernel_size", "query_kernel_size")
+# Options of every method, beside those of its encoding and processor.
+EVERY = ("normaliser", "window")
+# Methods known by a name of their own.
+PRESETS: dict[str, str] = {
+    "stickbreaking": "nope[normaliser=stickbreaking]",
+    # Half of the features rotate, the slowest once in about 200 tokens, so that short training sees all angles
+    # (Wertheimer et al. 2026, arXiv 2603.18017, whose base depends on their training length).
+    "rope-id": "rope[base=32.0,fraction=0.5]",
+}
 # Separates the methods of different layers in one name.
 LAYERS = "/"
 
@@ -33,7 +44,7 @@ class Method:
     """A pair of a position encoding and a score processor, by their names.
 
     kernel:  (queries, keys) of the processor, None for one that has no kernel.
-    options: (name, value) of either constructor, and "normaliser".
+    options: (name, value) of either constructor, "normaliser" and "window".
     """
 
     position: str
@@ -58,6 +69,17 @@ class Method:
     def is_plain(self) -> bool:
         """Whether scores are not processed."""
         return self.processor == "plain"
+
+    @property
+    def direction(self) -> str:
+        """ "both", or "causal" for a method that has no meaning when the future is visible."""
+        causal = self.window is not None or dict(self.options).get("normaliser") == "stickbreaking"
+        return "causal" if causal else POSITIONS[self.position].direction
+
+    @property
+    def window(self) -> int | None:
+        """Number of keys that a query sees, its own included; None for all."""
+        return dict(self.options).get("window")
 
     @property
     def summary(self) -> str:
@@ -88,7 +110,9 @@ class Method:
         width: default number of hidden channels, for processors that have them.
         """
         options = {
-            name: value for name, value in self.options if not self._is_position_option(name)
+            name: value
+            for name, value in self.options
+            if name != "window" and not self._is_position_option(name)
         } | options
         normaliser = options.pop("normaliser", "softmax")
         own = {"length": options.pop("length")} if "length" in options and normaliser == "ssmax" else {}
@@ -126,10 +150,13 @@ class Method:
 def parse_method(name: str) -> Method:
     """Parse a method name; an unknown one raises with the nearest names."""
     pair, options = parse_brackets(name)
+    if pair in PRESETS:
+        whole = parse_method(PRESETS[pair])
+        return replace(whole, options=tuple(sorted({**dict(whole.options), **options}.items())))
     method = _parse_pair(pair)
     if method is None:
         known = [method.name for method in all_methods()]
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or list(POSITIONS)
+        near = difflib.get_close_matches(name.lower(), [*known, *PRESETS], n=3, cutoff=0.5) or list(POSITIONS)
         raise ValueError(
             f'unknown method "{name}"; did you mean {", ".join(near)}? `dape methods` lists them all'
         )
@@ -140,12 +167,15 @@ def parse_method(name: str) -> Method:
     for option in options:
         if option not in (
             *valid,
-            "normaliser",
+            *EVERY,
             *(("length", "zero_init") if "normaliser" in options else ()),
         ):
             raise ValueError(
-                f'"{method.name}" has no option {option}; it has {", ".join(dict.fromkeys([*valid, "normaliser"]))}'
+                f'"{method.name}" has no option {option}; it has {", ".join(dict.fromkeys([*valid, *EVERY]))}'
             )
+    window = options.get("window")
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise ValueError(f"window={window}: a query sees at least its own key")
     return Method(method.position, method.processor, method.kernel, tuple(sorted(options.items())))
 
 

@@ -209,6 +209,50 @@ def test_ssmax_starts_as_the_softmax_at_its_length():
     torch.testing.assert_close(processor.weights(scores)[:, :, -1], expected, rtol=1e-6, atol=1e-6)
 
 
+def test_stick_breaking():
+    """Tan et al. 2024: Aᵢⱼ = βᵢⱼ Π (1 − βᵢₗ) over j < l ≤ i, β the sigmoid of the logits."""
+    q, k, v = inputs()
+    beta, out = torch.sigmoid(q @ k.mT * 0.4), torch.zeros_like(v)
+    for i in range(T):
+        left = torch.ones(2, H, dtype=torch.float64)
+        for j in range(i, -1, -1):
+            out[:, :, i] += (left * beta[:, :, i, j])[..., None] * v[:, :, j]
+            left = left * (1 - beta[:, :, i, j])
+    processor = parse_method("stickbreaking").build_scores(H)
+    both_backends(q, k, v, processor, out)
+    with pytest.raises(ValueError, match="it needs causal=True"):
+        attention(q, k, v, processor, causal=False)
+
+
+def entmax_by_bisection(logits):
+    """α-entmax for α = 1.5: ((α − 1) z − τ)₊^(1 / (α − 1)), τ by bisection so that it sums to 1."""
+    half = logits / 2
+    low, high = half.amax(-1, keepdim=True) - 1, half.amax(-1, keepdim=True)
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = (half - middle).clamp(min=0).square().sum(-1, keepdim=True) > 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return (half - low).clamp(min=0).square()
+
+
+@pytest.mark.parametrize("name", ["entmax", "asentmax"])
+def test_entmax(name):
+    q, k, v = (10 * x for x in inputs())
+    processor = jittered(parse_method(f"nope[normaliser={name}]").build_scores(H))
+    logits = q @ k.mT * 0.004
+    if name == "asentmax":
+        assert isinstance(processor, Normalised)
+        count = torch.arange(1, T + 1, dtype=torch.float64)
+        beta, delta = F.softplus(processor.length_scale), processor.length_offset
+        logits = logits * (delta.view(H, 1, 1) + beta.view(H, 1, 1) * count.log()[:, None])
+    weights = entmax_by_bisection(masked(logits))
+    assert (weights == 0).sum() > (masked(logits) == -torch.inf).sum()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, H, T, dtype=torch.float64))
+    for backend in ("reference", "tiled"):
+        out = attention(q, k, v, processor, scale=0.004, backend=backend)
+        torch.testing.assert_close(out, weights @ v, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("normaliser", ["sink", "ssmax"])
 @pytest.mark.parametrize(
     "name", [m.name for m in all_methods() if m.position == "nope" and m.kernel not in ((1, 5), (1, 7))]

@@ -7,14 +7,16 @@ import shutil
 import textwrap
 
 from dape.cli.parsing import Parser
-from dape.methods import Method, all_methods
+from dape.methods import PRESETS, Method, all_methods
 from dape.positions import POSITIONS
 from dape.scores import SCORES
 
 USAGE = {
     "dape1x3-kerple": "any pair; dapeQxK reads Q queries and K keys",
-    "rope[scaling=yarn,factor=8]": "options of either; normaliser=sink, =ssmax of all",
-    "rope/rope/nope": "methods by layer, cycled over the layers",
+    "rope[scaling=yarn,factor=8]": "options of either, and of all: normaliser, window",
+    "nope[normaliser=entmax]": "or asentmax, stickbreaking, ssmax, sink",
+    "rope[window=512]/nope": "methods by layer, cycled; a window of keys",
+    **PRESETS,
 }
 
 
@@ -37,7 +39,7 @@ def record(method: Method) -> dict[str, object]:
         "processor": method.processor,
         "kernel": method.kernel,
         "additive_bias": encoding.additive,
-        "direction": encoding.direction,
+        "direction": method.direction,
         "summary": method.summary,
     }
 

@@ -40,6 +40,7 @@ class Attention(nn.Module):
     head_norm: RMSNorm of each head's output, scaled by 1 − λ(layer), λ = 0.8 − 0.6 · e^(−0.3 · layer) (Golovneva et al.
                2025, after Ye et al. 2024).
     head_gate: multiply each head's output by σ(w · x), one gate per head.
+    window:    number of keys that a query sees, its own and those right before it; None for all.
     layer:     index of this layer in a cache.
 
     heads: this process's share of the heads after `dape.models.tensor_parallel.share_heads`.
@@ -58,6 +59,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         head_norm: bool = False,
         head_gate: bool = False,
+        window: int | None = None,
         backend: str = "auto",
         layer: int = 0,
     ) -> None:
@@ -72,7 +74,7 @@ class Attention(nn.Module):
         self.num_heads, self.num_key_value_heads = num_heads, num_key_value_heads
         self.head_width = hidden_size // num_heads
         self.scale = 1 / math.sqrt(self.head_width)
-        self.dropout, self.backend, self.layer = dropout, backend, layer
+        self.dropout, self.window, self.backend, self.layer = dropout, window, backend, layer
         groups = num_key_value_heads * self.head_width
         self.query = nn.Linear(hidden_size, hidden_size, bias=qkv_bias)
         self.key = nn.Linear(hidden_size, groups, bias=qkv_bias)
@@ -145,6 +147,8 @@ class Attention(nn.Module):
             )
         if self.heads is not None:
             raise ValueError("heads and tokens cannot both be shared out between processes: choose one")
+        if self.window is not None:
+            raise ValueError(f"tokens cannot be shared out between processes with window={self.window}")
         if rotates_late(self.scores, encoding):
             raise ValueError(
                 "keys shifted before they are rotated need their neighbours on other processes: choose a method without "
@@ -215,6 +219,8 @@ class Attention(nn.Module):
         if late:
             k, program = rotated_late(k, program, encoding, positions)
             v = repeat_heads(v, q.shape[1])
+        if self.window is not None:
+            queried = queried.windowed(self.window)
         # An encoding without a state may leave the argument out.
         further = {} if state is None else {"state": state}
         if self.heads is None:

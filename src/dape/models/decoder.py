@@ -69,6 +69,7 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
             dropout=config.attention_dropout,
             head_norm=config.head_norm,
             head_gate=config.head_gate,
+            window=method.window,
             backend=config.backend,
             layer=layer,
         )

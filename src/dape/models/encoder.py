@@ -51,8 +51,8 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         parsed = parse_method(method)
-        if POSITIONS[parsed.position].direction == "causal":
-            raise ValueError(f'"{parsed.position}" has no meaning where the future is visible: use a decoder')
+        if parsed.direction == "causal":
+            raise ValueError(f'"{parsed.name}" has no meaning where the future is visible: use a decoder')
         count = 1 if POSITIONS[parsed.position].shared else num_layers
         self.embed = nn.Embedding(vocab_size, hidden_size)
         self.encodings = nn.ModuleList(

@@ -137,6 +137,15 @@ class Positions:
             )
         return end + 1
 
+    def windowed(self, size: int) -> Positions:
+        """The same, but each causal query sees its own key and the size − 1 before it at most."""
+        if not self.causal:
+            raise ValueError(f"window={size} is for causal attention, but the future is visible")
+        first = (self.query_index() - size + 1).clamp(min=0)
+        if self.visible.first is not None:
+            first = torch.maximum(first, self.visible.first)
+        return replace(self, visible=Visible(first, self.visible.last))
+
     def starts(self) -> Tensor:
         """Whether a key is the first of its row or document, [1 or B, Tk]: the first that some query sees."""
         start = torch.zeros_like(self.keys, dtype=torch.bool)

@@ -284,6 +284,8 @@ def _holds_a_mask(bias: Bias) -> bool:
 
 def _check_program(problem: Problem) -> None:
     program, q, num_keys = problem.program, problem.q, problem.k.shape[2]
+    if program.normaliser == "stickbreaking" and not problem.causal:
+        raise ValueError("stick-breaking goes from a query's own key to earlier ones: it needs causal=True")
     program.check(q.shape[1], has_bias=problem.bias is not None)
     if program.reads_bias(q.shape[1]) and _holds_a_mask(problem.bias):
         raise ValueError(

@@ -29,6 +29,8 @@ def unsupported(problem: Problem) -> str | None:
     program = problem.program
     if program.leak_future:
         return "it never reads keys that a query may not see, which leak_future=True asks for"
+    if program.normaliser != "softmax":
+        return f'it has no normaliser="{program.normaliser}"'
     stages = (*program.pre, *program.post)
     if len(stages) > MAX_STAGES:
         return f"it runs up to {MAX_STAGES} stages, got {len(stages)}"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 Residual = Literal["scores+bias", "scores", "bias", "none"]
+Normaliser = Literal["softmax", "stickbreaking", "entmax"]
 # Tensors [H] of the normaliser.
 VECTORS = ("sink", "length_scale", "length_offset")
 
@@ -109,7 +110,8 @@ class ScoreProgram:
 
         X      = S, or [S ; B] over heads (as many channels as the first stage reads), 0 where not visible
         logits = residual + pre(X) where visible, else −∞
-        P      = exp(logits) / (Σ exp(logits) + exp(sink)), the logits scaled first, see length_scale
+        P      = exp(logits) / (Σ exp(logits) + exp(sink)), the logits scaled first, see length_scale; or, by
+                 `normaliser`, βⱼ Π (1 − βₗ) over the keys l after j, β = σ(logits), or 1.5-entmax(logits)
         weights = post(P) where visible, else 0
 
     pre:      stages before the softmax; with none, logits = S + B.
@@ -118,6 +120,7 @@ class ScoreProgram:
     sink:     [H], the logit of an additional key with value zero, or None.
     length_scale: [H], SSMax's factor s: logits are multiplied by s · log n, n the number of visible keys.
     length_offset: [H], offset b of that factor: s · log n + b; None for 0.
+    normaliser: "softmax", "stickbreaking" or "entmax".
     softcap:  S is replaced by softcap · tanh(S / softcap) first.
     leak_future: the paper's leakage experiment: `pre` reads keys that the mask hides from the query.
 
@@ -133,6 +136,7 @@ class ScoreProgram:
     length_offset: Tensor | None = None
     softcap: float | None = None
     leak_future: bool = False
+    normaliser: Normaliser = "softmax"
 
     @property
     def is_plain(self) -> bool:
@@ -173,7 +177,7 @@ class ScoreProgram:
     @property
     def normalises(self) -> bool:
         """Whether the normaliser is not a plain softmax."""
-        return self.sink is not None or self.length_scale is not None
+        return self.sink is not None or self.length_scale is not None or self.normaliser != "softmax"
 
     @property
     def earlier_rows(self) -> int:
@@ -192,6 +196,7 @@ class ScoreProgram:
             self.length_offset is not None,
             self.softcap,
             self.leak_future,
+            self.normaliser,
         )
 
     def reads_bias(self, num_heads: int) -> bool:
@@ -238,6 +243,12 @@ class ScoreProgram:
         """Raise if the stages do not fit each other or the number of heads."""
         if self.residual not in get_args(Residual):
             raise ValueError(f'residual="{self.residual}", expected one of {", ".join(get_args(Residual))}')
+        if self.normaliser not in get_args(Normaliser):
+            raise ValueError(
+                f'normaliser="{self.normaliser}", expected one of {", ".join(get_args(Normaliser))}'
+            )
+        if self.sink is not None and self.normaliser != "softmax":
+            raise ValueError(f'a sink is another term of the softmax, got normaliser="{self.normaliser}"')
         if not self.pre and self.residual != "scores+bias":
             raise ValueError(
                 f'residual="{self.residual}" without a stage before the softmax would drop the scores'

@@ -2,7 +2,8 @@
 
     X       = S, or [S ; B] over heads, 0 where not visible
     logits  = residual + pre(X) where visible, else −∞
-    P       = softmax(logits), with the sink in its sum, logits scaled by length_scale · log n + length_offset
+    P       = softmax(logits), with the sink in its sum, logits scaled by length_scale · log n + length_offset; or
+              stick-breaking or 1.5-entmax of them
     weights = post(P) where visible, else 0
     out     = weights · v
 
@@ -78,7 +79,10 @@ def normalise(logits: Tensor, program: ScoreProgram, edges: Edges) -> Tensor:
         if program.length_offset is not None:
             factor = factor + program.length_offset[:, None, None]
         logits = (logits.masked_fill(~edges.shown, 0.0) * factor).masked_fill(~edges.shown, -torch.inf)
-    weights = softmax_visible(logits, program.sink)
+    if program.normaliser == "softmax":
+        weights = softmax_visible(logits, program.sink)
+    else:
+        weights = {"stickbreaking": stick_breaking, "entmax": entmax}[program.normaliser](logits)
     if program.post:
         weights = apply_stages(weights, program.post, edges).masked_fill(~edges.shown, 0.0)
     return weights
@@ -120,6 +124,38 @@ def softmax_visible(logits: Tensor, sink: Tensor | None = None) -> Tensor:
         column = sink[:, None, None].expand(*logits.shape[:3], 1)
         return torch.softmax(torch.cat([logits, column], -1), -1)[..., :-1].masked_fill(empty, 0.0)
     return torch.softmax(logits, -1).masked_fill(empty, 0.0)
+
+
+def stick_breaking(logits: Tensor) -> Tensor:
+    """Weights σ(lⱼ) Π (1 − σ(lₘ)) over all later keys m: each key takes its share of what those after it left.
+
+    The sum of a row is below 1.
+    """
+    hidden = logits == -torch.inf
+    logits = logits.masked_fill(hidden, 0.0)
+    left = F.logsigmoid(-logits).masked_fill(hidden, 0.0)
+    after = F.pad(left[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))
+    return (F.logsigmoid(logits) + after).exp().masked_fill(hidden, 0.0)
+
+
+def entmax(logits: Tensor) -> Tensor:
+    """Weights (lⱼ / 2 − τ)₊² that sum to 1, exactly zero for small logits: α-entmax with α = 1.5 (Peters et al. 2019)."""
+    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    half = logits.masked_fill(empty, 0.0) / 2
+    half = half - half.detach().amax(-1, keepdim=True)
+    with torch.no_grad():
+        # Only values above −1 have weights. τ solves a quadratic equation in the k largest, for the right k.
+        largest = half.clamp(min=-2).sort(-1, descending=True).values
+        count = torch.arange(1, half.shape[-1] + 1, device=half.device, dtype=half.dtype)
+        mean = largest.cumsum(-1) / count
+        spread = largest.square().cumsum(-1) - count * mean.square()
+        candidates = mean - ((1 - spread) / count).clamp(min=0).sqrt()
+        size = (candidates <= largest).sum(-1, keepdim=True)
+        threshold = candidates.gather(-1, size - 1)
+    # A step of Newton's method from the solution: it keeps the value and has the derivative of τ.
+    above = (half - threshold).clamp(min=0)
+    threshold = threshold + (above.square().sum(-1, keepdim=True) - 1) / (2 * above.sum(-1, keepdim=True))
+    return (half - threshold).clamp(min=0).square().masked_fill(empty, 0.0)
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:

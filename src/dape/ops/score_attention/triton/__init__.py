@@ -73,6 +73,8 @@ def _unsupported_program(problem: Problem) -> str | None:
     program = problem.program
     if program.leak_future:
         return "it cannot read keys that the query may not see (leak_future=True)"
+    if program.normaliser != "softmax":
+        return f'it has no normaliser="{program.normaliser}"'
     if program.softcap is not None:
         return f"it has no softcap, got softcap={program.softcap}"
     for side, stages in (("pre", program.pre), ("post", program.post)):
@@ -229,7 +231,7 @@ def record_launches(
 
 def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
     """A program of that signature, with arbitrary values."""
-    pre, post, residual, sink, length_scale, length_offset, softcap, leak_future = signature
+    pre, post, residual, sink, length_scale, length_offset, softcap, leak_future, _ = signature
 
     def stages(signatures: tuple) -> tuple[Stage, ...]:
         return tuple(
