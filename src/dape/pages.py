@@ -70,7 +70,7 @@ def asset(package: str, name: str) -> Markup:
     return Markup(get_plotlyjs().replace("</script", r"<\/script"))
 
 
-def policy(scripts: Iterable[str], *, loads_more: bool = False) -> str:
+def policy(scripts: Iterable[str] = (), *, loads_more: bool = False) -> str:
     """Content security policy under which these scripts run, and no others.
 
     loads_more: these scripts may add further ones to the page.
@@ -78,8 +78,9 @@ def policy(scripts: Iterable[str], *, loads_more: bool = False) -> str:
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     allowed += ["'strict-dynamic'"] if loads_more else []
+    none = "'none'"
     return (
-        f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src {' '.join(allowed) or none}; style-src 'unsafe-inline'; img-src data: blob:; "
         f"base-uri 'none'; form-action 'none'"
     )
 

@@ -587,14 +587,13 @@ def write_page(page: Page, path: Path) -> None:
     """The parts as one file: tables, sentences, figures."""
     import base64
 
-    from jinja2 import Environment, PackageLoader
+    from dape.pages import environment
 
     for part in page.parts:
-        if part["figure"] is not None:
-            part["image"] = base64.b64encode(Path(part["figure"]).read_bytes()).decode()
-    environment = Environment(loader=PackageLoader("dape.cli", "."), autoescape=True, trim_blocks=True)
+        figure = part["figure"]
+        part["image"] = base64.b64encode(Path(figure).read_bytes()).decode() if figure is not None else None
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, environment.get_template("demo.html.j2").render(parts=page.parts))
+    write_atomically(path, environment("dape.cli").get_template("demo.html.j2").render(parts=page.parts))
 
 
 # Each part prints its own section.
