@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 from dape.devices import check_fits
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
+from dape.models.interface import Inputs, watching
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.reference import capped, normalise, process, repeat_heads
 from dape.ops.score_attention.types import bias_tile
 from dape.positions import Positions
 from dape.retrofitting.attach import is_retrofitted, record
-from dape.retrofitting.attention import Inputs, watching
 from dape.retrofitting.check import evaluating
 
 # In the paper's order, the weights last.

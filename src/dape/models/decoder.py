@@ -129,6 +129,17 @@ class DapePreTrainedModel(PreTrainedModel):
             verify_checksums(Path(pretrained_model_name_or_path, options.get("subfolder") or ""))
         return super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
 
+    def get_correct_attn_implementation(
+        self, requested_attention: str | None, is_init_check: bool = False
+    ) -> str:
+        """Ours whatever is requested by default; a name of another implementation raises."""
+        if requested_attention not in (None, "eager", "dape"):
+            raise ValueError(
+                f'attn_implementation="{requested_attention}" is not for models of dape, which attend by their own op: '
+                f'leave it out, and choose a backend of the op by DapeConfig(backend="…")'
+            )
+        return "eager"
+
     def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
         """As PreTrainedModel.save_pretrained, with `auto_map`, the code that it points to, and checksums."""
         super().save_pretrained(save_directory, *arguments, **options)

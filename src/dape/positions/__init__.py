@@ -7,6 +7,7 @@ from dape.positions.base import DistanceEncoding, PositionEncoding, Positions
 from dape.positions.cope import CoPE
 from dape.positions.fire import FIRE
 from dape.positions.fox import DataAlibi, FoX
+from dape.positions.grid import Grid
 from dape.positions.kerple import Kerple, KerplePower
 from dape.positions.nope import NoPE
 from dape.positions.randomized import randomized_positions
@@ -26,6 +27,7 @@ __all__ = [
     "DataAlibi",
     "DistanceEncoding",
     "FoX",
+    "Grid",
     "Kerple",
     "KerplePower",
     "NoPE",

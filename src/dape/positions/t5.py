@@ -49,6 +49,8 @@ class T5Bias(DistanceEncoding):
         nn.init.normal_(self.table, std=0.02)
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
-        index = buckets(distance, num_buckets=self.num_buckets, max_distance=self.max_distance, causal=causal)
+        index = buckets(
+            distance.long(), num_buckets=self.num_buckets, max_distance=self.max_distance, causal=causal
+        )
         (table,) = self(distance.device)
         return (table[index] * self.gain).movedim(-1, 0)

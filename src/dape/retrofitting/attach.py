@@ -14,13 +14,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dape.methods import Method, parse_method
+from dape.models.interface import ENCODING, NAME, SCORES, Call
 from dape.models.remote_code import write_entries
 from dape.positions import POSITIONS, PositionEncoding, RoPE
 from dape.positions.kerple import FLOOR, Kerple
 from dape.positions.rope import SCALINGS
 from dape.rebuildable import constructor_parameters
 from dape.retrofitting import check, positions
-from dape.retrofitting.attention import ENCODING, NAME, SCORES, Call
 from dape.scores import SCORES as PROCESSORS
 from dape.scores import PlainScores, ScoreProcessor
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from dape.retrofitting.attention import Call, recording
+from dape.models.interface import Call, recording
 
 TOKENS, CACHED = 12, 7
 # Differences of logits that rounding explains, by dtype, as a share of the largest logit.

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
+from dape.models.interface import ENCODING, STATE
 from dape.positions import PositionEncoding, RoPE
 from dape.positions.rope import SCALINGS
-from dape.retrofitting.attention import ENCODING, STATE
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:

@@ -1,4 +1,8 @@
-"""Attention of a retrofitted model, behind transformers' interfaces for masks and attention.
+"""`attn_implementation="dape"`: our op behind transformers' interfaces for masks and attention.
+
+Any model whose attention goes through the interface runs as it is: padding, windows, packed documents, soft caps,
+sinks, cross-attention, and the position bias of T5 and its relatives with gradients. `dape.retrofit` adds score
+processors and position encodings to a model's layers, which are then found here.
 
 transformers builds one mask per forward pass and hands it to every layer. Ours is not T×T: it holds the interval of keys
 that each query sees and the position of each key, [B, 1, Tq + Tk, 2], computed tile by tile from the mask function that
@@ -8,6 +12,7 @@ transformers composes of causality, padding, sliding windows, packed documents a
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -21,13 +26,15 @@ from transformers import AttentionInterface
 from transformers.masking_utils import (
     AttentionMaskInterface,
     and_masks,
+    bidirectional_mask_function,
     causal_mask_function,
     padding_mask_function,
     sdpa_mask,
 )
 
-from dape.ops.score_attention import Bias, ScoreProgram, Visible, attention, attention_weights
+from dape.ops.score_attention import Bias, DistanceBias, ScoreProgram, Visible, attention, attention_weights
 from dape.ops.score_attention.api import HasProgram
+from dape.ops.score_attention.program import PLAIN
 from dape.ops.score_attention.types import EVERYTHING, shown_by
 from dape.positions import PositionEncoding, Positions
 from dape.positions.base import count_tokens, positions_in
@@ -37,6 +44,8 @@ NAME = "dape"
 SCORES, ENCODING = "score_processor", "position_encoding"
 # Keyword argument that carries a layer's token states to `attend`.
 STATE = "dape_state"
+# Key of a layer's dictionary that holds the handle of its hook `by_distance`.
+BY_DISTANCE = "_dape_by_distance"
 
 # Number of mask entries computed at a time.
 TILE_NUMBERS = 16 * 1024 * 1024
@@ -54,11 +63,14 @@ def interval_mask(
     use_vmap: bool = False,
     **_: Any,
 ) -> Tensor | None:
-    """A row for each query and then for each key, [B, 1, Tq + Tk, 2]; None if causality alone limits queries.
+    """A row for each query and then for each key, [B, 1, Tq + Tk, 2]; None if causality alone limits queries, or nothing.
 
     Of a query, the first and last visible key, first > last if it sees none; of a key, its position, twice.
     """
-    if attention_mask is None and q_length == kv_length and mask_function is causal_mask_function:
+    unlimited = mask_function is bidirectional_mask_function
+    if attention_mask is None and (
+        unlimited or (q_length == kv_length and mask_function is causal_mask_function)
+    ):
         return None
     rows = max(1, TILE_NUMBERS // max(1, batch_size * kv_length))
     tiles = []
@@ -106,12 +118,19 @@ def intervals(shown: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A layer's call of the attention interface, recorded by `recording`: the module, its sizes, its soft cap."""
+    """A layer's call of the attention interface, recorded by `recording`.
+
+    causal: whether the layer hides the future. crosses: whether keys are of another sequence. has_bias: whether the model
+    passes a position bias of its own.
+    """
 
     module: nn.Module
     num_heads: int
     head_width: int
     softcap: float | None = None
+    causal: bool = True
+    crosses: bool = False
+    has_bias: bool = False
 
 
 _recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
@@ -162,23 +181,44 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention output [B, Tq, H, D] of a retrofitted layer, and its weights if requested, by the reference."""
+    """Attention output [B, Tq, H, D] of a layer, and its weights if requested, by the reference.
+
+    position_bias: [1 or B, H, Tq, Tk] of the model, or [1, H, Tq + Tk − 1] by distance, as `by_distance` passes it.
+    """
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    num_queries, num_keys = query.shape[2], key.shape[2]
     if (calls := _recorded.get()) is not None:
-        calls.append(Call(module, query.shape[1], query.shape[-1], kwargs.get("softcap")))
-        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+        crosses = not causal and num_queries != num_keys
+        call = Call(
+            module,
+            query.shape[1],
+            query.shape[-1],
+            kwargs.get("softcap"),
+            causal,
+            crosses,
+            position_bias is not None,
+        )
+        calls.append(call)
+        return query.new_zeros(query.shape[0], num_queries, query.shape[1], value.shape[-1]), None
+    processed = SCORES in module._modules
     program = _program(module, kwargs)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    mask, counted = _unpacked(attention_mask, query.shape[2], key.shape[2])
-    visible, num_keys, at_end = _visible(mask, query.shape[2], key.shape[2])
-    if program.earlier_rows and query.shape[2] < num_keys:
+    mask, counted = _unpacked(attention_mask, num_queries, num_keys)
+    if mask is not None and not processed:
+        # The mask says it all: what a causal layer sees may include a prefix after it.
+        causal = False
+    visible, num_keys, at_end, causal = _visible(mask, num_queries, num_keys, causal=causal)
+    if program.earlier_rows and num_queries < num_keys:
         raise ValueError(
             "the score program that dape.retrofit added reads earlier queries, which caches of transformers do not "
             "keep: pass use_cache=False"
         )
     key, value = key[:, :, :num_keys], value[:, :, :num_keys]
-    bias: Bias = None
+    bias = None if position_bias is None else _own_bias(module, position_bias, query, key)
     encoding = getattr(module, ENCODING, None)
     if encoding is not None:
         if counted is None:
@@ -188,7 +228,7 @@ def attend(
                     f"new queries alone does not say: pass [batch, tokens], or no cache (use_cache=False)"
                 )
             counted = torch.arange(num_keys, device=query.device)[None]
-        positions = _positions(query.shape[2], counted[:, :num_keys], visible, at_end=at_end)
+        positions = _positions(num_queries, counted[:, :num_keys], visible, at_end=at_end, causal=causal)
         query, key = _rotated(encoding, query, key, positions)
         state = kwargs.get(STATE)
         if state is not None:
@@ -198,7 +238,7 @@ def attend(
         recorded.append(Inputs(query, key, bias, program, scale, visible))
     width = value.shape[-1]
     query, key, value = _same_width(query, key, value)
-    options: dict[str, Any] = {"bias": bias, "causal": True, "visible": visible, "scale": scale}
+    options: dict[str, Any] = {"bias": bias, "causal": causal, "visible": visible, "scale": scale}
     out = attention(query, key, value, program, dropout=dropout, **options)[..., :width]
     weights = None
     if kwargs.get("output_attentions"):
@@ -208,19 +248,12 @@ def attend(
 
 def _program(module: nn.Module, kwargs: dict[str, Any]) -> ScoreProgram:
     """The layer's program, with the model's own soft cap and sinks."""
-    for name in ("head_mask", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} passes {name}, which changes the scores where a score program cannot see "
-                f"it: retrofit a model without it"
-            )
-    scores = getattr(module, SCORES, None)
-    if not isinstance(scores, HasProgram):
+    if kwargs.get("head_mask") is not None:
         raise ValueError(
-            f'{type(module).__name__} has no score processor, but its model runs attn_implementation="{NAME}": add it '
-            f"with dape.retrofit(model)"
+            f"{type(module).__name__} passes head_mask, which changes the weights where a score program cannot see it"
         )
-    program = scores.program()
+    scores = getattr(module, SCORES, None)
+    program = scores.program() if isinstance(scores, HasProgram) else PLAIN
     if (softcap := kwargs.get("softcap")) is not None:
         program = replace(program, softcap=float(softcap))
     if (sink := kwargs.get("s_aux")) is not None:
@@ -230,6 +263,57 @@ def _program(module: nn.Module, kwargs: dict[str, Any]) -> ScoreProgram:
             )
         program = replace(program, sink=sink)
     return program
+
+
+def _own_bias(module: nn.Module, bias: Tensor, query: Tensor, key: Tensor) -> Bias:
+    """The model's own position bias in a form of the op."""
+    if bias.dim() == 3:
+        return DistanceBias(bias[0], 1 - query.shape[2]) if bias.shape[2] else None
+    batch, heads, num_queries = query.shape[:3]
+    if bias.dim() != 4 or bias.shape[0] not in (1, batch) or bias.shape[1:3] != (heads, num_queries):
+        raise ValueError(
+            f"{type(module).__name__} passes a position_bias of shape {tuple(bias.shape)}, expected "
+            f"[1 or {batch}, {heads}, {num_queries}, {key.shape[2]}]"
+        )
+    use_distances(module)
+    return bias[..., : key.shape[2]]
+
+
+def use_distances(module: nn.Module) -> None:
+    """From now on, let T5's attention layers in `module` pass their bias by distance, O(T) numbers, to `attend`.
+
+    `attend` calls this for every layer that it meets. Call it yourself if even the first input is too long for a bias
+    of all pairs.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for layer in module.modules():
+        # UMT5 computes its own in every layer and takes none.
+        known = (
+            hasattr(layer, "compute_bias") and "position_bias" in inspect.signature(layer.forward).parameters
+        )
+        if known and BY_DISTANCE not in layer.__dict__:
+            layer.__dict__[BY_DISTANCE] = layer.register_forward_pre_hook(by_distance, with_kwargs=True)
+
+
+def by_distance(
+    module: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]] | None:
+    """Pass T5's bias as [1, H, Tq + Tk − 1], by distance from 1 − Tq on; without one, [1, H, 0]."""
+    layer = cast(Any, module)
+    if layer.config._attn_implementation != NAME or kwargs.get("position_bias") is not None:
+        return None
+    x, cache = args[0] if args else kwargs["hidden_states"], kwargs.get("past_key_values")
+    if kwargs.get("key_value_states") is not None or not layer.has_relative_attention_bias:
+        return args, {**kwargs, "position_bias": x.new_zeros(1, layer.n_heads, 0)}
+    seen = 0 if cache is None else cache.get_seq_length(layer.layer_idx)
+    if isinstance(seen, Tensor) or getattr(cache, "is_compileable", False):
+        # Keys of a preallocated cache are as many as its slots.
+        return None
+    num_queries, num_keys = x.shape[1], seen + x.shape[1]
+    # A query at the last key, and keys on to the right of it: distances num_keys − 1 … 1 − num_queries.
+    row = layer.compute_bias(1, num_queries + num_keys - 1, device=x.device, past_seen_tokens=num_keys - 1)
+    return args, {**kwargs, "position_bias": row[:, :, 0].flip(-1)}
 
 
 def _same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -250,8 +334,11 @@ def _rotated(
     return encoding.rotate(query, positions.queries, lengths), encoding.rotate(key, positions.keys, of_keys)
 
 
-def _positions(num_queries: int, keys: Tensor, visible: Visible, *, at_end: bool) -> Positions:
-    """Positions of queries and keys [1 or B, Tk]. A query's own key is the last one that it sees."""
+def _positions(num_queries: int, keys: Tensor, visible: Visible, *, at_end: bool, causal: bool) -> Positions:
+    """Positions of queries and keys [1 or B, Tk]. A causal query's own key is the last one that it sees."""
+    if not causal:
+        consecutive = visible is EVERYTHING and keys.shape[0] == 1
+        return Positions(keys, keys, causal=False, visible=visible, consecutive=consecutive)
     if at_end and keys.shape[0] > 1 and bool((keys == keys[:1]).all()):
         keys = keys[:1]
     queries = keys[:, keys.shape[1] - num_queries :]
@@ -278,23 +365,29 @@ def _unpacked(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Ten
     return intervals(shown), positions_in(shown[:, 0]) if shown.shape[2] == num_keys else None
 
 
-def _visible(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Visible, int, bool]:
-    """The visible keys, the number of keys in use, and whether the last query is at the last of them.
+def _visible(
+    mask: Tensor | None, num_queries: int, num_keys: int, *, causal: bool
+) -> tuple[Visible, int, bool, bool]:
+    """The visible keys, the number of keys in use, whether the last query is at the last of them, and causality.
 
     mask: the interval of keys that each query sees, [B, 1, Tq, 2].
     """
     if mask is None:
-        return EVERYTHING, num_keys, True
+        return EVERYTHING, num_keys, True, causal
     first, last = mask[:, 0].unbind(-1)
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
         # Reading values is cheap here. A preallocated cache returns more slots than there are keys; and a mask that
         # hides only the future needs no limits at all.
         query = torch.arange(num_queries)
-        num_keys = min(num_keys, num_queries + max(0, int((last - query).max())))
-        if not first.any() and torch.equal(last, (query + num_keys - num_queries).expand_as(last)):
-            return EVERYTHING, num_keys, True
-        return Visible(first, last), num_keys, True
-    return Visible(first, last), num_keys, False
+        used = min(num_keys, num_queries + max(0, int((last - query).max())))
+        if not first.any() and torch.equal(last, (query + used - num_queries).expand_as(last)):
+            return EVERYTHING, used, True, True
+        if causal:
+            return Visible(first, last), used, True, True
+        if not first.any() and bool((last == num_keys - 1).all()):
+            return EVERYTHING, num_keys, True, False
+        return Visible(first, last), num_keys, True, causal
+    return Visible(first, last), num_keys, False, causal
 
 
 AttentionInterface.register(NAME, attend)
