@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import dape
 from dape.ops.score_attention import cpu
@@ -28,6 +29,8 @@ def layers():
         "kerple": Layer(dape.ScoreConv(4), dape.POSITIONS["kerple"](num_heads=4)),
         "no bias": Layer(dape.ScoreConv(4, bias_channels=False), None),
         "plain": Layer(None, dape.POSITIONS["alibi"](num_heads=4)),
+        "nope": Layer(None, None),
+        "rows": Layer(dape.ScoreConv(4, query_kernel_size=3), dape.POSITIONS["kerple"](num_heads=4)),
     }
 
 
@@ -42,6 +45,24 @@ def test_a_layer_is_one_graph(name):
         results.append((call(x).detach(), *gradients))
     for eager, graph in zip(*results, strict=True):
         torch.testing.assert_close(graph, eager)
+
+
+@pytest.mark.parametrize("name", ["kerple", "no bias", "plain", "nope", "rows"])
+def test_one_graph_serves_every_length(name):
+    """One graph without a break: with sizes left open from the start, or from the second length on."""
+    layer = layers()[name]
+    for dynamic, most in ((True, 1), (None, 2)) if name == "kerple" else ((True, 1),):
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        for length in (64, 33, 100):
+            x = torch.randn(2, length, 3 * 32, requires_grad=True)
+            eager, graph = (
+                torch.autograd.grad(call(x).square().sum(), [x, *layer.parameters()])
+                for call in (layer, compiled)
+            )
+            torch.testing.assert_close(graph, eager)
+        assert counters["stats"]["unique_graphs"] <= most and not counters["graph_break"]
 
 
 @pytest.mark.filterwarnings("ignore")

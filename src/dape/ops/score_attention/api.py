@@ -163,9 +163,12 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
 
 def _by_speed(problem: Problem) -> list[str]:
     """All backends, the fastest for this call first."""
-    # An unknown length, in a graph for any length, is not compared: that would fix its range.
-    known = not any(isinstance(size, torch.SymInt) for size in problem.sizes)
-    if problem.program.is_plain and known and math.prod(problem.sizes) < LARGE_PLAIN:
+    if torch.compiler.is_compiling():
+        # No length is compared in a graph that may serve any length.
+        small = problem.bias is None
+    else:
+        small = math.prod(problem.sizes) < LARGE_PLAIN
+    if problem.program.is_plain and small:
         return list(BACKENDS)
     return ["cpu", *(name for name in BACKENDS if name != "cpu")]
 
@@ -190,7 +193,8 @@ def _check(problem: Problem) -> None:
             raise ValueError(
                 f"visible.{name} has shape {tuple(bound.shape)}, expected [1 or {batch}, 1 or {num_queries}]"
             )
-    if not math.isfinite(problem.scale):
+    # A comparison, because a graph for any head width has a scale that math.isfinite does not take.
+    if not -math.inf < problem.scale < math.inf:
         raise ValueError(f"scale={problem.scale} is not finite")
     if not 0.0 <= problem.dropout < 1.0:
         raise ValueError(f"dropout={problem.dropout} is not a probability in [0, 1)")

@@ -89,14 +89,8 @@ def describe(problem: Problem) -> tuple[dict[str, Tensor | None], dict[str, Any]
 
 
 def _takes_tables(problem: Problem) -> bool:
-    """Whether the bias half of the first convolution is worth a table by distance; never said of exported lengths."""
-    return (
-        not torch.compiler.is_exporting()
-        and isinstance(problem.bias, DistanceBias)
-        and problem.causal
-        and problem.visible.last is None
-        and problem.q.shape[2] > DECODE_QUERIES
-    )
+    """Whether the bias half of the first convolution may be a table by distance, which pays for many queries."""
+    return isinstance(problem.bias, DistanceBias) and problem.causal and problem.visible.last is None
 
 
 def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
@@ -111,15 +105,16 @@ def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
     for name in ("first", "last"):
         if (bound := arguments.get(name)) is not None:
             given[name] = native.places(bound, batch, num_queries, num_keys)
+    tables = plan["tables"] and num_queries > DECODE_QUERIES
     width, channels, _, taps = given["w1"].shape if "w1" in given else (0, num_heads, 1, 1)
     call = native.Call(
         dtype=native.DTYPES.index(q.dtype), batch=batch, heads=num_heads, groups=given["k"].shape[1], queries=num_queries, keys=num_keys,
-        head_width=head_width, width=width, taps=taps, left=plan["left"], channels=num_heads if plan["tables"] else channels,
-        causal=plan["causal"], residual_bias=plan["residual_bias"], bias_tables=plan["tables"],
+        head_width=head_width, width=width, taps=taps, left=plan["left"], channels=num_heads if tables else channels,
+        causal=plan["causal"], residual_bias=plan["residual_bias"], bias_tables=tables,
         bias=CURVE if "knots" in given else DENSE if "dense" in given else BY_DISTANCE if "values" in given else NO_BIAS,
         pieces=given["slopes"].shape[0] if "slopes" in given else 0,
         lowest=arguments.lowest, distances=given["values"].shape[1] if "values" in given else 0,
-        table_length=num_keys + taps - 1 - plan["left"] if plan["tables"] else 0,
+        table_length=num_keys + taps - 1 - plan["left"] if tables else 0,
         dense_batch=given["dense"].shape[0] if "dense" in given else 0, dense_grad=plan["dense_grad"],
         scale=plan["scale"], slope=plan["slope"],
     )  # fmt: skip

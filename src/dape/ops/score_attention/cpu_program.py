@@ -85,7 +85,7 @@ def attend(problem: Problem, earlier: Tensor | None = None) -> Tensor:
         tensors["factor"] = factor.expand(batch, -1, -1)
     # The backward pass computes logits as the kernel for many queries does, to the last bit.
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors.values())
-    plan["decode"] = num_queries <= DECODE_QUERIES and "row" not in tensors and not wanted
+    plan["decode"] = "row" not in tensors and not wanted
     return op.run("cpu program", tensors, plan, lowest=lowest)
 
 
@@ -174,7 +174,8 @@ def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
     out, lse = native.allocate(*q.shape, dtype=q.dtype), native.allocate(*q.shape[:3])
     planned.call.point(out=out, lse=lse)
     planned.call.stride(out=out)
-    native.run("program_decode" if arguments.plan["decode"] else "program_forward", planned.call)
+    decodes = arguments.plan["decode"] and q.shape[2] <= DECODE_QUERIES
+    native.run("program_decode" if decodes else "program_forward", planned.call)
     return out, lse
 
 

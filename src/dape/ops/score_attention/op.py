@@ -49,7 +49,8 @@ def run(kernel: str, tensors: dict[str, Tensor | None], plan: dict[str, Any], *,
     """Attention output [B, H, Tq, D] by the kernel of that name.
 
     tensors: by name, including "q"; None for absent ones. Floating-point tensors may have gradients.
-    plan:    plain numbers, strings and lists of them, the same for all calls of a kind: constants for torch.compile.
+    plan:    plain numbers, strings and lists of them, the same for all calls of a kind: constants for torch.compile,
+             but for floats, which may depend on a size that a graph leaves open.
     lowest:  lowest distance; separate from the plan, because it may depend on a length.
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -57,8 +58,9 @@ def run(kernel: str, tensors: dict[str, Tensor | None], plan: dict[str, Any], *,
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present.values()):
             return _Direct.apply(kernel, tuple(present), plan, lowest, *present.values())
         return KERNELS[kernel][0](Arguments(present, plan, lowest))[0]
-    out, _ = _forward(list(present.values()), ",".join(present), kernel, encode(plan), lowest)
-    return out
+    numbers: list[float] = []
+    text = encode(plan, numbers)
+    return _forward(list(present.values()), ",".join(present), kernel, text, numbers, lowest)[0]
 
 
 def in_own_dtype(x: Tensor) -> AbstractContextManager[Any]:
@@ -79,29 +81,51 @@ def _watched(tensors: Iterable[Tensor]) -> bool:
     return any(type(x) not in PLAIN_CLASSES for x in tensors)
 
 
-def encode(value: Any) -> str:
-    """A plan as a Python literal, by operations that torch.compile can trace (it cannot trace json)."""
+def encode(value: Any, numbers: list[float]) -> str:
+    """A plan as a Python literal with … for floats, which are appended to `numbers`.
+
+    By operations that torch.compile can trace: it knows neither json nor the text of a float that it leaves open.
+    """
     if isinstance(value, dict):
-        return "{" + "".join([f"{key!r}:{encode(item)}," for key, item in value.items()]) + "}"
+        return "{" + "".join([f"{key!r}:{encode(item, numbers)}," for key, item in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + "".join([encode(item) + "," for item in value]) + "]"
+        return "[" + "".join([encode(item, numbers) + "," for item in value]) + "]"
+    if isinstance(value, float):
+        numbers.append(value)
+        return "..."
     return repr(value)
 
 
-_decode = functools.lru_cache(maxsize=1024)(ast.literal_eval)
+def decode(text: str, numbers: list[float]) -> dict[str, Any]:
+    """The plan that `encode` was given."""
+    left = iter(numbers)
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [filled(item) for item in value]
+        return next(left) if value is ... else value
+
+    return filled(_literal(text))
 
 
-def _arguments(tensors: list[Tensor], names: str, plan: str, lowest: int) -> Arguments:
-    return Arguments(dict(zip(names.split(","), tensors, strict=True)), _decode(plan), lowest)
+_literal = functools.lru_cache(maxsize=1024)(ast.literal_eval)
+
+
+def _arguments(tensors: list[Tensor], names: str, plan: str, numbers: list[float], lowest: int) -> Arguments:
+    return Arguments(dict(zip(names.split(","), tensors, strict=True)), decode(plan, numbers), lowest)
 
 
 @torch.library.custom_op("dape::attention", mutates_args=())
-def _forward(tensors: list[Tensor], names: str, kernel: str, plan: str, lowest: int) -> tuple[Tensor, Tensor]:
-    return KERNELS[kernel][0](_arguments(tensors, names, plan, lowest))
+def _forward(
+    tensors: list[Tensor], names: str, kernel: str, plan: str, numbers: list[float], lowest: int
+) -> tuple[Tensor, Tensor]:
+    return KERNELS[kernel][0](_arguments(tensors, names, plan, numbers, lowest))
 
 
 @_forward.register_fake
-def _(tensors: list[Tensor], names: str, kernel: str, plan: str, lowest: int) -> tuple[Tensor, Tensor]:
+def _(tensors: list[Tensor], names: str, *rest: object) -> tuple[Tensor, Tensor]:
     q = tensors[names.split(",").index("q")]
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
@@ -116,10 +140,11 @@ def _backward(
     names: str,
     kernel: str,
     plan: str,
+    numbers: list[float],
     lowest: int,
 ) -> list[Tensor]:
     """Gradients of the wanted tensors, in their order."""
-    return _gradients(kernel, _arguments(tensors, names, plan, lowest), grad_out, out, lse, wanted)
+    return _gradients(kernel, _arguments(tensors, names, plan, numbers, lowest), grad_out, out, lse, wanted)
 
 
 def _gradients(
@@ -152,7 +177,7 @@ def _differentiate(ctx: FunctionCtx, grad_out: Tensor, _: Tensor | None) -> tupl
     out, lse, *tensors = ctx.saved_tensors  # type: ignore[attr-defined]  # declared of the function only
     wanted = ctx.wanted  # type: ignore[attr-defined]  # set above
     grads = iter(_backward(grad_out, out, lse, tensors, wanted, *ctx.rest))  # type: ignore[attr-defined]  # as above
-    return [next(grads) if wants else None for wants in wanted], None, None, None, None
+    return [next(grads) if wants else None for wants in wanted], *[None] * 5
 
 
 def _refuse_second_derivative(ctx: object, *grads: object) -> tuple:
@@ -186,8 +211,10 @@ class _Direct(torch.autograd.Function):
         wanted = list(ctx.needs_input_grad[4:])
         # A second derivative is asked of the operator, which refuses it.
         if torch.is_grad_enabled() or _watched((grad_out, *tensors)):
+            numbers: list[float] = []
+            text = encode(plan, numbers)
             grads = _backward(
-                grad_out, out, lse, tensors, wanted, ",".join(names), kernel, encode(plan), lowest
+                grad_out, out, lse, tensors, wanted, ",".join(names), kernel, text, numbers, lowest
             )
         else:
             arguments = Arguments(dict(zip(names, tensors, strict=True)), plan, lowest)

@@ -264,7 +264,8 @@ class ScoreProgram:
                 raise ValueError(f"{name} has shape {tuple(vector.shape)}, expected [{num_heads} heads]")
         if self.pre:
             channels = self.pre[0].inputs
-            if channels not in (num_heads, 2 * num_heads):
+            # Not `in`, which takes a size that a graph leaves open for another number.
+            if channels != num_heads and channels != 2 * num_heads:
                 raise ValueError(
                     f"pre[0] reads {channels} channels, but the scores have {num_heads} heads: build it with "
                     f"num_heads={num_heads}"

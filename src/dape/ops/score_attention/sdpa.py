@@ -47,7 +47,10 @@ def attend(problem: Problem) -> Tensor:
     _, num_heads, num_queries, num_keys, _ = problem.sizes
     grouped = k.shape[1] != num_heads
     if _is_plain(problem):
-        causal = bool(problem.causal and num_queries > 1)
+        # A statement, because a comparison with a size that a graph leaves open gives no bool.
+        causal = problem.causal
+        if num_queries == 1:
+            causal = False
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=problem.scale, dropout_p=problem.dropout, enable_gqa=grouped
         )
