@@ -69,6 +69,11 @@ def test_rotations_by_length_read_the_length_of_each_document(check, causal, mon
     check(parse_method("rope[scaling=dynamic,factor=4,original_length=3]"), causal)
 
 
+@pytest.mark.parametrize("name", ["dape1x3-kerple", "dape3x3-rope", "mta-fox"])
+def test_compiled_decoding_equals_eager(name):
+    conformance.compiled_decoding_equals_eager(parse_method(name), causal=True)
+
+
 class Widened(ScoreProcessor):
     """A newcomer's processor: linear layers that start as the identity, over three queries, before and after."""
 

@@ -355,7 +355,7 @@ def with_cached(
         state = unpacked[0][..., 0]
     if earlier_rows:
         q = unpacked[-1]
-    if earlier_rows and torch.compiler.is_compiling():
+    if earlier_rows and positions.preallocated:
         positions, index = positions.before_in_room(earlier_rows)
         index = index.clamp(min=0)[:, None, :, None].expand(q.shape[0], q.shape[1], -1, q.shape[3])
         q, rows = q.gather(2, index), asked + earlier_rows

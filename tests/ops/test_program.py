@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from op_cases import BIASES, PROGRAMS, VISIBILITIES, Case, assert_as_exact, assert_equal, build, replace
 
+import dape
 from dape.ops.score_attention import PLAIN, DistanceBias, Visible, attention, native, reference, tiled_program
 from dape.ops.score_attention.api import choose
 from dape.ops.score_attention.types import Problem
@@ -255,3 +256,17 @@ def test_more_queries_than_keys_are_refused():
         ValueError, match="several queries needs a key for every query, got 7 queries and 5 keys"
     ):
         call.attend("auto")
+
+
+@pytest.mark.parametrize("sizes", [(2, 0), (0, 3)], ids=["no queries", "no batch entries"])
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_call_without_numbers_has_gradients_of_zero(sizes, dense):
+    batch, queries = sizes
+    q = torch.randn(batch, 4, queries, 8)
+    k, v = (torch.randn(batch, 4, 5, 8, requires_grad=True) for _ in range(2))
+    processor = dape.ScoreConv(4)
+    bias = torch.randn(1, 4, queries, 5) if dense else dape.DistanceBias(torch.randn(4, 5))
+    out = dape.attention(q, k, v, processor, bias=bias)
+    assert out.shape == q.shape
+    for gradient in torch.autograd.grad(out.sum(), [k, v, *processor.parameters()]):
+        assert not gradient.any()

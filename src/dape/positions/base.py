@@ -28,6 +28,7 @@ class Positions:
     consecutive: promises that the positions of a query and a visible key differ as their indices do, counted from the
              last query at the last key, and those of a query and any key by no more; a bias by distance is
              then a vector. Optimisation hint; never affects results.
+    preallocated: free slots of a cache come after the last query's own key.
     """
 
     queries: Tensor
@@ -35,6 +36,7 @@ class Positions:
     causal: bool = True
     visible: Visible = EVERYTHING
     consecutive: bool = False
+    preallocated: bool = False
 
     @staticmethod
     def of(num_tokens: int, *, causal: bool = True, device: torch.device | str | None = None) -> Positions:

@@ -223,7 +223,7 @@ def decoder_positions(
         mask = _fit(attention_mask, num_keys, roomy=roomy)
         if not compiling and has_holes(mask):
             return _positions_without_holes(mask, index, position_ids)
-        visible = _visible(mask, index, compiling=compiling)
+        visible = _visible(mask, index if preallocated else None, compiling=compiling)
         keys = _count(mask)
     queries = keys[:, index]
     consecutive = not preallocated
@@ -248,7 +248,9 @@ def decoder_positions(
             )
         queries, keys = position_ids, keys + shift if follows else position_ids
         consecutive = consecutive and follows
-    return Positions(queries, keys, causal=True, visible=visible, consecutive=consecutive)
+    return Positions(
+        queries, keys, causal=True, visible=visible, consecutive=consecutive, preallocated=preallocated
+    )
 
 
 def _packed_positions(position_ids: Tensor, visible: Visible, mask: Tensor | None) -> Positions:
@@ -289,7 +291,8 @@ def _count(mask: Tensor) -> Tensor:
     return ((mask.bool() | ended).long().cumsum(-1) - 1).clamp(min=0)
 
 
-def _visible(mask: Tensor, index: Tensor, *, compiling: bool) -> Visible:
+def _visible(mask: Tensor, index: Tensor | None, *, compiling: bool) -> Visible:
+    """The keys that a padding mask shows; index: the queries' own keys, where free slots come after them."""
     if compiling:
         # The graph cannot move keys, so it checks at run time: attention would silently include keys in a hole.
         torch._assert_async(
@@ -297,7 +300,7 @@ def _visible(mask: Tensor, index: Tensor, *, compiling: bool) -> Visible:
             "attention_mask has padding between tokens, which a compiled model cannot leave out: pad on the left alone",
         )
         first = mask.long().argmax(-1, keepdim=True)
-        return Visible(first, index[None].expand(mask.shape[0], -1))
+        return Visible(first, None if index is None else index[None].expand(mask.shape[0], -1))
     if bool(mask.all()):
         return EVERYTHING
     padding = Visible.from_padding(mask)

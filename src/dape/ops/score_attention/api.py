@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dape.ops.score_attention import by_tiles, cpu, reference, sdpa, tiled, triton
 from dape.ops.score_attention.fold import folded
-from dape.ops.score_attention.op import in_own_dtype
+from dape.ops.score_attention.op import differentiable, in_own_dtype
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,
@@ -75,10 +75,10 @@ def attention(
         q, k, v, program, bias=bias, causal=causal, visible=visible, scale=scale, dropout=dropout
     )
     check_backend(backend)
-    if q.shape[2] == 0:
-        return q.clone()
+    if q.numel() == 0:
+        return q + 0 * sum(tensor.sum() for tensor in differentiable(problem))
     with in_own_dtype(q):
-        return reference.attend(problem) if q.numel() == 0 else _attend(problem, backend)
+        return _attend(problem, backend)
 
 
 def attention_weights(
@@ -163,11 +163,9 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
 
 def _by_speed(problem: Problem) -> list[str]:
     """All backends, the fastest for this call first."""
-    if torch.compiler.is_compiling():
-        # No length is compared in a graph that may serve any length.
-        small = problem.bias is None
-    else:
-        small = math.prod(problem.sizes) < LARGE_PLAIN
+    # A graph may serve any length, so none is compared there.
+    graph = torch.compiler.is_compiling()
+    small = problem.bias is None if graph else math.prod(problem.sizes) < LARGE_PLAIN
     if problem.program.is_plain and small:
         return list(BACKENDS)
     return ["cpu", *(name for name in BACKENDS if name != "cpu")]
@@ -281,9 +279,9 @@ def _holds_a_mask(bias: Bias) -> bool:
     if torch.compiler.is_compiling() or type(bias) is not Tensor or bias.device.type != "cpu":
         return False
     # Few numbers at a time: all of them would take long, and threads that a forked process does not have.
-    return not bias.requires_grad and any(
-        (bias[:, head, row] <= HIDING).any() for head in range(bias.shape[1]) for row in (0, -1)
-    )
+    if bias.requires_grad or not bias.numel():
+        return False
+    return any((bias[:, head, row] <= HIDING).any() for head in range(bias.shape[1]) for row in (0, -1))
 
 
 def _check_program(problem: Problem) -> None:

@@ -223,6 +223,15 @@ class _Direct(torch.autograd.Function):
         return None, None, None, None, *(next(given) if wants else None for wants in wanted)
 
 
+def differentiable(problem: Problem) -> list[Tensor]:
+    """Floating-point tensors of a call, without those inside a bias by tiles."""
+    bias = problem.bias
+    parts = {DistanceBias: ("values",), SeparableBias: ("row", "column")}.get(type(bias), ())
+    tensors = [problem.q, problem.k, problem.v, *(getattr(bias, part) for part in parts)]
+    tensors += [bias] if isinstance(bias, Tensor) else []
+    return tensors + [tensor for _, tensor in problem.program.tensors()]
+
+
 def unsupported_transform(problem: Problem) -> str | None:
     """Reason why a hand-written backward cannot run inside torch.func.grad, jvp, vmap and the like, or None.
 
@@ -235,14 +244,9 @@ def unsupported_transform(problem: Problem) -> str | None:
     # Outside of all levels no tensor has a tangent.
     if not transforms and forward_ad._current_level < 0:
         return None
-    bias = problem.bias
-    parts = {DistanceBias: ("values",), SeparableBias: ("row", "column")}.get(type(bias), ())
-    tensors = [problem.q, problem.k, problem.v, *(getattr(bias, part) for part in parts)]
-    tensors += [bias] if isinstance(bias, Tensor) else []
-    tensors += [tensor for _, tensor in problem.program.tensors()]
     kinds = functorch.TransformType
     if transforms & {kinds.Grad, kinds.Jvp, kinds.Vmap} or any(
-        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in differentiable(problem)
     ):
         return (
             "its derivative is written for backward(), not for torch.func or forward mode differentiation; "
