@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo docs browser test test-slow check format bench sanitize fuzz soak clean
+.PHONY: help setup demo docs browser test test-all check format bench sanitize fuzz soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,12 +30,12 @@ browser:  ## install Chromium, in which the report's page is tested (Debian, as 
 		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
 		|| echo "no Chromium, and it cannot be installed from here: the browser tests will be skipped"
 
-test: $(READY) browser  ## the test suite (about a quarter of an hour on two cores)
+test: $(READY) browser  ## the test suite (minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(READY)  ## the tests that take minutes each, those with other people's tools included
+test-all: $(READY) browser  ## every test: the full product of methods and properties, tests of minutes, and other people's tools
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tools]'
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .

@@ -31,21 +31,32 @@ OPTIONS = [
     "talking-{}[before=false]",
     "talking-{}[after=false]",
 ]
-METHODS = [method.name for method in all_methods()] + FURTHER
-METHODS += [pattern.format(name) for pattern in OPTIONS for name in ("kerple", "rope", "fire", "fox")]
-METHODS += [
+ENCODINGS = ("kerple", "rope", "fire", "fox")
+LISTED = [method.name for method in all_methods()]
+# Every encoding with the convolution, every form of bias alone, every shape of program with three forms of bias.
+REPRESENTATIVES = [f"dape1x3-{name}" for name in POSITIONS]
+REPRESENTATIVES += ["nope", "rope", "kerple", "fire", "fox", "cope", "transformer-xl"]
+REPRESENTATIVES += [f"{name}-{encoding}" for name in SCORES if name != "plain" for encoding in ENCODINGS[::3]]
+REPRESENTATIVES += [*FURTHER, "mta-rope", "rope[fraction=0.5]", "dape1x3-rope[scaling=linear,factor=4]"]
+REPRESENTATIVES += [
+    pattern.format(ENCODINGS[index % len(ENCODINGS)]) for index, pattern in enumerate(OPTIONS)
+]
+REPRESENTATIVES += [f"dape1x3-{name}[bias_channels=false]" for name in ("kerple", "fox")]
+REPRESENTATIVES += ["stickbreaking", "nope[normaliser=entmax]", "dape1x3-kerple[normaliser=asentmax]"]
+REPRESENTATIVES += ["kerple[window=4]", "dape1x3-rope[window=4]", "keyshift-rope[window=3]"]
+# Everything else is `slow`.
+PRODUCT = [*LISTED, *(pattern.format(name) for pattern in OPTIONS for name in ENCODINGS)]
+PRODUCT += [
     f"dape1x3-{name}[bias_channels=false]" for name, encoding in POSITIONS.items() if encoding.additive
 ]
-METHODS += ["stickbreaking", "nope[normaliser=entmax]", "dape1x3-kerple[normaliser=asentmax]"]
-METHODS += ["kerple[window=4]", "dape1x3-rope[window=4]", "keyshift-rope[window=3]"]
-METHODS += ["rope[fraction=0.5]", "dape1x3-rope[scaling=linear,factor=4]"]
 
 
 def cases():
-    for name in dict.fromkeys(METHODS):
+    for name in dict.fromkeys([*REPRESENTATIVES, *PRODUCT]):
         method = parse_method(name)
+        marks = () if name in REPRESENTATIVES else pytest.mark.slow
         for prop, check, causal in properties(method):
-            yield pytest.param(method, check, causal, id=f"{name}-{prop}")
+            yield pytest.param(method, check, causal, id=f"{name}-{prop}", marks=marks)
 
 
 @pytest.mark.parametrize(("method", "check", "causal"), list(cases()))
@@ -90,7 +101,7 @@ class Widened(ScoreProcessor):
         return ScoreProgram((mix, Stage(self.taps, left=1, groups=self.taps.shape[0])), (mix,))
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", ENCODINGS)
 def test_a_registered_processor_has_every_property(position, monkeypatch):
     monkeypatch.setitem(SCORES, "widened", Widened)
     assert failures(parse_method(f"widened-{position}")) == {}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dape.evaluation.suite import TRAINED
+from dape.evaluation.probes import TRAINED
 from dape.lab.accuracies import Accuracies, mean_table
 from dape.lab.records import load_results
 
