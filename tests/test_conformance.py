@@ -43,6 +43,7 @@ REPRESENTATIVES += [
 ]
 REPRESENTATIVES += [f"dape1x3-{name}[bias_channels=false]" for name in ("kerple", "fox")]
 REPRESENTATIVES += ["stickbreaking", "nope[normaliser=entmax]", "dape1x3-kerple[normaliser=asentmax]"]
+REPRESENTATIVES += ["keyshift-rope", "pope", "selfextend[near=3]", "selfextend[near=4,group=2]"]
 REPRESENTATIVES += ["kerple[window=4]", "dape1x3-rope[window=4]", "keyshift-rope[window=3]"]
 # Everything else is `slow`.
 PRODUCT = [*LISTED, *(pattern.format(name) for pattern in OPTIONS for name in ENCODINGS)]

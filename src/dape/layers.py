@@ -298,10 +298,10 @@ def rotated_late(
 def rotated_keys(k: Tensor, encoding: PositionEncoding, positions: Positions, at: Tensor) -> Tensor:
     """Keys rotated to the positions `at` [1 or B, tokens]."""
     if not encoding.by_length:
-        return encoding.rotate(k, at)
+        return encoding.rotate_keys(k, at)
     lengths = positions.lengths()
     # With a cache a row is one document, though padding may follow it.
-    return encoding.rotate(
+    return encoding.rotate_keys(
         k, at, lengths if at.shape[1] == positions.num_queries else lengths.amax(-1, keepdim=True)
     )
 

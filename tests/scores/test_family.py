@@ -10,7 +10,9 @@ from torch import nn
 from dape import Positions, all_methods, attention, parse_method
 from dape.ops.score_attention import fold
 from dape.ops.score_attention.api import make_problem
+from dape.positions import RoPE
 from dape.scores import (
+    Differential,
     KeyConv,
     KeyShift,
     MultiTokenAttention,
@@ -207,6 +209,57 @@ def test_ssmax_starts_as_the_softmax_at_its_length():
     scores = torch.randn(1, H, T, T, dtype=torch.float64)
     expected = scores[:, :, -1].softmax(-1)
     torch.testing.assert_close(processor.weights(scores)[:, :, -1], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_differential_attention():
+    """Ye et al. 2024: (softmax(Q₁ K₁ᵀ) − λ softmax(Q₂ K₂ᵀ)) V, V twice as wide, λ = e^(a · b) − e^(c · d) + start."""
+    q, k, v = inputs()
+    processor = parse_method("diff-nope[start=0.6]").build_scores(H).double()
+    assert isinstance(processor, Differential)
+    a, b, c, d = processor.vectors
+    factor = (a * b).sum().exp() - (c * d).sum().exp() + 0.6
+    weights = masked(q @ k.mT * 0.4).softmax(-1)
+    pairs = [
+        (weights[:, m] - factor * weights[:, m + 1]) @ torch.cat([v[:, m], v[:, m + 1]], -1)
+        for m in range(0, H, 2)
+    ]
+    both_backends(q, k, v, processor, torch.stack([half for x in pairs for half in x.split(D, -1)], 1))
+    with pytest.raises(ValueError, match="pairs heads, got num_heads=3"):
+        Differential(3)
+
+
+def test_pope():
+    """Gopalakrishnan et al. 2025: Σ_c μ(q_c) μ(k_c) cos((s − t) θ_c + δ_c), μ the softplus; values keep their width."""
+    q, k, v = inputs()
+    encoding = parse_method("pope").build_position(num_heads=H, head_width=D, hidden_size=H * D).double()
+    torch.nn.init.uniform_(encoding.shift)
+    theta = 10000.0 ** -(torch.arange(D, dtype=torch.float64) / D)
+    at = torch.arange(T, dtype=torch.float64)
+    angle = (at[None, :, None] - at[:, None, None]) * theta + encoding.shift
+    scores = torch.einsum("bhtc,bhsc,tsc->bhts", F.softplus(q), F.softplus(k), angle.cos())
+    positions = torch.arange(T)[None]
+    turned = encoding.rotate(q, positions), encoding.rotate_keys(k, positions)
+    both_backends(*turned, v, PlainScores(), masked(scores * 0.4).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("group", [None, 3])
+def test_far_distances_are_grouped_or_capped(group):
+    """Jin et al. 2024: beyond the near window, positions divided by the group; Su 2023: distances capped."""
+    q, k, v = (x[..., :4] for x in inputs())
+    options = f",group={group}" if group else ""
+    method = parse_method(f"selfextend[near=5{options}]")
+    encoding = method.build_position(num_heads=H, head_width=4, hidden_size=16)
+    rope, positions = RoPE(4), Positions.of(T)
+    scores = torch.zeros(2, H, T, T, dtype=torch.float64)
+    for i in range(T):
+        for j in range(i + 1):
+            far = 5 if group is None else i // group + 5 - 5 // group - j // group
+            distance = torch.tensor([[i - j if i - j < 5 else far]])
+            turned = rope.rotate(q[:, :, [i]], distance)
+            scores[:, :, i, j] = (turned * k[:, :, [j]]).sum((-1, -2)) * 0.4
+    turned = [encoding.rotate(x, positions.queries) for x in (q, k)]
+    bias = encoding.bias(*turned, positions, scale=0.4)
+    both_backends(*turned, v, PlainScores(), masked(scores).softmax(-1) @ v, bias=bias)
 
 
 def test_stick_breaking():

@@ -183,7 +183,7 @@ class Attention(nn.Module):
         k, v = self._heads(self.key(x)), self._heads(self.value(x))
         lengths = [positions.lengths()] if encoding.by_length else []
         if not late:
-            k = encoding.rotate(k, positions.queries, *lengths)
+            k = encoding.rotate_keys(k, positions.queries, *lengths)
         state = encoding.token_state(x)
         alone = past_key_values is None and arrange is None
         num_tokens = last_rows + earlier_rows if alone and last_rows is not None else x.shape[1]

@@ -102,7 +102,7 @@ def context_attention(
     if rotates:
         assert encoding is not None and queries is not None
         # All at once: some scalings depend on the length of the whole input.
-        keys, queries = encoding.rotate(keys, positions), encoding.rotate(queries, positions)
+        keys, queries = encoding.rotate_keys(keys, positions), encoding.rotate(queries, positions)
     states = None if state is None else shares.whole(state, 2)
     results = []
     for own, chunk in zip(q.chunk(2, 2), shares.chunks(shares.rank), strict=True):

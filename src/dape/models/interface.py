@@ -236,10 +236,8 @@ def attend(
         bias = encoding.bias(query, key, positions, scale=scale, state=state)
     if (recorded := _watched.get()) is not None:
         recorded.append(Inputs(query, key, bias, program, scale, visible))
-    width = value.shape[-1]
-    query, key, value = _same_width(query, key, value)
     options: dict[str, Any] = {"bias": bias, "causal": causal, "visible": visible, "scale": scale}
-    out = attention(query, key, value, program, dropout=dropout, **options)[..., :width]
+    out = attention(query, key, value, program, dropout=dropout, **options)
     weights = None
     if kwargs.get("output_attentions"):
         weights = attention_weights(query, key, program, **options)
@@ -316,22 +314,17 @@ def by_distance(
     return args, {**kwargs, "position_bias": row[:, :, 0].flip(-1)}
 
 
-def _same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three zero-padded to one head width; zeros change neither dot products nor the values before them."""
-    width = max(key.shape[-1], value.shape[-1])
-    padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
-    return cast(tuple[Tensor, Tensor, Tensor], tuple(padded))
-
-
 def _rotated(
     encoding: PositionEncoding, query: Tensor, key: Tensor, positions: Positions
 ) -> tuple[Tensor, Tensor]:
     if not encoding.by_length:
-        return encoding.rotate(query, positions.queries), encoding.rotate(key, positions.keys)
+        return encoding.rotate(query, positions.queries), encoding.rotate_keys(key, positions.keys)
     lengths = positions.lengths()
     # With a cache a row is one document, though padding may follow it.
     of_keys = lengths if positions.num_keys == positions.num_queries else lengths.amax(-1, keepdim=True)
-    return encoding.rotate(query, positions.queries, lengths), encoding.rotate(key, positions.keys, of_keys)
+    return encoding.rotate(query, positions.queries, lengths), encoding.rotate_keys(
+        key, positions.keys, of_keys
+    )
 
 
 def _positions(num_queries: int, keys: Tensor, visible: Visible, *, at_end: bool, causal: bool) -> Positions:

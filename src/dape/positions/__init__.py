@@ -10,10 +10,12 @@ from dape.positions.fox import DataAlibi, FoX
 from dape.positions.grid import Grid
 from dape.positions.kerple import Kerple, KerplePower
 from dape.positions.nope import NoPE
+from dape.positions.pope import PoPE
 from dape.positions.randomized import randomized_positions
 from dape.positions.relative import Relative
 from dape.positions.rope import RoPE
 from dape.positions.sandwich import Sandwich
+from dape.positions.selfextend import SelfExtend
 from dape.positions.sinusoidal import Sinusoidal
 from dape.positions.t5 import T5Bias
 from dape.positions.transformer_xl import TransformerXL
@@ -31,11 +33,13 @@ __all__ = [
     "Kerple",
     "KerplePower",
     "NoPE",
+    "PoPE",
     "PositionEncoding",
     "Positions",
     "Relative",
     "RoPE",
     "Sandwich",
+    "SelfExtend",
     "Sinusoidal",
     "T5Bias",
     "TransformerXL",
@@ -47,6 +51,8 @@ POSITIONS: dict[str, type[PositionEncoding]] = {
     "nope": NoPE,
     "sinusoidal": Sinusoidal,
     "rope": RoPE,
+    "pope": PoPE,
+    "selfextend": SelfExtend,
     "t5": T5Bias,
     "alibi": ALiBi,
     "kerple": Kerple,

@@ -267,6 +267,10 @@ class PositionEncoding(Parameters, Rebuildable):
         """
         return x
 
+    def rotate_keys(self, x: Tensor, positions: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Keys; override where they are rotated differently from queries."""
+        return self.rotate(x, positions) if lengths is None else self.rotate(x, positions, lengths)
+
     def token_state(self, x: Tensor) -> Tensor | None:
         """Per-token state [B, H, T] from the hidden states [B, T, hidden]; cached along with the keys."""
         return None

@@ -2,6 +2,7 @@
 
 from dape.scores.base import ScoreProcessor
 from dape.scores.conv import ScoreConv
+from dape.scores.diff import Differential
 from dape.scores.keyconv import KeyConv
 from dape.scores.keyshift import KeyShift
 from dape.scores.mta import MultiTokenAttention
@@ -11,6 +12,7 @@ from dape.scores.talking import TalkingHeads
 
 __all__ = [
     "SCORES",
+    "Differential",
     "KeyConv",
     "KeyShift",
     "MultiTokenAttention",
@@ -28,4 +30,5 @@ SCORES: dict[str, type[ScoreProcessor]] = {
     "keyshift": KeyShift,
     "talking": TalkingHeads,
     "mta": MultiTokenAttention,
+    "diff": Differential,
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dape.ops.score_attention import by_tiles, cpu, reference, sdpa, tiled, triton
@@ -62,7 +63,8 @@ def attention(
 ) -> Tensor:
     """Attention output [B, H, Tq, D], with a trainable bias and processed scores, in O(T) memory.
 
-    q: [B, H, Tq, D]; k, v: [B, G, Tk, D], where G divides H (query head h reads head h · G // H).
+    q: [B, H, Tq, D]; k, v: [B, G, Tk, D], where G divides H (query head h reads head h · G // H). v may have another
+             width; the output has it then, at the cost of the wider.
     program: processing of the scores: a ScoreProgram, a score processor such as ScoreConv, or None for softmax(S + B).
     bias:    None, a tensor [1 or B, H, Tq, Tk], a DistanceBias, a SeparableBias, or a TileBias; all have gradients.
     causal:  mask the future, the last query being at the last key; False: every query sees every key.
@@ -71,6 +73,12 @@ def attention(
     dropout: probability, on the attention weights.
     backend: "auto" takes the fastest that can run; a name takes that one or raises with its reason.
     """
+    if q.dim() == k.dim() == v.dim() == 4 and v.shape[3] != k.shape[3]:
+        scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+        options: dict[str, Any] = {"bias": bias, "causal": causal, "visible": visible, "scale": scale}
+        q, wide, padded = _same_width(q, k, v)
+        out = attention(q, wide, padded, program, dropout=dropout, backend=backend, **options)
+        return out[..., : v.shape[3]]
     problem = make_problem(
         q, k, v, program, bias=bias, causal=causal, visible=visible, scale=scale, dropout=dropout
     )
@@ -125,6 +133,12 @@ def make_problem(
     problem = Problem(q, k, v, found or PLAIN, bias, visible, causal, scale, dropout)
     _check(problem)
     return problem
+
+
+def _same_width(*tensors: Tensor) -> list[Tensor]:
+    """The tensors zero-padded to one head width; zeros change neither dot products nor the values before them."""
+    width = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
 
 
 def _attend(problem: Problem, backend: str) -> Tensor:
@@ -217,7 +231,9 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> None:
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v are on different devices: {q.device}, {k.device}, {v.device}")
     if k.shape != v.shape:
-        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected the same")
+        raise ValueError(
+            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected the same but for the head width"
+        )
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"q has batch size {q.shape[0]} and k {k.shape[0]}")
     if q.shape[3] != k.shape[3]:
