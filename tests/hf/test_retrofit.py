@@ -510,7 +510,6 @@ def filled():
 
 
 REFUSALS = {
-    "no language model": (lambda _: dape.retrofit(small().model), 'cannot retrofit "llama": it is no language model'),
     "cross-attention": (lambda _: dape.retrofit(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, add_cross_attention=True))), "it has cross-attention"),
     "embeddings": (lambda _: dape.retrofit(small(), "sinusoidal"), "is added to token embeddings, and a retrofit changes attention alone"),
     "rotated share": (lambda _: dape.retrofit(small(), "rope[fraction=0.5]"), "decided by the model"),
@@ -590,10 +589,6 @@ def test_an_implementation_that_hides_the_scores_is_refused():
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match='attn_implementation="sdpa" hides the scores'):
         model(torch.ones(1, 3, dtype=torch.long))
-    plain = small()
-    plain.set_attn_implementation("dape")
-    with pytest.raises(ValueError, match="LlamaAttention has no score processor"):
-        plain(torch.ones(1, 3, dtype=torch.long))
 
 
 # Every registered processor, with the first kernels of its list.

@@ -121,7 +121,7 @@ class Call:
     """A layer's call of the attention interface, recorded by `recording`.
 
     causal: whether the layer hides the future. crosses: whether keys are of another sequence. has_bias: whether the model
-    passes a position bias of its own.
+    passes a position bias of its own. num_keys: of the sequence.
     """
 
     module: nn.Module
@@ -131,6 +131,7 @@ class Call:
     causal: bool = True
     crosses: bool = False
     has_bias: bool = False
+    num_keys: int = 0
 
 
 _recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
@@ -201,6 +202,7 @@ def attend(
             causal,
             crosses,
             position_bias is not None,
+            num_keys,
         )
         calls.append(call)
         return query.new_zeros(query.shape[0], num_queries, query.shape[1], value.shape[-1]), None

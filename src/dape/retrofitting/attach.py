@@ -1,7 +1,8 @@
-"""Attach score processors and position encodings to the attention of a causal language model, and remove them."""
+"""Attach score processors and position encodings to the attention of a model of transformers, and remove them."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,12 +12,12 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from dape.methods import Method, parse_method
 from dape.models.interface import ENCODING, NAME, SCORES, Call
 from dape.models.remote_code import write_entries
-from dape.positions import POSITIONS, PositionEncoding, RoPE
+from dape.positions import POSITIONS, Grid, PositionEncoding, RoPE
 from dape.positions.kerple import FLOOR, Kerple
 from dape.positions.rope import SCALINGS
 from dape.rebuildable import constructor_parameters
@@ -91,6 +92,10 @@ def retrofit(
     self_test: run a few tokens to check that attention is reproduced, causal, the same with and without a cache, and
              that old positions are off. A model that fails is refused with the reason, and left unchanged.
 
+    Encoders (BERT, ModernBERT), encoder–decoders (T5, in whose self-attention the convolution reads the bias as well) and
+    vision models (ViT, DeiT) are retrofitted alike. A vision model keeps its positions; an encoding is added to them, by
+    the distance between patches.
+
     The model keeps its key/value groups, windows, caches and generation. New positions count tokens; they ignore
     gaps in position_ids, which are refused. Save with `save_adapter` or `save_retrofitted`, undo with
     `remove_retrofit`. Of a PEFT model, the base model inside is retrofitted.
@@ -106,7 +111,7 @@ def retrofit(
     if parsed.window is not None:
         raise ValueError(f"{parsed.name}: a retrofit keeps the model's own windows, leave window out")
     tested = self_test and not next(inner.parameters()).is_meta
-    before = check.logits(inner, check.tokens(inner)) if tested else None
+    before = check.logits(inner, check.given(inner)) if tested else None
     replaced = inner.config._attn_implementation or "sdpa"
     _switch(inner, NAME)
     try:
@@ -128,7 +133,7 @@ def retrofit(
                 call.module.add_module(SCORES, PlainScores())
             check.check_same(inner, before)
         _attach(inner, calls, plan, parsed, keeps=keeps, zero_init=zero_init, tested=tested)
-        if tested:
+        if tested and all(call.causal for call in calls):
             check.check_causal(inner)
             if not _reads_earlier_queries(inner):
                 check.check_cache(inner)
@@ -151,7 +156,8 @@ def retrofit(
 def save_pretrained(self: PreTrainedModel, save_directory: Any, *arguments: Any, **options: Any) -> None:
     """save_pretrained of a retrofitted model: adds the code that `trust_remote_code=True` loads."""
     type(self).save_pretrained(self, save_directory, *arguments, **options)
-    if arguments[0] if arguments else options.get("is_main_process", True):
+    main = arguments[0] if arguments else options.get("is_main_process", True)
+    if main and isinstance(self, GenerationMixin) and not self.config.is_encoder_decoder:
         write_entries(Path(save_directory), retrofitted=True)
 
 
@@ -194,13 +200,19 @@ def parse(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
     pair, bracket, options = method.partition("[")
     alone = re.fullmatch(r"([a-z_]+)(?:\d+x\d+)?", pair)
     if alone and alone[1] in PROCESSORS and alone[1] != "plain" and pair not in POSITIONS:
-        return parse_method(f"{pair}-nope{bracket}{options}"), True
+        # The bias that a model passes itself is one for the processor to read.
+        return parse_method(f"{pair}-{'t5' if _passes_bias(model) else 'nope'}{bracket}{options}"), True
     parsed = parse_method(method)
     encoding = POSITIONS[parsed.position]
     if encoding.embed is not PositionEncoding.embed:
         raise ValueError(
             f'method="{method}": "{parsed.position}" is added to token embeddings, and a retrofit changes attention '
             f"alone; choose an encoding that acts there, such as {_named_first(parsed, 'kerple')}"
+        )
+    if _passes_bias(model) and not encoding.additive:
+        raise check.refused(
+            model,
+            f'"{parsed.position}" adds no bias that would replace its own; name one that does, such as kerple',
         )
     unchanged = issubclass(encoding, RoPE) and not _position_options(parsed)
     return parsed, unchanged and bool(positions.rotary_modules(model))
@@ -255,14 +267,19 @@ def inner_model(model: nn.Module) -> PreTrainedModel:
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         model = cast(Any, model).get_base_model()
     if not isinstance(model, PreTrainedModel):
-        raise check.refused(model, "pass a causal language model of transformers")
-    if getattr(model.config, "is_encoder_decoder", False) or getattr(
-        model.config, "add_cross_attention", False
-    ):
+        raise check.refused(model, "pass a model of transformers")
+    if getattr(model.config, "add_cross_attention", False):
         raise check.refused(model, "it has cross-attention, whose scores are of two sequences")
-    if model.get_output_embeddings() is None:
-        raise check.refused(model, "it is no language model: it has no output embeddings")
     return model
+
+
+def _passes_bias(model: nn.Module) -> bool:
+    """Whether attention layers pass a position bias of the model's own, as T5's do."""
+    return any(hasattr(layer, "compute_bias") for layer in model.modules())
+
+
+def _sees_patches(model: PreTrainedModel) -> bool:
+    return model.main_input_name == "pixel_values"
 
 
 def _normalised(method: Method) -> bool:
@@ -286,9 +303,9 @@ def _attach(
     stretched = not keeps and issubclass(POSITIONS[method.position], RoPE) and positions.rotary_modules(model)
     if stretched:
         hooks += positions.stretch(model, _rope(model, method, plan.position_options))
-    elif not keeps:
+    elif not keeps and not _sees_patches(model):
         hooks += positions.switch_off(model)
-        if tested:
+        if tested and not _passes_bias(model):
             check.check_without_positions(model)
     for call in calls:
         layer, like = call.module, next(call.module.parameters())
@@ -304,7 +321,9 @@ def _attach(
                     hidden_size=model.config.get_text_config().hidden_size,
                     **plan.position_options,
                 )
-                gentle_start(encoding)
+                gentle_start(encoding, beside_others=_sees_patches(model))
+                if _sees_patches(model):
+                    encoding = Grid(encoding, prefix=call.num_keys - math.isqrt(call.num_keys) ** 2)
         layer.add_module(SCORES, scores.to(dtype))
         if encoding is not None:
             layer.add_module(ENCODING, encoding.to(dtype))
@@ -336,10 +355,13 @@ def _rope(model: PreTrainedModel, method: Method, options: dict[str, Any]) -> Ro
 
 
 @torch.no_grad()
-def gentle_start(encoding: PositionEncoding) -> None:
-    """Initialise an encoding such that it disturbs a model trained with other positions little."""
+def gentle_start(encoding: PositionEncoding, *, beside_others: bool = False) -> None:
+    """Initialise an encoding such that it disturbs a model trained with other positions little.
+
+    beside_others: the model keeps its positions, and begins with hardly any of these.
+    """
     if isinstance(encoding, Kerple):
-        low, high = HEIGHTS
+        low, high = (FLOOR, 2 * FLOOR) if beside_others else HEIGHTS
         heights = torch.linspace(low, high, len(encoding.raw_height)) - FLOOR
         encoding.raw_height.copy_(heights.to(encoding.raw_height.device))
 
@@ -364,7 +386,8 @@ def _hooks(model: nn.Module) -> list[Any]:
 
 
 def _use_cache(model: PreTrainedModel, value: bool) -> None:
-    model.config.use_cache = value
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = value
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.use_cache = value
 

@@ -1,4 +1,4 @@
-"""Self-test of a retrofit: checks on a few tokens that hold for every causal language model.
+"""Self-test of a retrofit: checks on a small input that hold for every model, and for causal ones.
 
 These checks, not a list, decide which models can be retrofitted.
 """
@@ -39,36 +39,50 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
         model.train(training)
 
 
-def tokens(model: PreTrainedModel, *, changed: bool = False) -> Tensor:
-    """Token ids [1, TOKENS]; `changed` replaces the last one."""
+def given(model: PreTrainedModel, *, changed: bool = False) -> dict[str, Any]:
+    """Arguments of a small forward pass: token ids [1, TOKENS], or an image; `changed` replaces the last token."""
+    like = next(model.parameters())
+    if model.main_input_name == "pixel_values":
+        size, channels = model.config.image_size, getattr(model.config, "num_channels", 3)
+        height, width = (size, size) if isinstance(size, int) else size
+        image = torch.linspace(-1, 1, channels * height * width, device=like.device)
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        return {"pixel_values": image.view(1, channels, height, width).to(dtype)}
     table = cast(Tensor, model.get_input_embeddings().weight)
     ids = 3 + 5 * torch.arange(TOKENS, device=table.device)[None]
     if changed:
         ids[:, -1] += 1
-    return ids % len(table)
+    ids = ids % len(table)
+    if not model.config.is_encoder_decoder:
+        return {"input_ids": ids, "use_cache": False}
+    return {"input_ids": ids[:, :CACHED], "decoder_input_ids": ids, "use_cache": False}
 
 
-def logits(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
+def logits(model: PreTrainedModel, arguments: dict[str, Any], **options: Any) -> Tensor:
+    """Logits of a forward pass, or hidden states of a model without a head."""
     with evaluating(model):
-        return model(ids, **{"use_cache": False, **options}).logits
+        out = model(**{**arguments, **options})
+    return out.logits if "logits" in out else out.last_hidden_state
 
 
 def interface_calls(model: PreTrainedModel) -> list[Call]:
-    """The layers that call transformers' attention interface in a forward pass, in order."""
-    ids, options = tokens(model), {}
-    if ids.is_meta:
+    """The layers that call transformers' attention interface on their own sequence in a forward pass, in order."""
+    arguments = given(model)
+    if next(model.parameters()).is_meta and "input_ids" in arguments and not model.config.is_encoder_decoder:
         # Without a mask, transformers would read values of meta tensors.
-        options["attention_mask"] = ids.new_ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)
+        shape = (1, 1, TOKENS, TOKENS)
+        arguments["attention_mask"] = arguments["input_ids"].new_ones(shape, dtype=torch.bool)
     try:
         with recording() as calls:
-            logits(model, ids, **options)
+            logits(model, arguments)
     except Exception as error:
-        raise refused(model, f"a forward pass of {TOKENS} tokens fails: {error}") from error
+        raise refused(model, f"a forward pass fails: {error}") from error
     if not calls:
         raise refused(
             model,
             "its attention does not go through transformers' attention interface, which hides the scores",
         )
+    calls = [call for call in calls if not call.crosses]
     if len({id(call.module) for call in calls}) < len(calls):
         raise refused(model, "one of its layers attends twice in a forward pass")
     return calls
@@ -90,7 +104,7 @@ def check_caps(model: PreTrainedModel, calls: list[Call], replaced: str) -> None
 
 def check_same(model: PreTrainedModel, before: Tensor) -> None:
     """Raise if the model's logits differ from `before`."""
-    worst = _difference(_tried(model, tokens(model)), before)
+    worst = _difference(_tried(model, given(model)), before)
     if worst is not None:
         raise refused(
             model,
@@ -101,7 +115,7 @@ def check_same(model: PreTrainedModel, before: Tensor) -> None:
 
 def check_causal(model: PreTrainedModel) -> None:
     """Raise if a token's logits depend on tokens after it."""
-    first, second = (_tried(model, tokens(model, changed=changed))[:, :-1] for changed in (False, True))
+    first, second = (_tried(model, given(model, changed=changed))[:, :-1] for changed in (False, True))
     if (worst := _difference(first, second)) is not None:
         raise refused(
             model, f"tokens see those after them: changing the last one changes earlier logits by {worst}"
@@ -110,12 +124,12 @@ def check_causal(model: PreTrainedModel) -> None:
 
 def check_cache(model: PreTrainedModel) -> None:
     """Raise if a cache changes the logits."""
-    ids = tokens(model)
-    whole = _tried(model, ids)
+    arguments = given(model)
+    ids, whole = arguments["input_ids"], _tried(model, arguments)
     cache = DynamicCache(config=model.config)
     try:
         parts = [
-            logits(model, part, past_key_values=cache, use_cache=True)
+            logits(model, {"input_ids": part}, past_key_values=cache, use_cache=True)
             for part in (ids[:, :CACHED], ids[:, CACHED:])
         ]
     except Exception as error:
@@ -126,11 +140,12 @@ def check_cache(model: PreTrainedModel) -> None:
 
 def check_without_positions(model: PreTrainedModel) -> None:
     """Raise if the logits still depend on positions, though they were switched off."""
-    ids = tokens(model)
+    arguments = given(model)
+    ids = arguments["input_ids"]
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     mask = torch.ones_like(ids)
     first, second = (
-        _tried(model, ids, position_ids=positions * step, attention_mask=mask) for step in (1, 2)
+        _tried(model, arguments, position_ids=positions * step, attention_mask=mask) for step in (1, 2)
     )
     if (worst := _difference(first, second)) is not None:
         raise refused(
@@ -140,9 +155,9 @@ def check_without_positions(model: PreTrainedModel) -> None:
         )
 
 
-def _tried(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
+def _tried(model: PreTrainedModel, arguments: dict[str, Any], **options: Any) -> Tensor:
     try:
-        return logits(model, ids, **options)
+        return logits(model, arguments, **options)
     except Exception as error:
         raise refused(model, str(error)) from error
 

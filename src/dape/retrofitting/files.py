@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from transformers import logging as transformers_logging
 from dape.checksums import content_digest, file_digest, verify_checksums
 from dape.files import read_json, usual_mode, write_atomically
 from dape.hub import hub_options, not_loaded
+from dape.models.interface import ENCODING, SCORES
 from dape.retrofitting.attach import (
     RECORD,
     Model,
@@ -54,6 +56,7 @@ def save_adapter(model: nn.Module, folder: str | Path, *, base: str | None = Non
         "format": FORMAT,
         "base": base or model.config._name_or_path or None,
         "model_type": model.config.model_type,
+        "class": type(model).__name__,
         "retrofit": asdict(plan),
     }
     usual_mode(folder / WEIGHTS)
@@ -105,22 +108,23 @@ def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") ->
 
 
 def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
-    """A retrofitted causal language model, from an adapter's folder or from one that `save_pretrained` wrote.
+    """A retrofitted model, from an adapter's folder or from one that `save_pretrained` wrote.
 
     A folder that also holds an adapter of PEFT (LoRA first, then `retrofit`) gives the PEFT model around it.
 
-    options: of AutoModelForCausalLM.from_pretrained, such as dtype and device_map.
+    options: of from_pretrained, such as dtype and device_map.
     """
     folder = Path(folder)
     if (folder / DESCRIPTION).exists():
-        base = _describe(folder)["base"]
+        description = _describe(folder)
+        base = description["base"]
         if not base:
             raise ValueError(
                 f"the adapter in {folder} does not say where its base is: load the base, then "
                 f"dape.load_adapter(model, {str(folder)!r})"
             )
         try:
-            model = AutoModelForCausalLM.from_pretrained(base, **{**hub_options(base), **options})
+            model = _class(description.get("class")).from_pretrained(base, **{**hub_options(base), **options})
         except OSError as error:
             raise ValueError(
                 f"the adapter in {folder} needs its base: {not_loaded('model', base, error)}"
@@ -137,14 +141,21 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
     try:
         # Not by the code in the folder's auto_map, which leads here.
         options = {**hub_options(str(folder)), **options, "trust_remote_code": False}
-        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+        names = read_json(folder / "config.json").get("architectures") or [None]
+        model = _class(names[0]).from_pretrained(folder, **options)
     finally:
         transformers_logging.set_verbosity(verbosity)
     if not (added := getattr(model.config, RECORD, None)):
         raise ValueError(f"{folder} holds neither an adapter ({DESCRIPTION}) nor a retrofitted model")
     _again(model, Retrofit(**added), str(folder))
-    _fill(model, _own_tensors(folder), str(folder))
+    _fill(model, _own_tensors(folder, model), str(folder))
     return model
+
+
+def _class(name: str | None) -> Any:
+    """The class of transformers with that name; of causal language models, the one that their type asks for."""
+    known = None if name is None else getattr(transformers, name, None)
+    return known if name and known and not name.endswith("ForCausalLM") else AutoModelForCausalLM
 
 
 def _with_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -247,11 +258,26 @@ def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> No
         value.copy_(tensors[name])
 
 
-def _own_tensors(folder: Path) -> dict[str, Tensor]:
-    """Tensors of the added modules in the safetensors files of a saved model."""
-    tensors = {}
+def _own_tensors(folder: Path, model: nn.Module) -> dict[str, Tensor]:
+    """Tensors of the added modules in the safetensors files of a saved model, by their names in the model.
+
+    transformers saves some models, such as ViT, under the names of an older version: layers then match in order.
+    """
+    tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             names = file.keys()
             tensors.update({name: file.get_tensor(name) for name in names if is_added(name)})
-    return tensors
+    own = adapter_parameters(model).keys()
+    if own == tensors.keys() or len(own) != len(tensors):
+        return tensors
+    return {
+        name: tensors[saved]
+        for name, saved in zip(*(sorted(x, key=_by_layer) for x in (own, tensors)), strict=True)
+    }
+
+
+def _by_layer(name: str) -> list[tuple[int, str]]:
+    """Sorting key: by the numbers of layers, then by the name inside the added module."""
+    outside, part, inside = re.split(rf"\.({SCORES}|{ENCODING})\.", name)
+    return [*((int(number), "") for number in re.findall(r"\d+", outside)), (0, part + inside)]
