@@ -355,6 +355,30 @@ def test_the_base_trained_on_stands_beside_the_retrofit(base, tmp_path):
     ]
 
 
+def test_untrained_scalings_stand_beside_it(base, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000)))
+    model = LlamaForCausalLM.from_pretrained(base)
+    adapted = dape.adapt(
+        model,
+        "kerple",
+        str(texts),
+        steps=2,
+        windows=4,
+        device="cpu",
+        lengths="16,64",
+        untrained="rope-scalings",
+    )
+    arms = [arm for arm in adapted.losses if arm not in ("base", "retrofit")]
+    kinds = [arm.split(",")[0] for arm in arms]
+    assert kinds == [f"rope[scaling={kind}" for kind in ("linear", "ntk", "dynamic", "yarn")]
+    # Position interpolation changes every length, dynamic NTK none up to the window.
+    whole, linear, dynamic = (adapted.losses[arm].losses[16] for arm in ("base", arms[0], arms[2]))
+    np.testing.assert_allclose(dynamic, whole, rtol=1e-4, atol=1e-5)
+    assert np.abs(linear - whole).max() > 1e-4
+    assert sum("untrained" in label for label, _ in adapted.rows()) == 4
+
+
 def test_a_base_that_ignores_its_context_is_said_to():
     losses = {n: np.full((6, 4), 2.0) for n in (4, 8, 16, 32)}
     windows = Windows(np.arange(6), np.arange(6))

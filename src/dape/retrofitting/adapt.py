@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from dape.evaluation.statistics import clustered_mean, perplexity
 from dape.evaluation.windows import Context, Windows, same_targets
 from dape.files import check_output, read_json, replacing, write_atomically
 from dape.hub import hub_options
+from dape.methods import parse_layers, split_outside_brackets
 from dape.models import DapeForCausalLM
 from dape.models.export import export
 from dape.positions import PositionEncoding
@@ -110,6 +111,12 @@ class AdaptSettings(LoopSettings):
         False,
         help="Also train the base itself for as many steps, and cut its input: what more training alone brings.",
     )
+    untrained: str | None = setting(
+        None,
+        help="Methods to put beside it without training, by commas, such as rope[scaling=yarn,factor=8]; rope-scalings "
+        "stands for position interpolation, NTK, dynamic NTK, YaRN and, in our own models, a window of keys.",
+        fixes_run=False,
+    )
     sample_tokens: int = setting(
         200_000, help="Tokens to sample if the text is the model's own.", low=1, high=10**12
     )
@@ -136,6 +143,18 @@ class AdaptSettings(LoopSettings):
         super().__post_init__()
         if self.match_steps > self.steps:
             raise SettingError("match_steps", self.match_steps, f" exceeds steps={self.steps}")
+
+    def untrained_list(self, window: int, *, own: bool) -> list[str]:
+        """Methods that the base's weights are read with as they are. own: the base is one of our models."""
+        if self.untrained is None:
+            return []
+        names = split_outside_brackets(self.untrained, ",")
+        factor = f"factor={max(self.length_list(window)) / window:g}"
+        known = [f"rope[scaling={kind},{factor}]" for kind in ("linear", "ntk")]
+        known += [f"rope[scaling={kind},{factor},original_length={window}]" for kind in ("dynamic", "yarn")]
+        # A retrofit of another's model keeps that model's windows.
+        known += [f"rope[window={window}]"] if own else []
+        return [name for given in names for name in (known if given == "rope-scalings" else [given])]
 
     def length_list(self, window: int) -> list[int]:
         """Lengths of the table, the window among them."""
@@ -243,7 +262,9 @@ class Adapted:
                         rows.append(
                             {
                                 "run": arm,
-                                "method": self.method if arm == RETROFIT else "base",
+                                "method": {RETROFIT: self.method}.get(
+                                    arm, "base" if arm in (BASE, TRAINED_ON) else arm
+                                ),
                                 "train_length": self.window,
                                 "length": length,
                                 "document": int(document),
@@ -268,6 +289,9 @@ class Adapted:
         if TRAINED_ON in self.losses:
             own = _ppl(self.losses[TRAINED_ON].losses[self.window])
             rows.append((f"{TRAINED_ON}, cut to {self.window}", [own] * len(self.lengths)))
+        for arm in self.losses:
+            if arm not in (BASE, TRAINED_ON, RETROFIT):
+                rows.append((f"{arm}, untrained", [_ppl(self.losses[arm].losses[n]) for n in self.lengths]))
         rows.append(
             (f"retrofit ({self.method})", [_ppl(self.losses[RETROFIT].losses[n]) for n in self.lengths])
         )
@@ -362,8 +386,9 @@ def adapt(
     if last > min(window // 4, *lengths):
         raise SettingError("last", last, f" is more than the shortest length {min(window // 4, *lengths)}")
     own = isinstance(model, DapeForCausalLM)
-    if not own:
-        parse_method(settings.method, model)
+    untrained = settings.untrained_list(window, own=own)
+    for name in (settings.method, *untrained):
+        parse_layers(name) if own else parse_method(name, model)
     about = {"base": model.config._name_or_path, "texts": str(getattr(texts, "folder", texts))}
     with contextlib.ExitStack() as stack:
         if out is None:
@@ -389,15 +414,10 @@ def adapt(
             adapted.results[TRAINED_ON], again = _trained_on(model, ids, settings, window, folder, progress)
             adapted.losses[TRAINED_ON] = measure(again, [window])
             del again
+        for name in untrained:
+            adapted.losses[name] = measure(_with_method(model, name, settings).eval(), lengths)
         torch.manual_seed(settings.seed)
-        if own:
-            new: PreTrainedModel = replace_method(
-                cast(DapeForCausalLM, model), settings.method, width=settings.width
-            )
-        else:
-            new = retrofit(
-                copy.deepcopy(model), settings.method, width=settings.width, trains=settings.trains
-            )
+        new = _with_method(model, settings.method, settings)
         task = Tuning(
             new,
             ids,
@@ -423,6 +443,13 @@ def adapt(
 def own_length(model: PreTrainedModel) -> int | None:
     """Tokens that the model was made for, if its configuration says so."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def _with_method(model: PreTrainedModel, method: str, settings: AdaptSettings) -> PreTrainedModel:
+    """A copy of the model with another method, untrained."""
+    if isinstance(model, DapeForCausalLM):
+        return replace_method(model, method, width=settings.width)
+    return retrofit(copy.deepcopy(model), method, width=settings.width, trains=settings.trains)
 
 
 def _trained_on(
