@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from dape.ops.score_attention.triton.call import head_part
-from dape.ops.score_attention.triton.compile import Launch
 from dape.ops.score_attention.triton.forward import LOG2E, load_rows
+from dape.ops.score_attention.triton.launch import Launch
 
 # Rows and keys of a tile, warps, stages of the pipeline: the fastest in simulation is used.
 CONFIGURATIONS = (
@@ -24,9 +24,9 @@ CONFIGURATIONS = (
 )
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit
 def flash_kernel(
-    q, k, v, out, q_head, k_head, token, length, scale,
+    q, k, v, out, q_head, k_head, q_token, length, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -38,7 +38,7 @@ def flash_kernel(
     v += head * G // H * k_head
     queries, sums = (), ()
     for part in tl.static_range(PARTS):
-        queries = queries + (load_rows(q, row, row >= 0, part, token, D, PART, False),)
+        queries = queries + (load_rows(q, row, row >= 0, part, q_token, D, PART, False),)
         sums = sums + (tl.zeros([BLOCK_R, PART], tl.float32),)
     highest = tl.full([BLOCK_R], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
@@ -49,7 +49,7 @@ def flash_kernel(
             key = start + tl.arange(0, BLOCK_K)
             logits = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
             for part in tl.static_range(PARTS):
-                tile = load_rows(k, key, key >= 0, part, token, D, PART, False)
+                tile = load_rows(k, key, key >= 0, part, q_token, D, PART, False)
                 logits = tl.dot(queries[part], tl.trans(tile), acc=logits)
             if masked:
                 logits = tl.where(key[None, :] <= row[:, None], logits, -float("inf"))
@@ -60,13 +60,13 @@ def flash_kernel(
             weights = weights.to(v.dtype.element_ty)
             updated = ()
             for part in tl.static_range(PARTS):
-                tile = load_rows(v, key, key >= 0, part, token, D, PART, False)
+                tile = load_rows(v, key, key >= 0, part, q_token, D, PART, False)
                 updated = updated + (tl.dot(weights, tile, acc=sums[part] * shrink[:, None]),)
             sums = updated
             highest = higher
     for part in tl.static_range(PARTS):
         dim = part * PART + tl.arange(0, PART)
-        address = out + head * q_head + row[:, None] * token + dim[None, :]
+        address = out + head * q_head + row[:, None] * q_token + dim[None, :]
         tl.store(address, (sums[part] / total[:, None]).to(out.dtype.element_ty), mask=(dim < D)[None, :])
 
 
@@ -77,14 +77,14 @@ def launches(
     part = head_part(head_width)
     shape: dict[str, Any] = {"H": num_heads, "G": num_groups or num_heads, "D": head_width}
     shape |= {"PART": part, "PARTS": -(-head_width // part), "length": 2048, "scale": 0.125}
-    shape |= {"q_head": 2048 * head_width, "k_head": 2048 * head_width, "token": head_width}
+    shape |= {"q_head": 2048 * head_width, "k_head": 2048 * head_width, "q_token": head_width}
     shape |= {name: torch.zeros(1, dtype=dtype) for name in ("q", "k", "v", "out")}
     return [
         Launch(
             flash_kernel,
             (-(-2048 // rows), num_heads),
-            shape | {"BLOCK_R": rows, "BLOCK_K": keys, "STAGES": stages},
-            {"num_warps": warps},
+            shape,
+            ({"BLOCK_R": rows, "BLOCK_K": keys, "STAGES": stages, "num_warps": warps},),
         )
         for rows, keys, warps, stages in CONFIGURATIONS
     ]

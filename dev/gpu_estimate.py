@@ -19,9 +19,9 @@ from dape.bench import report
 from dape.bench.report import Record
 from dape.cli.parsing import parse
 from dape.files import read_json
-from dape.ops.score_attention import triton as backend
-from dape.ops.score_attention.triton.compile import SHARED_MEMORY, Launch, first_that_fits, inspect
+from dape.ops.score_attention.triton.launch import Launch, declared
 from dape.settings import setting, split_numbers
+from dev.gpu import inspect, record_launches
 from dev.gpu_simulator import MACHINES, clocks_per_trip, disassemble, main_loop, resident_blocks
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -31,6 +31,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "6.7b": {"num_heads": 32, "head_width": 128},
     "llama-3-8b": {"num_heads": 32, "num_groups": 8, "head_width": 128},
 }
+# Multiprocessors of an A100, A40, H100 and B200.
+MULTIPROCESSORS = {80: 108, 86: 84, 90: 132, 100: 148}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 COLUMNS = (
@@ -60,7 +62,7 @@ class Options:
         "125m,350m,2.7b,6.7b,llama-3-8b", help=f"Model shapes: {', '.join(SHAPES)}.", listed=str
     )
     capabilities: str = setting(
-        "80,86,90,100", help="GPU generations, compute capability times ten.", listed=int, low=75, high=120
+        "80,86,90,100", help="GPU generations, compute capability times ten.", listed=int, low=80, high=120
     )
     dtype: str = setting("fp16", help="Dtype of the inputs: fp16, bf16 or fp32.")
     width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=128)
@@ -132,9 +134,9 @@ def estimate(name: str, shape: dict[str, Any], capability: int, options: Options
 
     convolved = shape | {"width": options.width, "kernel_size": options.kernel, "length": 2048}
     plain = shape | {"width": None, "bias": "none", "length": 2048}
-    flash = best([_record([launch], capability) for launch in gpu_baseline.launches(**shape)])
+    flash = best([_record(launch, capability) for launch in gpu_baseline.launches(**shape)])
     launches_of = count_launches(options.backward, **convolved)
-    passes = {"forward": first_chunk(backend.record_launches(**convolved, backward=False))}
+    passes = {"forward": first_chunk(record_launches(**convolved, backward=False))}
     baseline = {"forward": [flash["clocks"]]}
     if options.backward:
         passes["backward"] = backward_kernels(convolved)
@@ -158,18 +160,18 @@ def count_launches(backward: bool, **shape: Any) -> dict[str, dict[str, int]]:
     """Kernel launches of a forward and a backward pass, by the number of keys: the same on every GPU."""
     launches: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
     for length in LENGTHS:
-        forward = len(backend.record_launches(**shape | {"length": length}, backward=False))
+        forward = len(record_launches(**shape | {"length": length}, backward=False))
         launches["forward"][str(length)] = forward
         if backward:
-            both = len(backend.record_launches(**shape | {"length": length}))
+            both = len(record_launches(**shape | {"length": length}))
             launches["backward"][str(length)] = both - forward
     return launches
 
 
-def backward_kernels(shape: dict[str, Any]) -> list[list[Launch]]:
+def backward_kernels(shape: dict[str, Any]) -> list[Launch]:
     """Kernels of a backward pass, including those that repeat the forward pass."""
-    forward = len(backend.record_launches(**shape, backward=False))
-    return first_chunk(backend.record_launches(**shape)[forward:])
+    forward = len(record_launches(**shape, backward=False))
+    return first_chunk(record_launches(**shape)[forward:])
 
 
 def best(records: list[Record]) -> Record:
@@ -183,42 +185,49 @@ def sum_or_none(numbers: list[float | None]) -> float | None:
     return sum(known) if len(known) == len(numbers) else None
 
 
-def first_chunk(launches: list[list[Launch]]) -> list[list[Launch]]:
-    """Launches of a pass's first chunk of rows: up to the repetition of its first kernel."""
-    first = launches[0][0].kernel.__name__
-    again = (
-        index for index, variants in enumerate(launches) if variants[0].kernel.__name__ == first and index
-    )
-    return launches[: next(again, len(launches))]
+def first_chunk(launches: list[Launch]) -> list[Launch]:
+    """Launches of a pass's first chunk of rows: up to the repetition of its scores."""
+    starts = [n for n, launch in enumerate(launches) if launch.kernel.__name__ == "scores_kernel"]
+    return launches[: starts[1]] if len(starts) > 1 else launches
 
 
 _known: dict[tuple, Record] = {}
 
 
-def _records(launches: list[list[Launch]], capability: int) -> list[Record]:
-    return [_record(variants, capability, launches[index - 1][0]) for index, variants in enumerate(launches)]
+def _records(launches: list[Launch], capability: int) -> list[Record]:
+    return [_record(launch, capability) for launch in launches]
 
 
-def _record(variants: list[Launch], capability: int, before: Launch | None = None) -> Record:
-    """Record of a launch, cached for launches with the same code and loop."""
-    launch = first_that_fits(variants, capability, SHARED_MEMORY[capability]) or variants[-1]
-    trips = trips_per_pair(launch, before)
-    key = (capability, trips, launch.grid, *launch.key())
+def _record(launch: Launch, capability: int) -> Record:
+    """Record of a launch, cached for launches with the same code, loop and grid."""
+    given = launch.arguments | launch.variants[0]
+    constants = [given[name] for name in declared(launch.kernel).constants]
+    dtypes = [x.dtype for x in given.values() if torch.is_tensor(x)]
+    key = (capability, launch.kernel.__name__, launch.grid, *constants, *dtypes)
     if key not in _known:
-        _known[key] = _examine(launch, capability, trips)
+        _known[key] = _examine(launch, capability)
     return dict(_known[key])
 
 
-def _examine(launch: Launch, capability: int, trips: float) -> Record:
-    """Record of a launch; trips: of a block's loop per query–key pair, over all heads."""
+def _examine(launch: Launch, capability: int) -> Record:
+    """Record of a launch, in numbers per query–key pair, over all heads."""
     compiled = inspect(launch, capability)
+    given = launch.arguments | compiled.variant
+    trips = trips_per_pair(launch, given)
     loop = main_loop(*disassemble(compiled.cubin))
-    warps = launch.options["num_warps"]
+    warps, programs = given["num_warps"], math.prod(launch.grid)
     blocks = resident_blocks(compiled.registers, compiled.shared, warps, capability)
     clocks = None
     if capability in MACHINES:
-        clocks = clocks_per_trip(loop, warps, blocks, capability) / blocks * trips
-    finish = "kept" if launch.arguments.get("KEEP") else launch.arguments.get("FINISH", "none")
+        # As many blocks at a time as the grid has for a multiprocessor; some see no pixel.
+        seen = 1.0
+        if "walk" in declared(launch.kernel).names:
+            seen -= (given["row_stop"] - given["row_start"]) / 2 / given["columns"]
+        busy = min(blocks, programs * seen / MULTIPROCESSORS[capability])
+        clocks = clocks_per_trip(loop, warps, math.ceil(busy), capability) / busy * trips
+    finish = "kept" if given.get("KEEP") else given.get("FINISH", "none")
+    if launch.kernel.__name__ == "products_kernel":
+        finish = "keys" if given["KEYS"] else "queries"
     return {
         "kernel": launch.kernel.__name__.removesuffix("_kernel")
         + ("" if finish == "none" else f" ({finish})"),
@@ -229,32 +238,26 @@ def _examine(launch: Launch, capability: int, trips: float) -> Record:
         "tensor_instructions": sum(x.is_tensor for x in loop) * warps * trips,
         "instructions": len(loop) * warps * trips,
         "clocks": clocks,
-        "programs": math.prod(launch.grid),
+        "programs": programs,
     }
 
 
-def trips_per_pair(launch: Launch, before: Launch | None = None) -> float:
-    """Trips of the main loop per query–key pair, over all heads and parts of channels.
-
-    before: the launch whose partial sums this launch adds up.
-    """
-    given, name = launch.arguments, launch.kernel.__name__
-    if "BLOCK_K" in given:
-        return given["H"] / (given.get("ROWS", given["BLOCK_R"]) * given["BLOCK_K"])
+def trips_per_pair(launch: Launch, given: dict[str, Any]) -> float:
+    """Trips of the main loop per query–key pair, over all heads and parts of channels."""
+    name = launch.kernel.__name__
+    if name == "rows_kernel":
+        return 0.0
+    if name == "convolve_kernel":
+        return (given["walk"] + given["K1"] + given["K2"] - 2) / given["walk"] / given["BLOCK_R"]
     if name == "diagonals_kernel":
         rows = given["row_stop"] - given["row_start"]
         # Lanes enter a diagonal and leave it.
         return launch.grid[1] * (rows + given["BLOCK_D"] - 1) / rows / given["BLOCK_D"] / given["UNROLL"]
-    if name == "fold_kernel":
-        assert before is not None
-        rows, keys = ((x := before.arguments)[f"{y}_stop"] - x[f"{y}_start"] for y in ("row", "own"))
-        return launch.grid[0] * given["splits"] / (rows * keys)
     if name == "taps_kernel":
         return launch.grid[1] * launch.grid[2] / given["BLOCK_R"]
     if name == "stage_kernel":
         return given["OUT_PARTS"] / given["BLOCK_R"]
-    halo = (given["walk"] + given["K1"] + given["K2"] - 2) / given["walk"]
-    return halo / given["BLOCK_R"]
+    return given["H"] / (given.get("ROWS", given["BLOCK_R"]) * given["BLOCK_K"])
 
 
 MARKER = "<!-- gpu-estimate -->"

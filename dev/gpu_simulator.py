@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dape.ops.score_attention.triton.compile import tools
+from dev.gpu import tools
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
 import math
 import os
+import re
 import subprocess
 import sys
+import time
+import timeit
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,11 +23,12 @@ from torch.utils._pytree import tree_leaves
 from dape.ops.score_attention import ScoreProgram, Stage, attention, conv_program
 from dape.ops.score_attention import triton as backend
 from dape.ops.score_attention.api import BACKENDS
+from dape.ops.score_attention.op import Arguments
 from dape.ops.score_attention.program import PLAIN
 from dape.ops.score_attention.triton import call as calls
-from dape.ops.score_attention.triton import compile as compiling
-from dape.ops.score_attention.triton import passes
+from dape.ops.score_attention.triton import launch, passes
 from dape.ops.score_attention.types import EVERYTHING, Problem
+from dev import gpu
 
 HERE = Path(__file__).parent
 
@@ -55,8 +56,15 @@ def test_numerics_of_larger_calls_in_the_interpreter():
 
 
 def distinct(launches):
-    """The first launch, in its first variant, of every kernel and its constants."""
-    return list({variants[0].key(): variants[0] for variants in reversed(launches)}.values())[::-1]
+    """The first launch of every kernel and its constants."""
+    return list({code_of(x): x for x in reversed(launches)}.values())[::-1]
+
+
+def code_of(launched) -> tuple:
+    """What a launch is compiled for, but for its variants and alignment."""
+    places = launch.declared(launched.kernel)
+    given = launched.arguments | launched.variants[0]
+    return (launched.kernel.__name__, *(given[name] for name in places.constants))
 
 
 SHAPES = {
@@ -73,32 +81,84 @@ SHAPES = {
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_shapes_of_models_compile_without_spills(capability, shape):
     pytest.importorskip("triton")
-    spills = {
-        launch.kernel.__name__: compiling.inspect(launch, capability).spills
-        for launch in distinct(backend.record_launches(**shape))
-    }
+    launches = distinct(gpu.record_launches(length=2048, **shape))
+    spills = {x.kernel.__name__: gpu.inspect(x, capability).spills for x in launches}
     assert not any(spills.values()), spills
 
 
-@pytest.fixture
-def only_the_first_chunks(monkeypatch):
-    """Two chunks of a pass or of a segment of the keys, those of the last rows: all others are alike, with fewer keys."""
-    every = calls.Call._chunks
-    monkeypatch.setattr(calls.Call, "_chunks", lambda self, *sizes: itertools.islice(every(self, *sizes), 2))
+ASSEMBLED = {
+    "standard": {},
+    "tiny preset": {"dtype": torch.float32, "num_heads": 4, "head_width": 32},
+    "wide float32": {"dtype": torch.float32, "num_heads": 2, "head_width": 128, "bias": "separable"},
+    "seven keys": {"kernel_size": 7},
+    "dense bfloat16": {"dtype": torch.bfloat16, "bias": "dense"},
+    "talking heads": {
+        "signature": (((12, 12, 1, 1, False, 0, 1, 1.0),),) * 2
+        + ("none", True, True, True, None, False, "softmax")
+    },
+    "plain float32": {"dtype": torch.float32, "width": None},
+}
 
 
-@pytest.mark.usefixtures("only_the_first_chunks")
-@pytest.mark.parametrize("shape", ["125m", "llama-3-8b"])
-@pytest.mark.parametrize("length", [2048, 8192, 65536])
-def test_launches_fill_the_gpu(length, shape):
-    """At least two programs for each of 108 multiprocessors, in every kernel, for the last rows of one sequence."""
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ASSEMBLED.values(), ids=ASSEMBLED.keys())
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
+def test_every_kernel_is_assembled_and_fits(capability, shape):
+    """Shared and tensor memory of some variant, by the assembler of that generation; products on tensor cores."""
     pytest.importorskip("triton")
-    few = [
-        (launch.kernel.__name__, launch.grid)
-        for launch in distinct(backend.record_launches(length=length, **SHAPES[shape]))
-        if math.prod(launch.grid) < 2 * 108
-    ]
-    assert not few
+    for launched in distinct(gpu.record_launches(length=512, **shape)):
+        ptx = gpu.inspect(launched, capability).ptx
+        by_rows = launched.kernel.__name__ in (
+            "rows_kernel",
+            "inner_kernel",
+            "diagonals_kernel",
+            "merge_kernel",
+        )
+        assert by_rows or re.search(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", ptx), launched.kernel.__name__
+
+
+# Launches of a forward and a backward pass. Beyond the scratch, every part of the batch or chunk of rows has its own:
+# 3 and 11 kernels, each of which then runs for longer than it takes to start.
+COUNTS = {
+    "512": ({"length": 512}, 3, 13),
+    "2,048": ({"length": 2048}, 3, 13),
+    "4,096": ({"length": 4096}, 3, 24),
+    "batch 32, 512": ({"length": 512, "batch": 32}, 3, 20),
+    "batch 32, 2,048": ({"length": 2048, "batch": 32}, 18, 178),
+    "8,192": ({"length": 8192}, 9, 60),
+    "decoding": ({"length": 2048, "queries": 1}, 4, None),
+    "decoding, batch 64": ({"length": 2048, "queries": 1, "batch": 64}, 4, None),
+    "plain": ({"length": 4096, "batch": 32, "width": None}, 1, None),
+}
+
+
+@pytest.mark.parametrize(("shape", "forward", "backward"), COUNTS.values(), ids=COUNTS.keys())
+def test_a_pass_launches_few_kernels(shape, forward, backward):
+    """On a GPU of 40 GB."""
+    pytest.importorskip("triton")
+    before = len(gpu.record_launches(**shape, backward=False))
+    assert before <= forward
+    if backward is not None:
+        assert len(gpu.record_launches(**shape)) - before <= backward
+
+
+def test_a_launch_costs_little_on_the_host():
+    """At most 15 times what it takes to merge two dictionaries of arguments, about a microsecond."""
+    pytest.importorskip("triton")
+    one, two = ({f"name {n} {i}": i for i in range(40)} for n in range(2))
+    unit = min(timeit.repeat(lambda: one | two, number=1000, repeat=20, timer=time.thread_time)) * 1000
+    for times in gpu.host_times(length=2048).values():
+        assert max(times.values()) <= 15 * unit, times
+
+
+@pytest.mark.parametrize("length", [2048, 8192, 65536])
+@pytest.mark.parametrize("shape", ["125m", "llama-3-8b"])
+def test_launches_fill_the_gpu(length, shape):
+    """A program for each of 108 multiprocessors, and two in most kernels, for the last rows of one sequence."""
+    pytest.importorskip("triton")
+    launches = distinct(gpu.record_launches(length=length, **SHAPES[shape]))
+    assert not [(x.kernel.__name__, x.grid) for x in launches if math.prod(x.grid) < 108]
+    assert sum(math.prod(x.grid) >= 2 * 108 for x in launches) >= 0.7 * len(launches)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +166,8 @@ def test_launches_fill_the_gpu(length, shape):
 )
 def test_a_decoding_step_runs_on_many_multiprocessors(shape):
     pytest.importorskip("triton")
-    launches = backend.record_launches(length=8192, queries=1, backward=False, **shape)
-    assert min(math.prod(variants[0].grid) for variants in launches) >= 64
+    launches = gpu.record_launches(length=8192, queries=1, backward=False, **shape)
+    assert min(math.prod(x.grid) for x in launches if x.kernel.__name__ != "merge_kernel") >= 64
 
 
 class Live(TorchDispatchMode):
@@ -133,32 +193,29 @@ class Live(TorchDispatchMode):
         return result
 
 
-@pytest.mark.usefixtures("only_the_first_chunks")
-@pytest.mark.parametrize(("length", "megabytes"), [(2048, 64), (65536, 256)])
-def test_scratch_is_bounded(length, megabytes, monkeypatch):
-    """What a forward and a backward pass of 12 heads of 64 hold beside their results, sums of gradients among it."""
+@pytest.mark.parametrize(("length", "sums"), [(2048, 60), (16384, 180)])
+def test_scratch_is_bounded(length, sums, monkeypatch):
+    """What a pass of 12 heads of 64 holds: a thirty-second of the memory of a GPU, results, and sums of gradients."""
     pytest.importorskip("triton")
-    live, marks = Live(), []
+    marks = []
 
     def measured(function):
         def run(*args):
-            live.most = live.bytes
-            with live:
+            with (live := Live()):
                 result = function(*args)
-            marks.append(live.most - live.bytes)
+            marks.append(live.most)
             return result
 
         return run
 
-    # A recorded launch would keep its tensors alive. Results stay behind the pass; what is let go of by then was scratch.
+    # A recorded launch would keep its tensors alive.
     monkeypatch.setattr(passes, "run", lambda *args: None)
+    monkeypatch.setattr(calls, "SCRATCH", 0.005)
     monkeypatch.setattr(backend, "_forward", measured(backend._forward))
     monkeypatch.setattr(backend, "_backward", measured(backend._backward))
-    backend.record_launches(length=length)
-    forward, backward = marks
-    assert forward > 10**6
-    assert backward > 10**6
-    assert max(forward, backward) <= megabytes * 10**6
+    gpu.record_launches(length=length)
+    assert min(marks) > 10**7
+    assert max(marks) <= 0.005 * 40 * 2**30 + sums * 10**6
 
 
 class Counted(TorchDispatchMode):
@@ -174,8 +231,9 @@ class Counted(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_chunks_of_a_long_sequence_start_few_kernels(monkeypatch):
-    """Chunks are as large as the scratch allows, and PyTorch starts nothing between their kernels."""
+@pytest.mark.parametrize("shape", [{"length": 2048}, {"length": 2048, "batch": 32}, {"length": 16384}])
+def test_pytorch_starts_little_beside_the_kernels(shape, monkeypatch):
+    """However long the sequences are, and however many: nothing between the kernels of chunks."""
     pytest.importorskip("triton")
     counted, backward = Counted(), backend._backward
 
@@ -184,15 +242,8 @@ def test_chunks_of_a_long_sequence_start_few_kernels(monkeypatch):
             return backward(*args)
 
     monkeypatch.setattr(backend, "_backward", measured)
-    kernels, others = [], []
-    for length in (2048, 8192):
-        counted.number = 0
-        forward = len(backend.record_launches(length=length, backward=False))
-        kernels.append(len(backend.record_launches(length=length)) - forward)
-        others.append(counted.number)
-    assert kernels[0] <= 100
-    assert kernels[1] <= 520
-    assert 0 < others[0] <= others[1] <= 100
+    gpu.record_launches(**shape)
+    assert 0 < counted.number <= 60
 
 
 TALKING = (
@@ -204,6 +255,7 @@ TALKING = (
     True,
     None,
     False,
+    "softmax",
 )
 
 
@@ -220,9 +272,9 @@ def test_nothing_waits_for_the_device(bias):
             "batch": 2,
             "num_heads": 4,
         }
-        assert backend.record_launches(**shape)
+        assert gpu.record_launches(**shape)
         signature = TALKING if bias == "none" else None
-        assert backend.record_launches(**shape, signature=signature, width=None)
+        assert gpu.record_launches(**shape, signature=signature, width=None)
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         torch.empty(1).item()
 
@@ -234,8 +286,8 @@ def test_all_memory_is_on_the_device_of_the_tensors(own):
     shape = {"bounded": (True, False), "length": 100, "batch": 2, "num_heads": 4, "num_groups": 2, **own}
     found = {
         x.device
-        for variants in backend.record_launches(**shape, device="meta")
-        for x in variants[0].arguments.values()
+        for launched in gpu.record_launches(**shape, device="meta")
+        for x in launched.arguments.values()
         if torch.is_tensor(x)
     }
     assert found == {torch.device("meta")}
@@ -244,8 +296,6 @@ def test_all_memory_is_on_the_device_of_the_tensors(own):
 def test_kernels_start_on_the_device_of_their_tensors(monkeypatch):
     """The current device may be another one."""
     pytest.importorskip("triton")
-    with FakeTensorMode():
-        x = torch.empty(3, device="cuda:1")
     said = []
 
     @contextmanager
@@ -254,30 +304,13 @@ def test_kernels_start_on_the_device_of_their_tensors(monkeypatch):
         yield
         said.append("left")
 
-    kernel = SimpleNamespace(arg_names=["x"])
     monkeypatch.setattr(torch.cuda, "device", guard)
-    monkeypatch.setattr(compiling, "limits", lambda device: said.append(device) or (80, 1))
-    monkeypatch.setattr(compiling, "shared_memory", lambda launch, capability: 1)
-    monkeypatch.setattr(compiling, "_start", lambda launch: said.append("started"))
-    compiling.run(kernel, (1,), {"x": x}, [{"num_warps": 4}])
-    assert said == [x.device, x.device, "started", "left"]
-
-
-def test_numbers_that_change_from_call_to_call_are_not_compiled_in():
-    """Where rows and keys begin and end, in every kernel: nothing that follows a length is specialised."""
-    pytest.importorskip("triton")
-    lengths = {
-        "row_start", "row_stop", "num_queries", "num_keys", "left", "right", "own_start", "own_stop", "walk",
-        "per_split", "out_start", "out_rows", "grad_keys", "offset", "bottom", "lowest", "num_distances",
-        "values_length",
-    }  # fmt: skip
-    seen = set()
-    for variants in backend.record_launches():
-        for parameter in variants[0].kernel.params:
-            if parameter.name in lengths:
-                seen.add(parameter.name)
-                assert parameter.do_not_specialize, (variants[0].kernel.__name__, parameter.name)
-    assert seen == lengths
+    monkeypatch.setattr(backend, "Call", lambda arguments: None)
+    monkeypatch.setattr(passes, "forward", lambda call: said.append("started"))
+    with FakeTensorMode():
+        arguments = Arguments({"q": torch.empty(1, device="cuda:1")}, {}, 0)
+    backend._forward(arguments)
+    assert said == [torch.device("cuda:1"), "started", "left"]
 
 
 def test_a_signature_says_all_that_launches_depend_on():
@@ -287,127 +320,47 @@ def test_a_signature_says_all_that_launches_depend_on():
 def test_lengths_share_compiled_kernels():
     """Nothing is compiled anew for a length but by what it is a multiple of."""
     pytest.importorskip("triton")
-    kinds: dict[tuple, set] = {}
-    for length in (200, 201, 208, 239, 256):
-        for variants in backend.record_launches(length=length):
-            kind = (variants[0].kernel.__name__, *sorted(constants(variants[0]).items()))
-            kinds.setdefault(kind, set()).add(variants[0].key())
-    assert max(map(len, kinds.values())) <= 4
-
-
-def constants(launch) -> dict[str, str]:
-    return {p.name: str(launch.arguments[p.name]) for p in launch.kernel.params if p.is_constexpr}
+    with gpu.idle_driver() as idle:
+        for length in (200, 201, 208, 239, 256):
+            backend._forward(gpu.arguments_of(length=length, num_heads=2, width=None))
+        assert sum(idle.launched.values()) == 5
+        assert len(launch._handles) <= 2
 
 
 def test_a_long_compilation_is_announced_once(monkeypatch, caplog):
     pytest.importorskip("triton")
-    monkeypatch.setattr(compiling, "LONG", 0.0)
-    monkeypatch.setattr(compiling, "_shared", {})
-    monkeypatch.setattr(compiling, "_announced", [])
-    compiled = SimpleNamespace(metadata=SimpleNamespace(shared=1))
-    monkeypatch.setattr(compiling, "compile_launch", lambda launch, capability: compiled)
-    for variants in backend.record_launches():
-        assert compiling.shared_memory(variants[0], 80) == 1
+    monkeypatch.setattr(launch, "LONG", 0.0)
+    monkeypatch.setattr(launch, "_announced", [])
+    with gpu.idle_driver():
+        for dtype in (torch.float16, torch.bfloat16):
+            backend._forward(gpu.arguments_of(length=64, num_heads=2, width=None, dtype=dtype))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "once" in caplog.text
 
 
-LAUNCHABLE = {
-    "standard": {},
-    "tiny preset": {"dtype": torch.float32, "num_heads": 4, "head_width": 32},
-    "seven keys": {"kernel_size": 7},
-    "dense bfloat16": {"dtype": torch.bfloat16, "bias": "dense"},
-    "talking heads": {
-        "signature": (((12, 12, 1, 1, False, 0, 1, 1.0),),) * 2 + ("none", True, True, True, None, False)
-    },
-    "plain float32": {"dtype": torch.float32, "width": None},
-}
-
-
-@pytest.fixture
-def unassembled(monkeypatch, tmp_path):
-    """Kernels are compiled until their shared memory is known, into a cache of their own: half of the time."""
-    triton = pytest.importorskip("triton")
-    compiler = importlib.import_module("triton.backends.nvidia.compiler").CUDABackend
-
-    def no_ptx(self, source, metadata, *options):
-        metadata["name"] = "unassembled"
-        return ""
-
-    monkeypatch.setattr(compiler, "make_ptx", no_ptx)
-    monkeypatch.setattr(compiler, "make_cubin", lambda *arguments: b"")
-    monkeypatch.setattr(compiling, "_shared", {})
-    with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(tmp_path)
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unassembled")
-@pytest.mark.parametrize("shape", LAUNCHABLE.values(), ids=LAUNCHABLE.keys())
-@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100])
-def test_what_is_accepted_can_be_launched(capability, shape):
-    limit = compiling.SHARED_MEMORY[capability]
-    for variants in backend.record_launches(**shape):
-        assert compiling.first_that_fits(variants, capability, limit) is not None
-
-
-@pytest.fixture
-def a_small_gpu(monkeypatch):
-    """A GPU whose blocks have 100 kB, and a compiler that reports 40 kB for each stage of a loop."""
+def small_card(monkeypatch, **limits):
+    """A GPU whose blocks have that much shared memory, or as many columns of tensor memory."""
     pytest.importorskip("triton")
-    monkeypatch.setattr(backend, "_answers", {})
-    monkeypatch.setattr(backend, "limits", lambda device: (86, 100_000))
+    from triton.compiler import compiler
 
-    def size(launch, capability):
-        assert capability == 86
-        return 40_000 * launch.arguments.get("STAGES", 1)
-
-    monkeypatch.setattr(compiling, "shared_memory", size)
+    monkeypatch.setattr(compiler, "max_shared_mem", lambda device: limits.get("shared", 10**6))
 
 
-@pytest.mark.usefixtures("a_small_gpu")
-def test_a_smaller_variant_is_taken_where_the_first_does_not_fit():
-    assert backend.missing_resources(0, dtype=torch.float16) is None
-    (variants, *_) = backend.record_launches()
-    assert compiling.first_that_fits(variants, 86, 100_000) is variants[1]
+def test_a_smaller_variant_is_taken_where_the_first_does_not_fit(monkeypatch):
+    small_card(monkeypatch, shared=20_000)
+    with gpu.idle_driver():
+        backend._forward(gpu.arguments_of(length=256, num_heads=2, width=None))
+        ((*_, constants),) = launch._handles.values()
+    assert constants[-1] < 3
 
 
-@pytest.mark.usefixtures("a_small_gpu")
-def test_a_call_that_no_variant_fits_is_refused_with_one_warning(monkeypatch):
-    monkeypatch.setattr(backend, "limits", lambda device: (86, 1000))
-    with pytest.warns(UserWarning, match="a block of this GPU has 1000") as said:
-        reasons = [backend.missing_resources(0, dtype=torch.float16) for _ in range(2)]
-    assert len(said) == 1
-    assert reasons[0] == reasons[1]
-    assert "bytes of shared memory" in reasons[0]
-
-
-@pytest.mark.usefixtures("a_small_gpu")
-def test_auto_goes_on_where_resources_do_not_fit(monkeypatch):
-    monkeypatch.setattr(backend, "limits", lambda device: (86, 1000))
-    monkeypatch.setattr(backend, "interpreting", lambda: True)
-    # The tensors are not on a GPU here; everything else is as if they were.
-    monkeypatch.setattr(BACKENDS["cpu"], "unsupported", lambda call: "the tensors are on a GPU")
-    monkeypatch.setattr(
-        backend, "_cannot_launch", lambda call: backend.missing_resources(0, **backend.shape_of(call))
-    )
-    call = problem()
-    with pytest.warns(UserWarning, match="a block of this GPU has 1000") as said:
-        outs = [attention(call.q, call.k, call.v, call.program) for _ in range(2)]
-    assert len(said) == 1
-    assert torch.equal(*outs)
-    with pytest.raises(ValueError, match=r'backend="triton" cannot run this call: .*bytes of shared memory'):
-        attention(call.q, call.k, call.v, call.program, backend="triton")
-
-
-@pytest.mark.usefixtures("a_small_gpu")
-def test_the_question_of_resources_does_not_break_a_compiled_graph():
-    @torch.compile(backend="eager", fullgraph=True)
-    def double(x):
-        return x * (2 if backend.missing_resources(0, num_heads=x.shape[1]) is None else 0)
-
-    assert torch.equal(double(torch.ones(1, 3)), torch.full((1, 3), 2.0))
+def test_a_call_that_no_variant_fits_says_so(monkeypatch):
+    small_card(monkeypatch, shared=1000)
+    with (
+        gpu.idle_driver(),
+        pytest.raises(RuntimeError, match=r"attend_kernel does not fit .*shared memory.* 1000"),
+    ):
+        backend._forward(gpu.arguments_of(length=256, num_heads=2, width=None))
 
 
 def problem(**changes) -> Problem:

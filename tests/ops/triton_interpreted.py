@@ -365,60 +365,37 @@ def test_blocks_of_the_real_size(monkeypatch, dtype):
 
 @pytest.mark.parametrize("case", [Case(), pytest.param(Case(dtype=torch.float16), marks=pytest.mark.slow)])
 def test_chunks_of_rows_batches_and_splits_of_keys_change_nothing(monkeypatch, case):
-    monkeypatch.setattr(calls, "SCRATCH", 1)
-    monkeypatch.setattr(calls, "MOST_SCRATCH", 1)
-    monkeypatch.setattr(calls, "PROGRAMS", 10**6)
+    monkeypatch.setattr(calls, "SCRATCH", 0)
+    monkeypatch.setattr(calls, "card", lambda device: (10**6, 1))
     case = replace(case, heads=1, head_width=16, width=4)
     compare(replace(case, queries=18, keys=70, kernel=2), gradients=False)
     compare(replace(case, queries=17, batch=2, kernel=1), gradients=True)
+    sunk = ScoreProgram(sink=draw(4))
+    compare_program(sunk, "distance", causal=True, keys=70)
 
 
-SEGMENTS = {
-    "float16": Case(heads=1, dtype=torch.float16, queries=7, keys=33),
-    "plain, bfloat16": Case(conv=False, dtype=torch.bfloat16, queries=20, keys=34, groups=1, heads=2),
-}
-SLOW_SEGMENTS = {
+CHUNKED = {
     "longer": Case(heads=2, dtype=torch.float16, queries=67, keys=69),
     "a window": Case(heads=1, queries=40, kernel=2, visible=Visible(first=torch.arange(40)[None] - 9)),
     "many to the right": Case(heads=1, queries=40, kernel=5, left=0),
-    "bidirectional": Case(heads=2, causal=False, queries=9, keys=34, bias="dense"),
+    "bidirectional": Case(heads=2, causal=False, queries=19, keys=34, bias="dense"),
     "padding": Case(heads=1, batch=2, visible=PADDED, queries=20, bias="none"),
 }
 
 
-def several_segments(monkeypatch, case: Case) -> None:
-    """One tile of keys a segment, one block of rows a chunk."""
-    monkeypatch.setattr(calls, "SCRATCH", 1)
-    segments, seen = calls.Call.segments, []
-
-    def counted(call, size):
-        found = list(segments(call, size))
-        seen.append(len(found))
-        return found
-
-    monkeypatch.setattr(calls.Call, "segments", counted)
-    compare(replace(case, head_width=16, width=4), gradients=True)
-    assert set(seen) == {-(-case.num_keys // 16)}
-
-
-@pytest.mark.parametrize("case", SEGMENTS.values(), ids=SEGMENTS.keys())
-def test_segments_of_keys_change_nothing(monkeypatch, case):
-    several_segments(monkeypatch, case)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW_SEGMENTS.values(), ids=SLOW_SEGMENTS.keys())
-def test_segments_of_keys_change_nothing_in_larger_calls(monkeypatch, case):
-    several_segments(monkeypatch, case)
+@pytest.mark.parametrize("case", CHUNKED.values(), ids=CHUNKED.keys())
+def test_chunks_of_rows_change_nothing_in_larger_calls(monkeypatch, case):
+    monkeypatch.setattr(calls, "SCRATCH", 0)
+    compare(replace(case, head_width=16, width=4), gradients=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ssmax", "groups with a bias", "three stages", "talking heads"])
 @pytest.mark.parametrize("bias", ["distance", "separable"])
-def test_segments_of_keys_with_other_programs(monkeypatch, name, bias):
-    monkeypatch.setattr(calls, "SCRATCH", 1)
-    monkeypatch.setattr(calls, "BLOCK_K", 4)
-    compare_program(PROGRAMS[name](), bias, causal=True)
+def test_chunks_of_rows_with_other_programs(monkeypatch, name, bias):
+    monkeypatch.setattr(calls, "SCRATCH", 0)
+    compare_program(PROGRAMS[name](), bias, causal=True, keys=37)
 
 
 def draw(*shape: int) -> Tensor:
@@ -489,13 +466,13 @@ def test_a_separable_bias():
     compare_program(PROGRAMS["groups with a bias"](), "separable", causal=True)
 
 
-def compare_program(program: ScoreProgram, bias: str, *, causal: bool) -> None:
+def compare_program(program: ScoreProgram, bias: str, *, causal: bool, keys: int = 9) -> None:
     """The output and all gradients by the kernels in float32 against the definition in float64."""
-    tensors = {name: torch.randn(1, 4, 9, 8, dtype=torch.float64) for name in "qkv"}
+    tensors = {name: torch.randn(1, 4, keys, 8, dtype=torch.float64) for name in "qkv"}
     tensors |= {
         "none": {},
-        "distance": {"values": draw(4, 17)},
-        "separable": {"row": draw(1, 4, 9), "column": draw(1, 4, 9)},
+        "distance": {"values": draw(4, 2 * keys - 1)},
+        "separable": {"row": draw(1, 4, keys), "column": draw(1, 4, keys)},
     }[bias]
     tensors |= dict(program.tensors())
 
@@ -503,7 +480,7 @@ def compare_program(program: ScoreProgram, bias: str, *, causal: bool) -> None:
         own = {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
         forms = {
             "none": lambda: None,
-            "distance": lambda: DistanceBias(own["values"], -8),
+            "distance": lambda: DistanceBias(own["values"], 1 - keys),
             "separable": lambda: SeparableBias(own["row"], own["column"]),
         }
         problem = Problem(

@@ -9,28 +9,19 @@ deterministic. Importing this does not import triton.
 from __future__ import annotations
 
 import importlib.util
-import warnings
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dape.ops.score_attention import op
-from dape.ops.score_attention.program import PLAIN, ScoreProgram, Stage, conv_program
+from dape.ops.score_attention.program import ScoreProgram, Stage
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.triton import passes
-from dape.ops.score_attention.triton.call import Call, Chain, StageTensors, bounds, interpreting
-from dape.ops.score_attention.triton.compile import Launch, first_that_fits, limits, recording, too_large
-from dape.ops.score_attention.types import (
-    EVERYTHING,
-    Bias,
-    DistanceBias,
-    Problem,
-    SeparableBias,
-    TileBias,
-    Visible,
-)
+from dape.ops.score_attention.triton.call import Call
+from dape.ops.score_attention.triton.launch import interpreting
+from dape.ops.score_attention.types import Bias, DistanceBias, Problem, SeparableBias, TileBias
 
 # Earlier tensor cores are not used by Triton's compiler.
 LEAST_CAPABILITY = (8, 0)
@@ -60,12 +51,7 @@ def unsupported(problem: Problem) -> str | None:
         return f"it has no dropout, got dropout={problem.dropout}"
     if isinstance(problem.bias, TileBias):
         return "it takes no bias by tiles"
-    return (
-        _unsupported_program(problem)
-        or _too_large(problem)
-        or op.unsupported_transform(problem)
-        or _cannot_launch(problem)
-    )
+    return _unsupported_program(problem) or _too_large(problem) or op.unsupported_transform(problem)
 
 
 def _unsupported_program(problem: Problem) -> str | None:
@@ -112,13 +98,6 @@ def _too_large(problem: Problem) -> str | None:
     return None
 
 
-def _cannot_launch(problem: Problem) -> str | None:
-    """Reason why the device cannot hold the kernels of a call, or None."""
-    if problem.q.device.type != "cuda" or interpreting():
-        return None
-    return missing_resources(problem.q.device.index or 0, **shape_of(problem))
-
-
 def shape_of(problem: Problem) -> dict[str, Any]:
     """Properties of a call that decide its kernels, as arguments of `record_launches`."""
     tensors = [problem.q, problem.k, problem.v, *_bias_tensors(problem.bias).values()]
@@ -143,90 +122,6 @@ def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
     if isinstance(bias, SeparableBias):
         return {"row": bias.row, "column": bias.column}
     return {"dense": bias} if isinstance(bias, Tensor) else {}
-
-
-def missing_resources(device: int, **shape: Any) -> str | None:
-    """Reason that names the kernel that the device cannot hold, or None; warns the first time."""
-    key = (device, *shape.items())
-    if key not in _answers:
-        capability, limit = limits(torch.device("cuda", device))
-        reason = None
-        for launches in record_launches(**shape):
-            if first_that_fits(launches, capability, limit) is None:
-                reason = too_large(launches, capability, limit)
-                warnings.warn(f"the Triton kernels cannot run: {reason}", stacklevel=2)
-                break
-        _answers[key] = reason
-    return _answers[key]
-
-
-# torch.compile treats the result as a constant: as torch._dynamo.assume_constant_result, which is slow to import.
-missing_resources._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function takes any attribute
-_answers: dict[tuple, str | None] = {}
-
-
-def record_launches(
-    *,
-    dtype: torch.dtype = torch.float16,
-    num_heads: int = 12,
-    num_groups: int | None = None,
-    head_width: int = 64,
-    width: int | None = 32,
-    kernel_size: int = 3,
-    left: int | None = None,
-    signature: tuple | None = None,
-    bias: str = "distance",
-    causal: bool = True,
-    bounded: tuple[bool, bool] = (False, False),
-    backward: bool = True,
-    batch: int = 1,
-    length: int = 256,
-    queries: int | None = None,
-    device: str = "cpu",
-) -> list[list[Launch]]:
-    """Kernel launches of a call of that shape, each with its variants: recorded on tensors without data.
-
-    The program is that of a `signature`, or two convolutions with `width` hidden channels (None: plain scores).
-    bounded: whether queries have a first and a last visible key of their own. length: number of keys, and of queries
-    unless given.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    groups, queries = num_groups or num_heads, queries or length
-    with FakeTensorMode(), torch.device(device):
-        q = torch.empty(batch, num_heads, queries, head_width, dtype=dtype)
-        k, v = (torch.empty(batch, groups, length, head_width, dtype=dtype) for _ in range(2))
-        channels = num_heads * (1 if bias == "none" else 2)
-        program = PLAIN
-        if signature is not None:
-            program = program_of(signature, num_heads)
-        elif width is not None:
-            left = kernel_size // 2 if left is None else left
-            shapes = (
-                (width, channels, 1, kernel_size),
-                (width,),
-                (num_heads, width, 1, kernel_size),
-                (num_heads,),
-            )
-            w1, b1, w2, b2 = (torch.empty(shape) for shape in shapes)
-            program = conv_program(w1, b1, w2, b2, left)
-        lowest = 0 if causal else 1 - length
-        encodings: dict[str, Callable[[], Bias]] = {
-            "none": lambda: None,
-            "distance": lambda: DistanceBias(torch.empty(num_heads, length - lowest), lowest),
-            "separable": lambda: SeparableBias(
-                torch.empty(1, num_heads, queries), torch.empty(1, num_heads, length)
-            ),
-            "dense": lambda: torch.empty(batch, num_heads, queries, length),
-        }
-        first, last = (torch.empty(1, 1, dtype=torch.int64) if given else None for given in bounded)
-        visible = Visible(first, last) if any(bounded) else EVERYTHING
-        arguments = _arguments(Problem(q, k, v, program, encodings[bias](), visible, causal, 1.0, 0.0))
-        with recording() as launches:
-            out, lse = _forward(arguments)
-            if backward:
-                _backward(arguments, torch.empty_like(out), out, lse)
-    return launches
 
 
 def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
@@ -256,11 +151,11 @@ def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
-    arguments = _arguments(problem)
+    arguments = arguments_of(problem)
     return op.run("triton", {**arguments.tensors}, arguments.plan, lowest=arguments.lowest)
 
 
-def _arguments(problem: Problem) -> op.Arguments:
+def arguments_of(problem: Problem) -> op.Arguments:
     """Tensors and plan of a call."""
     program, bias, num_heads = problem.program, problem.bias, problem.q.shape[1]
     tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v}
@@ -325,57 +220,19 @@ def stage_weight(stage: Stage, *, reads_bias: bool) -> Tensor:
     return dense
 
 
-def _call(arguments: op.Arguments) -> Call:
-    plan, q, k = arguments.plan, arguments["q"], arguments["k"]
-    first, last = bounds(
-        arguments.get("first"), arguments.get("last"), q.shape[2], k.shape[2], plan["causal"], q.device
-    )
-    pre, post = (
-        Chain.of(
-            [
-                StageTensors(
-                    arguments[f"{side}.{n}.weight"], arguments.get(f"{side}.{n}.offset"), left, slope
-                )
-                for n, (left, slope) in enumerate(plan[side])
-            ],
-            causal=plan["causal"],
-        )
-        for side in ("pre", "post")
-    )
-    optional: dict[str, Any] = {
-        name: arguments.get(name) for name in ("values", "dense", "row", "column", "table")
-    }
-    optional |= {name: arguments.get(name) for name in ("factor", "sink")}
-    whole = arguments.get("first") is None and arguments.get("last") is None
-    return Call(
-        q=q, k=k, v=arguments["v"], **optional, first=first, last=last, pre=pre, post=post, lowest=arguments.lowest,
-        whole=whole,
-        causal=plan["causal"], scale=plan["scale"], residual=tuple(plan["residual"].split("+")),
-    )  # fmt: skip
-
-
 def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
-    return passes.forward(_call(arguments))
+    with device_of(arguments["q"]):
+        return passes.forward(Call(arguments))
 
 
 def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
-    grads = passes.Gradients(_call(arguments))
-    delta = grads.add(grad_out, out, lse)
-    gradients: dict[str, Tensor | None] = {"q": grads.q, "k": grads.k, "v": grads.v}
-    gradients |= {"values": grads.values, "dense": grads.dense, "table": grads.table, "row": grads.row}
-    gradients |= {"column": grads.column, "factor": grads.factor}
-    for name in ("row", "column"):
-        # One part for all batch entries gets the sum of their gradients.
-        grad = gradients[name]
-        if grad is not None and arguments[name].shape[0] == 1:
-            gradients[name] = grad.sum(0, keepdim=True)
-    for side, of_stages in (("pre", grads.pre), ("post", grads.post)):
-        for number, (weight, offset) in enumerate(of_stages):
-            gradients |= {f"{side}.{number}.weight": weight, f"{side}.{number}.offset": offset}
-    if (sink := arguments.get("sink")) is not None:
-        weights = torch.exp(sink.float()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
-        gradients["sink"] = -(weights * delta).sum((0, 2))
-    return {name: grad for name, grad in gradients.items() if grad is not None}
+    with device_of(arguments["q"]):
+        return passes.Gradients(Call(arguments), grad_out, out, lse).by_name()
+
+
+def device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which kernels start on the device of x, whichever is the current one."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 op.KERNELS["triton"] = (_forward, _backward)

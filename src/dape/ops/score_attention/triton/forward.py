@@ -1,12 +1,12 @@
 """The forward kernels: scores, convolutions over the score image, softmax · V.
 
 Maps in scratch are images [B, channels, columns, rows]: a column is a key, rows are the queries of a chunk, and
-contiguous; it begins with column `left` and ends before column `right`. A convolution along the keys walks from column
-to column with BLOCK_R rows at a time as the rows of a matrix product and channels as its reduction axis: the shift of a
-tap is the walk itself. For a block of rows, an image is written in the columns that some row sees, and as far beyond as
-later stages reach.
+contiguous. A convolution along the keys walks from column to column with BLOCK_R rows at a time as the rows of a matrix
+product and channels as its reduction axis: the shift of a tap is the walk itself. For a block of rows, an image is
+written in the columns that some row sees, and as far beyond as later stages reach.
 
-Padded sizes (CHANNELS, WIDTH, OUT) are powers of two, at least 16; the head width goes by PARTS of PART numbers.
+Padded sizes (CHANNELS, WIDTH, OUT) are powers of two, at least 16; the head width goes by PARTS of PART numbers. Where a
+loop over tiles is repeated three times, the first and last have tiles at the edge of what rows see, and need masks.
 """
 
 # Kernels are compiled from a language of their own.
@@ -28,18 +28,25 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def load_bounds(first, last, row, num_queries):
+def load_bounds(first, last, row, row_stop):
     """First and last visible key of each query; a query that does not exist sees nothing."""
-    exists = row < num_queries
+    exists = row < row_stop
     low, high = tl.load(first + row, mask=exists, other=0), tl.load(last + row, mask=exists, other=-1)
     # A query that sees nothing must not widen the range of its block.
     return tl.where(low <= high, low, 1 << 30), tl.where(low <= high, high, -1)
 
 
 @triton.jit
-def load_rows(
-    x, token, exists, part, token_stride, D: tl.constexpr, PART: tl.constexpr, EDGE: tl.constexpr = True
-):
+def tile_cuts(low, high, begin, end, BLOCK_K: tl.constexpr):
+    """Where tiles of keys begin, those in which every row sees every key in the middle, and end."""
+    inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.max(low), end), BLOCK_K) * BLOCK_K)
+    inner = tl.minimum(inner, end)
+    outer = tl.maximum(inner, tl.minimum(tl.min(high) + 1, end) // BLOCK_K * BLOCK_K)
+    return begin, inner, outer, end
+
+
+@triton.jit
+def load_rows(x, token, exists, part, token_stride, D: tl.constexpr, PART: tl.constexpr, EDGE: tl.constexpr):
     """Rows `token` of x, PART numbers of each: [tokens, PART], 0 where a token does not exist; without EDGE all do."""
     dim = part * PART + tl.arange(0, PART)
     index = token[:, None] * token_stride + dim[None, :]
@@ -53,9 +60,15 @@ def load_rows(
 
 
 @triton.jit
-def load_bias(bias, row, key, shown, row_stride, key_stride):
-    """The bias of pairs (row, key) in float32; `row` and `key` broadcast against each other."""
-    return tl.load(bias + row * row_stride + key * key_stride, mask=shown, other=0.0).to(tl.float32)
+def load_bias(bias, columns, row, key, exists, seen, shown, bias_row, BIAS: tl.constexpr):
+    """The bias of pairs (row, key) in float32; rows and keys broadcast against each other, and so do their masks."""
+    if BIAS == "distance":
+        return tl.load(bias + (row - key), mask=shown, other=0.0).to(tl.float32)
+    elif BIAS == "separable":
+        values = tl.load(bias + row, mask=exists, other=0.0).to(tl.float32)
+        return values + tl.load(columns + key, mask=seen, other=0.0).to(tl.float32)
+    else:
+        return tl.load(bias + row * bias_row + key, mask=shown, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -69,44 +82,10 @@ def to_image(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def score_tiles(
-    queries, k, bias, column_bias, image, row, low, high, local, num_rows, begin, end, num_keys, left, right, scale,
-    image_channel, k_token, bias_row, bias_key,
-    H: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
-    BIAS: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Write the tiles of keys begin … end − 1 of an image."""
-    dtype: tl.constexpr = image.dtype.element_ty
-    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
-        column = start + tl.arange(0, BLOCK_K)
-        seen = column < num_keys if EDGE else column >= 0
-        scores = tl.zeros([BLOCK_K, row.shape[0]], tl.float32)
-        for part in tl.static_range(PARTS):
-            tile = load_rows(k, column, seen, part, k_token, D, PART, EDGE)
-            scores = dot(tile, queries[part], scores, PRECISION)
-        shown = (
-            (column[:, None] >= low[None, :]) & (column[:, None] <= high[None, :]) if EDGE else seen[:, None]
-        )
-        scores *= scale
-        if EDGE:
-            scores = tl.where(shown, scores, 0.0)
-        target = image + column[:, None] * num_rows + local[None, :]
-        inside = ((column >= left) & (column < right))[:, None] & (local < num_rows)[None, :]
-        tl.store(target, to_image(scores, dtype), mask=inside if EDGE else None)
-        if BIAS != "none":
-            values = load_bias(bias, row[None, :], column[:, None], shown, bias_row, bias_key)
-            if BIAS == "separable":
-                values += tl.load(column_bias + column, mask=seen, other=0.0).to(tl.float32)[:, None]
-            if EDGE:
-                values = tl.where(shown, values, 0.0)
-            tl.store(target + H * image_channel, to_image(values, dtype), mask=inside if EDGE else None)
-
-
-@triton.jit(do_not_specialize=["row_start", "num_queries", "num_keys", "left", "right", "per_split"])
 def scores_kernel(
     q, k, bias, column_bias, first, last, image,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, bias_key,
-    bounds_batch, image_batch, image_channel, num_rows, row_start, num_queries, num_keys, left, right, per_split, scale,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row,
+    bounds_step, image_batch, image_channel, num_rows, row_start, row_stop, num_keys, columns, per_split, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
@@ -115,40 +94,47 @@ def scores_kernel(
 
     A program takes a block of rows and a split of the keys. The grid is (row blocks · splits, H, B).
     """
+    dtype: tl.constexpr = image.dtype.element_ty
     blocks = tl.cdiv(num_rows, BLOCK_R)
     block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    exists = (row < num_queries) & (local < num_rows)
-    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
-    low, high = tl.where(local < num_rows, low, 1 << 30), tl.where(local < num_rows, high, -1)
+    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     bias += batch * bias_batch + head * bias_head
     column_bias += (batch * H + head) * num_keys
-    image += batch * image_batch + head * image_channel - left * num_rows
+    image += batch * image_batch + head * image_channel
     queries = ()
     for part in tl.static_range(PARTS):
-        queries = queries + (tl.trans(load_rows(q, row, exists, part, q_token, D, PART)),)
-    own = left // BLOCK_K * BLOCK_K + split * per_split
-    begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, own)
-    end = tl.minimum(tl.minimum(tl.max(high) + 1, right), own + per_split)
-    # Tiles in which every row sees every key need no mask.
-    inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.maximum(tl.max(low), left), end), BLOCK_K) * BLOCK_K)
-    outer = tl.maximum(inner, tl.minimum(tl.min(high) + 1, end) // BLOCK_K * BLOCK_K)
-    score_tiles(
-        queries, k, bias, column_bias, image, row, low, high, local, num_rows, begin, tl.minimum(inner, end), num_keys,
-        left, right, scale, image_channel, k_token, bias_row, bias_key,
-        H, D, PART, PARTS, BLOCK_K, BIAS, True, PRECISION, STAGES)  # fmt: skip
-    score_tiles(
-        queries, k, bias, column_bias, image, row, low, high, local, num_rows, inner, outer, num_keys,
-        left, right, scale, image_channel, k_token, bias_row, bias_key,
-        H, D, PART, PARTS, BLOCK_K, BIAS, False, PRECISION, STAGES)  # fmt: skip
-    score_tiles(
-        queries, k, bias, column_bias, image, row, low, high, local, num_rows, outer, end, num_keys,
-        left, right, scale, image_channel, k_token, bias_row, bias_key,
-        H, D, PART, PARTS, BLOCK_K, BIAS, True, PRECISION, STAGES)  # fmt: skip
+        queries = queries + (tl.trans(load_rows(q, row, row < row_stop, part, q_token, D, PART, True)),)
+    begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
+    end = tl.minimum(tl.max(high) + 1, (split + 1) * per_split)
+    cuts = tile_cuts(low, high, begin, end, BLOCK_K)
+    for third in tl.static_range(3):
+        for start in tl.range(cuts[third], cuts[third + 1], BLOCK_K, num_stages=STAGES):
+            column = start + tl.arange(0, BLOCK_K)
+            seen = column < num_keys if third != 1 else column >= 0
+            scores = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
+            for part in tl.static_range(PARTS):
+                tile = load_rows(k, column, seen, part, k_token, D, PART, third != 1)
+                scores = dot(tile, queries[part], scores, PRECISION)
+            scores *= scale
+            shown = seen[:, None]
+            if third != 1:
+                shown = (column[:, None] >= low[None, :]) & (column[:, None] <= high[None, :])
+                scores = tl.where(shown, scores, 0.0)
+            target = image + column[:, None] * num_rows + local[None, :]
+            inside = (column < columns)[:, None] & (local < num_rows)[None, :] if third != 1 else None
+            tl.store(target, to_image(scores, dtype), mask=inside)
+            if BIAS != "none":
+                values = load_bias(
+                    bias, column_bias, row[None, :], column[:, None], (row < row_stop)[None, :], seen[:, None], shown,
+                    bias_row, BIAS)  # fmt: skip
+                if third != 1:
+                    values = tl.where(shown, values, 0.0)
+                tl.store(target + H * image_channel, to_image(values, dtype), mask=inside)
 
 
 @triton.jit
@@ -236,8 +222,7 @@ def convolve_columns(
     kept_stop, steps, begin, end, image_channel, out_channel, kept_channel, table_plane, values_length, slope1, slope2,
     IN: tl.constexpr, OUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     LEFT1: tl.constexpr, LEFT2: tl.constexpr, CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr,
-    EDGE: tl.constexpr, FINAL: tl.constexpr, KEEP: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    KEEP: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Two convolutions of the columns that the outputs start … stop − 1 depend on.
 
@@ -283,80 +268,64 @@ def convolve_columns(
             summed = summed + (dot(active, w2[len(w2) - 1 - i], before, PRECISION),)
         pending = summed[1:]
         done = c - RIGHT2
-        result = summed[0]
-        if not FINAL:
-            result = tl.where(inside_row(done, low, high, CAUSAL)[:, None], leaky(result, slope2), 0.0)
         index = done * num_rows + local[:, None] + outs[None, :] * out_channel
         mask = ((done >= start) & (done < stop)) & (outs < OUTS)[None, :]
-        tl.store(out + index, result.to(out.dtype.element_ty), mask=mask)
+        # Of rows that end earlier, later columns are not read.
+        tl.store(out + index, leaky(summed[0], slope2).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "row_start",
-        "num_queries",
-        "left",
-        "right",
-        "walk",
-        "held",
-        "wanted",
-        "offset",
-        "values_length",
-        "lowest",
-    ]
-)
+@triton.jit
 def convolve_kernel(
     image, out, kept, first, last, w1, w2, b1, b2, table, values,
-    bounds_batch, image_batch, image_channel, out_batch, out_channel, kept_batch, kept_channel, table_plane,
-    values_length, lowest, num_rows, row_start, num_queries, left, right, walk, held, wanted, offset, slope1, slope2,
+    bounds_step, image_batch, image_channel, out_batch, out_channel, kept_batch, kept_channel, table_plane,
+    values_length, lowest, num_rows, row_start, row_stop, columns, walk, held, offset, slope1, slope2,
     IN: tl.constexpr, OUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     K1: tl.constexpr, LEFT1: tl.constexpr, K2: tl.constexpr, LEFT2: tl.constexpr, BLOCK_R: tl.constexpr,
-    CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr, FINAL: tl.constexpr,
+    CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr,
     KEEP: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Two stages over an image: out = stage₂(LeakyReLU(stage₁(image))), the hidden map on the chip.
 
     w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; values [distances, OUT], instead of b2, include the offset.
-    held, wanted: columns past the visible ones in the hidden map and in the result. FINAL: no activation follows. KEEP:
-    the hidden map, of HIDDEN channels, is also written, as an image `kept`.
-    The grid is (row blocks, walks, B).
+    held: columns past the visible ones in the hidden map. KEEP: the hidden map, of HIDDEN channels, is also written, as
+    an image `kept`. The grid is (row blocks, walks, B).
     """
     RIGHT1: tl.constexpr = K1 - 1 - LEFT1
     block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, num_queries)
-    begin, end = tl.maximum(tl.min(low), left), tl.max(high) + 1
-    start, finish = begin + tl.program_id(1) * walk, tl.minimum(end + wanted, right)
+    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
+    begin, end = tl.min(low), tl.max(high) + 1
+    start, finish = begin + tl.program_id(1) * walk, tl.minimum(end, columns)
     stop = tl.minimum(start + walk, finish)
     # The last of the walks includes the columns of the hidden map after those of the result.
-    kept_stop = tl.where(stop == finish, tl.minimum(end + held, right), stop)
+    kept_stop = tl.where(stop == finish, tl.minimum(end + held, columns), stop)
     if start < stop:
-        channel, wide, outs = tl.arange(0, CHANNELS), tl.arange(0, WIDTH), tl.arange(0, OUT)
-        taps1 = load_taps(w1, channel, wide, K1, CHANNELS, WIDTH)
-        taps2 = load_taps(w2, wide, outs, K2, WIDTH, OUT)
-        offset1, offset2 = tl.load(b1 + wide), tl.load(b2 + outs)
-        image += batch * image_batch - left * num_rows
-        out += batch * out_batch - left * num_rows
-        kept += batch * kept_batch - left * num_rows
+        taps1 = load_taps(w1, tl.arange(0, CHANNELS), tl.arange(0, WIDTH), K1, CHANNELS, WIDTH)
+        taps2 = load_taps(w2, tl.arange(0, WIDTH), tl.arange(0, OUT), K2, WIDTH, OUT)
+        offset1, offset2 = tl.load(b1 + tl.arange(0, WIDTH)), tl.load(b2 + tl.arange(0, OUT))
+        image += batch * image_batch
+        out += batch * out_batch
+        kept += batch * kept_batch
         # Column m of the table is distance m − RIGHT1.
         distance = row + offset
         steps = stop - start + K1 + K2 - 2
-        interior = (tl.maximum(tl.max(low), left) + LEFT1 + LEFT2 + K1 + K2 <= start) & (
-            start + steps <= tl.minimum(right, tl.minimum(tl.min(high), row_start + block * BLOCK_R + offset))
+        interior = (tl.max(low) + LEFT1 + LEFT2 + K1 + K2 <= start) & (
+            start + steps
+            <= tl.minimum(columns, tl.minimum(tl.min(high), row_start + block * BLOCK_R + offset))
         )
         if interior:
             convolve_columns(
                 image, out, kept, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
-                distance + RIGHT1, distance - lowest, start, stop, kept_stop, steps, begin, tl.minimum(end, right),
-                image_channel, out_channel, kept_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT, LEFT1, LEFT2,
-                CAUSAL, TABLE, VALUES, False, FINAL, KEEP, HIDDEN, PRECISION, STAGES)  # fmt: skip
+                distance + RIGHT1, distance - lowest, start, stop, kept_stop, steps, begin, finish, image_channel,
+                out_channel, kept_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT,
+                LEFT1, LEFT2, CAUSAL, TABLE, VALUES, KEEP, HIDDEN, PRECISION, STAGES, EDGE=False)  # fmt: skip
         else:
             convolve_columns(
                 image, out, kept, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
-                distance + RIGHT1, distance - lowest, start, stop, kept_stop, steps, begin, tl.minimum(end, right),
-                image_channel, out_channel, kept_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT, LEFT1, LEFT2,
-                CAUSAL, TABLE, VALUES, True, FINAL, KEEP, HIDDEN, PRECISION, STAGES)  # fmt: skip
+                distance + RIGHT1, distance - lowest, start, stop, kept_stop, steps, begin, finish, image_channel,
+                out_channel, kept_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT,
+                LEFT1, LEFT2, CAUSAL, TABLE, VALUES, KEEP, HIDDEN, PRECISION, STAGES, EDGE=True)  # fmt: skip
 
 
 @triton.jit
@@ -366,130 +335,144 @@ def unit_matrix(SIZE: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def attend_tiles(
-    queries, k, v, image, bias, column_bias, factor, unit, sums, highest, total, row, low, high, local, num_rows, begin,
-    end, num_keys, scale, image_channel, k_token, bias_row, bias_key,
-    D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr,
-    IMAGES: tl.constexpr, BIAS: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr, EDGE: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The running softmax over the tiles of keys begin … end − 1; maxima are in units of ln 2."""
-    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
-        key = start + tl.arange(0, BLOCK_K)
-        seen = key < num_keys if EDGE else key >= 0
-        shown = (key[None, :] >= low[:, None]) & (key[None, :] <= high[:, None]) if EDGE else seen[None, :]
-        logits = tl.zeros([row.shape[0], BLOCK_K], tl.float32)
-        if SCORES:
-            for part in tl.static_range(PARTS):
-                tile = load_rows(k, key, seen, part, k_token, D, PART, EDGE)
-                logits = dot(queries[part], tl.trans(tile), logits, PRECISION)
-            logits *= scale
-        # As an operand of a product with the unit matrix, a tile of the image is cheap to load into registers.
-        for number in tl.static_range(IMAGES):
-            index = number * image_channel + key[None, :] * num_rows + local[:, None]
-            logits = dot(load_pixels(image, index, shown, EDGE), unit, logits, PRECISION)
-        if BIAS != "none":
-            logits += load_bias(bias, row[:, None], key[None, :], shown, bias_row, bias_key)
-        if BIAS == "separable":
-            logits += tl.load(column_bias + key, mask=seen, other=0.0).to(tl.float32)[None, :]
-        if FACTOR:
-            logits *= factor[:, None]
-        if EDGE:
-            logits = tl.where(shown, logits, -float("inf"))
-        higher = tl.maximum(highest, tl.max(logits, 1) * LOG2E)
-        # Before the first visible key all logits are −∞: any finite number will do.
-        base = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(logits * LOG2E - base[:, None])
-        shrink = tl.exp2(highest - base)
-        total = total * shrink + tl.sum(weights, 1)
-        if SUMS:
-            weights = weights.to(v.dtype.element_ty)
-            updated = ()
-            for part in tl.static_range(PARTS):
-                tile = load_rows(v, key, seen, part, k_token, D, PART, EDGE)
-                updated = updated + (dot(weights, tile, sums[part] * shrink[:, None], PRECISION),)
-            sums = updated
-        highest = higher
-    return sums, highest, total
+def add_sink(lse, sink):
+    """log(exp(lse) + exp(sink))."""
+    most = tl.maximum(lse, sink)
+    return most + tl.log(tl.exp(lse - most) + tl.exp(sink - most))
 
 
-@triton.jit(
-    do_not_specialize=[
-        "row_start",
-        "row_stop",
-        "out_start",
-        "out_rows",
-        "num_queries",
-        "num_keys",
-        "per_split",
-    ]
-)
+@triton.jit
 def attend_kernel(
-    q, k, v, image, bias, column_bias, factor, first, last, out, lse,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, bias_key,
-    bounds_batch, factor_batch, image_batch, image_head, image_channel, num_rows, row_start, row_stop, out_start,
+    q, k, v, image, bias, column_bias, factor, sink, first, last, out, lse,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row,
+    bounds_step, factor_step, image_batch, image_channel, num_rows, row_start, row_stop, out_start,
     out_rows, num_queries, num_keys, per_split, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGES: tl.constexpr,
-    BIAS: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGE: tl.constexpr,
+    BIAS: tl.constexpr, FACTOR: tl.constexpr, SINK: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [splits, B, H, out_rows, D] and lse [splits, B, H, out_rows]: softmax · V over a split of the visible keys.
 
-    The logits are the sum of those present among scores (SCORES), images (IMAGES of them, image_channel apart) and a
-    bias (BIAS), times factor [1 or B, H, Tq] (FACTOR). Without SUMS, only lse is written. A split that sees nothing has
-    lse −∞. The grid is (row blocks · splits, H, B); the last rows, which see the most, go first.
+    The logits are the sum of those present among scores (SCORES), an image (IMAGE) and a bias (BIAS), times factor
+    [1 or B, H, Tq] (FACTOR). SINK: sink [H] is the logit of a further key with value zero. Without SUMS, only lse is
+    written. A split that sees nothing has lse −∞. The grid is (row blocks · splits, H, B); the last rows, which see the
+    most, go first.
     """
     blocks = tl.cdiv(num_rows, BLOCK_R)
     block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    low, high = load_bounds(first + batch * bounds_batch, last + batch * bounds_batch, row, row_stop)
+    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
     exists = row < row_stop
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     v += batch * k_batch + head * G // H * k_head
-    image += batch * image_batch + head * image_head
+    image += batch * image_batch + head * image_channel
     bias += batch * bias_batch + head * bias_head
     column_bias += (batch * H + head) * num_keys
-    sums, queries, unit = (), (), low
+    sums, queries, unit, row_factor = (), (), low, low
     for part in tl.static_range(PARTS):
         if SUMS:
             sums = sums + (tl.zeros([BLOCK_R, PART], tl.float32),)
         if SCORES:
-            queries = queries + (load_rows(q, row, exists, part, q_token, D, PART),)
-    if IMAGES:
+            queries = queries + (load_rows(q, row, exists, part, q_token, D, PART, True),)
+    if IMAGE:
         unit = unit_matrix(BLOCK_K, image.dtype.element_ty)
-    row_factor = low
     if FACTOR:
-        pointer = factor + batch * factor_batch + head * num_queries + row
+        pointer = factor + batch * factor_step + head * num_queries + row
         row_factor = tl.load(pointer, mask=exists, other=0.0)
+    # Maxima are in units of ln 2.
     highest = tl.full([BLOCK_R], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
     begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
-    end = tl.minimum(tl.max(high) + 1, (split + 1) * per_split)
-    # Tiles in which every row sees every key need no mask.
-    inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.max(low), end), BLOCK_K) * BLOCK_K)
-    outer = tl.maximum(inner, tl.minimum(tl.min(high) + 1, end) // BLOCK_K * BLOCK_K)
-    sums, highest, total = attend_tiles(
-        queries, k, v, image, bias, column_bias, row_factor, unit, sums, highest, total, row, low, high, local, num_rows, begin,
-        tl.minimum(inner, end), num_keys, scale, image_channel, k_token, bias_row, bias_key,
-        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, FACTOR, SUMS, True, PRECISION, STAGES)  # fmt: skip
-    sums, highest, total = attend_tiles(
-        queries, k, v, image, bias, column_bias, row_factor, unit, sums, highest, total, row, low, high, local, num_rows, inner,
-        outer, num_keys, scale, image_channel, k_token, bias_row, bias_key,
-        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, FACTOR, SUMS, False, PRECISION, STAGES)  # fmt: skip
-    sums, highest, total = attend_tiles(
-        queries, k, v, image, bias, column_bias, row_factor, unit, sums, highest, total, row, low, high, local, num_rows, outer,
-        end, num_keys, scale, image_channel, k_token, bias_row, bias_key,
-        D, PART, PARTS, BLOCK_K, SCORES, IMAGES, BIAS, FACTOR, SUMS, True, PRECISION, STAGES)  # fmt: skip
-
+    cuts = tile_cuts(low, high, begin, tl.minimum(tl.max(high) + 1, (split + 1) * per_split), BLOCK_K)
+    for third in tl.static_range(3):
+        for start in tl.range(cuts[third], cuts[third + 1], BLOCK_K, num_stages=STAGES):
+            key = start + tl.arange(0, BLOCK_K)
+            seen = key < num_keys if third != 1 else key >= 0
+            shown = seen[None, :]
+            if third != 1:
+                shown = (key[None, :] >= low[:, None]) & (key[None, :] <= high[:, None])
+            logits = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
+            if SCORES:
+                for part in tl.static_range(PARTS):
+                    tile = load_rows(k, key, seen, part, k_token, D, PART, third != 1)
+                    logits = dot(queries[part], tl.trans(tile), logits, PRECISION)
+                logits *= scale
+            if IMAGE:
+                # As an operand of a product with the unit matrix, a tile of the image is cheap to load into registers.
+                index = key[None, :] * num_rows + local[:, None]
+                logits = dot(load_pixels(image, index, shown, third != 1), unit, logits, PRECISION)
+            if BIAS != "none":
+                logits += load_bias(
+                    bias, column_bias, row[:, None], key[None, :], exists[:, None], seen[None, :], shown, bias_row,
+                    BIAS)  # fmt: skip
+            if FACTOR:
+                logits *= row_factor[:, None]
+            if third != 1:
+                logits = tl.where(shown, logits, -float("inf"))
+            higher = tl.maximum(highest, tl.max(logits, 1) * LOG2E)
+            # Before the first visible key all logits are −∞: any finite number will do.
+            base = tl.where(higher == -float("inf"), 0.0, higher)
+            weights = tl.exp2(logits * LOG2E - base[:, None])
+            shrink = tl.exp2(highest - base)
+            total = total * shrink + tl.sum(weights, 1)
+            if SUMS:
+                weights = weights.to(v.dtype.element_ty)
+                updated = ()
+                for part in tl.static_range(PARTS):
+                    tile = load_rows(v, key, seen, part, k_token, D, PART, third != 1)
+                    updated = updated + (dot(weights, tile, sums[part] * shrink[:, None], PRECISION),)
+                sums = updated
+            highest = higher
     empty = total == 0
-    total = tl.where(empty, 1.0, total)
+    share = 1 / tl.where(empty, 1.0, total)
+    result = tl.where(empty, 0.0, highest) / LOG2E - tl.log(share)
+    if SINK:
+        alone = result
+        result = add_sink(alone, tl.load(sink + head).to(tl.float32))
+        share *= tl.exp(alone - result)
+    result = tl.where(empty, -float("inf"), result)
     index = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start
-    tl.store(lse + index, tl.where(empty, -float("inf"), highest / LOG2E + tl.log(total)), mask=exists)
+    tl.store(lse + index, result, mask=exists)
     if SUMS:
         for part in tl.static_range(PARTS):
             dim = part * PART + tl.arange(0, PART)
-            mean = (sums[part] / total[:, None]).to(out.dtype.element_ty)
+            mean = (sums[part] * share[:, None]).to(out.dtype.element_ty)
             tl.store(out + index[:, None] * D + dim[None, :], mean, mask=exists[:, None] & (dim < D)[None, :])
+
+
+@triton.jit
+def merge_kernel(
+    parts, sums, out, lse, sink, splits, num_rows, row_start, num_queries,
+    H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SINK: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """The output and log-sum-exp of rows whose keys were split: parts [splits, B, H, num_rows, D], sums [splits, B, H,
+    num_rows] as attend_kernel writes them. The grid is (num_rows, H, B).
+    """
+    row, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    index, every = (batch * H + head) * num_rows + row, tl.num_programs(2).to(tl.int64) * H * num_rows
+    dim = tl.arange(0, WIDTH)
+    highest = tl.load(sums + index)
+    for split in tl.range(1, splits):
+        highest = tl.maximum(highest, tl.load(sums + split * every + index))
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    total, mean = base * 0.0, tl.zeros([WIDTH], tl.float32)
+    for split in tl.range(0, splits):
+        weight = tl.exp(tl.load(sums + split * every + index) - base)
+        total += weight
+        if SUMS:
+            mean += weight * tl.load(parts + (split * every + index) * D + dim, mask=dim < D, other=0.0)
+    share = 1 / tl.where(total == 0, 1.0, total)
+    result = base - tl.log(share)
+    if SINK:
+        alone = result
+        result = add_sink(alone, tl.load(sink + head).to(tl.float32))
+        share *= tl.exp(alone - result)
+    result = tl.where(total == 0, -float("inf"), result)
+    index = (batch * H + head) * num_queries + row_start + row
+    tl.store(lse + index, result)
+    if SUMS:
+        tl.store(out + index * D + dim, (mean * share).to(out.dtype.element_ty), mask=dim < D)
