@@ -10,10 +10,9 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 
 from dape.bench import report
 from dape.bench.report import Record
@@ -73,10 +72,8 @@ class Options:
         help="Files written by --json, separated by commas: print these instead of compiling.",
         listed=str,
     )
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record per kernel.", writes="file"
-    )
-    markdown: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+    json: Path | None = setting(None, help="Write one record per kernel.", writes="file")
+    markdown: Path | None = setting(
         None, help="Write the tables between the markers <!-- gpu-estimate --> of a page.", writes="file"
     )
 

@@ -7,10 +7,8 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 
 from dape.bench import report
 from dape.bench.report import Record
@@ -68,9 +66,7 @@ class Options:
         "", help="avx512, avx512_short, avx2 or portable; empty: the fastest that runs here."
     )
     rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record per stage.", writes="file"
-    )
+    json: Path | None = setting(None, help="Write one record per stage.", writes="file")
 
 
 def main(arguments: list[str]) -> int:

@@ -47,9 +47,13 @@ def test_too_little_memory_names_the_size():
         (
             KeyError("splits"),
             1,
-            "dape methods: there is no 'splits' (a fault of dape: --debug shows where)\n",
+            "dape methods: there is no 'splits' (this is a bug in dape; rerun with --debug for the traceback)\n",
         ),
-        (IndexError("3"), 1, "dape methods: IndexError: 3 (a fault of dape: --debug shows where)\n"),
+        (
+            IndexError("3"),
+            1,
+            "dape methods: IndexError: 3 (this is a bug in dape; rerun with --debug for the traceback)\n",
+        ),
     ],
 )
 def test_one_boundary(error, code, said, monkeypatch, capsys):

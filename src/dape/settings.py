@@ -42,6 +42,8 @@ class Rule:
     suffixes:     allowed suffixes of the file.
     test:         raises ValueError for an invalid value.
     fixes_run:    a run or a comparison continues only with the same value.
+    positional:   on the command line a value without a flag.
+    hidden:       not an option of the command line.
     """
 
     low: float | None = None
@@ -55,6 +57,8 @@ class Rule:
     suffixes: tuple[str, ...] = ()
     test: Callable[[Any], object] | None = None
     fixes_run: bool = True
+    positional: bool = False
+    hidden: bool = False
 
     @property
     def bounded(self) -> bool:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
-import tyro
 
 from dape import cli
 from dape.cli import parsing
@@ -26,6 +25,7 @@ NEEDED = {
     "lm-eval": ["folder", "--tasks", "task.yaml"],
     "data show": ["folder"],
     "retrofit": ["folder"],
+    "merge": ["folder"],
     "suite": ["folder"],
     "tasks run": ["even_pairs"],
     "tasks table": ["folder"],
@@ -48,31 +48,21 @@ def settings_of(command: str, monkeypatch, capsys) -> type | None:
     """The dataclass that a command's options come from, whatever it is and wherever it stands."""
     found: list[type] = []
 
-    def capture(kind, **options):
+    def capture(kind, *arguments, **options):
         found.append(kind)
         raise Captured
 
     with monkeypatch.context() as patched, contextlib.suppress(Captured, SystemExit):
-        patched.setattr(tyro, "cli", capture)
+        patched.setattr(parsing, "build_parser", capture)
         cli.main([*command.split(), *NEEDED.get(command, []), "--help"])
     capsys.readouterr()
-    if not found:
-        return None
-    if is_dataclass(found[0]):
-        return found[0]
-    wanted = command.split()[-1]
-    members = {kind.__name__.lower(): kind for kind in map(_plain, typing.get_args(found[0]))}
-    return members.get(wanted)
-
-
-def _plain(hint):
-    return typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+    return found[0] if found else None
 
 
 def hidden(kind: type, name: str) -> bool:
     """Options without a flag: positional ones, and those that a command does not show."""
-    marks = getattr(typing.get_type_hints(kind, include_extras=True)[name], "__metadata__", ())
-    return tyro.conf.Positional in marks or tyro.conf.Suppress in marks
+    (rule,) = (rule_of(member) for member in fields(kind) if member.name == name)
+    return rule.positional or rule.hidden
 
 
 def kinds(hint) -> set:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 
 import pytest
 
@@ -39,22 +37,10 @@ def test_no_line_is_longer_than_80_columns(command, capsys, monkeypatch):
     assert [line for line in lines if re.search(r"None|\[\[|\(default: \)", line)] == []
 
 
-def test_a_long_line_goes_on_below_its_text():
-    assert cli.narrow("  name  one two three four", 16) == "  name  one two\n        three\n        four"
-    assert cli.narrow("one two three", 8) == "one two\nthree"
-
-
 def test_the_folder_of_a_comparison_has_its_own_text(capsys):
     text = " ".join(printed(["compare", "--help"], capsys).replace("│", " ").split())
     assert "finished runs are kept. (default: runs/compare)" in text
     assert "METHOD-PRESET" not in text
-
-
-def test_the_boxes_are_drawn_where_the_encoding_has_them(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
-    printed(["eval", "--help"], capsys)
-    sys.stdout.seek(0)
-    assert "╭─ options ─" in sys.stdout.read()
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

@@ -61,7 +61,7 @@ def test_import_dape_has_no_side_effects():
         "import sys, torch; before = list(sys.meta_path), list(sys.path_hooks), dict(__import__('os').environ)\n"
         "import dape\n"
         "assert (list(sys.meta_path), list(sys.path_hooks), dict(__import__('os').environ)) == before\n"
-        "print(sorted({'transformers', 'lm_eval', 'tyro', 'rich', 'safetensors'} & set(sys.modules)))"
+        "print(sorted({'transformers', 'lm_eval', 'rich', 'safetensors'} & set(sys.modules)))"
     )
     assert seen == "[]"
 

@@ -73,7 +73,7 @@ def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_wrong_option_of_the_command_is_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r'^--methods="rope,dapper": unknown method "dapper"; did you mean'):
+    with pytest.raises(ValueError, match=r'^methods="rope,dapper": unknown method "dapper"; did you mean'):
         parse(["--methods", "rope,dapper"])
 
 

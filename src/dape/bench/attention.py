@@ -7,10 +7,8 @@ import itertools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 
 from dape.bench import memory, report, workload
 from dape.bench.report import Record
@@ -93,12 +91,8 @@ class Options:
     times: bool = setting(True, help="--no-times: measure memory alone.")
     clock: str = setting("wall", help=CLOCK_HELP)
     busy: int = setting(0, help="Also time with this many busy processes running.", low=0, high=4096)
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record per case.", writes="file"
-    )
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Plot milliseconds over length.", writes="file", suffixes=PICTURES
-    )
+    json: Path | None = setting(None, help="Write one record per case.", writes="file")
+    plot: Path | None = setting(None, help="Plot milliseconds over length.", writes="file", suffixes=PICTURES)
 
 
 def show(options: Options, records: list[Record]) -> None:

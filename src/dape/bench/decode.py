@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 
 from dape.bench import report
 from dape.bench.attention import BIAS_HELP, CLOCK_HELP, COLUMNS, Placement, candidates, finish, measure
@@ -43,12 +41,8 @@ class Options:
     rounds: int = setting(50, help="Rounds; the median is reported.", low=1, high=10**6)
     clock: str = setting("wall", help=CLOCK_HELP)
     memory: bool = setting(True, help="Also measure the peak memory of every case (Linux).")
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record per case.", writes="file"
-    )
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Plot milliseconds over length.", writes="file", suffixes=PICTURES
-    )
+    json: Path | None = setting(None, help="Write one record per case.", writes="file")
+    plot: Path | None = setting(None, help="Plot milliseconds over length.", writes="file", suffixes=PICTURES)
 
 
 def show(options: Options, records: list[report.Record]) -> None:

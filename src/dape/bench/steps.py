@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 
 from dape.bench import report
 from dape.bench.attention import CLOCK_HELP, DTYPES, hardware
@@ -33,9 +31,7 @@ class StepOptions:
     threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
     rounds: int = setting(9, help="Rounds; the median is reported.", low=1, high=10**6)
     clock: str = setting("wall", help=CLOCK_HELP)
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record per method.", writes="file"
-    )
+    json: Path | None = setting(None, help="Write one record per method.", writes="file")
 
     def prepare(self) -> None:
         """Set the number of threads; raise for a clock that there is not."""

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
-import io
 import os
-import re
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from dape.errors import expected, install, sentence
@@ -105,9 +99,6 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         print(f"dape {name} needs {error.name}: {install(command.extra)}", file=sys.stderr)
         return 2
     try:
-        if {"-h", "--help"} & {*rest}:
-            with narrow_output():
-                return entry(rest) or 0
         return entry(rest) or 0
     except KeyboardInterrupt:
         print(f"\ndape {name}: interrupted", file=sys.stderr)
@@ -118,55 +109,10 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         # The only handler that prints errors.
         if debug:
             raise
-        more = "" if expected(error) else " (a fault of dape: --debug shows where)"
-        said = error.as_option if isinstance(error, SettingError) else sentence(error)
-        print(f"dape {name}: {said}{more}", file=sys.stderr)
+        more = "" if expected(error) else " (this is a bug in dape; rerun with --debug for the traceback)"
+        message = error.as_option if isinstance(error, SettingError) else sentence(error)
+        print(f"dape {name}: {message}{more}", file=sys.stderr)
         return 2 if expected(error) else 1
-
-
-@contextlib.contextmanager
-def narrow_output() -> Iterator[None]:
-    """Wrap output printed in the block to the width of the terminal: tyro does not wrap descriptions."""
-    # tyro checks the encoding and for a terminal before it draws boxes and colours.
-    printed = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)
-    printed.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # of this one object
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        columns = shutil.get_terminal_size().columns
-        printed.seek(0)
-        for line in without_none(printed.read().rstrip()).splitlines():
-            print(narrow(line, columns))
-
-
-def without_none(text: str) -> str:
-    """Help text without None: tyro writes {None}|STR and (default: None) for optional options, and for several values
-    [[STR [STR ...]]] and (default: )."""
-    changed = re.sub(r"\{None\}\|([^\s\x1b│]+)", lambda match: match[1] + " " * len("{None}|"), text)
-    changed = re.sub(
-        r"\[\[([^\s\[\]]+) \[\1 \.\.\.\]\]\]", lambda match: f"[{match[1]} …]".ljust(len(match[0])), changed
-    )
-    changed = re.sub(r"^usage:.*", lambda match: re.sub(r"(?<=\S) +", " ", match[0]).rstrip(), changed)
-    # A default may be broken over two lines of a box.
-    changed = re.sub(
-        r"\(default:(?: |\s*│?\n│?\s*)(?:None)?\)", lambda match: re.sub(r"[^\s│]", " ", match[0]), changed
-    )
-    blank = re.compile(r"[\s│]*")
-    pairs = zip(text.splitlines(), changed.splitlines(), strict=True)
-    return "\n".join(now for before, now in pairs if blank.fullmatch(before) or not blank.fullmatch(now))
-
-
-def narrow(line: str, columns: int) -> str:
-    """Wrap a line to at most `columns` columns; continuation lines are aligned with its last column of text."""
-    # Lines with colours were already wrapped by tyro.
-    if len(line) <= columns or "\x1b" in line:
-        return line
-    margin = re.match(r"\s*(?:\S.*\s{2,}(?=\S))?", line)
-    indent = margin.end() if margin and margin.end() < columns * 3 // 4 else 4
-    return textwrap.fill(
-        line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def usage() -> str:

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from dape.cli.parsing import parse
 from dape.methods import parse_method
 from dape.plugins import load
@@ -25,8 +23,8 @@ class Options:
     """Run the conformance properties on every encoding and processor that a file registers: nothing leaks from the
     future, decoding equals prefill, padding changes nothing, gradients are right, saving and loading are exact."""
 
-    file: tyro.conf.Positional[Path] = setting(
-        help="Python file that registers them.", reads="file", suffixes=(".py",)
+    file: Path = setting(
+        help="Python file that registers them.", reads="file", suffixes=(".py",), positional=True
     )
 
 

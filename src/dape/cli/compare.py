@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from dape.cli.options import ModelOptions, training_defaults, with_options
-from dape.cli.parsing import parse as parse_options
+from dape.cli.options import ModelOptions, read_training
 from dape.lab.compare import CompareConfig, Comparison, by_recipe, run_comparison
 from dape.lab.curves import HELD, WORSE, loss_table, verdict, views, warnings
 from dape.lab.display import display
@@ -37,10 +36,6 @@ class CommandLine(ModelOptions, CompareConfig):
     pass
 
 
-# Name of the options in tyro's error messages.
-CommandLine.__name__ = "dape compare"
-
-
 def main(arguments: list[str]) -> int:
     config = parse(arguments)
     console = terminal()
@@ -53,17 +48,10 @@ def terminal() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 80)
 
 
-def parse(
-    arguments: list[str], kind: Any = CommandLine, prog: str = "dape compare", description: str = DESCRIPTION
-) -> Any:
-    """Parse the options: the preset's recipe, overridden by the file, overridden by the command line."""
-    changes = training_defaults(arguments)
-    default = by_recipe(changes["preset"], **changes)
-    parsed: Any = parse_options(
-        kind, arguments, default=kind(**asdict(default)), prog=prog, description=description
-    )
-    config = with_options(CompareConfig, parsed)
-    return config if kind is CommandLine else (config, parsed)
+def parse(arguments: list[str]) -> CompareConfig:
+    return read_training(
+        CommandLine, CompareConfig, by_recipe, arguments, prog="dape compare", description=DESCRIPTION
+    )[0]
 
 
 def run(config: CompareConfig, console: Console, **options: Any) -> Comparison:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dape.cli.parsing import parse
+from dape.cli.parsing import parse_action
 from dape.data import TokenData, open_data, prepare, verify
 from dape.data.corpora import default_tokenizer
 from dape.data.preparation import parse_validation
@@ -25,9 +23,10 @@ class Prepare:
     error.
     """
 
-    corpus: tyro.conf.Positional[str] = setting(
+    corpus: str = setting(
         "stdlib",
         help='"python" (long source files of installed packages); "stdlib" (the library sources of this Python); a file, folder or glob (.txt .md .tex .py .jsonl .jsonl.gz .jsonl.zst .parquet); or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD], streamed.',
+        positional=True,
     )
     out: Path = setting(Path("data"), help="Output folder.", writes="folder")
     tokenizer: str | None = setting(
@@ -78,9 +77,7 @@ class Prepare:
 class Show:
     """Summary of a folder of packed tokens."""
 
-    folder: tyro.conf.Positional[Path] = setting(
-        help="Folder written by `dape data prepare`.", reads="folder"
-    )
+    folder: Path = setting(help="Folder written by `dape data prepare`.", reads="folder", positional=True)
     verify: bool = setting(False, help="Verify the checksums of all data.")
 
     def run(self) -> None:
@@ -92,12 +89,13 @@ class Show:
             print("checksums agree")
 
 
-Command = Annotated[Prepare, tyro.conf.subcommand("prepare")] | Annotated[Show, tyro.conf.subcommand("show")]
+ACTIONS = {"prepare": Prepare, "show": Show}
 
 
 def main(arguments: list[str]) -> int:
-    command: Prepare | Show = parse(Command, arguments, prog="dape data", config=(tyro.conf.OmitArgPrefixes,))
-    command.run()
+    parse_action(
+        ACTIONS, arguments, prog="dape data", description="Pack text into tokens; summarise packed tokens."
+    ).run()
     return 0
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import transformers
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -38,8 +37,9 @@ class Evaluate:
     The first model is the reference with which the others are compared, token by token.
     """
 
-    models: tyro.conf.Positional[list[str]]
-    """Run folders, or hf:PATH for any causal language model of Hugging Face."""
+    models: list[str] = setting(
+        help="Run folders, or hf:PATH for any causal language model of Hugging Face.", positional=True
+    )
     lengths: str | None = setting(
         None,
         help="Tokens of input, separated by commas; by default 1, 2, 4, 8 and 16 times the training length.",

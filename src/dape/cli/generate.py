@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import tyro
 from transformers import PreTrainedModel
 
 from dape.cli.parsing import parse
@@ -29,8 +28,8 @@ class Options:
     dape generate runs/dape1x3-kerple-tiny-64-0 --prompt 'def main(' --tokens 1000
     """
 
-    run: tyro.conf.Positional[Path] = setting(
-        help="Folder of a run, a retrofitted model or an adapter.", reads="folder"
+    run: Path = setting(
+        help="Folder of a run, a retrofitted model or an adapter.", reads="folder", positional=True
     )
     prompt: str = setting("\n", help="Prompt to continue; - reads it from standard input.")
     tokens: int = setting(256, help="Number of tokens to generate.", low=1, high=10**9)

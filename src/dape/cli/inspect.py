@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -47,8 +46,8 @@ class Options:
     the processor moves is saved.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]] = setting(
-        help="Folders that `dape train` wrote, or Hugging Face folders of our models."
+    runs: tuple[Path, ...] = setting(
+        help="Folders that `dape train` wrote, or Hugging Face folders of our models.", positional=True
     )
     text: str = setting(help="A file, or the text itself.")
     lengths: str = setting(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
 import yaml
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
@@ -28,7 +27,7 @@ class Options:
     A task file can execute Python functions (`!function`): only use files that you trust.
     """
 
-    run: tyro.conf.Positional[str] = setting(help="A run's folder, a Hugging Face model's, or an adapter's.")
+    run: str = setting(help="A run's folder, a Hugging Face model's, or an adapter's.", positional=True)
     tasks: tuple[str, ...] = setting(
         help="Task files (YAML, which can run code by `!function`), folders of them, or names of the harness's own "
         "tasks (these download data)."

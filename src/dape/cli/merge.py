@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from dape.cli.compare import show, terminal
 from dape.cli.parsing import parse
 from dape.files import distinct_names
@@ -19,8 +17,9 @@ class Options:
     """Merge the results of several comparisons or sweeps into one report; a method in several of them is labelled with
     its folder. Results on the same target tokens are compared token by token."""
 
-    folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of `dape compare` or `dape sweep`, or their results.json."""
+    folders: tuple[Path, ...] = setting(
+        help="Folders of `dape compare` or `dape sweep`, or their results.json.", positional=True
+    )
     out: Path = setting(Path("runs/merged"), help="Folder for results and report.", writes="folder")
 
 

@@ -1,82 +1,235 @@
-"""Command line parsing by a dataclass of settings or argparse; errors are one sentence."""
+"""Command lines as dataclasses of settings: one argparse parser from their fields; errors are one sentence."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
-import io
-import itertools
+import inspect
 import re
-import sys
+import shutil
+import textwrap
+import types
 import typing
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from dape.files import check_output
-from dape.settings import check, check_choice, option_name, rule_of
+from dape.settings import check, check_choice, option_name, rule_of, type_hints
 
 Options = TypeVar("Options")
+METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+EXPECTED = {int: "a whole number", float: "a number"}
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises errors, which `dape.cli` prints."""
 
+    def __init__(self, **options: Any) -> None:
+        options["description"] = folded(options.get("description") or "")
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
 
 
-def parse(kind: type[Options] | Any, arguments: list[str], *, prog: str, **options: Any) -> Options:
-    """Parse a command line into settings; values, inputs and output paths are checked.
+def parse(kind: type[Options], arguments: list[str], *, prog: str, description: str | None = None) -> Options:
+    """Parse a command line into a dataclass of settings; values, inputs and output paths are checked.
 
-    kind:    a dataclass of settings, or a union of them for subcommands.
-    options: of tyro.cli.
+    description: for --help, by default the docstring of the class.
     """
-    import tyro
-
-    actions = action_names(kind)
-    if actions and arguments and not arguments[0].startswith("-"):
-        check_choice("action", arguments[0], actions)
-    complaint = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    try:
-        with contextlib.redirect_stderr(complaint):
-            parsed = tyro.cli(kind, args=arguments, prog=prog, **options)
-    except SystemExit as end:
-        if not end.code:
-            raise
-        complaint.seek(0)
-        raise ValueError(with_suggestion(one_line(complaint.read()), kind)) from None
-    complaint.seek(0)
-    sys.stderr.write(complaint.read())
-    check(parsed)
-    check_inputs(parsed)
-    check_outputs(parsed)
-    return parsed
+    settings = kind(**read(kind, arguments, prog=prog, description=description))
+    check(settings)
+    check_paths(settings)
+    return settings
 
 
-def with_suggestion(complaint: str, kind: Any) -> str:
-    """The error message for an unknown option, with the nearest option."""
-    unknown = re.match(r"Unrecognized options: .*?(--[\w-]+)", complaint)
-    near = unknown and difflib.get_close_matches(unknown[1], option_names(kind), n=1)
-    if not (unknown and near):
-        return complaint
-    if near[0] == unknown[1]:
-        return f"{complaint}; it is a positional argument: give its value without {near[0]}"
-    return f"{complaint}; did you mean {near[0]}?"
+def parse_action(actions: dict[str, type], arguments: list[str], *, prog: str, description: str) -> Any:
+    """Parse `PROG ACTION …` into the settings of the action."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: {prog} {' | '.join(actions)} …\n\n{description}\nEach has its own --help.")
+        raise SystemExit(0)
+    check_choice("action", arguments[0], actions)
+    return parse(actions[arguments[0]], arguments[1:], prog=f"{prog} {arguments[0]}")
 
 
-def action_names(kind: Any) -> list[str]:
-    """Names of the subcommands of a union of settings; none of a single dataclass."""
-    marks = [mark for part in typing.get_args(kind) for mark in getattr(part, "__metadata__", ())]
-    return [mark.name for mark in marks if getattr(mark, "name", None)]
+def read(
+    kind: Any,
+    arguments: list[str],
+    *,
+    prog: str,
+    description: str | None = None,
+    defaults: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Values of the options that a command line gives, by field name; --help prints the help and exits.
+
+    defaults: values of all options from those given, for --help; by default those of the fields.
+    """
+    words = [re.sub(r"^--[a-z_]+", lambda match: match[0].replace("_", "-"), word) for word in arguments]
+    if {"-h", "--help"} & {*words}:
+        given = {}
+        parser = build_parser(kind, prog, description, required=False)
+        if defaults is not None:
+            given = vars(parser.parse_known_args([w for w in words if w not in ("-h", "--help")])[0])
+        build_parser(kind, prog, description, defaults and defaults(given)).print_help()
+        raise SystemExit(0)
+    found, unknown = build_parser(kind, prog, description).parse_known_args(words)
+    if unknown:
+        raise ValueError(_unknown(unknown, kind))
+    hints = type_hints(kind)
+    return {name: _typed(value, hints[name]) for name, value in vars(found).items()}
 
 
-def option_names(kind: Any) -> list[str]:
-    """Names of the options of a dataclass of settings, or of all members of a union."""
-    if is_dataclass(kind):
-        return [option_name(member.name) for member in fields(kind)]
-    return [name for part in typing.get_args(kind) for name in option_names(part)]
+def build_parser(
+    kind: Any,
+    prog: str,
+    description: str | None = None,
+    defaults: dict[str, Any] | None = None,
+    *,
+    required: bool = True,
+) -> Parser:
+    """Parser of a dataclass of settings; it sets only the options that are given."""
+    shown = [member for member in fields(kind) if not rule_of(member).hidden]
+    positional = [member for member in shown if rule_of(member).positional]
+    hints = type_hints(kind)
+    names = " ".join(_metavar(member, hints[member.name]) for member in positional)
+    text = inspect.cleandoc(kind.__doc__ or "") if description is None else description
+    parser = Parser(
+        prog=prog,
+        usage=" ".join(filter(None, (prog, names, "[options]"))),
+        description=text,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser._positionals.title, parser._optionals.title = "arguments", "options"
+    for member in shown:
+        default = defaults[member.name] if defaults and member.name in defaults else _default(member)
+        _add(parser, member, hints[member.name], default, required)
+    return parser
+
+
+def _add(parser: Parser, member: Field[Any], hint: Any, default: Any, required: bool) -> None:
+    rule, needed = rule_of(member), _default(member) is MISSING
+    help_text = member.metadata.get("help", "").replace("%", "%%")
+    value = " ".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
+    if value and default is not MISSING and default is not None and not isinstance(default, dict):
+        help_text += f" (default: {value if value.strip() else repr(value)})".replace("%", "%%")
+    options: dict[str, Any] = {"help": help_text.strip()}
+    item, count = _item(hint)
+    if item is bool:
+        parser.add_argument(option_name(member.name), action=argparse.BooleanOptionalAction, **options)
+        return
+    if typing.get_origin(item) is tuple:
+        # NAME=VALUE pairs: several after one flag, or the flag several times.
+        options |= {"action": "append", "nargs": "+", "metavar": "NAME=VALUE"}
+    elif typing.get_origin(item) is Literal:
+        choices = typing.get_args(item)
+        options |= {
+            "choices": choices,
+            "type": type(choices[0]),
+            "metavar": "{" + ",".join(map(str, choices)) + "}",
+        }
+    else:
+        options |= {"type": _converter(item), "metavar": METAVARS.get(item, "TEXT")}
+        options |= {"metavar": "FILE"} if rule.writes == "file" else {}
+    if count is not None:
+        options["nargs"] = count
+    if rule.positional:
+        if count is None or count == "*":
+            options["nargs"] = {(True, None): None, (False, None): "?", (True, "*"): "+", (False, "*"): "*"}[
+                needed and required, count
+            ]
+        options["metavar"] = member.name.upper()
+        parser.add_argument(member.name, **options)
+    else:
+        parser.add_argument(option_name(member.name), required=needed and required, **options)
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """The value as a tuple, or a tuple of tuples, if that is its type."""
+    if not isinstance(value, list) or not any(
+        typing.get_origin(member) is tuple for member in _members(hint)
+    ):
+        return value
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+
+
+def _item(hint: Any) -> tuple[Any, Any]:
+    """Type of one value, and the number of values: None for one, "*" for any."""
+    members = [member for member in _members(hint) if member is not type(None)]
+    first = members[0]
+    if typing.get_origin(first) in (tuple, list):
+        items = typing.get_args(first)
+        if len(items) > 1 and items[1] is not Ellipsis:
+            return items[0], len(items)
+        return items[0], None if typing.get_origin(items[0]) is tuple else "*"
+    return first, None
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _default(member: Field[Any]) -> Any:
+    return member.default if member.default_factory is MISSING else member.default_factory()
+
+
+def _converter(kind: Any) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f'expected {EXPECTED.get(kind, "another value")}, got "{text}"'
+            ) from None
+
+    return convert
+
+
+def _metavar(member: Field[Any], hint: Any) -> str:
+    name = member.name.upper() + (" …" if _item(hint)[1] == "*" else "")
+    return name if _default(member) is MISSING else f"[{name}]"
+
+
+def _unknown(words: list[str], kind: Any) -> str:
+    """The error message for unexpected words, with the nearest option."""
+    option = next((word for word in words if word.startswith("--")), "").partition("=")[0]
+    if not option:
+        return f'unexpected argument "{words[0]}"'
+    names = {option_name(member.name): member for member in fields(kind) if not rule_of(member).hidden}
+    near = difflib.get_close_matches(option, names, n=1)
+    if not near:
+        return f"unknown option {option}"
+    if rule_of(names[near[0]]).positional and near[0] == option:
+        return f"unknown option {option}: it is a positional argument: give its value without {option}"
+    return f"unknown option {option}; did you mean {near[0]}?"
+
+
+def folded(text: str) -> str:
+    """Paragraphs wrapped to the terminal; of those with indented lines, each line."""
+    columns = min(shutil.get_terminal_size().columns, 100)
+    paragraphs = []
+    for part in text.strip("\n").split("\n\n"):
+        lines = part.splitlines() if re.search(r"^ ", part, re.MULTILINE) else [part]
+        paragraphs.append("\n".join(_wrapped(line, columns) for line in lines))
+    return "\n\n".join(paragraphs)
+
+
+def _wrapped(line: str, columns: int) -> str:
+    if len(line) <= columns and "\n" not in line:
+        return line
+    later = "" if not line.startswith(" ") else "        "
+    lines = textwrap.wrap(
+        line, columns, subsequent_indent=later, break_on_hyphens=False, break_long_words=False
+    )
+    return "\n".join(lines)
+
+
+def check_paths(settings: Any) -> None:
+    """Raise for inputs that do not exist and outputs that could not be written, before any work."""
+    check_inputs(settings)
+    check_outputs(settings)
 
 
 def check_inputs(settings: Any) -> None:
@@ -85,7 +238,7 @@ def check_inputs(settings: Any) -> None:
         value, rule = getattr(settings, member.name), rule_of(member)
         if value is None or rule.reads is None:
             continue
-        path, option = Path(value), shown_name(settings, member.name)
+        path, option = Path(value), _shown_name(member)
         if not path.exists():
             raise FileNotFoundError(f"{option}: there is no {rule.reads} {path}")
         if rule.reads == "folder" and not path.is_dir():
@@ -102,27 +255,9 @@ def check_outputs(settings: Any) -> None:
             try:
                 check_output(value, folder=rule.writes == "folder")
             except OSError as error:
-                raise type(error)(f"{shown_name(settings, member.name)}: {error}") from None
+                raise type(error)(f"{_shown_name(member)}: {error}") from None
 
 
-def shown_name(settings: Any, name: str) -> str:
+def _shown_name(member: Field[Any]) -> str:
     """An option as on the command line: --name, or NAME of a positional one."""
-    import tyro
-
-    hint = typing.get_type_hints(type(settings), include_extras=True)[name]
-    positional = tyro.conf.Positional in getattr(hint, "__metadata__", ())
-    return name.upper() if positional else option_name(name)
-
-
-def one_line(complaint: str) -> str:
-    """tyro's error message as one sentence that begins with the option."""
-    # A title, then paragraphs between rules; without box characters in the encoding, the title has a rule below it.
-    lines = [line.strip("│╭╮╰╯ ") for line in complaint.splitlines()]
-    rest = lines[2:] if len(lines) > 1 and re.fullmatch(r"[─-]+", lines[1]) else lines[1:]
-    said = itertools.takewhile(lambda line: not re.fullmatch(r"[─-]+", line), rest)
-    text = " ".join(" ".join(said).split()) or " ".join(complaint.split())
-    if match := re.match(r"Error parsing ([^:]*): (.*)", text):
-        # Of a single option, or of the settings as a whole, whose own sentence begins with the field's name.
-        subject, text = match.groups()
-        text = f"{subject}: {text}" if subject.startswith("-") or subject.isupper() else text
-    return re.sub(r"^([a-z]\w*)=", lambda match: f"{option_name(match[1])}=", text)
+    return member.name.upper() if rule_of(member).positional else option_name(member.name)

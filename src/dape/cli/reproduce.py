@@ -7,9 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -53,21 +52,26 @@ resumes an interrupted reproduction and retries failed trainings."""
 
 @dataclass(frozen=True)
 class Options:
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Names of experiments, see --list."""
-    scale: Literal["smoke", "laptop", "paper"] = "laptop"
-    """smoke: seconds; laptop: real text on two cores; paper: the published settings."""
-    all: bool = False
-    """Every experiment, by rank: the first seed of each before the second of any."""
-    list: bool = False
-    """List the experiments and their progress at this scale; for named ones, also their purpose."""
-    claims: bool = False
-    """Print the ledger: every claim of the papers, or of the named experiments, and its verdict."""
-    report: bool = False
-    """Write the README of every experiment, and one page of all of them."""
-    only: tuple[str, ...] = ()
-    """Only the runs whose labels match one of these patterns, in the order of the patterns; * stands for anything.
-    --dry-run lists the labels."""
+    names: tuple[str, ...] = setting((), help="Names of experiments, see --list.", positional=True)
+    scale: Literal["smoke", "laptop", "paper"] = setting(
+        "laptop", help="smoke: seconds; laptop: real text on two cores; paper: the published settings."
+    )
+    all: bool = setting(
+        False, help="Every experiment, by rank: the first seed of each before the second of any."
+    )
+    list: bool = setting(
+        False,
+        help="List the experiments and their progress at this scale; for named ones, also their purpose.",
+    )
+    claims: bool = setting(
+        False,
+        help="Print the ledger: every claim of the papers, or of the named experiments, and its verdict.",
+    )
+    report: bool = setting(False, help="Write the README of every experiment, and one page of all of them.")
+    only: tuple[str, ...] = setting(
+        (),
+        help="Only the runs whose labels match one of these patterns, in the order of the patterns; * stands for anything. --dry-run lists the labels.",
+    )
     jobs: int = setting(
         1,
         help="Concurrent trainings, each in its own process; the cores are divided among them.",
@@ -75,16 +79,17 @@ class Options:
         high=1024,
     )
     launcher: str = launcher_setting()
-    corpora: Path | None = None
-    """Folder of the texts, by default that of the environment variable DAPE_CORPORA."""
-    papers: Path | None = None
-    """Folder of experiments, by default papers/ here or next to the sources."""
-    work: Path = Path("runs/reproduce")
-    """Folder for runs."""
-    out: Path = Path("runs/reproduce/report.html")
-    """Page written by --report."""
-    dry_run: bool = False
-    """Print the trainings that are left; at the paper's scale, as commands for torchrun."""
+    corpora: Path | None = setting(
+        None, help="Folder of the texts, by default that of the environment variable DAPE_CORPORA."
+    )
+    papers: Path | None = setting(
+        None, help="Folder of experiments, by default papers/ here or next to the sources."
+    )
+    work: Path = setting(Path("runs/reproduce"), help="Folder for runs.")
+    out: Path = setting(Path("runs/reproduce/report.html"), help="Page written by --report.")
+    dry_run: bool = setting(
+        False, help="Print the trainings that are left; at the paper's scale, as commands for torchrun."
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 
-import tyro
 from rich.console import Console
 
 from dape.cli.parsing import parse
@@ -29,8 +28,8 @@ many steps. The same command resumes an interrupted one. OUT/model is the result
 
 @dataclass(frozen=True, kw_only=True)
 class Options(AdaptSettings):
-    model: tyro.conf.Positional[str] = setting(
-        help="A folder, a name on the Hugging Face hub, a GGUF file, or a run folder."
+    model: str = setting(
+        help="A folder, a name on the Hugging Face hub, a GGUF file, or a run folder.", positional=True
     )
     corpus: str = setting(
         "python",
@@ -43,10 +42,6 @@ class Options(AdaptSettings):
         high=2**24,
     )
     out: str = setting("runs/retrofit", help="Where everything goes.", writes="folder", fixes_run=False)
-
-
-# Name of the options in tyro's error messages.
-Options.__name__ = "dape retrofit"
 
 
 def main(arguments: list[str]) -> int:

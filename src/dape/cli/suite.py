@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -36,8 +35,8 @@ are not computed again."""
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    models: tyro.conf.Positional[tuple[str, ...]] = setting(
-        help="Run folders, or hf:FOLDER and hf:NAME of the Hugging Face hub."
+    models: tuple[str, ...] = setting(
+        help="Run folders, or hf:FOLDER and hf:NAME of the Hugging Face hub.", positional=True
     )
     lengths: str = setting(
         "256,512,1024", help="Tokens of prompt and answer, by commas.", listed=int, low=8, high=2**24

@@ -6,11 +6,13 @@ import itertools
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from dape.cli.compare import CommandLine, parse, run, show, terminal
-from dape.cli.options import Named, parse_option
+from dape.cli.compare import CommandLine, run, show, terminal
+from dape.cli.options import Named, parse_option, read_training
+from dape.lab.compare import CompareConfig, by_recipe
 from dape.lab.kinds.language import LOCATION_FIELDS
-from dape.settings import free_names
+from dape.settings import free_names, setting
 from dape.training import TrainConfig
 from dape.training.config import checked
 
@@ -26,17 +28,15 @@ as in `dape compare`: the same command resumes, and the folder holds the same re
 
 @dataclass(frozen=True, kw_only=True)
 class SweepLine(CommandLine):
-    over: Named = ()
-    """Option to vary, as NAME=VALUE,VALUE …; several are combined."""
-
-
-SweepLine.__name__ = "dape sweep"
+    over: Named = setting((), help="Option to vary, as NAME=VALUE,VALUE …; several are combined.")
 
 
 def main(arguments: list[str]) -> int:
-    config, parsed = parse(arguments, SweepLine, "dape sweep", DESCRIPTION)
-    axes = axes_of(parsed.over)
-    blocks = [
+    config, given = read_training(
+        SweepLine, CompareConfig, by_recipe, arguments, prog="dape sweep", description=DESCRIPTION
+    )
+    axes = axes_of(given.get("over", ()))
+    blocks: list[dict[str, Any]] = [
         {
             "methods": config.method_list,
             "train": dict(point),

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
 from dape.cli.options import Named, named
@@ -43,11 +42,14 @@ METHOD_GROUPS = {"paper": paper_table()["methods"]}
 class RunOptions:
     """Train and test methods on generated tasks; runs with results in the folder are skipped."""
 
-    names: tyro.conf.Positional[tuple[str, ...]]
-    """Tasks, or che (all fifteen), paper (the fourteen of the paper's table), suite (the length suite's), recall
-    (all for decoders)."""
-    method: tuple[str, ...] = ("kerple", "dape-kerple", "dape1x3-kerple")
-    """Methods (`dape methods` lists them), or paper (the eleven of the paper's table)."""
+    names: tuple[str, ...] = setting(
+        help="Tasks, or che (all fifteen), paper (the fourteen of the paper's table), suite (the length suite's), recall (all for decoders).",
+        positional=True,
+    )
+    method: tuple[str, ...] = setting(
+        ("kerple", "dape-kerple", "dape1x3-kerple"),
+        help="Methods (`dape methods` lists them), or paper (the eleven of the paper's table).",
+    )
     out: Path = setting(
         Path("tasks"),
         help="Folder for results.json, README.md, accuracy.png; unfinished runs resume.",
@@ -70,10 +72,12 @@ class RunOptions:
         None, help="Samples per step. Default: 128 for che, 32 for suite, else 64.", low=1, high=16777216
     )
     learning_rate: float | None = setting(None, help="Default: 1e-3 for che, else 3e-3.", above=0, high=1000)
-    train_lengths: str | None = None
-    """Such as 1:40 or 8,16,24; each step draws one. Default: 1:40 for che."""
-    test_lengths: str | None = None
-    """Such as 41:500, 41:500:51 (every 51st) or 12,24,48. Default: 41:500 for che."""
+    train_lengths: str | None = setting(
+        None, help="Such as 1:40 or 8,16,24; each step draws one. Default: 1:40 for che."
+    )
+    test_lengths: str | None = setting(
+        None, help="Such as 41:500, 41:500:51 (every 51st) or 12,24,48. Default: 41:500 for che."
+    )
     samples: int | None = setting(
         None, help="Inputs per test length. Default: 512, 128 for suite.", low=1, high=1000000000
     )
@@ -83,8 +87,9 @@ class RunOptions:
         low=1,
         high=2147483648,
     )
-    option: Named = ()
-    """Options of the task, such as keys=64 pairs=8 (`dape tasks list` shows them)."""
+    option: Named = setting(
+        (), help="Options of the task, such as keys=64 pairs=8 (`dape tasks list` shows them)."
+    )
     jobs: int = setting(1, help="Concurrent runs, each in its own process.", low=1, high=1024)
     launcher: str = launcher_setting()
 
@@ -130,8 +135,9 @@ class RunOptions:
 class TableOptions:
     """Print the results of a folder next to the paper's, and rewrite its README.md and accuracy.png."""
 
-    folder: tyro.conf.Positional[Path] = Path("tasks")
-    """The folder with the results.json of `dape tasks run`."""
+    folder: Path = setting(
+        Path("tasks"), help="The folder with the results.json of `dape tasks run`.", positional=True
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -146,7 +152,7 @@ def main(arguments: list[str]) -> int:
         if arguments and not asked_for_help:
             check_choice("action", arguments[0], actions)
         print(
-            "usage: dape tasks list | show NAME | run NAME… [--method M…] [options] | table [FOLDER]\n\n"
+            "usage: dape tasks list | show NAME | run NAME… [options] | table [FOLDER]\n\n"
             "Generated tasks: the Chomsky-hierarchy benchmark, recall, the length suite.\n"
             "`dape tasks run --help` explains the options."
         )
@@ -155,7 +161,7 @@ def main(arguments: list[str]) -> int:
 
 
 def list_tasks(arguments: list[str]) -> int:
-    tyro.cli(ListOptions, args=arguments, prog="dape tasks list")
+    parse(ListOptions, arguments, prog="dape tasks list")
     columns = max(shutil.get_terminal_size().columns, 60)
     for level in dict.fromkeys(kind.level for kind in TASKS.values()):
         print(level)
@@ -183,14 +189,12 @@ class ListOptions:
 class ShowOptions:
     """Print an example of a task: its tokens with the labels below them, and the same as text for any model."""
 
-    name: tyro.conf.Positional[str]
-    """Name of a task, see `dape tasks list`."""
+    name: str = setting(help="Name of a task, see `dape tasks list`.", positional=True)
     length: int | None = setting(
         None, help="Length of the input. Default: a short training length.", low=1, high=2**20
     )
     seed: int = setting(0, help="Another seed is another example.", low=0, high=2**62)
-    option: Named = ()
-    """Options of the task, such as keys=2 values=3."""
+    option: Named = setting((), help="Options of the task, such as keys=2 values=3.")
 
     def __post_init__(self) -> None:
         check(self)

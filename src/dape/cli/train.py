@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from dape.cli.options import ModelOptions, training_defaults, with_options
-from dape.cli.parsing import parse as parse_options
+from dape.cli.options import ModelOptions, read_training
 from dape.settings import setting
 from dape.training.config import TrainConfig, recipe
 from dape.training.display import clock
@@ -35,10 +34,6 @@ class CommandLine(ModelOptions, TrainConfig):
     )
 
 
-# Name of the options in tyro's error messages.
-CommandLine.__name__ = "dape train"
-
-
 def main(arguments: list[str]) -> int:
     config = parse(arguments)
     run = train(config)
@@ -50,16 +45,9 @@ def main(arguments: list[str]) -> int:
 
 def parse(arguments: list[str]) -> TrainConfig:
     """Parse the configuration: the preset's recipe, overridden by the file, overridden by the command line."""
-    changes = training_defaults(arguments)
-    default = recipe(changes["preset"], **changes)
-    parsed: CommandLine = parse_options(
-        CommandLine,
-        arguments,
-        default=CommandLine(**asdict(default)),
-        prog="dape train",
-        description=DESCRIPTION,
+    config, _ = read_training(
+        CommandLine, TrainConfig, recipe, arguments, prog="dape train", description=DESCRIPTION
     )
-    config = with_options(TrainConfig, parsed)
     check_options(config, [config.method])
     return config
 

@@ -7,9 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal
 
 from dape.data import find_corpus, prepare
 from dape.data.preparation import check_room
@@ -86,10 +84,14 @@ class Asked:
         high=2**24,
     )
     windows: int = setting(128, help="Maximum number of evaluation windows.", low=1, high=10**9)
-    context: Literal["document", "stream"] = "document"
-    """"stream" lets the context continue into earlier documents (for corpora of short ones)."""
-    equal_time: bool = True
-    """Also train every method for the time of the fastest, with a schedule of the resulting number of steps."""
+    context: Literal["document", "stream"] = setting(
+        "document",
+        help='"stream" lets the context continue into earlier documents (for corpora of short ones).',
+    )
+    equal_time: bool = setting(
+        True,
+        help="Also train every method for the time of the fastest, with a schedule of the resulting number of steps.",
+    )
     jobs: int = setting(
         1,
         help="Concurrent runs, each in its own process; the cores are divided among them.",
@@ -97,10 +99,11 @@ class Asked:
         high=1024,
     )
     launcher: str = launcher_setting()
-    out: str | None = "runs/compare"
-    """Folder for runs, results and report."""
-    config: str | None = None
-    """A TOML, YAML or JSON file of the options of `dape train`; the command line takes precedence."""
+    out: str | None = setting("runs/compare", help="Folder for runs, results and report.")
+    config: str | None = setting(
+        None,
+        help="A TOML, YAML or JSON file of the options of `dape train`; the command line takes precedence.",
+    )
 
 
 # Order of the fields in --help: those above, then a training's.
@@ -114,9 +117,9 @@ class CompareConfig(TrainConfig, Asked):
         writes="folder",
         fixes_run=False,
     )
-    method: Annotated[str, tyro.conf.Suppress] = "kerple"
-    seed: Annotated[int, tyro.conf.Suppress] = setting(0, help="", low=0, high=2**63 - 1)
-    distributed: Annotated[Literal["none", "ddp", "fsdp"], tyro.conf.Suppress] = "none"
+    method: str = setting("kerple", help="", hidden=True)
+    seed: int = setting(0, help="", low=0, high=2**63 - 1, hidden=True)
+    distributed: Literal["none", "ddp", "fsdp"] = setting("none", help="", hidden=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,10 +13,9 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-import tyro
 import yaml
 
 from dape.data.corpora import default_tokenizer, default_validation
@@ -227,13 +226,15 @@ class ModelSettings:
         low=1,
         high=2**31,
     )
-    position_options: Annotated[dict[str, Any], tyro.conf.Suppress] = setting(
+    position_options: dict[str, Any] = setting(
         default_factory=dict,
         help="Options of the position encoding, such as scaling and factor of RoPE (in a file or in Python; --position-option).",
+        hidden=True,
     )
-    score_options: Annotated[dict[str, Any], tyro.conf.Suppress] = setting(
+    score_options: dict[str, Any] = setting(
         default_factory=dict,
         help="Further options of the score convolution (in a file or in Python; --score-option).",
+        hidden=True,
     )
     backend: str = setting(
         "auto", help="Backend of the attention op; auto takes the fastest that can run.", fixes_run=False
