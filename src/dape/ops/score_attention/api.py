@@ -145,7 +145,7 @@ def _attend(problem: Problem, backend: str) -> Tensor:
     problem = problem if backend == "reference" else folded(problem)
     bias = problem.bias
     if isinstance(bias, (SeparableBias, TileBias)) and not _takes_bias(problem, backend):
-        tiles = bias.tiles() if isinstance(bias, SeparableBias) else bias
+        tiles = bias.tiles(problem.compute_dtype) if isinstance(bias, SeparableBias) else bias
         return by_tiles.attend(problem, tiles, lambda tile, _: choose(tile, backend).attend(tile))
     return choose(problem, backend).attend(problem)
 
@@ -275,7 +275,7 @@ def _check_bias(bias: Bias, q: Tensor, num_keys: int, *, causal: bool) -> None:
             )
     elif isinstance(bias, SeparableBias):
         for name, part, tokens in (("row", bias.row, num_queries), ("column", bias.column, num_keys)):
-            _check_companion(f"bias.{name}", part, q, allowed)
+            _check_companion(f"bias.{name}", part, q, {*allowed, torch.float64})
             if part.dim() != 3 or part.shape[0] not in (1, batch) or part.shape[1:] != (num_heads, tokens):
                 raise ValueError(
                     f"bias.{name} has shape {tuple(part.shape)}, expected [1 or {batch}, {num_heads} heads, {tokens} tokens]"

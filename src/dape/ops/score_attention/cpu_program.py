@@ -69,7 +69,7 @@ def attend(problem: Problem, earlier: Tensor | None = None) -> Tensor:
         tensors["values"], lowest = bias.values.float(), bias.lowest
     elif isinstance(bias, SeparableBias):
         tensors["row"], tensors["column"] = (
-            x.float().expand(batch, num_heads, -1) for x in (bias.row, bias.column)
+            x.double().expand(batch, num_heads, -1) for x in (bias.row, bias.column)
         )
     elif isinstance(bias, Tensor):
         tensors["dense"], plan["dense_grad"] = bias.float(), bias.requires_grad

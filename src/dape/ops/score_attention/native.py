@@ -91,6 +91,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What has the call's own dtype; all else is float32, but for places and the lower halves of sums.
 OF_CALL = frozenset(("q", "k", "v", "out", "grad_out", "dq", "dk", "dv"))
 OTHERS = {
+    "row": torch.float64,
+    "column": torch.float64,
     **dict.fromkeys(("first", "last", "earlier"), torch.int32),
     **dict.fromkeys(("dq_low", "dk_low", "dv_low"), torch.int16),
 }
@@ -296,10 +298,9 @@ def gradients(
     for name, x in given.items():
         if not x.is_floating_point() or name == "knots" or (name == "dense" and not dense):
             continue
+        dtype = torch.float32 if x.dtype == torch.float64 else x.dtype
         # The gradient of q is written, the others are summed into.
-        grads[name] = (
-            allocate(*x.shape, dtype=x.dtype) if name == "q" else torch.zeros(x.shape, dtype=x.dtype)
-        )
-        if x.dtype != torch.float32 and (name in ("k", "v") or rows):
+        grads[name] = allocate(*x.shape, dtype=dtype) if name == "q" else torch.zeros(x.shape, dtype=dtype)
+        if dtype != torch.float32 and (name in ("k", "v") or rows):
             low[f"d{name}_low"] = torch.zeros(x.shape, dtype=torch.int16)
     return grads, low

@@ -213,7 +213,8 @@ class TileBias:
 class SeparableBias:
     """A bias that is a sum over its two tokens: B[b, h, i, j] = row[b, h, i] + column[b, h, j].
 
-    row: [1 or B, H, Tq]; column: [1 or B, H, Tk]. O(T) numbers, with gradients: cumulative gates, for instance.
+    row: [1 or B, H, Tq]; column: [1 or B, H, Tk]. O(T) numbers, with gradients: cumulative gates, for instance. Sums
+    that grow with the length should be float64: then their differences are as exact as the scores.
     """
 
     row: Tensor
@@ -223,11 +224,14 @@ class SeparableBias:
     def batch(self) -> int:
         return max(self.row.shape[0], self.column.shape[0])
 
-    def tiles(self) -> TileBias:
-        """The same bias, evaluated by tiles."""
-        return TileBias(
-            lambda rows, num_keys: self.row[:, :, rows, None] + self.column[:, :, None, :num_keys], self.batch
-        )
+    def tiles(self, dtype: torch.dtype | None = None) -> TileBias:
+        """The same bias, evaluated by tiles, in the dtype of its parts or another."""
+
+        def tile(rows: slice, num_keys: int) -> Tensor:
+            total = self.row[:, :, rows, None] + self.column[:, :, None, :num_keys]
+            return total.to(dtype or total.dtype)
+
+        return TileBias(tile, self.batch)
 
 
 Bias = Tensor | DistanceBias | SeparableBias | TileBias | None
@@ -284,4 +288,5 @@ class Problem:
         if isinstance(self.bias, TileBias):
             return self.bias.checked(slice(0, num_queries), num_keys, num_heads)
         rows = slice(0, num_queries)
-        return bias_tile(self.bias, rows, num_keys, num_queries=num_queries, total_keys=num_keys)
+        bias = self.bias.tiles(self.compute_dtype) if isinstance(self.bias, SeparableBias) else self.bias
+        return bias_tile(bias, rows, num_keys, num_queries=num_queries, total_keys=num_keys)

@@ -25,7 +25,7 @@ struct Program {
   double softcap;              // scores become softcap · tanh(score / softcap); 0: they stay as they are
   const StageCall *stages;     // those before the softmax, then those after it
   const float *sink, *factor;  // [H], [B, H, Tq]: what the logits are multiplied by; null for none
-  const float *row, *column;   // [B, H, Tq], [B, H, Tk]
+  const double *row, *column;  // [B, H, Tq], [B, H, Tk]: sums over many tokens, whose differences count
   const int32_t *earlier;      // [B, Tq]: how many rows right before its own each may read; null: all that there are
   float *dsink, *dfactor, *drow, *dcolumn;
 };

@@ -219,14 +219,18 @@ struct Chain {
         const bool exists = r >= t.begin && r < t.rows;
         const int64_t place = (t.entry * c.heads + h) * c.queries + t.i0 + r;
         if (p.factor) factor[h * ROWS + r] = exists ? p.factor[place] : 0.0f;
-        if (c.bias == SEPARABLE) row_bias[h * ROWS + r] = exists ? p.row[place] : 0.0f;
+        if (c.bias == SEPARABLE) row_bias[h * ROWS + r] = exists ? static_cast<float>(p.row[place] - anchor(h)) : 0.0f;
       }
   }
+
+  // Both parts of a separable bias are relative to the tile's first row: in float, sums would lose their last digits.
+  double anchor(int64_t h) const { return p.row[(t.entry * c.heads + h) * c.queries + t.i0 + t.begin]; }
 
   // The bias of one head in one column.
   INLINE void fill_bias(float *out, int64_t h, int64_t column) const {
     if (c.bias == SEPARABLE) {
-      const vec part = broadcast(p.column[(t.entry * c.heads + h) * c.keys + column]);
+      const vec part =
+          broadcast(static_cast<float>(p.column[(t.entry * c.heads + h) * c.keys + column] + anchor(h)));
       for (int v = 0; v < VECTORS; ++v) store(out + v * LANES, load(row_bias + h * ROWS + v * LANES) + part);
     } else {
       const float *place = t.shared.addend + h * t.shared.addend_stride + t.value_place(column);

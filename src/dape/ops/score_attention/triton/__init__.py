@@ -120,7 +120,7 @@ def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
     if isinstance(bias, DistanceBias):
         return {"values": bias.values.float()}
     if isinstance(bias, SeparableBias):
-        return {"row": bias.row, "column": bias.column}
+        return {"row": bias.row.float(), "column": bias.column.float()}
     return {"dense": bias} if isinstance(bias, Tensor) else {}
 
 
