@@ -1,0 +1,1 @@
+"""DAPE V2: experiments, claims, printed numbers, results."""
