@@ -80,12 +80,18 @@ class Data:
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self.frame = frame
+        self._parts: dict[tuple, Data] = {}
+        self._sums: dict[tuple, pd.DataFrame] = {}
 
     def where(self, **columns: object) -> Data:
-        chosen = self.frame
-        for name, value in columns.items():
-            chosen = chosen[chosen[name] == value]
-        return Data(chosen)
+        """The rows with these values; kept, as many claims ask for the same."""
+        key = tuple(columns.items())
+        if key not in self._parts:
+            chosen = self.frame
+            for name, value in key:
+                chosen = chosen[chosen[name] == value]
+            self._parts[key] = Data(chosen)
+        return self._parts[key]
 
     def since(self, seed: int) -> Data:
         """Results of that seed and later ones."""
@@ -105,16 +111,18 @@ class Data:
 
     def lengths(self, *methods: str) -> list[int]:
         """Evaluated lengths that all the methods have."""
-        rows = self.frame[(self.frame["metric"] == "loss") & (self.frame["slice"] == ALL)]
-        of = [set(rows.loc[rows["method"] == method, "length"]) for method in methods]
+        of = [set(self.where(metric="loss", slice=ALL, method=method).frame["length"]) for method in methods]
         return sorted(set.intersection(*of)) if of else []
 
     def sums(self, method: str, length: int, slices: Sequence[str] = (ALL,), metric: str = "loss") -> pd.DataFrame:
         """Sums and counts [seed, document] of the slices together."""
-        rows = self.frame
-        rows = rows[(rows["method"] == method) & (rows["length"] == length) & (rows["metric"] == metric)]
-        rows = rows[rows["slice"].isin(slices)]
-        return rows.groupby(["seed", "document"])[["sum", "count"]].sum().unstack("document", fill_value=0)
+        key = (method, length, tuple(slices), metric)
+        if key not in self._sums:
+            rows = self.where(metric=metric, method=method, length=length).frame
+            rows = rows[rows["slice"].isin(slices)]
+            table = rows.groupby(["seed", "document"])[["sum", "count"]].sum().unstack("document", fill_value=0)
+            self._sums[key] = table
+        return self._sums[key]
 
     def combine(self, *terms: tuple, counts: tuple | None = None) -> Estimate:
         """Weighted sum of sums per token, over the documents and seeds that all terms have.
@@ -151,12 +159,9 @@ class Data:
         table = self.sums(method, length)
         return math.exp(table["sum"].sum().sum() / table["count"].sum().sum())
 
-    def accuracy(self, method: str, lengths: Sequence[int] = ()) -> Estimate:
-        """Mean over the lengths beyond training of the mean over samples, over seeds."""
-        return self.right((1, method), lengths=lengths)
-
     def right(self, *terms: tuple[float, str], lengths: Sequence[int] = ()) -> Estimate:
-        """Weighted sum of accuracies: over seeds and samples, or with the binomial error of one seed's samples."""
+        """Weighted sum of accuracies, means over the lengths beyond training: over seeds and samples, or over seeds alone
+        (with the binomial error, for one seed) where answers were not kept by sample."""
         rows = self.frame[self.frame["metric"] == "accuracy"]
         known = rows["train_length"].iloc[0]
         rows = rows[rows["length"].isin(lengths)] if lengths else rows[rows["length"] > (known or 0)]
@@ -377,20 +382,18 @@ def accurate(methods: Sequence[str], tasks: Sequence[str], least: float) -> Test
     """Each method answers at least a share of all inputs right, at all lengths."""
 
     def test(data: Data) -> list[Comparison]:
-        return [
-            Comparison(f"{task.replace('_', ' ')}: {name}", _points(own.accuracy(name, own.lengths_of(name))), 1, least)
-            for task in tasks
-            for own in [TaskData(data.where(corpus=task).frame)]
-            for name in methods
-            if name in own.methods
-        ]
+        found = []
+        for task in tasks:
+            own = data.where(corpus=task)
+            for name in (name for name in methods if name in own.methods):
+                lengths = own.where(method=name, metric="accuracy").values("length")
+                one = _points(own.right((1, name), lengths=lengths))
+                # A construction has no seed.
+                one = replace(one, seeds=0 if task == "construction" else one.seeds)
+                found.append(Comparison(f"{task.replace('_', ' ')}: {name}", one, 1, least))
+        return found
 
     return test
-
-
-class TaskData(Data):
-    def lengths_of(self, method: str) -> list[int]:
-        return sorted(self.where(method=method, metric="accuracy").frame["length"].unique())
 
 
 def _points(one: Estimate) -> Estimate:
@@ -589,6 +592,13 @@ class Ledger:
         return pd.concat(found, ignore_index=True).drop_duplicates(ignore_index=True) if found else None
 
     @cache  # noqa: B019
+    def by_corpus(self, experiments: tuple[str, ...]) -> dict[str, Data]:
+        """Results by the readers' names of our texts."""
+        table = self.tables(experiments)
+        groups = table.groupby("corpus", sort=False) if table is not None else ()
+        return {CORPORA[str(name)]: Data(rows) for name, rows in groups if name in CORPORA}
+
+    @cache  # noqa: B019
     def printed(self) -> pd.DataFrame:
         """The paper's perplexities as a table of results: one seed, one document."""
         path = self.folder / "printed.json"
@@ -598,12 +608,12 @@ class Ledger:
         table, judgements = self.tables(claim.sources), []
         if claim.needs or table is None:
             return Verdict(claim, claim.paper, (Judgement("", "out of reach" if claim.needs else "not run", why=claim.needs),))
-        by_name = _by_corpus(table) if set(claim.corpora) & {"LaTeX", "books", "code"} else {claim.corpora[0]: table}
+        by_name = self.by_corpus(claim.sources) if set(claim.corpora) & set(STANDS_FOR) else {claim.corpora[0]: Data(table)}
         wanted = dict.fromkeys([*claim.corpora, *(["code"] if "code" in by_name else [])])
         theirs: dict[str, list[Comparison]] = {}
         for name in wanted:
             theirs[name] = self._theirs(claim, name)
-            found = claim.test(Data(by_name[name])) if name in by_name else []
+            found = claim.test(by_name[name]) if name in by_name else []
             found = [one for one in found if one.estimate.known]
             if found or name in claim.corpora:
                 judgements.append(self._word(claim, name, found, theirs[name]) if found else Judgement(name, "not run"))
@@ -645,17 +655,12 @@ class Ledger:
 
     def _more(self, claim: Claim, corpus: str) -> list[Comparison]:
         """The same test on longer training."""
-        table = self.tables([claim.longer])
-        by_name = _by_corpus(table) if table is not None else {}
-        return claim.test(Data(by_name[corpus])) if corpus in by_name else []
+        by_name = self.by_corpus((claim.longer,))
+        return claim.test(by_name[corpus]) if corpus in by_name else []
 
     @cache  # noqa: B019
     def verdicts(self) -> list[Verdict]:
         return [self.judge(claim) for claim in self.claims]
-
-
-def _by_corpus(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    return {CORPORA[name]: rows for name, rows in table.groupby("corpus", sort=False) if name in CORPORA}
 
 
 def show(one: Comparison) -> str:

@@ -1,0 +1,192 @@
+"""Tables and figures of DAPE V2 as lists of runs, at three scales.
+
+`at(...)` calls make runs: methods, then changes of the scale (corpora, trains, seeds, lengths) or of the training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dape.lab.runs import Run
+from dape.tasks import build_task
+from dape.tasks.base import Protocol
+from papers.experiment import BOTH, LAPTOP, LONG, PAPER, SMOKE, Experiment, Scale
+from papers.measure import Construction, Small, StepTime, TaskRun, as_maps
+
+V2, DAPE, PLAIN = "dape1x3-kerple", "dape-kerple", "kerple"
+BIASES = ("kerple", "alibi", "fire")
+NINE = (PLAIN, V2, DAPE, "rope", "alibi", "nope", "fire", "t5", "cope")
+LEAK = "{}[leak_future=true]"
+FIGURES = Path(__file__).parent / "figures"
+
+
+def headline(at: Scale) -> list[Run]:
+    if at.name == SMOKE:
+        return at(PLAIN, V2, trains=(32,), multiples=(1, 4)) + equal_time(at, {V2: 2}, trains=(32,), multiples=(1, 4))
+    if at.name == PAPER:
+        return at(PLAIN, V2, DAPE, "rope", "fire", "alibi", corpora=BOTH[PAPER], trains=(512,), seeds=(0, 1, 2), lengths=at.lengths[2:])
+    # FIRE's threshold is half the training length, as the authors configure it.
+    fire = LONG("fire", label="{}", position_options={"threshold": 128.0})
+    return [
+        *LONG(PLAIN, V2, DAPE, "rope", "alibi"), *fire, *equal_time(LONG, {V2: 3545}),
+        *LONG(PLAIN, V2, DAPE, "rope", corpora=("books13",), seeds=(0, 1)),
+    ]  # fmt: skip
+
+
+def equal_time(at: Scale, steps: dict[str, int], **changes) -> list[Run]:
+    """Methods with as many steps as fit into the time of those without a convolution, by interleaved timing."""
+    return [
+        replace(run.with_steps(n), label=f"{method}, equal time")
+        for method, n in steps.items() for run in at(method, **changes)
+    ]  # fmt: skip
+
+
+def effect(at: Scale) -> list[Run]:
+    runs = at(*(f"{p}{bias}" for bias in BIASES for p in ("", "dape1x3-", "dape-")), seeds=(0, 1) if at.name == LAPTOP else (0,))
+    steps = {V2: 460, "dape1x3-alibi": 464, "dape1x3-fire": 453}
+    return runs + (equal_time(at, steps, trains=(64,)) if at.name == LAPTOP else [])
+
+
+def code(at: Scale) -> list[Run]:
+    """The headline on source code, with the ladder of ingredients, in the paper's lengths: trained at 128."""
+    methods = ("nope", "rope", "alibi", PLAIN, "fire", "keyconv1x3-kerple", DAPE, V2, "dape1x3-nope", "keyshift-kerple")
+    if at.name != LAPTOP:
+        return at(*methods[3:4], V2, trains=at.trains[:1])
+    return at(*methods, corpora=("python",), trains=(128,), seeds=(0, 1, 2), lengths=LONG.lengths)
+
+
+def length_1024(at: Scale) -> list[Run]:
+    """At the laptop 512 stands for 1024: the longest that is affordable with as many tokens a step."""
+    methods = NINE[:8]
+    if at.name == PAPER:
+        return at(*methods, trains=(1024,), lengths=at.lengths[3:])
+    if at.name == SMOKE:
+        return at(PLAIN, V2, trains=(32,), multiples=(1, 2, 4, 8))
+    return at(*methods, trains=(512,), multiples=(1, 2, 4, 8), batch_size=4)
+
+
+def same_tokens(at: Scale) -> list[Run]:
+    """As many tokens a step at every training length: 128 × 16 at the laptop, 128 × 32 × 8 in the paper."""
+    if at.name == PAPER:
+        return at(V2, "rope", corpora=BOTH[PAPER], trains=(128, 256, 512, 1024, 2048, 4096), tokens=32768)
+    trains, lengths = ((64, 128, 256, 512, 1024), (64, 128, 256, 512, 1024, 2048)) if at.name == LAPTOP else ((16, 32), (16, 32, 64))
+    return at(V2, "rope", trains=trains, lengths=lengths, tokens=2048 if at.name == LAPTOP else 64)
+
+
+def model_size(at: Scale) -> list[Run]:
+    if at.name == PAPER:
+        medium = at(*NINE[:8], label="{}, 350m", preset="350m", learning_rate=3e-4, final_learning_rate=3e-5)
+        large = at("rope", "t5", PLAIN, DAPE, V2, label="{}, 2.7b", corpora=("books3",), trains=(512,), lengths=at.lengths[2:6],
+                   preset="2.7b", learning_rate=1.6e-4, final_learning_rate=1.6e-5, distributed="fsdp", checkpoint_format="sharded")  # fmt: skip
+        return medium + large
+    if at.name == SMOKE:
+        return at(PLAIN, V2, label="{}, 2 layers", num_layers=2)
+    methods = (PLAIN, V2, DAPE, "rope", "t5")
+    return [run for n in (4, 6) for run in at(*methods, label=f"{{}}, {n} layers", trains=(64,), num_layers=n, steps=200)]
+
+
+def same_cost(at: Scale) -> list[Run]:
+    widths = ((DAPE, 64, (0, 1, 2)), (V2, 21, (0, 1, 2)), (V2, 10, (0,)))
+    return [
+        run for method, width, seeds in widths
+        for run in at(method, label=f"{{}}[width={width}]", seeds=seeds if at.name == LAPTOP else (0,), score_width=width)
+    ]  # fmt: skip
+
+
+# Five tasks are trained for 5,000 steps with three seeds (some six and a half hours of one core), the others briefly.
+LONG_TASKS = ("missing_duplicate_string", "even_pairs", "reverse_string", "stack_manipulation", "bucket_sort")
+SHORT_TASKS = {
+    "modular_arithmetic": 1000, "parity_check": 1000, "cycle_navigation": 1000, "modular_arithmetic_brackets": 1000,
+    "solve_equation": 1000, "compute_sqrt": 1000, "odds_first": 300, "binary_addition": 300, "duplicate_string": 150,
+}  # fmt: skip
+CHE_METHODS = ("rope", "relative", *(f"{p}{bias}" for p in ("", "dape-", "dape1x3-") for bias in ("alibi", "kerple", "fire")))
+
+
+def protocol(task: str, **changes) -> Protocol:
+    return replace(build_task(task).protocol, **changes)
+
+
+def che(at: Scale) -> list[TaskRun]:
+    if at.name == SMOKE:
+        tiny = protocol("even_pairs", steps=2, batch_size=4, samples=4, train_lengths=(4,), test_lengths=(5, 6))
+        return [TaskRun(method, task="even_pairs", protocol=tiny) for method in (PLAIN, V2)]
+    if at.name == PAPER:
+        own = {"steps": 200_000, "batch_size": 128, "samples": 512, "test_lengths": tuple(range(41, 501))}
+        return [TaskRun(m, task=t, protocol=protocol(t, **own)) for t in (*LONG_TASKS, *SHORT_TASKS) for m in CHE_METHODS]
+    far, spread = {"steps": 5000, "samples": 256, "test_lengths": (41, 60, 80, 100, 200, 350, 500)}, tuple(range(50, 501, 90))
+    runs = [
+        TaskRun(method, seed, task=task, protocol=protocol(task, batch_size=32, **far))
+        for seed in (0, 1, 2) for task in LONG_TASKS for method in (PLAIN, DAPE, V2)
+    ]  # fmt: skip
+    for task, steps in SHORT_TASKS.items():
+        own = protocol(task, batch_size=32, steps=steps, samples=64 if steps == 1000 else 32, test_lengths=spread)
+        runs += [TaskRun(method, task=task, protocol=own) for method in (PLAIN, DAPE, V2)]
+    return runs
+
+
+def recall(at: Scale) -> list[Small]:
+    steps = {SMOKE: 2, LAPTOP: 1000, PAPER: 20_000}[at.name]
+    changes = {"batch_size": 4, "samples": 4} if at.name == SMOKE else {}
+    methods = [f"{p}{base}" for base in ("nope", "rope", "kerple") for p in ("", "dape-", "dape1x2-", "dape1x3-")]
+    runs: list[Small] = [
+        Construction(method, label=f"{method}, 1 layer", samples=16 if at.name == SMOKE else 512) for method in ("dape1x2-nope", "nope")
+    ]
+    for seed in (0,) if at.name == SMOKE else (0, 1, 2):
+        for layers in (1,) if at.name == SMOKE else (1, 2):
+            own = protocol("associative_recall", steps=steps, num_layers=layers, **changes)
+            label = f"{{}}, {layers} layer{'s' if layers > 1 else ''}"
+            chosen = methods[:3:2] if at.name == SMOKE else methods
+            runs += [TaskRun(m, seed, task="associative_recall", protocol=own, label=label.format(m)) for m in chosen]
+    return runs
+
+
+def time_cost(at: Scale) -> list[StepTime]:
+    rounds = {SMOKE: {"tiny": 1}, LAPTOP: {"tiny": 25, "125m": 5}, PAPER: {"350m": 20, "2.7b": 20, "6.7b": 20}}[at.name]
+    methods = (PLAIN, V2) if at.name == SMOKE else ("rope", "t5", "alibi", PLAIN, "fire", DAPE, V2)
+    length = 16 if at.name == SMOKE else 512
+    return [StepTime(m, size=size, length=length, rounds=n, base=(V2, str(length), "1")) for size, n in rounds.items() for m in methods]
+
+
+def step_time(at: Scale) -> list[StepTime]:
+    size, tokens, lengths, rounds = {
+        SMOKE: ("tiny", 32, (16, 32), 1), LAPTOP: ("tiny", 4096, (64, 256, 1024, 4096), 9), PAPER: ("125m", 8192, (128, 512, 2048, 8192), 20)
+    }[at.name]  # fmt: skip
+    base = (V2, str(lengths[0]), str(tokens // lengths[0]))
+    methods = (V2, "rope") if at.name == SMOKE else (V2, DAPE, PLAIN, "rope")
+    return [StepTime(m, size=size, length=n, batch=tokens // n, rounds=rounds, base=base) for n in lengths for m in methods]
+
+
+def visualisation(at: Scale) -> list[Run]:
+    if at.name == SMOKE:
+        return list(as_maps(at(V2, DAPE), (16, 64), "", samples=2))
+    trains, lengths = ((128,), (128, 512, 2048)) if at.name == LAPTOP else ((512,), (512, 2048, 8192))
+    return list(as_maps(at(V2, DAPE, PLAIN, trains=trains, seeds=(0, 1)), lengths, str(FIGURES)))
+
+
+EXPERIMENTS = [
+    Experiment("headline", "§ 4.1, Figure 2", "Trained on eight million tokens",
+               "With the 1x3 convolution Kerple is best at every length, and its perplexity falls beyond the training length.", headline),
+    Experiment("code", "§ 4.1, Figure 2", "The same on source code", "As the headline, on Python files, trained at 128 and read to 8192.", code),
+    Experiment("baselines", "§ 4.1, Figure 2", "Nine methods, short trainings", "Kernel 3 is best on two corpora at two training lengths.",
+               lambda at: at(*(NINE if at.name != SMOKE else (PLAIN, V2, "cope")), corpora=BOTH[at.name], seeds=(0, 1) if at.name == LAPTOP else (0,))),
+    Experiment("nope_rope", "§ 3.2, Figure 1", "Without an additive bias", "Processing the scores helps NoPE; for RoPE it takes kernel 3.",
+               lambda at: at("nope", "dape1x3-nope", "dape-nope", "rope", "dape1x3-rope", "dape-rope")),
+    Experiment("effect", "§ 4.4, Figure 5", "Three additive biases", "Kernel 3 improves ALiBi, Kerple and FIRE, more than kernel 1.", effect),
+    Experiment("same_tokens", "§ 4.2, Figure 3", "The same tokens in shorter windows", "With the convolution, short windows nearly suffice.", same_tokens),
+    Experiment("step_time", "§ 4.2", "Time of a step by window length", "Windows 16 times as long take three times as long a step.", step_time, "ratio"),
+    Experiment("model_size", "§ 4.3, Figure 4; Appendix B, Table 2", "Larger models", "The convolution helps at 350M and 2.7B as well.", model_size),
+    Experiment("leakage", "§ 4.5, Figure 6", "With information leakage", "Without the mask, perplexity is about 1.",
+               lambda at: at(*(f"dape1x3-{b}" for b in BIASES), label=LEAK, trains=(512,) if at.name == PAPER else at.trains[:1], score_options={"leak_future": True})),
+    Experiment("same_cost", "§ 4.6, Appendix C", "Kernels 1 and 3 at about the same cost", "A narrower kernel 3 is better than a wide kernel 1.", same_cost),
+    Experiment("kernel_size", "§ 4.7, Appendix D, Tables 3, 4", "Kernel sizes", "Larger kernels help; which is best depends on the setting.",
+               lambda at: at(PLAIN, V2, DAPE, *(("dape1x7-kerple", "dape1x5-kerple") if at.name != SMOKE else ()), corpora=BOTH[at.name], seeds=(0, 1) if at.name == LAPTOP else (0,))),
+    Experiment("che", "§ 4.8, Appendix E, Table 5", "CHE tasks", "Trained at lengths to 40, tested to 500: the best kernel depends on the task.", che, "accuracy"),
+    Experiment("time_cost", "§ 4.9, Appendix F, Table 6", "Time of a training step", "The larger the model, the less the convolution adds.", time_cost, "ratio"),
+    Experiment("length_1024", "Appendix A, Table 1", "A longer training length", "The same order of methods, trained at 1024.", length_1024),
+    Experiment("data_adaptive", "Appendix H, Table 8", "Data-adaptive encodings", "Of encodings that look at the data, kernel 3 extrapolates best.",
+               lambda at: at(V2, *((DAPE,) if at.name != SMOKE else ()), "transformer-xl", *(("cope",) if at.name != SMOKE else ()),
+                             corpora=BOTH[at.name][-1:], trains=at.trains[:1] if at.name == PAPER else at.trains)),
+    Experiment("visualisation", "Appendix I", "Attention maps", "Kernel 3 makes the attention sink more pronounced than kernel 1.", visualisation, "sink_share"),
+    Experiment("recall", "§ 3.3, Proposition 1", "Associative recall", "A convolution recalls what followed a token, by construction and by training.", recall, "accuracy"),
+]  # fmt: skip

@@ -1,0 +1,151 @@
+"""Figures of the experiments, from their tables."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+from dape.evaluate.table import ALL
+from dape.files import write_atomically
+from papers.ledger import CORPORA, Data
+
+STYLE: dict[str, Any] = {
+    "font.size": 8, "axes.titlesize": 9, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+    "lines.linewidth": 1.4, "lines.markersize": 3.5, "legend.frameon": False, "legend.fontsize": 7, "svg.hashsalt": "dape",
+    "axes.grid": True, "grid.alpha": 0.25, "svg.fonttype": "none", "font.family": "sans-serif",
+}  # fmt: skip
+PANEL = (2.9, 2.4)
+# The same colour for a method in every figure: by encoding, with the processor as the marker.
+COLOURS = {"kerple": "#1f77b4", "rope": "#d62728", "alibi": "#2ca02c", "fire": "#9467bd", "nope": "#7f7f7f", "t5": "#8c564b", "cope": "#e377c2"}
+
+
+def look(method: str, number: int) -> dict[str, Any]:
+    """Colour and marker of a method."""
+    strong = method == "dape1x3-kerple"
+    encoding = method.split("[")[0].split(",")[0].split(" ")[0].rsplit("-", 1)[-1]
+    plain = method == encoding
+    palette = matplotlib.colormaps["tab20"]
+    colour = "#000000" if strong else COLOURS[encoding] if plain and encoding in COLOURS else palette((2 * number + 1) % 20)
+    return {"color": colour, "marker": "os^Dv<>pX*"[number % 10], "linewidth": 2.0 if strong else 1.2}
+
+
+def curves(table: pd.DataFrame, reference: str = "kerple"):
+    """Loss less that of a reference method by length of input, a panel for each corpus and training length."""
+    from matplotlib.figure import Figure
+
+    losses = table[(table["metric"] == "loss") & (table["slice"] == ALL)]
+    panels = list(losses.groupby(["corpus", "train_length"], sort=False))
+    methods = list(dict.fromkeys(losses["method"]))
+    drawn = Figure((PANEL[0] * len(panels) + 1.9, PANEL[1] + 0.4), layout="constrained")
+    axes = drawn.subplots(1, len(panels), squeeze=False)[0]
+    for axis, ((corpus, train), rows) in zip(axes, panels, strict=True):
+        sums = rows.groupby(["method", "length"])[["sum", "count"]].sum()
+        means = (sums["sum"] / sums["count"]).unstack("length")
+        base = reference if reference in means.index else means.index[means.mean(axis=1).argmin()]
+        data, gaps = Data(rows), means - means.loc[base]
+        for number, method in enumerate(methods):
+            if method not in gaps.index:
+                continue
+            axis.plot(gaps.columns, gaps.loc[method], label=method, **look(method, number))
+            known = [n for n in (train, max(gaps.columns)) if n in gaps.columns and not np.isnan(gaps.loc[method, n])]
+            ends = [data.gap(method, base, n) for n in known] if method != base else []
+            for n, one in zip(known, ends, strict=False):
+                if one.known and one.dof >= 2:
+                    axis.plot([n, n], [one.low, one.high], color=look(method, number)["color"], alpha=0.5)
+        low, high = float(gaps.min().min()), float(gaps.max().max())
+        axis.set_ylim(1.15 * min(low, -0.02), min(1.1 * high, max(0.3, -3 * low)) + 0.02)
+        axis.axvline(train, color="grey", linestyle=":", linewidth=0.8)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(gaps.columns, [str(n) for n in gaps.columns], rotation=45)
+        axis.set_title(f"{CORPORA.get(str(corpus), corpus)}, trained at {train}: loss − {base}", fontsize=8)
+        axis.set_xlabel("tokens of input")
+    axes[0].set_ylabel("nats per token")
+    handles = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    drawn.legend(handles.values(), handles.keys(), loc="outside right center")
+    return drawn
+
+
+def bars(groups: dict[str, dict[str, tuple[float, float]]], label: str):
+    """Horizontal values with errors: group → name → (value, error)."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for of in groups.values() for name in of))
+    drawn = Figure((PANEL[0] * len(groups) + 1.2, 0.8 + 0.19 * len(names)), layout="constrained")
+    axes = drawn.subplots(1, len(groups), squeeze=False, sharey=True)[0]
+    for axis, (title, of) in zip(axes, groups.items(), strict=True):
+        for row, name in enumerate(names):
+            if name in of:
+                value, error = of[name]
+                axis.errorbar(value, row, xerr=None if np.isnan(error) else error, fmt="o", color="#1f77b4", capsize=2)
+        axis.set_yticks(range(len(names)), names)
+        axis.invert_yaxis()
+        axis.set_title(title, fontsize=8)
+        axis.set_xlabel(label)
+    return drawn
+
+
+def accuracies(table: pd.DataFrame):
+    """Accuracy beyond the training length of every method on every task."""
+    groups: dict[str, dict[str, tuple[float, float]]] = {}
+    rows = table[table["metric"] == "accuracy"]
+    for method in dict.fromkeys(rows["method"]):
+        own = {str(task): mean_accuracy(of) for task, of in rows[rows["method"] == method].groupby("corpus", sort=False)}
+        groups[method] = {task.replace("_", " "): (100 * mean, 100 * error) for task, (mean, error) in own.items()}
+    if len(groups) > 6:
+        groups = {
+            task: {method: of[task] for method, of in groups.items() if task in of}
+            for task in dict.fromkeys(task for of in groups.values() for task in of)
+        }
+    return bars(groups, "accuracy, %")
+
+
+def mean_accuracy(rows: pd.DataFrame) -> tuple[float, float]:
+    """Mean over the lengths beyond training, and the standard error over seeds (NaN for one)."""
+    beyond = rows[rows["length"] > rows["train_length"]]
+    shares = beyond.assign(share=beyond["sum"] / beyond["count"])
+    by_length = shares.groupby(["seed", "length"])["share"].mean() if (rows["document"] >= 0).any() else shares.set_index(["seed", "length"])["share"]
+    by_seed = by_length.groupby("seed").mean()
+    return float(by_seed.mean()), float(by_seed.sem()) if len(by_seed) > 1 else float("nan")
+
+
+def ratios(table: pd.DataFrame):
+    """Time of a step relative to the base, by model size and length."""
+    groups: dict[str, dict[str, tuple[float, float]]] = {}
+    for (size, length), rows in table.groupby(["corpus", "length"], sort=False):
+        name = f"{size}, {length} tokens"
+        for method, own in rows.groupby("method", sort=False):
+            of = own.set_index("metric")
+            groups.setdefault(name, {})[str(method)] = tuple(of["sum"][m] / of["count"][m] for m in ("ratio", "ratio_error"))  # type: ignore[assignment]
+    return bars(groups, "relative time of a step")
+
+
+def sinks(table: pd.DataFrame):
+    """Weight on the first token, by method and length."""
+    rows = table[table["metric"] == "sink_share"]
+    groups: dict[str, dict[str, tuple[float, float]]] = {}
+    for (length, method), own in rows.groupby(["length", "method"], sort=False):
+        by_seed = 100 * own.groupby("seed")["sum"].mean()
+        groups.setdefault(f"{length} tokens", {})[str(method)] = (float(by_seed.mean()), float(by_seed.sem()))
+    return bars(groups, "% of the weight")
+
+
+DRAW = {"loss": curves, "accuracy": accuracies, "ratio": ratios, "sink_share": sinks}
+
+
+def write_figures(experiments: Iterable[tuple[str, str, pd.DataFrame]], folder: Path) -> list[Path]:
+    """Draw (name, metric, table) into FOLDER/NAME.svg; the same table gives the same bytes."""
+    written = []
+    with matplotlib.rc_context(STYLE):
+        for name, metric, table in experiments:
+            text = io.StringIO()
+            DRAW[metric](table).savefig(text, format="svg", metadata={"Date": None})
+            folder.mkdir(exist_ok=True)
+            write_atomically(folder / f"{name}.svg", "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n")
+            written.append(folder / f"{name}.svg")
+    return written

@@ -1,0 +1,244 @@
+"""Kinds of runs that only the papers have: generated tasks, the proposition, times of a step, attention weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from dape.bench.model import Options, training_step
+from dape.bench.timing import take_turns
+from dape.evaluate.table import make_table
+from dape.evaluate.windows import same_targets
+from dape.inspection import inspect
+from dape.inspection.figure import draw
+from dape.lab.runs import Job, Run, digest
+from dape.lab.solving import TESTING, GeneratedTask, answers_by_length, build_model
+from dape.ops.score_attention import attention
+from dape.scores import PlainScores, ScoreConv
+from dape.tasks import build_task
+from dape.tasks.base import Protocol, generator_for
+from dape.training import LoopSettings, fit
+from dape.training import Run as TrainedRun
+
+
+@dataclass(frozen=True)
+class Small(Job):
+    """A run whose rows all come at once."""
+
+    method: str
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+    @property
+    def training(self) -> str:
+        return self.id
+
+    def missing(self, table: pd.DataFrame) -> list[int]:
+        return [] if (table["run"] == self.id).any() else [0]
+
+
+@dataclass(frozen=True)
+class TaskRun(Small):
+    """A model trained on short inputs of a generated task, and its accuracy on longer ones, by sample."""
+
+    task: str = ""
+    protocol: Protocol | None = None
+
+    @property
+    def plan(self) -> Protocol:
+        return self.protocol or build_task(self.task).protocol
+
+    @property
+    def steps(self) -> int:
+        return self.plan.steps
+
+    @property
+    def about(self) -> dict[str, object]:
+        longest = max(self.plan.train_lengths)
+        return {"method": self.label or self.method, "seed": self.seed, "corpus": self.task, "train_length": longest}
+
+    @cached_property
+    def id(self) -> str:
+        return f"{self.task}-{self.method}-seed{self.seed}-{digest([self.task, self.method, asdict(self.plan)])}"
+
+    def work(self, folder: Path) -> None:
+        task, plan = build_task(self.task), self.plan
+        sizes = {"num_layers": plan.num_layers, "hidden_size": plan.hidden_size, "num_heads": plan.num_heads}
+        model = build_model(task, self.method, **sizes, seed=self.seed)
+        settings = LoopSettings(
+            steps=plan.steps,
+            learning_rate=plan.learning_rate,
+            final_learning_rate=plan.learning_rate,
+            warmup_steps=0,
+            betas=(0.9, 0.999),
+            weight_decay=0.0,
+            clip=plan.clip,
+            seed=self.seed,
+            checkpoint_every=max(100, min(5000, plan.steps // 10)),
+            keep_checkpoints=1,
+            # Lengths, and with them losses, differ from step to step: only an enormous loss is a failure.
+            explosion=1000.0,
+        )
+        about = {"task": self.task, "method": self.method, **sizes}
+        training = GeneratedTask(task, model, plan.batch_size, plan.train_lengths, self.seed, None, about)
+        fitted = fit(training, settings, folder / "runs" / self.id, progress=False).complete()
+        whole = {"steps": plan.steps, "train_seconds": fitted.seconds, "train_loss": fitted.final_loss}
+        whole["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        rows: list[dict[str, object]] = [{"metric": name, "sum": value} for name, value in whole.items()]
+        for length, (right, asked) in answers_by_length(task, model, plan.test_lengths, plan.samples).items():
+            rows += [
+                {"length": length, "document": n, "metric": "accuracy", "sum": float(good), "count": int(of)}
+                for n, (good, of) in enumerate(zip(right, asked, strict=True))
+            ]
+        self.add_rows(folder, make_table(rows))
+
+
+@dataclass(frozen=True)
+class Construction(Small):
+    """The proposition without training: a 1×2 convolution with weights [−1, 1] recalls, without positions.
+
+    A query and a key have the score −β⟨x_j, x_N⟩. The convolution turns it into −β⟨x_j − x_{j−1}, x_N⟩: β where the
+    token before j is the queried one, never more than 0 elsewhere, so that all weight goes to the token that followed.
+    """
+
+    lengths: tuple[int, ...] = (12, 24, 48, 96)
+    samples: int = 512
+    sharpness: float = 50.0
+
+    @property
+    def about(self) -> dict[str, object]:
+        return {"method": self.label or self.method, "seed": 0, "corpus": "construction", "train_length": 0}
+
+    @cached_property
+    def id(self) -> str:
+        return f"construction-{self.method}-{digest([self.method, self.lengths, self.samples, self.sharpness])}"
+
+    def work(self, folder: Path) -> None:
+        task = build_task("associative_recall")
+        scores = PlainScores() if self.method == "nope" else difference_conv()
+        rows = []
+        for length in self.lengths:
+            examples = task.examples(self.samples, length, generator_for(TESTING, 0, length))
+            ids = torch.from_numpy(examples.ids)
+            x = torch.nn.functional.one_hot(ids, task.vocab_size).to(torch.float64)[:, None]
+            found = attention(x, -x, x, scores, scale=self.sharpness, backend="reference")[:, 0].argmax(-1)
+            right = examples.accuracy(found.numpy()) * self.samples
+            rows.append({"length": length, "metric": "accuracy", "sum": right, "count": self.samples})
+        self.add_rows(folder, make_table(rows))
+
+
+def difference_conv() -> ScoreConv:
+    """S_j − S_{j−1}: the residual gives S_j, the two convolutions −S_{j−1}.
+
+    LeakyReLU(x) − LeakyReLU(−x) = (1 + slope)·x, so that two channels together are linear.
+    """
+    conv = ScoreConv(1, 2, kernel_size=2, bias_channels=False).double()
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.zero_()
+        # Taps: the key before, the key itself.
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        conv.expand.weight[:, 0, 0, 0] = -signs
+        conv.project.weight[0, :, 0, 1] = signs / (1 + conv.negative_slope)
+    return conv.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class StepTime(Small):
+    """Time of a training step, interleaved with that of a base: the ratio of every round."""
+
+    size: str = "tiny"
+    length: int = 512
+    batch: int = 1
+    rounds: int = 9
+    base: tuple[str, ...] = ("dape1x3-kerple", "512", "1")
+
+    @property
+    def about(self) -> dict[str, object]:
+        return {"method": self.label or self.method, "seed": 0, "corpus": self.size, "train_length": self.length}
+
+    @property
+    def id(self) -> str:
+        return f"{self.size}-{self.method}-{self.length}x{self.batch}-{self.rounds}rounds"
+
+    def work(self, folder: Path) -> None:
+        base, length, batch = self.base[0], int(self.base[1]), int(self.base[2])
+        steps = {
+            "own": step_on_device(self.method, Options(preset=self.size, length=self.length, batch=self.batch)),
+            "base": step_on_device(base, Options(preset=self.size, length=length, batch=batch)),
+        }
+        taken = take_turns(steps, self.rounds)
+        ratios = np.array(taken["own"]) / np.array(taken["base"])
+        # Median and its error: robust against a busy machine.
+        error = 1.2533 * 1.4826 * float(np.median(np.abs(ratios - np.median(ratios)))) / self.rounds**0.5
+        values = {"milliseconds": 1000 * float(np.median(taken["own"])), "ratio": float(np.median(ratios)), "ratio_error": error}
+        rows = [
+            {"length": self.length, "metric": name, "sum": value * self.rounds, "count": self.rounds}
+            for name, value in values.items()
+        ]
+        self.add_rows(folder, make_table(rows))
+
+
+def step_on_device(method: str, options: Options):
+    """A step on the GPU if there is one, with synchronisation."""
+    if not torch.cuda.is_available():
+        return training_step(method, options)
+    with torch.device("cuda"):
+        step = training_step(method, options)
+
+    def waited() -> None:
+        step()
+        torch.cuda.synchronize()
+
+    return waited
+
+
+@dataclass(frozen=True)
+class MapRun(Run):
+    """A language model whose attention weights are measured on excerpts of held-out text, head by head.
+
+    pictures: folder of maps of the first excerpt; "" for none.
+    """
+
+    samples: int = 16
+    pictures: str = ""
+
+    def missing(self, table: pd.DataFrame) -> list[int]:
+        known = set(table[table["run"] == self.id]["length"])
+        return [length for length in self.lengths if length not in known]
+
+    def evaluate(self, run: TrainedRun, folder: Path) -> None:
+        tokens, model = run.data().validation, run.model()
+        windows = same_targets(tokens, max(self.lengths), 1, self.samples)
+        for length in self.missing(self.done(folder)):
+            rows: list[dict[str, object]] = []
+            for number, ids in enumerate(windows.ids(tokens, length)[:, :-1]):
+                seen = inspect(model, ids, resolution=min(length, 192))
+                for layer in seen.layers:
+                    for head, share in enumerate(layer.sink):
+                        own = {"length": length, "document": number, "slice": f"layer {layer.layer} head {head}"}
+                        entropy = float(layer.entropy[head])
+                        rows.append({**own, "metric": "sink_share", "sum": float(share)})
+                        rows.append({**own, "metric": "entropy", "sum": entropy})
+                    if self.pictures and not number:
+                        name = f"{self.config.method}-{length}-layer{layer.layer}.png"
+                        draw(seen, layer.layer, Path(self.pictures) / name, max_heads=4)
+            self.add_rows(folder, make_table(rows))
+
+
+def as_maps(runs: Sequence[Run], lengths: tuple[int, ...], pictures: str, samples: int = 16) -> list[MapRun]:
+    """Runs whose attention is measured instead of their losses; pictures of the first."""
+    return [
+        MapRun(run.config, lengths, replace(run.evaluation, longest=None, last=1), corpus=run.corpus, samples=samples,
+               pictures=pictures if not number else "")
+        for number, run in enumerate(runs)
+    ]  # fmt: skip
