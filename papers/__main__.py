@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dape.evaluate.table import make_table, read_table
+from dape.evaluation.table import make_table, read_table
 from papers.experiment import LAPTOP, PAPER, SMOKE, Experiment
 from papers.ledger import show
 from papers.pages import PAPERS, TABLES, experiments, ledger, outdated, report, verdicts_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dape.evaluate.table import make_table, read_table
+from dape.evaluation.table import make_table, read_table
 from dape.lab.experiment import Announce, Outcome, run_experiment, silent
 from dape.lab.runs import Evaluation, Job, Run
 from dape.training import TrainConfig

@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from dape.evaluate.table import ALL
+from dape.evaluation.table import ALL
 from dape.files import write_atomically
 from papers.ledger import CORPORA, Data
 

@@ -25,8 +25,8 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from dape.evaluate.statistics import Estimate, accuracy, by_t, mean_over_seeds, paired_mean
-from dape.evaluate.table import ALL, read_table, recall_slices
+from dape.evaluation.statistics import Estimate, accuracy, by_t, mean_over_seeds, paired_mean
+from dape.evaluation.table import ALL, read_table, recall_slices
 
 HERE = Path(__file__).parent
 # Our texts: the name that readers see, and the paper's text that each stands for.
@@ -37,12 +37,17 @@ WORDS = ("reproduced", "contradicted", "unclear", "one seed", "too small", "out 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An estimate, and the side of `bound` on which the claim expects it (+1 above, −1 below, 0 within ±bound)."""
+    """An estimate, and the side of `bound` on which the claim expects it (+1 above, −1 below, 0 within ±bound).
+
+    note: which of several comparisons, in brief; points: (method, length) whose perplexities are compared.
+    """
 
     text: str
     estimate: Estimate
     side: int
     bound: float = 0.0
+    note: str = ""
+    points: tuple[tuple[str, int], ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -240,7 +245,10 @@ def lower(
 
     def test(data: Data) -> list[Comparison]:
         return [
-            Comparison(f"{better} − {rival} at {n}", own.gap(better, rival, n), -1, -math.log(factor))
+            Comparison(
+                f"{better} − {rival} at {n}", own.gap(better, rival, n), -1, -math.log(factor),
+                f"{rival} at {n}", ((better, n), (rival, n)),
+            )  # fmt: skip
             for rival in rivals
             for length, own in trains(data, train, better, rival)
             for n in points(own, length, at, better, rival)
@@ -265,7 +273,10 @@ def changes(methods: str | Sequence[str], side: int, *, at: Sequence = ("longest
 
     def test(data: Data) -> list[Comparison]:
         return [
-            Comparison(f"{name}, {length} → {n}", own.change(name, length, n), side, side * math.log(factor))
+            Comparison(
+                f"{name}, {length} → {n}", own.change(name, length, n), side, side * math.log(factor),
+                name, ((name, length), (name, n)),
+            )  # fmt: skip
             for name in names
             for length, own in trains(data, train, name)
             if length in own.lengths(name)
@@ -604,6 +615,11 @@ class Ledger:
         path = self.folder / "printed.json"
         return printed_losses(json.loads(path.read_text("utf-8"))) if path.exists() else pd.DataFrame()
 
+    @cache  # noqa: B019
+    def printed_on(self, corpus: str) -> Data:
+        printed = self.printed()
+        return Data(printed[printed["corpus"] == corpus] if len(printed) else printed)
+
     def judge(self, claim: Claim) -> Verdict:
         table, judgements = self.tables(claim.sources), []
         if claim.needs or table is None:
@@ -618,17 +634,17 @@ class Ledger:
             if found or name in claim.corpora:
                 judgements.append(self._word(claim, name, found, theirs[name]) if found else Judgement(name, "not run"))
         paper = claim.paper or "; ".join(
-            text for name in wanted if name != "code" and (text := _shown_paper(theirs[name], self.printed(), STANDS_FOR.get(name, "")))
+            text for name in wanted if name != "code" and (text := _shown_paper(theirs[name], self.printed_on(STANDS_FOR.get(name, "")), STANDS_FOR.get(name, "")))
         )
         return Verdict(claim, paper, tuple(judgements))
 
     def _theirs(self, claim: Claim, corpus: str) -> list[Comparison]:
         """The same test on the paper's own numbers."""
-        printed, name = self.printed(), STANDS_FOR.get(corpus, "")
-        if printed.empty or corpus == "code":
+        data = self.printed_on(STANDS_FOR.get(corpus, ""))
+        if data.frame.empty or corpus == "code":
             return []
         try:
-            return claim.test(Data(printed[printed["corpus"] == name]))
+            return claim.test(data)
         except (LookupError, ValueError, IndexError):
             return []
 
@@ -669,8 +685,14 @@ def show(one: Comparison) -> str:
     if e.error == 0:
         return f"{e.value:.3g}"
     digits = 1 if max(abs(e.value), e.error) >= 10 else 2 if max(abs(e.value), e.error) >= 1 else 3
-    sign = "+" if one.side <= 0 or one.bound == 0 else ""
-    return f"{e.value:{sign}.{digits}f} [{e.low:{sign}.{digits}f}, {e.high:{sign}.{digits}f}]".replace("-", "−")
+    signs = one.side <= 0 or one.bound == 0
+    return interval(e, digits, signs)
+
+
+def interval(one: Estimate, digits: int = 3, signs: bool = True) -> str:
+    """value [low, high]; a zero has no sign."""
+    value, low, high = (f"{x:{'+' if signs and round(x, digits) else ''}.{digits}f}" for x in (one.value, one.low, one.high))
+    return f"{value} [{low}, {high}]".replace("-0." + "0" * digits + "]", "0." + "0" * digits + "]").replace("-", "−")
 
 
 def printed_losses(content: dict) -> pd.DataFrame:
@@ -689,10 +711,22 @@ def printed_losses(content: dict) -> pd.DataFrame:
     return frame.assign(run="printed", seed=0, document=0, slice=ALL, metric="loss", count=1, sum=np.log(frame["sum"]))
 
 
-def _shown_paper(found: list[Comparison], printed: pd.DataFrame, corpus: str) -> str:
-    """The paper's own smallest margin."""
+def _shown_paper(found: list[Comparison], data: Data, corpus: str) -> str:
+    """The paper's own perplexities where its margin is smallest."""
     if not found:
         return ""
     one = min(found, key=lambda c: c.margin)
     name = {"arxiv": "Arxiv", "books3": "Books3"}.get(corpus, corpus)
-    return f"{name} {one.estimate.value:+.3f} ({one.text})".replace("-", "−") if math.isfinite(one.estimate.value) else ""
+    if not one.points:
+        return f"{name} {one.estimate.value:+.3f}".replace("-", "−")
+    (a, m), (b, n) = one.points
+    trained = {length: own for length, own in data.settings(a, b) if {m, n} <= set(own.lengths(a, b))}
+    own = next((own for length, own in trained.items() if math.isclose(_log(own, b, n) - _log(own, a, m), one.estimate.value * (1 if a == b else -1), abs_tol=1e-9)), None)
+    if own is None:
+        return f"{name} {one.estimate.value:+.3f}".replace("-", "−")
+    x, y = own.perplexity(a, m), own.perplexity(b, n)
+    return f"{name} {x:.2f} {'→' if a == b else '<' if x < y else '>'} {y:.2f}"
+
+
+def _log(data: Data, method: str, length: int) -> float:
+    return math.log(data.perplexity(method, length))

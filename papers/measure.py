@@ -13,8 +13,8 @@ import torch
 
 from dape.bench.model import Options, training_step
 from dape.bench.timing import take_turns
-from dape.evaluate.table import make_table
-from dape.evaluate.windows import same_targets
+from dape.evaluation.table import make_table
+from dape.evaluation.windows import same_targets
 from dape.inspection import inspect
 from dape.inspection.figure import draw
 from dape.lab.runs import Job, Run, digest

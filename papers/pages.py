@@ -1,7 +1,7 @@
 """The page of a paper, and every number of ours in other documents, from the tables of results.
 
 A document may hold `<!-- papers: NAME -->…<!-- /papers -->`; what stands between is replaced by the block of that name
-(`BLOCKS`), or by a number: `gap CORPUS A B LENGTH`, `change CORPUS METHOD START END`, `growth CORPUS A B START END`,
+(`BLOCKS`), or by a number: `gap CORPUS A B LENGTH` (or `lead`, its negative), `change CORPUS METHOD START END`, `growth CORPUS A B START END`,
 `perplexity CORPUS METHOD LENGTH`, `verdict PAPER CLAIM`, all of the headline experiment.
 """
 
@@ -11,15 +11,16 @@ import importlib
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from dape.evaluate.table import ALL
+from dape.evaluation.table import ALL
 from papers.experiment import Experiment
 from papers.figures import mean_accuracy, write_figures
-from papers.ledger import CORPORA, HERE, WORDS, Data, Ledger, Verdict, show
+from papers.ledger import CORPORA, HERE, WORDS, Data, Judgement, Ledger, Verdict, interval, show
 
 PAPERS = ("dape_v2", "beyond")
 ROOT = HERE.parent
@@ -50,12 +51,18 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 def verdict_row(verdict: Verdict, *, section: bool) -> list[str]:
     run = [one for one in verdict.judgements if one.comparison]
     named = len(verdict.claim.corpora) > 1 or len(run) > 1
-    ours = [f"{one.corpus} {show(one.comparison)}" if named else show(one.comparison) for one in run if one.comparison]
+    ours = [ours_of(one, named) for one in run]
     missing = [f"{one.corpus} not run" for one in verdict.judgements if one.word == "not run" and one.corpus]
     seeds = ", ".join(str(one.seeds or "–") for one in run) or "–"
     text = verdict.claim.text + (" *(ours)*" if verdict.claim.ours else "")
     row = [text, verdict.paper or "–", "<br>".join([*ours, *missing]) or "–", seeds, verdict.words]
     return [verdict.claim.section, *row] if section else row
+
+
+def ours_of(one: Judgement, named: bool) -> str:
+    assert one.comparison is not None
+    note = f" ({one.comparison.note})" if one.count > 2 and one.comparison.note else ""
+    return f"{f'{one.corpus} ' if named else ''}{show(one.comparison)}{note}"
 
 
 def verdicts_table(paper: str, names: list[str] | None = None) -> str:
@@ -184,11 +191,12 @@ def page(paper: str) -> str:
         if ledger(paper).table(one.name) is None:
             parts.append(f"## {one.title}\n\n{one.source}. {one.shows} Not run yet.")
             continue
-        body = [f"## {one.title}", f"{one.source}. {one.shows}", f"![{one.title}](figures/{one.name}.svg)", TABLES[one.metric](paper, one)]
-        body += [found for found in [findings(paper, one.name)] if found]
-        parts.append("\n\n".join(body))
+        figure = f"![{one.title}](figures/{one.name}.svg)"
+        shown = [] if figure.partition("(")[2] in text.OPENING else [figure]
+        parts.append("\n\n".join([f"## {one.title}", f"{one.source}. {one.shows}", *shown, TABLES[one.metric](paper, one)]))
     parts.append(f"# Appendix\n\n## Every {'claim' if paper != 'beyond' else 'hypothesis'}\n\n{counts(paper).capitalize()}.")
     parts.append(verdicts_table(paper))
+    parts += [f"## Hypotheses: {one.title}\n\n{findings(paper, one.name)}" for one in experiments(paper) if findings(paper, one.name)]
     parts.append(fill(text.APPENDIX))
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
@@ -215,7 +223,7 @@ def compute(words: str) -> str:
         return found.words
     if kind == "count":
         return str(sum(v.word == rest[1].replace("_", " ") for v in ledger(rest[0]).verdicts()) if len(rest) > 1 else len(ledger(rest[0]).verdicts()))
-    if kind not in ("gap", "change", "growth", "perplexity", "share", "seeds"):
+    if kind not in ("gap", "lead", "lead_growth", "change", "growth", "perplexity", "share", "seeds"):
         raise ValueError(f'unknown number "{words}"')
     digits = int(rest.pop()[1:]) if rest[-1].startswith("d") and rest[-1][1:].isdigit() else 3
     source = rest.pop(0).partition(":")
@@ -230,9 +238,11 @@ def compute(words: str) -> str:
         return share_on_hits(data, *arguments)
     if kind == "seeds":
         return str(data.change(arguments[0], *data.lengths(arguments[0])[:2]).seeds)
-    one = getattr(data, kind)(*arguments)
-    low, high = (f"{bound:+.{digits}f}" for bound in (one.low, one.high))
-    return f"{one.value:+.{digits}f} [{low}, {high}]".replace("-", "−")
+    if kind in ("lead", "lead_growth"):
+        one = data.gap(*arguments) if kind == "lead" else data.growth(*arguments)
+        one = replace(one, value=-one.value, low=-one.high, high=-one.low)
+        return interval(one, digits, signs=False)
+    return interval(getattr(data, kind)(*arguments), digits)
 
 
 def share_on_hits(data: Data, a: str, b: str, length: int) -> str:

@@ -4,16 +4,16 @@ TITLE = "Beyond DAPE V2"
 
 OPENING = """
 Taken apart on LaTeX, most of the gain over Kerple is there with a linear convolution of each head's scores along the keys
-({gap ingredients:LaTeX keyconv1x3-kerple kerple 256} nats at 256 tokens) and across heads
-({gap ingredients:LaTeX dape1x3-kerple[bias_channels=false,negative_slope=1.0] kerple 256}); the bias as further channels brings
-it to {gap ingredients:LaTeX dape1x3-kerple kerple 256} at 256 and {gap ingredients:LaTeX dape1x3-kerple kerple 8192} at 8192.
+({lead ingredients:LaTeX keyconv1x3-kerple kerple 256} nats at 256 tokens) and across heads
+({lead ingredients:LaTeX dape1x3-kerple[bias_channels=false,negative_slope=1.0] kerple 256}); the bias as further channels brings
+it to {lead ingredients:LaTeX dape1x3-kerple kerple 256} at 256 and {lead ingredients:LaTeX dape1x3-kerple kerple 8192} at 8192.
 RoPE needs other cures as well: with the convolution and the best scaling it still does not reach Kerple with the convolution.
 Of {count beyond} hypotheses: {counts beyond}.
 
 ![Ingredients: loss by length of input against Kerple's](figures/ingredients.svg)
 """
 
-TOP = ["keys-help", "heads-help", "nonlinearity-help", "nonlinearity-helps", "bias-channels-help", "over-linear-relatives",
+TOP = ["keys-help", "heads-help", "nonlinearity-helps", "bias-channels-help", "over-linear-relatives",
        "helps-fox", "lead-grows", "square-better", "convolution-helps-scaled", "longer-best"]  # fmt: skip
 
 LEGEND = """
