@@ -37,10 +37,11 @@ test-all: $(READY) browser  ## every test: the full product of methods and prope
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tools]'
 	$(BIN)/python -m pytest -n 2
 
-check: $(READY)  ## lint, format, types
+check: $(READY)  ## lint, format, types, and numbers of the pages against the tables of results
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m papers report --check
 
 format: $(READY)  ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .

@@ -61,14 +61,22 @@ def run(name: str, options: argparse.Namespace, console: Console) -> int:
             console.print(f"{verdict.words}: {verdict.claim.text}", markup=False, soft_wrap=True)
             for own in verdict.judgements:
                 if own.comparison:
-                    console.print(f"    {own.corpus}: {own.comparison.text} {show(own.comparison)} {own.why}", markup=False, soft_wrap=True)
+                    console.print(
+                        f"    {own.corpus}: {own.comparison.text} {show(own.comparison)} {own.why}",
+                        markup=False,
+                        soft_wrap=True,
+                    )
     else:
-        console.print(f"{len(outcome.table)} rows in {one.results(paper, options.scale, work)}", soft_wrap=True)
+        console.print(
+            f"{len(outcome.table)} rows in {one.results(paper, options.scale, work)}", soft_wrap=True
+        )
     return 1 if outcome.failures else 0
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     runs = argparse.ArgumentParser(add_help=False)
     runs.add_argument("--scale", choices=(SMOKE, LAPTOP, PAPER), default=LAPTOP)
@@ -80,7 +88,12 @@ def main(arguments: list[str]) -> int:
     one.add_argument("--launcher", default="local", help="local, or slurm[partition=gpu,gpus_per_node=8]")
     one.add_argument("--only", nargs="*", default=(), help="patterns of run titles")
     texts = os.environ.get("DAPE_CORPORA")
-    one.add_argument("--texts", type=Path, default=Path(texts) if texts else None, help="folder of the texts (DAPE_CORPORA)")
+    one.add_argument(
+        "--texts",
+        type=Path,
+        default=Path(texts) if texts else None,
+        help="folder of the texts (DAPE_CORPORA)",
+    )
     page = commands.add_parser("report", help="write pages and figures")
     page.add_argument("--check", action="store_true", help="only compare")
     options, console = parser.parse_args(arguments), Console(highlight=False)

@@ -124,7 +124,14 @@ class Experiment:
         return HERE / paper / "results" / f"{self.name}{'' if scale == LAPTOP else '-paper'}.csv.gz"
 
     def run(
-        self, paper: str, scale: str, work: Path, texts: Path | None, *, announce: Announce = silent, **options: Any
+        self,
+        paper: str,
+        scale: str,
+        work: Path,
+        texts: Path | None,
+        *,
+        announce: Announce = silent,
+        **options: Any,
     ) -> Outcome:
         """Train and evaluate what is missing; rows are saved after every run."""
         results = self.results(paper, scale, work)

@@ -22,7 +22,15 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 PANEL = (2.9, 2.4)
 # The same colour for a method in every figure: by encoding, with the processor as the marker.
-COLOURS = {"kerple": "#1f77b4", "rope": "#d62728", "alibi": "#2ca02c", "fire": "#9467bd", "nope": "#7f7f7f", "t5": "#8c564b", "cope": "#e377c2"}
+COLOURS = {
+    "kerple": "#1f77b4",
+    "rope": "#d62728",
+    "alibi": "#2ca02c",
+    "fire": "#9467bd",
+    "nope": "#7f7f7f",
+    "t5": "#8c564b",
+    "cope": "#e377c2",
+}
 
 
 def look(method: str, number: int) -> dict[str, Any]:
@@ -31,7 +39,13 @@ def look(method: str, number: int) -> dict[str, Any]:
     encoding = method.split("[")[0].split(",")[0].split(" ")[0].rsplit("-", 1)[-1]
     plain = method == encoding
     palette = matplotlib.colormaps["tab20"]
-    colour = "#000000" if strong else COLOURS[encoding] if plain and encoding in COLOURS else palette((2 * number + 1) % 20)
+    colour = (
+        "#000000"
+        if strong
+        else COLOURS[encoding]
+        if plain and encoding in COLOURS
+        else palette((2 * number + 1) % 20)
+    )
     return {"color": colour, "marker": "os^Dv<>pX*"[number % 10], "linewidth": 2.0 if strong else 1.2}
 
 
@@ -53,7 +67,11 @@ def curves(table: pd.DataFrame, reference: str = "kerple"):
             if method not in gaps.index:
                 continue
             axis.plot(gaps.columns, gaps.loc[method], label=method, **look(method, number))
-            known = [n for n in (train, max(gaps.columns)) if n in gaps.columns and not np.isnan(gaps.loc[method, n])]
+            known = [
+                n
+                for n in (train, max(gaps.columns))
+                if n in gaps.columns and not np.isnan(gaps.loc[method, n])
+            ]
             ends = [data.gap(method, base, n) for n in known] if method != base else []
             for n, one in zip(known, ends, strict=False):
                 if one.known and one.dof >= 2:
@@ -66,7 +84,9 @@ def curves(table: pd.DataFrame, reference: str = "kerple"):
         axis.set_title(f"{CORPORA.get(str(corpus), corpus)}, trained at {train}: loss − {base}", fontsize=8)
         axis.set_xlabel("tokens of input")
     axes[0].set_ylabel("nats per token")
-    handles = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    handles = {
+        label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     drawn.legend(handles.values(), handles.keys(), loc="outside right center")
     return drawn
 
@@ -82,7 +102,9 @@ def bars(groups: dict[str, dict[str, tuple[float, float]]], label: str):
         for row, name in enumerate(names):
             if name in of:
                 value, error = of[name]
-                axis.errorbar(value, row, xerr=None if np.isnan(error) else error, fmt="o", color="#1f77b4", capsize=2)
+                axis.errorbar(
+                    value, row, xerr=None if np.isnan(error) else error, fmt="o", color="#1f77b4", capsize=2
+                )
         axis.set_yticks(range(len(names)), names)
         axis.invert_yaxis()
         axis.set_title(title, fontsize=8)
@@ -95,8 +117,13 @@ def accuracies(table: pd.DataFrame):
     groups: dict[str, dict[str, tuple[float, float]]] = {}
     rows = table[table["metric"] == "accuracy"]
     for method in dict.fromkeys(rows["method"]):
-        own = {str(task): mean_accuracy(of) for task, of in rows[rows["method"] == method].groupby("corpus", sort=False)}
-        groups[method] = {task.replace("_", " "): (100 * mean, 100 * error) for task, (mean, error) in own.items()}
+        own = {
+            str(task): mean_accuracy(of)
+            for task, of in rows[rows["method"] == method].groupby("corpus", sort=False)
+        }
+        groups[method] = {
+            task.replace("_", " "): (100 * mean, 100 * error) for task, (mean, error) in own.items()
+        }
     if len(groups) > 6:
         groups = {
             task: {method: of[task] for method, of in groups.items() if task in of}
@@ -109,7 +136,11 @@ def mean_accuracy(rows: pd.DataFrame) -> tuple[float, float]:
     """Mean over the lengths beyond training, and the standard error over seeds (NaN for one)."""
     beyond = rows[rows["length"] > rows["train_length"]]
     shares = beyond.assign(share=beyond["sum"] / beyond["count"])
-    by_length = shares.groupby(["seed", "length"])["share"].mean() if (rows["document"] >= 0).any() else shares.set_index(["seed", "length"])["share"]
+    by_length = (
+        shares.groupby(["seed", "length"])["share"].mean()
+        if (rows["document"] >= 0).any()
+        else shares.set_index(["seed", "length"])["share"]
+    )
     by_seed = by_length.groupby("seed").mean()
     return float(by_seed.mean()), float(by_seed.sem()) if len(by_seed) > 1 else float("nan")
 
@@ -121,7 +152,9 @@ def ratios(table: pd.DataFrame):
         name = f"{size}, {length} tokens"
         for method, own in rows.groupby("method", sort=False):
             of = own.set_index("metric")
-            groups.setdefault(name, {})[str(method)] = tuple(of["sum"][m] / of["count"][m] for m in ("ratio", "ratio_error"))  # type: ignore[assignment]
+            groups.setdefault(name, {})[str(method)] = tuple(
+                of["sum"][m] / of["count"][m] for m in ("ratio", "ratio_error")
+            )  # type: ignore[assignment]
     return bars(groups, "relative time of a step")
 
 
@@ -146,6 +179,9 @@ def write_figures(experiments: Iterable[tuple[str, str, pd.DataFrame]], folder: 
             text = io.StringIO()
             DRAW[metric](table).savefig(text, format="svg", metadata={"Date": None})
             folder.mkdir(exist_ok=True)
-            write_atomically(folder / f"{name}.svg", "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n")
+            write_atomically(
+                folder / f"{name}.svg",
+                "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n",
+            )
             written.append(folder / f"{name}.svg")
     return written

@@ -13,9 +13,8 @@ interval and the side of a bound on which the claim expects it. The word follows
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -25,13 +24,14 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from dape.evaluation.statistics import Estimate, accuracy, by_t, mean_over_seeds, paired_mean
+from dape.evaluation.statistics import Estimate, by_t, mean_over_seeds, paired_mean, quantile
 from dape.evaluation.table import ALL, read_table, recall_slices
+from papers.printed import printed_losses
 
 HERE = Path(__file__).parent
 # Our texts: the name that readers see, and the paper's text that each stands for.
 CORPORA = {"latex13": "LaTeX", "latex": "LaTeX", "books13": "books", "books": "books", "python": "code"}
-STANDS_FOR = {"LaTeX": "arxiv", "books": "books3", "code": "arxiv"}
+STANDS_FOR = {"LaTeX": "arxiv", "books": "books3"}
 WORDS = ("reproduced", "contradicted", "unclear", "one seed", "too small", "out of reach")
 
 
@@ -39,15 +39,14 @@ WORDS = ("reproduced", "contradicted", "unclear", "one seed", "too small", "out 
 class Comparison:
     """An estimate, and the side of `bound` on which the claim expects it (+1 above, −1 below, 0 within ±bound).
 
-    note: which of several comparisons, in brief; points: (method, length) whose perplexities are compared.
+    text: what tells it apart from the claim's others. points: (method, training length, length) of two perplexities.
     """
 
     text: str
     estimate: Estimate
     side: int
     bound: float = 0.0
-    note: str = ""
-    points: tuple[tuple[str, int], ...] = ()
+    points: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -119,13 +118,17 @@ class Data:
         of = [set(self.where(metric="loss", slice=ALL, method=method).frame["length"]) for method in methods]
         return sorted(set.intersection(*of)) if of else []
 
-    def sums(self, method: str, length: int, slices: Sequence[str] = (ALL,), metric: str = "loss") -> pd.DataFrame:
+    def sums(
+        self, method: str, length: int, slices: Sequence[str] = (ALL,), metric: str = "loss"
+    ) -> pd.DataFrame:
         """Sums and counts [seed, document] of the slices together."""
         key = (method, length, tuple(slices), metric)
         if key not in self._sums:
             rows = self.where(metric=metric, method=method, length=length).frame
             rows = rows[rows["slice"].isin(slices)]
-            table = rows.groupby(["seed", "document"])[["sum", "count"]].sum().unstack("document", fill_value=0)
+            table = (
+                rows.groupby(["seed", "document"])[["sum", "count"]].sum().unstack("document", fill_value=0)
+            )
             self._sums[key] = table
         return self._sums[key]
 
@@ -137,9 +140,11 @@ class Data:
         """
         tables = [self.sums(*rest) for _, *rest in terms]
         seeds = sorted(set.intersection(*(set(table.index) for table in tables)))
-        if not seeds:
+        if not seeds or any(table.empty for table in tables):
             return Estimate()
-        total = sum(weight * table["sum"].loc[seeds] for (weight, *_), table in zip(terms, tables, strict=True))
+        total = sum(
+            weight * table["sum"].loc[seeds] for (weight, *_), table in zip(terms, tables, strict=True)
+        )
         tokens = self.sums(*counts)["count"] if counts else tables[0]["count"]
         if not total.notna().all(axis=None):
             raise ValueError(f"{terms} are not of the same documents")
@@ -165,33 +170,19 @@ class Data:
         return math.exp(table["sum"].sum().sum() / table["count"].sum().sum())
 
     def right(self, *terms: tuple[float, str], lengths: Sequence[int] = ()) -> Estimate:
-        """Weighted sum of accuracies, means over the lengths beyond training: over seeds and samples, or over seeds alone
-        (with the binomial error, for one seed) where answers were not kept by sample."""
-        rows = self.frame[self.frame["metric"] == "accuracy"]
-        known = rows["train_length"].iloc[0]
-        rows = rows[rows["length"].isin(lengths)] if lengths else rows[rows["length"] > (known or 0)]
-        rows = rows[rows["method"].isin([method for _, method in terms])]
-        if (rows["document"] == -1).any():
-            return self._binomial(rows, terms)
-        means = rows.assign(right=rows["sum"] / rows["count"])
-        table = means.pivot(index=["method", "seed"], columns=["length", "document"], values="right")
+        """Weighted sum of accuracies in percent, means over the lengths beyond training: over seeds and samples, or over
+        seeds alone where answers were not kept by sample."""
+        rows = self.frame[
+            (self.frame["metric"] == "accuracy") & self.frame["method"].isin([name for _, name in terms])
+        ]
+        rows = rows[rows["length"].isin(lengths) if lengths else rows["length"] > rows["train_length"]]
+        rows = rows.assign(right=100 * rows["sum"] / rows["count"])
+        table = rows.pivot(index=["method", "seed"], columns=["length", "document"], values="right")
         seeds = sorted(set.intersection(*(set(table.loc[method].index) for _, method in terms)))
         total = sum(weight * table.loc[method].loc[seeds] for weight, method in terms)
+        if (rows["document"] == -1).any():
+            return mean_over_seeds(total.mean(axis=1).to_numpy())
         return paired_mean(total.to_numpy(float), np.ones(total.shape[1]))
-
-    @staticmethod
-    def _binomial(rows: pd.DataFrame, terms: Sequence[tuple[float, str]]) -> Estimate:
-        means = rows.assign(right=rows["sum"] / rows["count"]).groupby(["method", "seed"])["right"].mean()
-        seeds = sorted(set.intersection(*(set(means.loc[method].index) for _, method in terms)))
-        values = sum(weight * means.loc[method].loc[seeds].to_numpy() for weight, method in terms)
-        if len(seeds) > 1:
-            return mean_over_seeds(values)
-        variance = 0.0
-        for weight, method in terms:
-            own = rows[rows["method"] == method]
-            of = [accuracy(row["sum"], row["count"]).error for _, row in own.iterrows()]
-            variance += weight**2 * sum(error**2 for error in of) / len(of) ** 2
-        return by_t(float(values[0]), variance, 1e6, 1) if variance else Estimate(float(values[0]), 0.0, *values, *values, 1, 1)
 
     def relative(self, method: str) -> Estimate:
         """Time of a step, as an interleaved ratio to the experiment's base."""
@@ -211,308 +202,220 @@ def quotient(a: Estimate, b: Estimate) -> Estimate:
     return by_t(value, variance, min(a.dof, b.dof))
 
 
-# --- tests
+# --- rules: functions of the results on one corpus that yield the comparisons of a claim
+
+Rule = Callable[[Data], list[Comparison]]
+ENDS = ("train", "longest")
 
 
-Test = Callable[[Data], list[Comparison]]
+def rule(compare: Callable[..., Iterator[Comparison]]) -> Callable[..., Rule]:
+    """`lower(a, b)(data)`: arguments first, the results later."""
+    return lambda *arguments, **options: lambda data: list(compare(data, *arguments, **options))
 
 
-def points(data: Data, train: int, at: Sequence, *methods: str) -> list[int]:
-    """Lengths by name: "train", "longest", a multiple of the training length; those that were evaluated.
+def places(
+    data: Data, methods: Sequence[str], at: Sequence = ENDS, train: str | int | None = None
+) -> Iterator[tuple]:
+    """(results at one training length, that length, evaluated length) where all methods were trained and evaluated.
 
-    Losses at neighbouring lengths are of the same tokens: one interval at the training length and one at the longest,
-    the curve is for looking. Where the scored tokens would have no context, "train" is the next length.
+    at:    "train", "longest", or multiples of the training length. Losses at other lengths are of the same tokens: one
+           interval at the training length and one at the longest, the curve is for looking.
+    train: all training lengths, the "shortest", the "longest", or one in tokens.
     """
-    known = data.lengths(*methods)
-    named = {"train": [train], "longest": known[-1:], "within": [n for n in known if n == train]}
-    wanted = [n for one in at for n in named.get(one, [int(one) * train if isinstance(one, (int, float)) else -1])]
-    return [n for n in dict.fromkeys(wanted) if n in known]
-
-
-def trains(data: Data, which: str | int | None, *methods: str) -> list[tuple[int, Data]]:
-    """Settings by training length: all, or the "shortest", the "longest", or one in tokens."""
-    found = data.settings(*methods)
-    if which is None or not found:
-        return found
-    return {"shortest": found[:1], "longest": found[-1:]}.get(which, [s for s in found if s[0] == which])  # type: ignore[call-overload]
-
-
-def lower(
-    better: str, worse: str | Sequence[str], *, at: Sequence = ("train", "longest"), train=None, factor: float = 1.0
-) -> Test:
-    """The loss of `better` is below that of every one of `worse`, by a factor of perplexity."""
-    rivals = [worse] if isinstance(worse, str) else worse
-
-    def test(data: Data) -> list[Comparison]:
-        return [
-            Comparison(
-                f"{better} − {rival} at {n}", own.gap(better, rival, n), -1, -math.log(factor),
-                f"{rival} at {n}", ((better, n), (rival, n)),
-            )  # fmt: skip
-            for rival in rivals
-            for length, own in trains(data, train, better, rival)
-            for n in points(own, length, at, better, rival)
+    known = data.settings(*methods)
+    chosen = {"shortest": known[:1], "longest": known[-1:], None: known}
+    for length, own in chosen.get(train, [one for one in known if one[0] == train]):  # type: ignore[call-overload]
+        lengths = own.lengths(*methods)
+        wanted = [
+            length if one == "train" else lengths[-1] if one == "longest" else one * length for one in at
         ]
+        yield from ((own, length, n) for n in dict.fromkeys(wanted) if n in lengths)
 
-    return test
+
+def listed(names: str | Sequence[str]) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names
 
 
-def pairs(*of: tuple[str, str], **options) -> Test:
+@rule
+def lower(data: Data, better: str, worse: str | Sequence[str], factor: float = 1.0, **where):
+    """The loss of `better` is below that of every one of `worse`, by a factor of perplexity (below 1: at most so much worse)."""
+    for rival in listed(worse):
+        for own, train, n in places(data, (better, rival), **where):
+            points = ((better, train, n), (rival, train, n))
+            yield Comparison(f"{rival} at {n}", own.gap(better, rival, n), -1, -math.log(factor), points)
+
+
+@rule
+def pairs(data: Data, *of: tuple[str, str], **where):
     """`lower` for each (better, worse)."""
-    return lambda data: [one for a, b in of for one in lower(a, b, **options)(data)]
+    for better, worse in of:
+        yield from lower(better, worse, **where)(data)
 
 
-def ordered(methods: Sequence[str], **options) -> Test:
+@rule
+def ordered(data: Data, methods: Sequence[str], **where):
     """Each method is better than the one before it."""
-    return pairs(*((b, a) for a, b in pairwise(methods)), **options)
+    for worse, better in pairwise(methods):
+        yield from lower(better, worse, **where)(data)
 
 
-def changes(methods: str | Sequence[str], side: int, *, at: Sequence = ("longest",), train=None, factor: float = 1.0) -> Test:
-    """The loss rises (side 1) or falls (−1) from the training length to another, by a factor of perplexity."""
-    names = [methods] if isinstance(methods, str) else methods
-
-    def test(data: Data) -> list[Comparison]:
-        return [
-            Comparison(
-                f"{name}, {length} → {n}", own.change(name, length, n), side, side * math.log(factor),
-                name, ((name, length), (name, n)),
-            )  # fmt: skip
-            for name in names
-            for length, own in trains(data, train, name)
-            if length in own.lengths(name)
-            for n in points(own, length, at, name)
-            if n != length
-        ]
-
-    return test
-
-
-def grows(a: str, b: str | Sequence[str], *, train=None) -> Test:
-    """The lead of a over b is larger at the longest input than at the training length."""
-    rivals = [b] if isinstance(b, str) else b
-
-    def test(data: Data) -> list[Comparison]:
-        return [
-            Comparison(f"({a} − {rival}), {length} → {own.lengths(a, rival)[-1]}",
-                       own.growth(a, rival, length, own.lengths(a, rival)[-1]), -1)
-            for rival in rivals for length, own in trains(data, train, a, rival)
-        ]  # fmt: skip
-
-    return test
-
-
-def near(a: str, b: str, factor: float, *, at: Sequence = ("train", "longest")) -> Test:
-    """Perplexities of a and b differ by less than a factor."""
-
-    def test(data: Data) -> list[Comparison]:
-        return [
-            Comparison(f"{a} − {b} at {n}", own.gap(a, b, n), 0, math.log(factor))
-            for length, own in trains(data, None, a, b)
-            for n in points(own, length, at, a, b)
-        ]
-
-    return test
-
-
-def across(a: tuple[str, int], b: tuple[str, int], at: Sequence[int], factor: float = 1.0) -> Test:
-    """The loss of one (method, training length) is below that of another; factor < 1 tolerates a worse perplexity."""
-
-    def test(data: Data) -> list[Comparison]:
-        frame = data.frame
-        by_train = Data(frame.assign(method=frame["method"] + " (" + frame["train_length"].astype(str) + ")"))
-        if not {f"{m} ({n})" for m, n in (a, b)} <= set(by_train.methods):
-            return []
-        return [
-            Comparison(
-                f"{a[0]} ({a[1]}) − {b[0]} ({b[1]}) at {n}",
-                by_train.gap(f"{a[0]} ({a[1]})", f"{b[0]} ({b[1]})", n),
-                -1,
-                -math.log(factor),
-            )
-            for n in at
-        ]
-
-    return test
-
-
-def at_most(methods: Sequence[str], perplexity: float, at: Sequence) -> Test:
-    """Perplexities are at most a bound."""
-
-    def test(data: Data) -> list[Comparison]:
-        return [
-            Comparison(f"{name} at {n}", own.combine((1, name, n)), -1, math.log(perplexity))
-            for name in methods
-            for length, own in trains(data, None, name)
-            for n in points(own, length, at, name)
-        ]
-
-    return test
-
-
-def some_lower(several: Sequence[str], than: str, *, at: Sequence = ("longest",), train=None) -> Test:
+@rule
+def some_lower(data: Data, several: Sequence[str], than: str, at: Sequence = ("longest",)):
     """In each setting the best of several (by its mean there) is below another; Bonferroni over them."""
-
-    def test(data: Data) -> list[Comparison]:
-        found = []
-        for length, own in trains(data, train, than, *several):
-            for n in points(own, length, at, than, *several):
-                gaps = {name: own.gap(name, than, n) for name in several}
-                best = min(gaps, key=lambda name: gaps[name].value)
-                one = by_t(gaps[best].value, gaps[best].error**2, gaps[best].dof, gaps[best].seeds)
-                wide = (one.high - one.low) / 2 * _bonferroni(one.dof, len(several))
-                one = replace(one, low=one.value - wide, high=one.value + wide)
-                found.append(Comparison(f"{best} − {than} at {n}", one, -1))
-        return found
-
-    return test
+    for own, train, n in places(data, (than, *several), at):
+        gaps = {name: own.gap(name, than, n) for name in several}
+        best = min(gaps, key=lambda name: gaps[name].value)
+        one = by_t(gaps[best].value, gaps[best].error ** 2, gaps[best].dof, gaps[best].seeds)
+        wide = one.error * quantile(one.dof, 1 - 0.05 / len(several))
+        one = replace(one, low=one.value - wide, high=one.value + wide)
+        yield Comparison(f"{best} at {n}", one, -1, 0.0, ((best, train, n), (than, train, n)))
 
 
-def _bonferroni(dof: float, of: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf(1 - 0.025 / of, dof) / t.ppf(0.975, dof))
-
-
-def more_accurate(a: str, b: str | Sequence[str], tasks: Sequence[str], by: float = 0.0) -> Test:
-    """On each task a is more accurate than b (in points), over the lengths beyond training."""
-    rivals = [b] if isinstance(b, str) else b
-
-    def test(data: Data) -> list[Comparison]:
-        return [
-            Comparison(f"{task.replace('_', ' ')}: {a} − {rival}", _points(own.right((1, a), (-1, rival))), 1, by)
-            for task in tasks
-            for own in [data.where(corpus=task)]
-            for rival in rivals
-            if {a, rival} <= set(own.methods)
-        ]
-
-    return test
+@rule
+def changes(
+    data: Data,
+    methods: str | Sequence[str],
+    side: int,
+    factor: float = 1.0,
+    at: Sequence = ("longest",),
+    train=None,
+):
+    """The loss rises (side 1) or falls (−1) from the training length to another, by a factor of perplexity."""
+    for name in listed(methods):
+        for own, length, n in places(data, (name,), at, train):
+            if n != length and length in own.lengths(name):
+                points = ((name, length, length), (name, length, n))
+                yield Comparison(name, own.change(name, length, n), side, side * math.log(factor), points)
 
 
-def accurate(methods: Sequence[str], tasks: Sequence[str], least: float) -> Test:
-    """Each method answers at least a share of all inputs right, at all lengths."""
-
-    def test(data: Data) -> list[Comparison]:
-        found = []
-        for task in tasks:
-            own = data.where(corpus=task)
-            for name in (name for name in methods if name in own.methods):
-                lengths = own.where(method=name, metric="accuracy").values("length")
-                one = _points(own.right((1, name), lengths=lengths))
-                # A construction has no seed.
-                one = replace(one, seeds=0 if task == "construction" else one.seeds)
-                found.append(Comparison(f"{task.replace('_', ' ')}: {name}", one, 1, least))
-        return found
-
-    return test
+@rule
+def grows(data: Data, a: str, b: str | Sequence[str], train=None):
+    """The lead of a over b is larger at the longest input than at the training length."""
+    for rival in listed(b):
+        for own, length, n in places(data, (a, rival), ("longest",), train):
+            if length in own.lengths(a, rival):
+                yield Comparison(f"{rival}, {length} → {n}", own.growth(a, rival, length, n), -1)
 
 
-def _points(one: Estimate) -> Estimate:
-    return replace(one, value=100 * one.value, error=100 * one.error, low=100 * one.low, high=100 * one.high)
+@rule
+def near(data: Data, a: str, b: str, factor: float):
+    """Perplexities of a and b differ by less than a factor."""
+    for own, _, n in places(data, (a, b)):
+        yield Comparison(f"{b} at {n}", own.gap(a, b, n), 0, math.log(factor))
 
 
-def slower(a: str, b: str, sizes: Sequence[str] = ("tiny", "125m"), factor: float = 1.0) -> Test:
-    """A step of a takes longer than one of b."""
-
-    def test(data: Data) -> list[Comparison]:
-        return [
-            Comparison(f"{a} / {b}, {size}", data.where(corpus=size).ratio(a, b), 1, factor)
-            for size in sizes
-            if {a, b} <= set(data.where(corpus=size).methods)
-        ]
-
-    return test
-
-
-def slower_when_longer(method: str, length: int, than: int) -> Test:
-    """With the same tokens, a step on longer windows takes longer."""
-
-    def test(data: Data) -> list[Comparison]:
-        one, other = (data.where(length=n) for n in (length, than))
-        return [Comparison(f"{method}, {length} / {than}", quotient(one.relative(method), other.relative(method)), 1, 1.0)]
-
-    return test
+@rule
+def across(data: Data, a: tuple[str, int], b: tuple[str, int], at: Sequence[int], factor: float = 1.0):
+    """`lower` for (method, training length) of different training lengths."""
+    names = data.frame["method"] + " (" + data.frame["train_length"].astype(str) + ")"
+    by_train, (one, other) = (
+        Data(data.frame.assign(method=names)),
+        (f"{name} ({train})" for name, train in (a, b)),
+    )
+    if {one, other} <= set(by_train.methods):
+        for n in at:
+            yield Comparison(f"{other} at {n}", by_train.gap(one, other, n), -1, -math.log(factor))
 
 
-def sink(a: str, b: str) -> Test:
-    """Attention weights on the first token, in percent: a's less b's, mean over layers and heads, over seeds."""
-
-    def test(data: Data) -> list[Comparison]:
-        rows = data.where(metric="sink_share").frame
-        means = (100 * rows.groupby(["length", "method", "seed"])["sum"].mean()).unstack("method")
-        gaps = (means[a] - means[b]).unstack("length")
-        return [Comparison(f"{a} − {b} at {n}, points", mean_over_seeds(gaps[n].to_numpy()), 1) for n in gaps]
-
-    return test
+@rule
+def at_most(data: Data, methods: Sequence[str], perplexity: float, at: Sequence):
+    """Losses are at most that of a perplexity; the difference from it."""
+    for name in methods:
+        for own, _, n in places(data, (name,), at):
+            yield Comparison(f"{name} at {n}", own.combine((1, name, n)), -1, math.log(perplexity))
 
 
-def overhead_falls(a: str, b: str, small: str, large: str) -> Test:
-    """The ratio of the times of a and b is smaller in the larger model."""
-
-    def test(data: Data) -> list[Comparison]:
-        if not {small, large} <= set(data.values("corpus")):
-            return []
-        one, other = (data.where(corpus=size).ratio(a, b) for size in (large, small))
-        variance = one.error**2 + other.error**2
-        return [Comparison(f"{a} / {b}: {large} less {small}", by_t(one.value - other.value, variance, min(one.dof, other.dof)), -1)]
-
-    return test
+@rule
+def on_hits(data: Data, a: str, b: str):
+    """More than half of the lead of a over b is on recall hits, at the longest input: gain on hits less half of the gain."""
+    for own, _, n in places(data, (a, b), ("longest",)):
+        hits = own.hits(n)
+        terms = ((-1, a, n, hits), (1, b, n, hits), (0.5, a, n), (-0.5, b, n))
+        yield Comparison(f"at {n}", own.combine(*terms, counts=(a, n)), 1)
 
 
-def exact(check: Callable[[], tuple[str, float]], tolerance: float = 1e-9) -> Test:
-    """A statement that is decided by computing it: the largest deviation is below a tolerance."""
-
-    def test(data: Data) -> list[Comparison]:
-        text, deviation = check()
-        return [Comparison(text, Estimate(deviation, 0.0, deviation, deviation, 1.0), -1, tolerance)]
-
-    return test
-
-
-def on_hits(a: str, b: str) -> Test:
-    """More than half of the lead of a over b is on recall hits, at the longest input."""
-
-    def test(data: Data) -> list[Comparison]:
-        found = []
-        for _, own in trains(data, None, a, b):
-            n = own.lengths(a, b)[-1]
-            hits = own.hits(n)
-            # Gain on hits less half of the whole gain, per scored token.
-            terms = ((-1, a, n, hits), (1, b, n, hits), (0.5, a, n), (-0.5, b, n))
-            found.append(Comparison(f"gain on hits − half of the gain, at {n}", own.combine(*terms, counts=(a, n)), 1))
-        return found
-
-    return test
-
-
-def more_on_hits(a: str, b: str) -> Test:
+@rule
+def more_on_hits(data: Data, a: str, b: str):
     """Per token, the lead of a over b is larger on recall hits than on all tokens, at the longest input."""
-
-    def test(data: Data) -> list[Comparison]:
-        found = []
-        for _, own in trains(data, None, a, b):
-            n = own.lengths(a, b)[-1]
-            share = own.sums(a, n, own.hits(n))["count"].iloc[0].sum() / own.sums(a, n)["count"].iloc[0].sum()
-            terms = ((-1 / share, a, n, own.hits(n)), (1 / share, b, n, own.hits(n)), (1, a, n), (-1, b, n))
-            found.append(Comparison(f"gain on a hit − mean gain, at {n}", own.combine(*terms, counts=(a, n)), 1))
-        return found
-
-    return test
+    for own, _, n in places(data, (a, b), ("longest",)):
+        if not (hits := own.hits(n)):
+            continue
+        share = own.sums(a, n, hits)["count"].iloc[0].sum() / own.sums(a, n)["count"].iloc[0].sum()
+        terms = ((-1 / share, a, n, hits), (1 / share, b, n, hits), (1, a, n), (-1, b, n))
+        yield Comparison(f"at {n}", own.combine(*terms, counts=(a, n)), 1)
 
 
-def recalls_more(a: str, b: str) -> Test:
+@rule
+def recalls_more(data: Data, a: str, b: str):
     """On tokens that only inputs beyond the training length can copy, the loss of a falls more than that of b."""
+    for own, length, n in places(data, (a, b), ("longest",)):
+        new = own.hits(n, length)
+        terms = ((1, a, n, new), (-1, a, length, new), (-1, b, n, new), (1, b, length, new))
+        yield Comparison(f"at {n}", own.combine(*terms), -1)
 
-    def test(data: Data) -> list[Comparison]:
-        found = []
-        for length, own in trains(data, None, a, b):
-            n = own.lengths(a, b)[-1]
-            new = own.hits(n, length)
-            terms = ((1, a, n, new), (-1, a, length, new), (-1, b, n, new), (1, b, length, new))
-            found.append(Comparison(f"new hits: ({a} − {b}), {length} → {n}", own.combine(*terms), -1))
-        return found
 
-    return test
+@rule
+def more_accurate(data: Data, a: str, b: str | Sequence[str], tasks: Sequence[str], by: float = 0.0):
+    """On each task a is more accurate than b (in points), over the lengths beyond training."""
+    for task in tasks:
+        for rival in listed(b):
+            if {a, rival} <= set(data.where(corpus=task).methods):
+                yield Comparison(
+                    f"{task.replace('_', ' ')}, {rival}",
+                    data.where(corpus=task).right((1, a), (-1, rival)),
+                    1,
+                    by,
+                )
+
+
+@rule
+def accurate(data: Data, methods: Sequence[str], tasks: Sequence[str], least: float):
+    """Each method answers at least so many percent of all inputs right, at all lengths."""
+    for task in tasks:
+        for name in methods:
+            own = data.where(corpus=task, method=name)
+            one = own.right((1, name), lengths=own.where(metric="accuracy").values("length"))
+            # A construction has no seed.
+            yield Comparison(name, replace(one, seeds=0 if task == "construction" else one.seeds), 1, least)
+
+
+@rule
+def slower(data: Data, a: str, b: str):
+    """A step of a takes longer than one of b, in every size."""
+    for size in data.values("corpus"):
+        yield Comparison(f"{size}", data.where(corpus=size).ratio(a, b), 1, 1.0)
+
+
+@rule
+def slower_when_longer(data: Data, method: str, length: int, than: int):
+    """With the same tokens, a step on longer windows takes longer."""
+    one, other = (data.where(length=n).relative(method) for n in (length, than))
+    yield Comparison(f"{length} / {than}", quotient(one, other), 1, 1.0)
+
+
+@rule
+def overhead_falls(data: Data, a: str, b: str, small: str, large: str):
+    """The ratio of the times of a and b is smaller in the larger model."""
+    one, other = (data.where(corpus=size).ratio(a, b) for size in (large, small))
+    yield Comparison(
+        large, by_t(one.value - other.value, one.error**2 + other.error**2, min(one.dof, other.dof)), -1
+    )
+
+
+@rule
+def sink(data: Data, a: str, b: str):
+    """Attention weights on the first token, in points: a's less b's, mean over layers and heads, over seeds."""
+    rows = data.where(metric="sink_share").frame
+    means = (100 * rows.groupby(["length", "method", "seed"])["sum"].mean()).unstack("method")
+    gaps = (means[a] - means[b]).unstack("length")
+    yield from (Comparison(f"at {n}", mean_over_seeds(gaps[n].to_numpy()), 1) for n in gaps)
+
+
+@rule
+def exact(data: Data, check: Callable[[], float], tolerance: float = 1e-9):
+    """A statement that is decided by computing it: the largest deviation is below a tolerance."""
+    deviation = check()
+    yield Comparison("deviation", Estimate(deviation, 0.0, deviation, deviation, 1.0), -1, tolerance)
 
 
 # --- claims and verdicts
@@ -532,7 +435,7 @@ class Claim:
     section: str
     text: str
     experiments: tuple[str, ...] | str
-    test: Test
+    test: Rule
     corpora: tuple[str, ...] = ("LaTeX",)
     paper: str = ""
     longer: str = ""
@@ -553,6 +456,8 @@ class Judgement:
     comparison: Comparison | None = None
     count: int = 0
     why: str = ""
+
+    lean: str = ""
 
     @property
     def seeds(self) -> int:
@@ -578,9 +483,9 @@ class Verdict:
     def words(self) -> str:
         """The word, by corpus where they differ."""
         run = [one for one in self.judgements if one.word != "not run"]
-        if len({one.word for one in run}) < 2:
-            return self.word
-        return ", ".join(f"{one.corpus}: {one.word}" for one in run)
+        if len({one.word + one.lean for one in run}) < 2:
+            return self.word + (run[0].lean if run else "")
+        return ", ".join(f"{one.corpus}: {one.word}{one.lean}" for one in run)
 
 
 class Ledger:
@@ -612,71 +517,71 @@ class Ledger:
     @cache  # noqa: B019
     def printed(self) -> pd.DataFrame:
         """The paper's perplexities as a table of results: one seed, one document."""
-        path = self.folder / "printed.json"
-        return printed_losses(json.loads(path.read_text("utf-8"))) if path.exists() else pd.DataFrame()
+        return printed_losses(self.folder / "printed.json")
 
     @cache  # noqa: B019
     def printed_on(self, corpus: str) -> Data:
         printed = self.printed()
-        return Data(printed[printed["corpus"] == corpus] if len(printed) else printed)
+        return Data(printed[printed["corpus"] == corpus])
 
     def judge(self, claim: Claim) -> Verdict:
-        table, judgements = self.tables(claim.sources), []
+        table = self.tables(claim.sources)
         if claim.needs or table is None:
-            return Verdict(claim, claim.paper, (Judgement("", "out of reach" if claim.needs else "not run", why=claim.needs),))
-        by_name = self.by_corpus(claim.sources) if set(claim.corpora) & set(STANDS_FOR) else {claim.corpora[0]: Data(table)}
-        wanted = dict.fromkeys([*claim.corpora, *(["code"] if "code" in by_name else [])])
-        theirs: dict[str, list[Comparison]] = {}
-        for name in wanted:
-            theirs[name] = self._theirs(claim, name)
-            found = claim.test(by_name[name]) if name in by_name else []
+            word = "out of reach" if claim.needs else "not run"
+            return Verdict(claim, claim.paper, (Judgement("", word, why=claim.needs),))
+        on_texts = set(claim.corpora) & set(STANDS_FOR)
+        results = self.by_corpus(claim.sources) if on_texts else {claim.corpora[0]: Data(table)}
+        judgements, paper = [], []
+        for corpus in dict.fromkeys([*claim.corpora, *(name for name in results if name == "code")]):
+            found = claim.test(results[corpus]) if corpus in results else []
             found = [one for one in found if one.estimate.known]
-            if found or name in claim.corpora:
-                judgements.append(self._word(claim, name, found, theirs[name]) if found else Judgement(name, "not run"))
-        paper = claim.paper or "; ".join(
-            text for name in wanted if name != "code" and (text := _shown_paper(theirs[name], self.printed_on(STANDS_FOR.get(name, "")), STANDS_FOR.get(name, "")))
-        )
-        return Verdict(claim, paper, tuple(judgements))
+            printed = self.printed_on(STANDS_FOR.get(corpus, ""))
+            theirs = printed_comparisons(claim, printed)
+            paper += [shown_paper(theirs, printed, STANDS_FOR[corpus])] if theirs else []
+            if found:
+                judgements.append(self.word(claim, corpus, found, theirs))
+            elif corpus in claim.corpora:
+                judgements.append(Judgement(corpus, "not run"))
+        return Verdict(claim, claim.paper or "; ".join(paper), tuple(judgements))
 
-    def _theirs(self, claim: Claim, corpus: str) -> list[Comparison]:
-        """The same test on the paper's own numbers."""
-        data = self.printed_on(STANDS_FOR.get(corpus, ""))
-        if data.frame.empty or corpus == "code":
-            return []
-        try:
-            return claim.test(data)
-        except (LookupError, ValueError, IndexError):
-            return []
-
-    def _word(self, claim: Claim, corpus: str, found: list[Comparison], theirs: list[Comparison]) -> Judgement:
+    def word(self, claim: Claim, corpus: str, found: list[Comparison], theirs: list[Comparison]) -> Judgement:
         weakest = min(found, key=lambda one: one.certainty)
-        seeds = min(one.estimate.seeds for one in found)
-        decided = not any(one.estimate.seeds for one in found)
+        seeds, why = {one.estimate.seeds for one in found}, ""
         if all(one.holds for one in found):
             word = "reproduced"
         else:
             word = "contradicted" if any(one.against(len(found)) for one in found) else "unclear"
-        if seeds == 1 and not decided:
-            word = "one seed"
-        why = ""
-        if word != "reproduced" and claim.longer and (more := self._more(claim, corpus)):
-            if fmean(one.margin for one in more) > fmean(one.margin for one in found):
-                shown = min(more, key=lambda one: one.certainty)
+        # Which way one seed leans.
+        lean = {"reproduced": " ✓", "contradicted": " ✗"}.get(word, "") if 1 in seeds else ""
+        word = "one seed" if 1 in seeds else word
+        if word != "reproduced" and claim.longer:
+            more = self.by_corpus((claim.longer,)).get(corpus)
+            longer = claim.test(more) if more else []
+            if longer and fmean(one.margin for one in longer) > fmean(one.margin for one in found):
+                shown = min(longer, key=lambda one: one.certainty)
                 word, why = "too small", f"with more steps {shown.text}: {show(shown)}"
         reach = (weakest.estimate.high - weakest.estimate.low) / 2
-        smallest = min((one.margin for one in theirs), default=math.inf)
-        if word in ("unclear", "one seed") and not weakest.holds and 0 < smallest < reach:
-            word, why = "out of reach", f"the paper's difference is {smallest:.3f}, the interval here ±{reach:.3f}"
-        return Judgement(corpus, word, weakest, len(found), why)
-
-    def _more(self, claim: Claim, corpus: str) -> list[Comparison]:
-        """The same test on longer training."""
-        by_name = self.by_corpus((claim.longer,))
-        return claim.test(by_name[corpus]) if corpus in by_name else []
+        # The paper's margin for the same methods.
+        methods = [method for method, *_ in weakest.points]
+        same = [one.margin for one in theirs if methods == [method for method, *_ in one.points]]
+        if word in ("unclear", "one seed") and not weakest.holds and same and 0 < min(same) < reach:
+            word, why = (
+                "out of reach",
+                f"the paper's difference is {min(same):.3f}, the interval ±{reach:.3f}",
+            )
+        return Judgement(corpus, word, weakest, len(found), why, lean if word == "one seed" else "")
 
     @cache  # noqa: B019
     def verdicts(self) -> list[Verdict]:
         return [self.judge(claim) for claim in self.claims]
+
+
+def printed_comparisons(claim: Claim, printed: Data) -> list[Comparison]:
+    """The same test on the paper's own numbers, as far as it prints them."""
+    try:
+        return [one for one in claim.test(printed) if one.estimate.known] if len(printed.frame) else []
+    except LookupError:
+        return []
 
 
 def show(one: Comparison) -> str:
@@ -685,48 +590,26 @@ def show(one: Comparison) -> str:
     if e.error == 0:
         return f"{e.value:.3g}"
     digits = 1 if max(abs(e.value), e.error) >= 10 else 2 if max(abs(e.value), e.error) >= 1 else 3
-    signs = one.side <= 0 or one.bound == 0
-    return interval(e, digits, signs)
+    return interval(e, digits, signs=one.side <= 0 or one.bound == 0)
 
 
 def interval(one: Estimate, digits: int = 3, signs: bool = True) -> str:
     """value [low, high]; a zero has no sign."""
-    value, low, high = (f"{x:{'+' if signs and round(x, digits) else ''}.{digits}f}" for x in (one.value, one.low, one.high))
-    return f"{value} [{low}, {high}]".replace("-0." + "0" * digits + "]", "0." + "0" * digits + "]").replace("-", "−")
+    shown = (
+        f"{round(x, digits) or 0.0:{'+' if signs and round(x, digits) else ''}.{digits}f}"
+        for x in (one.value, one.low, one.high)
+    )
+    return "{} [{}, {}]".format(*shown).replace("-", "−")
 
 
-def printed_losses(content: dict) -> pd.DataFrame:
-    """Printed perplexities (125M parameters) as a table of results."""
-    rows = []
-    for table in content["tables"]:
-        if table["quantity"] == "perplexity" and table["size"] == "125m":
-            for row in table["rows"]:
-                about = (row.get("corpus", table.get("corpus")), row["method"], table["train_length"])
-                rows += [(*about, n, v) for n, v in zip(table["columns"], row["values"], strict=True)]
-    for one in content["sentences"]:
-        if one["quantity"] == "perplexity" and one["size"] == "125m" and "variant" not in one:
-            rows.append((one["corpus"], one["method"], one["train_length"], one["eval_length"], one["value"]))
-    frame = pd.DataFrame(rows, columns=["corpus", "method", "train_length", "length", "sum"]).drop_duplicates()
-    frame = frame.drop_duplicates(["corpus", "method", "train_length", "length"])
-    return frame.assign(run="printed", seed=0, document=0, slice=ALL, metric="loss", count=1, sum=np.log(frame["sum"]))
-
-
-def _shown_paper(found: list[Comparison], data: Data, corpus: str) -> str:
+def shown_paper(found: list[Comparison], data: Data, corpus: str) -> str:
     """The paper's own perplexities where its margin is smallest."""
     if not found:
         return ""
-    one = min(found, key=lambda c: c.margin)
+    one = min(found, key=lambda comparison: comparison.margin)
     name = {"arxiv": "Arxiv", "books3": "Books3"}.get(corpus, corpus)
     if not one.points:
         return f"{name} {one.estimate.value:+.3f}".replace("-", "−")
-    (a, m), (b, n) = one.points
-    trained = {length: own for length, own in data.settings(a, b) if {m, n} <= set(own.lengths(a, b))}
-    own = next((own for length, own in trained.items() if math.isclose(_log(own, b, n) - _log(own, a, m), one.estimate.value * (1 if a == b else -1), abs_tol=1e-9)), None)
-    if own is None:
-        return f"{name} {one.estimate.value:+.3f}".replace("-", "−")
-    x, y = own.perplexity(a, m), own.perplexity(b, n)
-    return f"{name} {x:.2f} {'→' if a == b else '<' if x < y else '>'} {y:.2f}"
-
-
-def _log(data: Data, method: str, length: int) -> float:
-    return math.log(data.perplexity(method, length))
+    x, y = (data.where(train_length=train).perplexity(method, n) for method, train, n in one.points)
+    sign = "→" if one.points[0][0] == one.points[1][0] else "<" if x < y else ">"
+    return f"{name} {x:.2f} {sign} {y:.2f}"

@@ -64,11 +64,18 @@ class TaskRun(Small):
     @property
     def about(self) -> dict[str, object]:
         longest = max(self.plan.train_lengths)
-        return {"method": self.label or self.method, "seed": self.seed, "corpus": self.task, "train_length": longest}
+        return {
+            "method": self.label or self.method,
+            "seed": self.seed,
+            "corpus": self.task,
+            "train_length": longest,
+        }
 
     @cached_property
     def id(self) -> str:
-        return f"{self.task}-{self.method}-seed{self.seed}-{digest([self.task, self.method, asdict(self.plan)])}"
+        return (
+            f"{self.task}-{self.method}-seed{self.seed}-{digest([self.task, self.method, asdict(self.plan)])}"
+        )
 
     def work(self, folder: Path) -> None:
         task, plan = build_task(self.task), self.plan
@@ -120,7 +127,9 @@ class Construction(Small):
 
     @cached_property
     def id(self) -> str:
-        return f"construction-{self.method}-{digest([self.method, self.lengths, self.samples, self.sharpness])}"
+        return (
+            f"construction-{self.method}-{digest([self.method, self.lengths, self.samples, self.sharpness])}"
+        )
 
     def work(self, folder: Path) -> None:
         task = build_task("associative_recall")
@@ -164,7 +173,12 @@ class StepTime(Small):
 
     @property
     def about(self) -> dict[str, object]:
-        return {"method": self.label or self.method, "seed": 0, "corpus": self.size, "train_length": self.length}
+        return {
+            "method": self.label or self.method,
+            "seed": 0,
+            "corpus": self.size,
+            "train_length": self.length,
+        }
 
     @property
     def id(self) -> str:
@@ -173,14 +187,20 @@ class StepTime(Small):
     def work(self, folder: Path) -> None:
         base, length, batch = self.base[0], int(self.base[1]), int(self.base[2])
         steps = {
-            "own": step_on_device(self.method, Options(preset=self.size, length=self.length, batch=self.batch)),
+            "own": step_on_device(
+                self.method, Options(preset=self.size, length=self.length, batch=self.batch)
+            ),
             "base": step_on_device(base, Options(preset=self.size, length=length, batch=batch)),
         }
         taken = take_turns(steps, self.rounds)
         ratios = np.array(taken["own"]) / np.array(taken["base"])
         # Median and its error: robust against a busy machine.
         error = 1.2533 * 1.4826 * float(np.median(np.abs(ratios - np.median(ratios)))) / self.rounds**0.5
-        values = {"milliseconds": 1000 * float(np.median(taken["own"])), "ratio": float(np.median(ratios)), "ratio_error": error}
+        values = {
+            "milliseconds": 1000 * float(np.median(taken["own"])),
+            "ratio": float(np.median(ratios)),
+            "ratio_error": error,
+        }
         rows = [
             {"length": self.length, "metric": name, "sum": value * self.rounds, "count": self.rounds}
             for name, value in values.items()
@@ -225,7 +245,11 @@ class MapRun(Run):
                 seen = inspect(model, ids, resolution=min(length, 192))
                 for layer in seen.layers:
                     for head, share in enumerate(layer.sink):
-                        own = {"length": length, "document": number, "slice": f"layer {layer.layer} head {head}"}
+                        own = {
+                            "length": length,
+                            "document": number,
+                            "slice": f"layer {layer.layer} head {head}",
+                        }
                         entropy = float(layer.entropy[head])
                         rows.append({**own, "metric": "sink_share", "sum": float(share)})
                         rows.append({**own, "metric": "entropy", "sum": entropy})

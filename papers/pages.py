@@ -21,6 +21,7 @@ from dape.evaluation.table import ALL
 from papers.experiment import Experiment
 from papers.figures import mean_accuracy, write_figures
 from papers.ledger import CORPORA, HERE, WORDS, Data, Judgement, Ledger, Verdict, interval, show
+from papers.printed import printed_accuracies
 
 PAPERS = ("dape_v2", "beyond")
 ROOT = HERE.parent
@@ -61,7 +62,7 @@ def verdict_row(verdict: Verdict, *, section: bool) -> list[str]:
 
 def ours_of(one: Judgement, named: bool) -> str:
     assert one.comparison is not None
-    note = f" ({one.comparison.note})" if one.count > 2 and one.comparison.note else ""
+    note = f" ({one.comparison.text})" if one.count > 2 else ""
     return f"{f'{one.corpus} ' if named else ''}{show(one.comparison)}{note}"
 
 
@@ -93,6 +94,8 @@ def perplexity_table(paper: str, experiment: Experiment) -> str:
         for method in rows["method"].unique():
             cells.setdefault(method, {})[name] = start_and_end(rows[rows["method"] == method], int(train))
     heads = list(dict.fromkeys(name for row in cells.values() for name in row))
+    texts = list(dict.fromkeys(head.split()[0] for head in heads))
+    heads.sort(key=lambda head: (texts.index(head.split()[0]), int(head.split()[1])))
     if len(printed) and experiment.name in ("headline", "kernel_size", "length_1024", "data_adaptive"):
         length = 1024 if experiment.name == "length_1024" else 128
         for corpus in ("arxiv", "books3"):
@@ -102,7 +105,10 @@ def perplexity_table(paper: str, experiment: Experiment) -> str:
                     name = f"paper: {'Arxiv' if corpus == 'arxiv' else 'Books3'} {length}"
                     heads += [name] if name not in heads else []
                     cells[method][name] = start_and_end(rows[rows["method"] == method], length)
-    return table(["perplexity", *heads], [[f"`{m}`", *(row.get(head, "–") for head in heads)] for m, row in cells.items()])
+    return table(
+        ["perplexity", *heads],
+        [[f"`{m}`", *(row.get(head, "–") for head in heads)] for m, row in cells.items()],
+    )
 
 
 def start_and_end(rows: pd.DataFrame, train: int) -> str:
@@ -126,31 +132,26 @@ def accuracy_table(paper: str, experiment: Experiment) -> str:
         seeds = "" if math.isnan(error) else f" ± {100 * error:.1f}"
         cells.setdefault(str(task), {})[str(method)] = f"{100 * mean:.1f}{seeds}"
     if len(cells) < 4:
-        turned = {m: {t.replace("_", " "): row[m] for t, row in cells.items() if m in row} for m in rows["method"].unique()}
+        turned = {
+            m: {t.replace("_", " "): row[m] for t, row in cells.items() if m in row}
+            for m in rows["method"].unique()
+        }
         heads = list(dict.fromkeys(t for row in turned.values() for t in row))
-        return table(["%", *heads], [[f"`{m}`", *(row.get(h, "–") for h in heads)] for m, row in turned.items()])
+        return table(
+            ["%", *heads], [[f"`{m}`", *(row.get(h, "–") for h in heads)] for m, row in turned.items()]
+        )
     heads = list(rows["method"].unique())
-    theirs = printed_accuracies(paper)
+    theirs = printed_accuracies(HERE / paper / "printed.json")
     return table(
         ["% (paper)", *(f"`{head}`" for head in heads)],
         [
-            [task.replace("_", " "), *(f"{row[h]} ({theirs[task, h]:.1f})" if h in row else "–" for h in heads)]
+            [
+                task.replace("_", " "),
+                *(f"{row[h]} ({theirs[task, h]:.1f})" if h in row else "–" for h in heads),
+            ]
             for task, row in cells.items()
         ],
     )
-
-
-@cache
-def printed_accuracies(paper: str) -> dict[tuple[str, str], float]:
-    import json
-
-    content = json.loads((HERE / paper / "printed.json").read_text("utf-8"))
-    [found] = [one for one in content["tables"] if one["quantity"] == "accuracy"]
-    return {
-        (row["task"], method): value
-        for row in found["rows"]
-        for method, value in zip(found["columns"], row["values"], strict=True)
-    }
 
 
 def ratio_table(paper: str, experiment: Experiment) -> str:
@@ -160,9 +161,13 @@ def ratio_table(paper: str, experiment: Experiment) -> str:
     for (size, length, method), own in frame.groupby(["corpus", "length", "method"], sort=False):
         of = own.set_index("metric")
         value, error = (of["sum"][name] / of["count"][name] for name in ("ratio", "ratio_error"))
-        cells.setdefault(str(method), {})[f"{size}, {length}"] = f"{value:.2f}" + (f" ± {error:.2f}" if error else "")
+        cells.setdefault(str(method), {})[f"{size}, {length}"] = f"{value:.2f}" + (
+            f" ± {error:.2f}" if error else ""
+        )
     heads = list(dict.fromkeys(name for row in cells.values() for name in row))
-    return table(["relative time", *heads], [[f"`{m}`", *(row.get(h, "–") for h in heads)] for m, row in cells.items()])
+    return table(
+        ["relative time", *heads], [[f"`{m}`", *(row.get(h, "–") for h in heads)] for m, row in cells.items()]
+    )
 
 
 def sink_table(paper: str, experiment: Experiment) -> str:
@@ -170,10 +175,18 @@ def sink_table(paper: str, experiment: Experiment) -> str:
     assert frame is not None
     rows = frame[frame["metric"] == "sink_share"]
     shares = (100 * rows.groupby(["method", "length"], sort=False)["sum"].mean()).unstack("length")
-    return table(["% on the first token", *map(str, shares.columns)], [[f"`{m}`", *(f"{v:.2f}" for v in row)] for m, row in shares.iterrows()])
+    return table(
+        ["% on the first token", *map(str, shares.columns)],
+        [[f"`{m}`", *(f"{v:.2f}" for v in row)] for m, row in shares.iterrows()],
+    )
 
 
-TABLES = {"loss": perplexity_table, "accuracy": accuracy_table, "ratio": ratio_table, "sink_share": sink_table}
+TABLES = {
+    "loss": perplexity_table,
+    "accuracy": accuracy_table,
+    "ratio": ratio_table,
+    "sink_share": sink_table,
+}
 
 
 # --- pages
@@ -193,10 +206,20 @@ def page(paper: str) -> str:
             continue
         figure = f"![{one.title}](figures/{one.name}.svg)"
         shown = [] if figure.partition("(")[2] in text.OPENING else [figure]
-        parts.append("\n\n".join([f"## {one.title}", f"{one.source}. {one.shows}", *shown, TABLES[one.metric](paper, one)]))
-    parts.append(f"# Appendix\n\n## Every {'claim' if paper != 'beyond' else 'hypothesis'}\n\n{counts(paper).capitalize()}.")
+        parts.append(
+            "\n\n".join(
+                [f"## {one.title}", f"{one.source}. {one.shows}", *shown, TABLES[one.metric](paper, one)]
+            )
+        )
+    parts.append(
+        f"# Appendix\n\n## Every {'claim' if paper != 'beyond' else 'hypothesis'}\n\n{counts(paper).capitalize()}."
+    )
     parts.append(verdicts_table(paper))
-    parts += [f"## Hypotheses: {one.title}\n\n{findings(paper, one.name)}" for one in experiments(paper) if findings(paper, one.name)]
+    parts += [
+        f"## Hypotheses: {one.title}\n\n{findings(paper, one.name)}"
+        for one in experiments(paper)
+        if findings(paper, one.name)
+    ]
     parts.append(fill(text.APPENDIX))
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
@@ -204,7 +227,11 @@ def page(paper: str) -> str:
 def findings(paper: str, experiment: str) -> str:
     """Hypotheses of an experiment as they were written, with what was found beside them."""
     rows = getattr(text_of(paper), "HYPOTHESES", {}).get(experiment, [])
-    return table(["hypothesis, as written", "found"], [[said, fill(found)] for said, found in rows]) if rows else ""
+    return (
+        table(["hypothesis, as written", "found"], [[said, fill(found)] for said, found in rows])
+        if rows
+        else ""
+    )
 
 
 def fill(text: str) -> str:
@@ -222,7 +249,11 @@ def compute(words: str) -> str:
         [found] = [v for v in ledger(rest[0]).verdicts() if v.claim.name == rest[1]]
         return found.words
     if kind == "count":
-        return str(sum(v.word == rest[1].replace("_", " ") for v in ledger(rest[0]).verdicts()) if len(rest) > 1 else len(ledger(rest[0]).verdicts()))
+        return str(
+            sum(v.word == rest[1].replace("_", " ") for v in ledger(rest[0]).verdicts())
+            if len(rest) > 1
+            else len(ledger(rest[0]).verdicts())
+        )
     if kind not in ("gap", "lead", "lead_growth", "change", "growth", "perplexity", "share", "seeds"):
         raise ValueError(f'unknown number "{words}"')
     digits = int(rest.pop()[1:]) if rest[-1].startswith("d") and rest[-1][1:].isdigit() else 3
@@ -274,7 +305,11 @@ def documents() -> dict[Path, str]:
 
 def outdated() -> list[str]:
     """Documents that do not have the numbers of the tables, and figures that are missing."""
-    stale = [str(path.relative_to(ROOT)) for path, text in documents().items() if not path.exists() or path.read_text("utf-8") != text]
+    stale = [
+        str(path.relative_to(ROOT))
+        for path, text in documents().items()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
     for paper in PAPERS:
         wanted = {e.name for e in experiments(paper) if ledger(paper).table(e.name) is not None}
         missing = wanted - {path.stem for path in (HERE / paper / "figures").glob("*.svg")}
@@ -297,4 +332,3 @@ def report() -> list[Path]:
 def verdicts_of(paper: str, experiment: str) -> list[Verdict]:
     """Verdicts on the claims that an experiment decides."""
     return [v for v in ledger(paper).verdicts() if experiment in v.claim.sources]
-

@@ -30,9 +30,15 @@ class Text:
         return str(self.hold_out) if isinstance(self.hold_out, float) else ",".join(self.hold_out)
 
     def locate(self, texts: Path | None, work: Path, name: str) -> str:
-        """Path of the corpus: the given folder, or its parts, cut under `work`."""
+        """Path of the corpus: the given folder, or its parts, cut under `work`; a text without a folder has a name."""
+        if not self.folder:
+            return name
         if texts is None or not (texts / self.folder).is_dir():
-            where = f"there is no folder {texts / self.folder}" if texts else "give --texts FOLDER, or DAPE_CORPORA"
+            where = (
+                f"there is no folder {texts / self.folder}"
+                if texts
+                else "give --texts FOLDER, or DAPE_CORPORA"
+            )
             raise FileNotFoundError(f"the text {name} is missing: {where}. {self.title}: {self.obtain}")
         if not self.part:
             return str(texts / self.folder)
@@ -54,7 +60,9 @@ def cut_files(source: Path, target: Path, size: int) -> None:
 
 def every_tenth(**parts: tuple[int, int]) -> tuple[str, ...]:
     """Every tenth part of files, from the first to the last number."""
-    return tuple(f"{name}-{n:03}" for name, (first, last) in parts.items() for n in range(first, last + 1, 10))
+    return tuple(
+        f"{name}-{n:03}" for name, (first, last) in parts.items() for n in range(first, last + 1, 10)
+    )
 
 
 STACKS = (
@@ -78,6 +86,10 @@ TEXTS = {
     "books13": Text(
         "the same in parts of 80 kB, 13 held out", "books",
         every_tenth(pepys_diary=(6, 86), war_and_peace=(7, 37)), NOVELS, 80_000, "Books3",
+    ),
+    "python": Text(
+        "sources of installed Python packages, matplotlib, networkx and numpy held out", "",
+        ("matplotlib/", "networkx/", "numpy/"), "`dape data --corpus python` draws it from what is installed.",
     ),
     "arxiv": Text(
         "the Arxiv part of the Pile", "arxiv", 0.01,

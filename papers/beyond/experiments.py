@@ -21,7 +21,9 @@ def once(at: Scale, *trains: int) -> dict:
 def ingredients(at: Scale) -> list[Run]:
     """In the setting of the headline, whose trainings it shares."""
     own = LONG.with_(seeds=(0, 1)) if at.name == LAPTOP else at.with_(**once(at))
-    runs = own(PLAIN, "keyconv1x3-kerple", V2, "dape-kerple", "talking-kerple", "mta-kerple", "fox", "dape1x3-fox")
+    runs = own(
+        PLAIN, "keyconv1x3-kerple", V2, "dape-kerple", "talking-kerple", "mta-kerple", "fox", "dape1x3-fox"
+    )
     runs += own(V2, label="{}[bias_channels=false,negative_slope=1.0]", score_options=LINEAR)
     runs += own(V2, label="{}[bias_channels=false]", score_options=ALONE)
     if at.name == LAPTOP:
@@ -39,7 +41,11 @@ def square_kernels(at: Scale) -> list[Run]:
 
 def depth(at: Scale) -> list[Run]:
     runs = at(V2, "dape1x5-kerple", **once(at, 64))
-    return runs + [r for n in (3, 4) for r in at(V2, label=f"{{}}[depth={n}]", score_options={"depth": n}, **once(at, 64))]
+    return runs + [
+        r
+        for n in (3, 4)
+        for r in at(V2, label=f"{{}}[depth={n}]", score_options={"depth": n}, **once(at, 64))
+    ]
 
 
 def randomized(at: Scale, *methods: str, read_in_order: bool = False, **changes) -> list[Run]:
@@ -59,7 +65,11 @@ def randomized_positions(at: Scale) -> list[Run]:
 
 def rope_scaling(at: Scale) -> list[Run]:
     """Trained unscaled, read with positions stretched by input length / training length."""
-    read = [r for s in ("linear", "ntk", "yarn") for r in at(*ROTATED, label=f"{{}} read as {s}", evaluation={"rope_scaling": s})]
+    read = [
+        r
+        for s in ("linear", "ntk", "yarn")
+        for r in at(*ROTATED, label=f"{{}} read as {s}", evaluation={"rope_scaling": s})
+    ]
     return at(*ROTATED, V2) + read
 
 
@@ -67,7 +77,11 @@ def longer_training(at: Scale) -> list[Run]:
     own = at.with_(train={"steps": 3 * at.train["steps"]}, **once(at, 64))
     if at.name == SMOKE:
         return own("rope", V2)
-    leaks = own(*(f"dape1x3-{b}" for b in ("kerple", "alibi", "fire")), label="{}[leak_future=true]", score_options={"leak_future": True})
+    leaks = own(
+        *(f"dape1x3-{b}" for b in ("kerple", "alibi", "fire")),
+        label="{}[leak_future=true]",
+        score_options={"leak_future": True},
+    )
     runs = own("rope", PLAIN, V2, "dape-rope", "cope", "alibi", "dape-kerple", "nope", "t5", "fire") + leaks
     if at.name == LAPTOP:
         runs += own(V2, "cope", "transformer-xl", "rope", corpora=("books",)) + randomized(own, "rope")

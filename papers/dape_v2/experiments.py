@@ -23,9 +23,22 @@ FIGURES = Path(__file__).parent / "figures"
 
 def headline(at: Scale) -> list[Run]:
     if at.name == SMOKE:
-        return at(PLAIN, V2, trains=(32,), multiples=(1, 4)) + equal_time(at, {V2: 2}, trains=(32,), multiples=(1, 4))
+        return at(PLAIN, V2, trains=(32,), multiples=(1, 4)) + equal_time(
+            at, {V2: 2}, trains=(32,), multiples=(1, 4)
+        )
     if at.name == PAPER:
-        return at(PLAIN, V2, DAPE, "rope", "fire", "alibi", corpora=BOTH[PAPER], trains=(512,), seeds=(0, 1, 2), lengths=at.lengths[2:])
+        return at(
+            PLAIN,
+            V2,
+            DAPE,
+            "rope",
+            "fire",
+            "alibi",
+            corpora=BOTH[PAPER],
+            trains=(512,),
+            seeds=(0, 1, 2),
+            lengths=at.lengths[2:],
+        )
     # FIRE's threshold is half the training length, as the authors configure it.
     fire = LONG("fire", label="{}", position_options={"threshold": 128.0})
     return [
@@ -43,17 +56,33 @@ def equal_time(at: Scale, steps: dict[str, int], **changes) -> list[Run]:
 
 
 def effect(at: Scale) -> list[Run]:
-    runs = at(*(f"{p}{bias}" for bias in BIASES for p in ("", "dape1x3-", "dape-")), seeds=(0, 1) if at.name == LAPTOP else (0,))
+    runs = at(
+        *(f"{p}{bias}" for bias in BIASES for p in ("", "dape1x3-", "dape-")),
+        seeds=(0, 1) if at.name == LAPTOP else (0,),
+    )
     steps = {V2: 460, "dape1x3-alibi": 464, "dape1x3-fire": 453}
     return runs + (equal_time(at, steps, trains=(64,)) if at.name == LAPTOP else [])
 
 
 def code(at: Scale) -> list[Run]:
-    """The headline on source code, with the ladder of ingredients, in the paper's lengths: trained at 128."""
-    methods = ("nope", "rope", "alibi", PLAIN, "fire", "keyconv1x3-kerple", DAPE, V2, "dape1x3-nope", "keyshift-kerple")
+    """The headline on source code, with the ladder of ingredients, in the paper's lengths: 6.1 million tokens in windows of 128."""
     if at.name != LAPTOP:
-        return at(*methods[3:4], V2, trains=at.trains[:1])
-    return at(*methods, corpora=("python",), trains=(128,), seeds=(0, 1, 2), lengths=LONG.lengths)
+        return at(PLAIN, V2, trains=at.trains[:1])
+    methods = (
+        "nope",
+        "rope",
+        "alibi",
+        PLAIN,
+        "fire",
+        "keyconv1x3-kerple",
+        DAPE,
+        V2,
+        "dape1x3-nope",
+        "keyshift-kerple",
+    )
+    return LONG(
+        *methods, corpora=("python",), trains=(128,), windows=192, num_layers=4, batch_size=16, steps=3000, learning_rate=1.5e-3,
+    )  # fmt: skip
 
 
 def length_1024(at: Scale) -> list[Run]:
@@ -70,7 +99,11 @@ def same_tokens(at: Scale) -> list[Run]:
     """As many tokens a step at every training length: 128 × 16 at the laptop, 128 × 32 × 8 in the paper."""
     if at.name == PAPER:
         return at(V2, "rope", corpora=BOTH[PAPER], trains=(128, 256, 512, 1024, 2048, 4096), tokens=32768)
-    trains, lengths = ((64, 128, 256, 512, 1024), (64, 128, 256, 512, 1024, 2048)) if at.name == LAPTOP else ((16, 32), (16, 32, 64))
+    trains, lengths = (
+        ((64, 128, 256, 512, 1024), (64, 128, 256, 512, 1024, 2048))
+        if at.name == LAPTOP
+        else ((16, 32), (16, 32, 64))
+    )
     return at(V2, "rope", trains=trains, lengths=lengths, tokens=2048 if at.name == LAPTOP else 64)
 
 
@@ -83,7 +116,11 @@ def model_size(at: Scale) -> list[Run]:
     if at.name == SMOKE:
         return at(PLAIN, V2, label="{}, 2 layers", num_layers=2)
     methods = (PLAIN, V2, DAPE, "rope", "t5")
-    return [run for n in (4, 6) for run in at(*methods, label=f"{{}}, {n} layers", trains=(64,), num_layers=n, steps=200)]
+    return [
+        run
+        for n in (4, 6)
+        for run in at(*methods, label=f"{{}}, {n} layers", trains=(64,), num_layers=n, steps=200)
+    ]
 
 
 def same_cost(at: Scale) -> list[Run]:
@@ -100,7 +137,11 @@ SHORT_TASKS = {
     "modular_arithmetic": 1000, "parity_check": 1000, "cycle_navigation": 1000, "modular_arithmetic_brackets": 1000,
     "solve_equation": 1000, "compute_sqrt": 1000, "odds_first": 300, "binary_addition": 300, "duplicate_string": 150,
 }  # fmt: skip
-CHE_METHODS = ("rope", "relative", *(f"{p}{bias}" for p in ("", "dape-", "dape1x3-") for bias in ("alibi", "kerple", "fire")))
+CHE_METHODS = (
+    "rope",
+    "relative",
+    *(f"{p}{bias}" for p in ("", "dape-", "dape1x3-") for bias in ("alibi", "kerple", "fire")),
+)
 
 
 def protocol(task: str, **changes) -> Protocol:
@@ -109,18 +150,29 @@ def protocol(task: str, **changes) -> Protocol:
 
 def che(at: Scale) -> list[TaskRun]:
     if at.name == SMOKE:
-        tiny = protocol("even_pairs", steps=2, batch_size=4, samples=4, train_lengths=(4,), test_lengths=(5, 6))
+        tiny = protocol(
+            "even_pairs", steps=2, batch_size=4, samples=4, train_lengths=(4,), test_lengths=(5, 6)
+        )
         return [TaskRun(method, task="even_pairs", protocol=tiny) for method in (PLAIN, V2)]
     if at.name == PAPER:
         own = {"steps": 200_000, "batch_size": 128, "samples": 512, "test_lengths": tuple(range(41, 501))}
-        return [TaskRun(m, task=t, protocol=protocol(t, **own)) for t in (*LONG_TASKS, *SHORT_TASKS) for m in CHE_METHODS]
-    far, spread = {"steps": 5000, "samples": 256, "test_lengths": (41, 60, 80, 100, 200, 350, 500)}, tuple(range(50, 501, 90))
+        return [
+            TaskRun(m, task=t, protocol=protocol(t, **own))
+            for t in (*LONG_TASKS, *SHORT_TASKS)
+            for m in CHE_METHODS
+        ]
+    far, spread = (
+        {"steps": 5000, "samples": 256, "test_lengths": (41, 60, 80, 100, 200, 350, 500)},
+        tuple(range(50, 501, 90)),
+    )
     runs = [
         TaskRun(method, seed, task=task, protocol=protocol(task, batch_size=32, **far))
         for seed in (0, 1, 2) for task in LONG_TASKS for method in (PLAIN, DAPE, V2)
     ]  # fmt: skip
     for task, steps in SHORT_TASKS.items():
-        own = protocol(task, batch_size=32, steps=steps, samples=64 if steps == 1000 else 32, test_lengths=spread)
+        own = protocol(
+            task, batch_size=32, steps=steps, samples=64 if steps == 1000 else 32, test_lengths=spread
+        )
         runs += [TaskRun(method, task=task, protocol=own) for method in (PLAIN, DAPE, V2)]
     return runs
 
@@ -128,24 +180,38 @@ def che(at: Scale) -> list[TaskRun]:
 def recall(at: Scale) -> list[Small]:
     steps = {SMOKE: 2, LAPTOP: 1000, PAPER: 20_000}[at.name]
     changes = {"batch_size": 4, "samples": 4} if at.name == SMOKE else {}
-    methods = [f"{p}{base}" for base in ("nope", "rope", "kerple") for p in ("", "dape-", "dape1x2-", "dape1x3-")]
+    methods = [
+        f"{p}{base}" for base in ("nope", "rope", "kerple") for p in ("", "dape-", "dape1x2-", "dape1x3-")
+    ]
     runs: list[Small] = [
-        Construction(method, label=f"{method}, 1 layer", samples=16 if at.name == SMOKE else 512) for method in ("dape1x2-nope", "nope")
+        Construction(method, label=f"{method}, 1 layer", samples=16 if at.name == SMOKE else 512)
+        for method in ("dape1x2-nope", "nope")
     ]
     for seed in (0,) if at.name == SMOKE else (0, 1, 2):
         for layers in (1,) if at.name == SMOKE else (1, 2):
             own = protocol("associative_recall", steps=steps, num_layers=layers, **changes)
             label = f"{{}}, {layers} layer{'s' if layers > 1 else ''}"
             chosen = methods[:3:2] if at.name == SMOKE else methods
-            runs += [TaskRun(m, seed, task="associative_recall", protocol=own, label=label.format(m)) for m in chosen]
+            runs += [
+                TaskRun(m, seed, task="associative_recall", protocol=own, label=label.format(m))
+                for m in chosen
+            ]
     return runs
 
 
 def time_cost(at: Scale) -> list[StepTime]:
-    rounds = {SMOKE: {"tiny": 1}, LAPTOP: {"tiny": 25, "125m": 5}, PAPER: {"350m": 20, "2.7b": 20, "6.7b": 20}}[at.name]
+    rounds = {
+        SMOKE: {"tiny": 1},
+        LAPTOP: {"tiny": 25, "125m": 5},
+        PAPER: {"350m": 20, "2.7b": 20, "6.7b": 20},
+    }[at.name]
     methods = (PLAIN, V2) if at.name == SMOKE else ("rope", "t5", "alibi", PLAIN, "fire", DAPE, V2)
     length = 16 if at.name == SMOKE else 512
-    return [StepTime(m, size=size, length=length, rounds=n, base=(V2, str(length), "1")) for size, n in rounds.items() for m in methods]
+    return [
+        StepTime(m, size=size, length=length, rounds=n, base=(V2, str(length), "1"))
+        for size, n in rounds.items()
+        for m in methods
+    ]
 
 
 def step_time(at: Scale) -> list[StepTime]:
@@ -154,7 +220,11 @@ def step_time(at: Scale) -> list[StepTime]:
     }[at.name]  # fmt: skip
     base = (V2, str(lengths[0]), str(tokens // lengths[0]))
     methods = (V2, "rope") if at.name == SMOKE else (V2, DAPE, PLAIN, "rope")
-    return [StepTime(m, size=size, length=n, batch=tokens // n, rounds=rounds, base=base) for n in lengths for m in methods]
+    return [
+        StepTime(m, size=size, length=n, batch=tokens // n, rounds=rounds, base=base)
+        for n in lengths
+        for m in methods
+    ]
 
 
 def visualisation(at: Scale) -> list[Run]:

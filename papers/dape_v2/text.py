@@ -66,7 +66,7 @@ All methods and lengths score the same target tokens. Intervals cover documents 
 few): their own, never another experiment's. One seed is one seed: its interval is over documents alone.
 
 **reproduced**: every comparison on the claim's side, with its interval. **contradicted**: one on the other side (5 %,
-Bonferroni). **unclear**: neither. **one seed**. **too small**: not shown, but longer training moves towards it.
+Bonferroni). **unclear**: neither. **one seed**, ✓ or ✗ where it alone would decide. **too small**: not shown, but longer training moves towards it.
 **out of reach**: the paper's own difference is smaller than the interval here, or it needs the paper's size.
 
 Texts: chapters of the Stacks project (LaTeX, for Arxiv), The Diary of Samuel Pepys and War and Peace (for Books3). One learning
