@@ -23,6 +23,7 @@ from typing import Any
 from dape.positions import POSITIONS, PositionEncoding, build_position
 from dape.rebuildable import constructor_parameters as _parameters
 from dape.scores import SCORES, Normalised, ScoreProcessor
+from dape.scores.normaliser import REFERENCES
 
 # Constructor arguments of a processor that the method decides.
 OWN = ("num_heads", "kernel_size", "query_kernel_size")
@@ -80,6 +81,12 @@ class Method:
     def window(self) -> int | None:
         """Number of keys that a query sees, its own included; None for all."""
         return dict(self.options).get("window")
+
+    @property
+    def reference(self) -> str:
+        """The paper of what is special about it: its processor, its normaliser, else its encoding."""
+        of_normaliser = REFERENCES.get(dict(self.options).get("normaliser", ""), "")
+        return SCORES[self.processor].reference or of_normaliser or POSITIONS[self.position].reference
 
     @property
     def summary(self) -> str:

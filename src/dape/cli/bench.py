@@ -12,6 +12,7 @@ BENCHMARKS = {
     "attention": "every backend, against the paper's listing and PyTorch's own",
     "decode": "one query against a cache of keys, against PyTorch's own",
     "model": "a training step of a preset for several methods, against kerple",
+    "methods": "every method: reference, cost against plain attention, cache",
     "train": "a step of the loop against a bare one, methods against kerple",
 }
 

@@ -20,6 +20,7 @@ class ALiBi(DistanceEncoding):
     """−slopeₕ · |i − j|; nothing to learn."""
 
     summary = "−slope · distance, a fixed slope per head"
+    reference = "Press et al. 2022, arXiv 2108.12409"
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

@@ -223,6 +223,7 @@ class PositionEncoding(Parameters, Rebuildable):
     direction: "both", or "causal" for an encoding that has no meaning when the future is visible.
     shared:   whether one instance serves all layers.
     by_length: whether `rotate` reads the length of the input; only then is it given.
+    reference: the paper that it is from, for listings.
     absolute: whether it reads positions themselves, so that a shift of all of them changes its results.
     """
 
@@ -232,6 +233,7 @@ class PositionEncoding(Parameters, Rebuildable):
     absolute: ClassVar[bool] = False
     by_length: bool = False
     summary: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

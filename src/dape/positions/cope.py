@@ -16,6 +16,7 @@ class CoPE(PositionEncoding):
     """
 
     summary = "positions counted by content: keys that a query gates in"
+    reference = "Golovneva et al. 2024, arXiv 2405.18719"
     direction = "causal"
 
     def __init__(self, head_width: int, *, num_positions: int = 64, scaled: bool = False) -> None:

@@ -21,6 +21,7 @@ class FIRE(PositionEncoding):
 
     absolute = True
     summary = "a small network on log-distance relative to the position"
+    reference = "Li et al. 2024, arXiv 2310.04418"
 
     def __init__(
         self, num_heads: int, *, width: int = 32, rate: float = 0.1, threshold: float = 512.0

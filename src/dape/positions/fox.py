@@ -57,6 +57,7 @@ class FoX(TokenSteps):
     """
 
     summary = "cumulative log forget gates, computed from the hidden states"
+    reference = "Lin et al. 2025, arXiv 2503.02130"
 
     def __init__(
         self, num_heads: int, hidden_size: int, *, shortest: float = 4.0, longest: float = 1024.0
@@ -83,6 +84,7 @@ class DataAlibi(TokenSteps):
     """ALiBi whose distance is measured in learned steps: −slopeₕ · 2σ(w · x + b) a token. Starts as ALiBi."""
 
     summary = "ALiBi with distances in steps learned from the hidden states"
+    reference = "Lin et al. 2025, arXiv 2503.02130"
 
     def __init__(self, num_heads: int, hidden_size: int) -> None:
         super().__init__(num_heads, hidden_size)

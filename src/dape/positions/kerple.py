@@ -19,6 +19,7 @@ class Kerple(DistanceEncoding):
     """−r₁ · log(1 + r₂ · |i − j|), both learned per head and at least 0.01 by construction."""
 
     summary = "−r₁ log(1 + r₂ · distance), both learned per head"
+    reference = "Chi et al. 2022, arXiv 2205.09921"
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -40,6 +41,7 @@ class KerplePower(DistanceEncoding):
     """−r₁ · |i − j|^r₂, with r₁ > 0 and 0 < r₂ < 2 learned per head."""
 
     summary = "−r₁ · distance^r₂, both learned per head"
+    reference = "Chi et al. 2022, arXiv 2205.09921"
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

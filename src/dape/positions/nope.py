@@ -7,3 +7,4 @@ class NoPE(PositionEncoding):
     """Every hook the identity."""
 
     summary = "no position encoding; the causal mask alone tells order"
+    reference = "Kazemnejad et al. 2023, arXiv 2305.19466"

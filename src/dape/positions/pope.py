@@ -17,6 +17,7 @@ class PoPE(PositionEncoding):
     """
 
     summary = "softplus of content times the cosine of position, by feature"
+    reference = "Gopalakrishnan et al. 2025, arXiv 2509.10534"
 
     def __init__(self, head_width: int, *, base: float = 10000.0) -> None:
         super().__init__()

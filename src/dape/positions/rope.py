@@ -100,6 +100,7 @@ class RoPE(PositionEncoding):
     """
 
     summary = "queries and keys rotated by position; scaling=yarn, ntk …"
+    reference = "Su et al. 2021, arXiv 2104.09864"
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ class Sandwich(DistanceEncoding):
     """Σᵢ cos(d / 10000^(2i/width)) over i < width/2, divided by 8(h + 1)/H for head h; nothing to learn."""
 
     summary = "inner products of sinusoids, flatter from head to head"
+    reference = "Chi et al. 2023, arXiv 2212.10356"
 
     def __init__(self, num_heads: int, *, width: int = 128) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ class SelfExtend(PositionEncoding):
     """
 
     summary = "RoPE with far distances grouped (SelfExtend) or capped (ReRoPE)"
+    reference = "Jin et al. 2024, arXiv 2401.01325"
     direction = "causal"
 
     def __init__(

@@ -21,6 +21,7 @@ class Sinusoidal(PositionEncoding):
 
     absolute = True
     summary = "sines and cosines of the position, added to the embeddings"
+    reference = "Vaswani et al. 2017, arXiv 1706.03762"
 
     def __init__(self, hidden_size: int, *, base: float = 10000.0) -> None:
         super().__init__()

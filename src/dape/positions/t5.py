@@ -29,6 +29,7 @@ class T5Bias(DistanceEncoding):
     """table[bucket(i − j)] · √D, so that the table learns at the pace of unscaled scores."""
 
     summary = "a learned number per logarithmic bucket of distances"
+    reference = "Raffel et al. 2020, arXiv 1910.10683"
     shared = True
 
     def __init__(

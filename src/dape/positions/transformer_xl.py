@@ -14,6 +14,7 @@ class TransformerXL(PositionEncoding):
     """scale · (u·k + (q + v)·W r(i − j)): u, v learned per head, W a bias-free layer on sinusoids of the distance."""
 
     summary = "queries meet sinusoids of the distance, keys learned vectors"
+    reference = "Dai et al. 2019, arXiv 1901.02860"
 
     def __init__(self, num_heads: int, head_width: int) -> None:
         super().__init__()

@@ -24,12 +24,14 @@ class ScoreProcessor(Rebuildable):
     before_rotation: the stage before the softmax is of keys as they are projected, not of rotated ones: with an
                  encoding that rotates, layers convolve the keys and rotate them then.
     summary:     a line for listings.
+    reference:   the paper that it is from.
     bare_kernel: the kernel (queries, keys) of a method name without sizes.
     listed:      the kernels shown in listings.
     """
 
     before_rotation: bool = False
     summary: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
     bare_kernel: ClassVar[tuple[int, int]] = (1, 1)
     listed: ClassVar[tuple[tuple[int, int], ...]] = ()
 

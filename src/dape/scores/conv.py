@@ -31,6 +31,7 @@ class ScoreConv(ScoreProcessor):
     """
 
     summary = "S + B + conv(LeakyReLU(conv([S ; B]))) over heads and keys"
+    reference = "Zheng et al. 2024, arXiv 2410.04798"
     listed = ((1, 1), (1, 3), (1, 5), (1, 7), (3, 3))
 
     def __init__(

@@ -22,6 +22,7 @@ class Differential(ScoreProcessor):
     """
 
     summary = "weights minus λ times those of the next head, in pairs"
+    reference = "Ye et al. 2024, arXiv 2410.05258"
 
     def __init__(self, num_heads: int, width: int = 32, *, start: float = 0.8) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ class KeyConv(ScoreProcessor):
     """
 
     summary = "linear convolution along the keys, each head separately"
+    reference = "a control of this library"
     listed = ((1, 3),)
 
     def __init__(

@@ -23,6 +23,7 @@ class KeyShift(ScoreProcessor):
     """
 
     summary = "keys and values mixed with the previous token's"
+    reference = "Xu et al. 2024, arXiv 2411.19574"
 
     def __init__(
         self, num_heads: int, *, keys: bool = True, values: bool = True, zero_init: bool = False

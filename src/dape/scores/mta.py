@@ -21,6 +21,7 @@ class MultiTokenAttention(ScoreProcessor):
     """
 
     summary = "heads convolved over queries and keys, then mixed in groups"
+    reference = "Golovneva et al. 2025, arXiv 2504.00927"
     bare_kernel = (6, 11)
     listed = ((6, 11),)
 

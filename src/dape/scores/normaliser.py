@@ -22,6 +22,13 @@ PROGRAMS: dict[str, program.Normaliser] = {
     "entmax": "entmax",
     "asentmax": "entmax",
 }
+REFERENCES = {
+    "sink": "OpenAI 2025, arXiv 2508.10925",
+    "ssmax": "Nakanishi 2025, arXiv 2501.19399",
+    "stickbreaking": "Tan et al. 2024, arXiv 2410.17980",
+    "entmax": "Peters et al. 2019, arXiv 1905.05702",
+    "asentmax": "Vasylenko et al. 2025, arXiv 2506.16640",
+}
 # Its softplus is 0.1.
 SOFTPLUS_OF_TENTH = math.log(math.expm1(0.1))
 # Initial root of a sink with `zero_init`: its square is below the resolution of float32 at 1.

@@ -16,6 +16,7 @@ class TalkingHeads(ScoreProcessor):
     """
 
     summary = "heads mixed linearly before and after the softmax"
+    reference = "Shazeer et al. 2020, arXiv 2003.02436"
 
     def __init__(self, num_heads: int, *, before: bool = True, after: bool = True) -> None:
         super().__init__()
