@@ -7,6 +7,7 @@ dape3x3-kerple                  the same over 3 queries × 3 keys, a query's own
 talking-alibi, mta-rope         any other processor, by its name in SCORES
 rope[scaling=linear,factor=8]   options, of the encoding or the processor, whichever has them
 kerple[normaliser=ssmax]        a normaliser other than the softmax, with any processor
+kerple[canon=ac]                Canon layers before the attention (a), before the MLP (c), or both
 rope[window=512]                a causal query sees its own key and those right before it, 512 in all
 stickbreaking                   a name for a longer one, see PRESETS
 rope/rope/rope/nope             one method per layer, cycled over the layers
@@ -28,7 +29,8 @@ from dape.scores.normaliser import REFERENCES
 # Constructor arguments of a processor that the method decides.
 OWN = ("num_heads", "kernel_size", "query_kernel_size")
 # Options of every method, beside those of its encoding and processor.
-EVERY = ("normaliser", "window")
+EVERY = ("normaliser", "window", "canon")
+CANON = ("a", "c", "ac")
 # Methods known by a name of their own.
 PRESETS: dict[str, str] = {
     "stickbreaking": "nope[normaliser=stickbreaking]",
@@ -45,7 +47,7 @@ class Method:
     """A pair of a position encoding and a score processor, by their names.
 
     kernel:  (queries, keys) of the processor, None for one that has no kernel.
-    options: (name, value) of either constructor, "normaliser" and "window".
+    options: (name, value) of either constructor, and those in EVERY.
     """
 
     position: str
@@ -74,8 +76,15 @@ class Method:
     @property
     def direction(self) -> str:
         """ "both", or "causal" for a method that has no meaning when the future is visible."""
-        causal = self.window is not None or dict(self.options).get("normaliser") == "stickbreaking"
+        causal = (
+            self.window is not None or self.canon or dict(self.options).get("normaliser") == "stickbreaking"
+        )
         return "causal" if causal else POSITIONS[self.position].direction
+
+    @property
+    def canon(self) -> str:
+        """Where Canon layers are in a decoder's layer: "a" before the attention, "c" before the MLP."""
+        return dict(self.options).get("canon", "")
 
     @property
     def window(self) -> int | None:
@@ -119,7 +128,7 @@ class Method:
         options = {
             name: value
             for name, value in self.options
-            if name != "window" and not self._is_position_option(name)
+            if name not in ("window", "canon") and not self._is_position_option(name)
         } | options
         normaliser = options.pop("normaliser", "softmax")
         own = {"length": options.pop("length")} if "length" in options and normaliser == "ssmax" else {}
@@ -183,6 +192,8 @@ def parse_method(name: str) -> Method:
     window = options.get("window")
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window={window}: a query sees at least its own key")
+    if options.get("canon", "a") not in CANON:
+        raise ValueError(f"canon={options['canon']}: Canon layers are at one of {', '.join(CANON)}")
     return Method(method.position, method.processor, method.kernel, tuple(sorted(options.items())))
 
 

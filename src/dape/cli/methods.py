@@ -13,7 +13,7 @@ from dape.scores import SCORES
 
 USAGE = {
     "dape1x3-kerple": "any pair; dapeQxK reads Q queries and K keys",
-    "rope[scaling=yarn,factor=8]": "options of either, and of all: normaliser, window",
+    "rope[scaling=yarn,factor=8]": "options; of all: normaliser, window, canon",
     "nope[normaliser=entmax]": "or asentmax, stickbreaking, ssmax, sink",
     "rope[window=512]/nope": "methods by layer, cycled; a window of keys",
     **PRESETS,

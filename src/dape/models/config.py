@@ -89,6 +89,8 @@ class DapeConfig(PretrainedConfig):
         check_backend(self.backend)
         self.method = canonical(self.method)
         _check_embeddings(self.layer_methods)
+        # Caches keep keys and values, not the hidden states that Canon layers mix.
+        self.use_cache = self.use_cache and not any(method.canon for method in self.layer_methods)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:

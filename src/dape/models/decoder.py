@@ -25,6 +25,7 @@ from transformers.utils import can_return_tuple
 
 from dape.checksums import verify_checksums, write_checksums
 from dape.models.attention import Attention
+from dape.models.canon import TAPS, Canon
 from dape.models.config import DapeConfig
 from dape.models.context import Shares
 from dape.models.remote_code import write_entries
@@ -56,7 +57,7 @@ class MLP(nn.Module):
 
 
 class DapeDecoderLayer(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + MLP(norm(x))."""
+    """x + attention(norm(x)), then x + MLP(norm(x)); after each norm a Canon layer, if the method has one there."""
 
     def __init__(self, config: DapeConfig, layer: int) -> None:
         super().__init__()
@@ -77,6 +78,9 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.canon_a, self.canon_c = (
+            Canon(config.hidden_size) if place in method.canon else None for place in "ac"
+        )
 
     def forward(
         self,
@@ -91,18 +95,28 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
     ) -> Tensor:
         # By name, for tools that move arguments between devices: see _skip_keys_device_placement. Gradient
         # checkpointing, which calls the layer again, drops the cache by its name.
+        rows = last_rows
+        if self.canon_c is not None and last_rows is not None:
+            rows = min(last_rows + TAPS - 1, x.shape[1])
+        inputs = self.attention_norm(x)
+        if self.canon_a is not None:
+            inputs = self.canon_a(inputs, positions.starts())
         attended = self.attention(
-            self.attention_norm(x),
+            inputs,
             encoding=encoding,
             positions=positions,
             past_key_values=past_key_values,
-            last_rows=last_rows,
+            last_rows=rows,
             shown=shown,
             shares=shares,
             arrange=arrange,
         )
-        x = (x if last_rows is None else x[:, -last_rows:]) + self.dropout(attended)
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        x = (x if rows is None else x[:, -rows:]) + self.dropout(attended)
+        inputs = self.mlp_norm(x)
+        if self.canon_c is not None:
+            inputs = self.canon_c(inputs, positions.starts()[:, -inputs.shape[1] :])
+            x, inputs = (y if last_rows is None else y[:, -last_rows:] for y in (x, inputs))
+        return x + self.dropout(self.mlp(inputs))
 
 
 class DapePreTrainedModel(PreTrainedModel):
@@ -181,6 +195,8 @@ class DapePreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, Canon):
+            module.reset_parameters()
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             nn.init.ones_(module.weight)
             if isinstance(module, nn.LayerNorm):
@@ -270,6 +286,12 @@ class DapeModel(DapePreTrainedModel):
         begun = past_key_values is not None and not torch.compiler.is_compiling()
         begun = begun and past_key_values is not None and int(past_key_values.get_seq_length()) > 0
         packed = not begun and starts_again(position_ids, attention_mask)
+        mixes = any(method.canon for method in self.config.layer_methods)
+        if mixes and (past_key_values is not None or use_cache):
+            raise ValueError(
+                f"{self.config.method} mixes hidden states of neighbours, which a cache of keys and values does not "
+                f"keep: pass use_cache=False"
+            )
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
         _check_cache(bool(use_cache), past_key_values, packed)
@@ -295,7 +317,7 @@ class DapeModel(DapePreTrainedModel):
         )
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
         arranged = without_holes(attention_mask, positions, past_key_values, x.shape[1])
-        if arranged is not None and self._reads_earlier_queries():
+        if arranged is not None and (mixes or self._reads_earlier_queries()):
             raise ValueError(
                 f"attention_mask has padding between tokens, across which {self.config.method} would convolve: "
                 f"pad at the ends of rows alone"
@@ -338,6 +360,10 @@ class DapeModel(DapePreTrainedModel):
         keep_states: bool,
     ) -> BaseModelOutputWithPast:
         """Hidden states of this process's tokens; the input is the whole sequence."""
+        if any(method.canon for method in self.config.layer_methods):
+            raise ValueError(
+                f"{self.config.method} mixes hidden states of neighbours, on other processes: no shares"
+            )
         for name, value in given.items():
             if value is not None:
                 raise ValueError(

@@ -108,8 +108,10 @@ def retrofit(
     if trains not in get_args(Trains):
         raise ValueError(f'trains="{trains}", expected one of {", ".join(get_args(Trains))}')
     parsed, keeps = parse(method, inner)
-    if parsed.window is not None:
-        raise ValueError(f"{parsed.name}: a retrofit keeps the model's own windows, leave window out")
+    if parsed.window is not None or parsed.canon:
+        raise ValueError(
+            f"{parsed.name}: a retrofit keeps the model's layers and windows, leave window and canon out"
+        )
     tested = self_test and not next(inner.parameters()).is_meta
     before = check.logits(inner, check.given(inner)) if tested else None
     replaced = inner.config._attn_implementation or "sdpa"

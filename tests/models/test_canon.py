@@ -1,0 +1,74 @@
+"""Canon layers: the published formula, no leak, padding and packing exact, the last rows alone, no cache."""
+
+import pytest
+import torch
+
+from dape import ScoreAttention
+from dape.models import DapeConfig, DapeForCausalLM
+from dape.models.canon import Canon
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "score_width": 8,
+}
+
+
+def tiny(method):
+    torch.manual_seed(0)
+    return DapeForCausalLM(DapeConfig(method=method, initializer_range=0.5, **SIZES)).double().eval()
+
+
+def test_a_depthwise_causal_convolution_of_four_tokens_is_added():
+    """Allen-Zhu 2025: h'ₜ = hₜ + conv1d([hₜ, hₜ₋₁, hₜ₋₂, hₜ₋₃])."""
+    canon, x = Canon(5).double(), torch.randn(2, 9, 5, dtype=torch.float64)
+    assert canon.weight.abs().max() <= 0.5
+    conv = torch.nn.Conv1d(5, 5, 4, groups=5, bias=False, padding=3).double()
+    conv.weight.data = canon.weight.data.flip(0).T[:, None].clone()
+    starts = torch.zeros(1, 9, dtype=torch.bool)
+    starts[0, 0] = True
+    torch.testing.assert_close(canon(x, starts), x + conv(x.mT)[..., :9].mT)
+
+
+@pytest.mark.parametrize("method", ["kerple[canon=a]", "dape1x3-kerple[canon=c]", "rope[canon=ac]/nope"])
+def test_nothing_leaks_and_edges_are_exact(method):
+    model, ids = tiny(method), torch.randint(1, 40, (1, 9))
+    whole = model(ids).logits
+    changed = ids.clone()
+    changed[0, 5] = (ids[0, 5] + 1) % 40
+    torch.testing.assert_close(model(changed).logits[:, :5], whole[:, :5], rtol=0, atol=0)
+    for count in (1, 4, 8):
+        torch.testing.assert_close(model(ids[:, :count]).logits, whole[:, :count])
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    mask = torch.ones(1, 12, dtype=torch.long)
+    mask[:, :3] = 0
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, 3:], whole)
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    packed = model(ids, position_ids=places).logits
+    torch.testing.assert_close(packed[:, 4:], model(ids[:, 4:]).logits)
+    torch.testing.assert_close(packed[:, :4], whole[:, :4])
+    torch.testing.assert_close(
+        model.model(ids, last_rows=2).last_hidden_state, model.model(ids).last_hidden_state[:, -2:]
+    )
+
+
+def test_generation_goes_without_a_cache(tmp_path):
+    model, ids = tiny("kerple[canon=ac]"), torch.randint(1, 40, (2, 5))
+    expected = ids
+    for _ in range(3):
+        expected = torch.cat([expected, model(expected).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0), expected)
+    with pytest.raises(ValueError, match="pass use_cache=False"):
+        model(ids, use_cache=True)
+    model.save_pretrained(tmp_path)
+    again = DapeForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_where_there_are_no_hidden_states_it_is_refused():
+    with pytest.raises(ValueError, match="canon=b: Canon layers are at one of a, c, ac"):
+        DapeConfig(method="kerple[canon=b]", **SIZES)
+    with pytest.raises(ValueError, match="outside the attention: leave it out"):
+        ScoreAttention("kerple[canon=a]", num_heads=2, head_dim=4)
