@@ -10,6 +10,7 @@ import pytest
 from dape import devices
 from dape.cli import doctor, main
 from dape.ops.score_attention import api
+from dape.ops.score_attention.triton import selftest
 
 
 @pytest.fixture
@@ -44,6 +45,26 @@ def test_says_why_a_backend_cannot_run(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.split()[:1] == ["lunar"]]
     assert line.endswith("cannot run here: it wants a moon: go there")
+
+
+@pytest.mark.usefixtures("_quick")
+def test_the_report_on_a_gpu(monkeypatch, capsys, tmp_path):
+    """Without one every call of the self-test fails: the report says why, and the exit code is 1."""
+    pytest.importorskip("triton")
+    plain = selftest.SUITE["plain, sink"] | {"length": 20, "batch": 1}
+    monkeypatch.setattr(selftest, "SUITE", {"plain, sink": plain})
+    file = tmp_path / "report.json"
+    assert main(["doctor", "--report", str(file)]) == 1
+    shown = capsys.readouterr()
+    assert "FAIL  plain, sink: RuntimeError: 0 active drivers" in shown.out
+    assert "self-test: plain, sink" in shown.err
+    report = json.loads(file.read_text())
+    assert not report["gpu"]["passes"]
+    assert report["gpu"]["self_test"][0]["call"] == "plain, sink"
+    assert report["versions"]["torch"]
+    monkeypatch.setattr(selftest, "errors", lambda device, **kind: {"out": 1e-4, "q": 2e-3})
+    assert main(["doctor", "--gpu"]) == 0
+    assert "pass  plain, sink: largest error 2.0e-03, of q" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_quick")

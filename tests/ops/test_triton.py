@@ -20,13 +20,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dape.ops.score_attention import ScoreProgram, Stage, attention, conv_program
+from dape.ops.score_attention import ScoreProgram, Stage, api, attention, conv_program
 from dape.ops.score_attention import triton as backend
-from dape.ops.score_attention.api import BACKENDS
+from dape.ops.score_attention.api import BACKENDS, choose
 from dape.ops.score_attention.op import Arguments
 from dape.ops.score_attention.program import PLAIN
 from dape.ops.score_attention.triton import call as calls
-from dape.ops.score_attention.triton import launch, passes
+from dape.ops.score_attention.triton import launch, passes, selftest
 from dape.ops.score_attention.types import EVERYTHING, Problem
 from dev import gpu
 
@@ -361,6 +361,59 @@ def test_a_call_that_no_variant_fits_says_so(monkeypatch):
         pytest.raises(RuntimeError, match=r"attend_kernel does not fit .*shared memory.* 1000"),
     ):
         backend._forward(gpu.arguments_of(length=256, num_heads=2, width=None))
+
+
+@pytest.fixture
+def untested(monkeypatch, tmp_path):
+    """A GPU on which no call was tested, in front of the backends that can run here."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(selftest, "_known", {})
+    monkeypatch.setattr(backend, "interpreting", lambda: True)
+    monkeypatch.setattr(backend, "unproven", lambda call: selftest.fault(0, **backend.kind_of(call)))
+    monkeypatch.setattr(BACKENDS["cpu"], "unsupported", lambda call: "the tensors are on a GPU")
+
+
+@pytest.mark.usefixtures("untested")
+def test_auto_goes_on_after_any_failure_with_one_warning(monkeypatch):
+    """Here a real one: there is no GPU, whatever the fixture says."""
+    call = problem()
+    with pytest.warns(UserWarning, match="Triton kernels are not used: a test call failed with ") as said:
+        outs = [attention(call.q, call.k, call.v, call.program) for _ in range(2)]
+    assert len(said) == 1
+    assert torch.equal(*outs)
+    monkeypatch.setattr(selftest, "errors", lambda device, **kind: {"out": 1e-4, "v": 0.5})
+    call = problem(program=with_kernel_size(5))
+    with pytest.warns(UserWarning, match=r"is off: v by 5.0e-01, tolerance 0.02$"):
+        assert choose(call) is BACKENDS["tiled"]
+
+
+@pytest.mark.usefixtures("untested")
+def test_auto_takes_the_kernels_for_calls_that_passed(monkeypatch):
+    tested = []
+    monkeypatch.setattr(selftest, "errors", lambda device, **kind: tested.append(kind) or {"out": 1e-4})
+    assert choose(problem()) is backend
+    assert choose(problem()) is backend
+    # Another process finds the result on the disk.
+    selftest._known.clear()
+    assert choose(problem()) is backend
+    assert len(tested) == 1
+    assert choose(problem(program=with_kernel_size(5))) is backend
+    assert len(tested) == 2
+    monkeypatch.setattr(api, "DISABLED", ("triton", "sdpa"))
+    assert choose(problem()) is BACKENDS["tiled"]
+    assert choose(problem(), "triton") is backend
+
+
+@pytest.mark.usefixtures("untested")
+def test_the_self_test_does_not_break_a_compiled_graph(monkeypatch):
+    monkeypatch.setattr(selftest, "errors", lambda device, **kind: {"out": 1e-4})
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def double(x):
+        return x * (2 if selftest.fault(0, dtype=x.dtype, num_heads=x.shape[1]) is None else 0)
+
+    assert torch.equal(double(torch.ones(1, 3)), torch.full((1, 3), 2.0))
 
 
 def problem(**changes) -> Problem:

@@ -5,6 +5,7 @@ test_triton.py starts it in a process of its own, because Triton decides at impo
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,7 @@ from dape.ops.score_attention import (
 )
 from dape.ops.score_attention.program import PLAIN
 from dape.ops.score_attention.triton import call as calls
+from dape.ops.score_attention.triton import selftest
 from dape.ops.score_attention.types import EVERYTHING, Problem
 
 NAMES = ("q", "k", "v", "expand_weight", "expand_bias", "project_weight", "project_bias", "bias")
@@ -596,6 +598,41 @@ def test_tensors_without_numbers_have_shapes():
         out.sum().backward()
         assert out.shape == q.shape
         assert q.grad.shape == q.shape
+
+
+# Device functions that have a path without masks, which short calls never take.
+EDGES = ("load_rows", "load_pixels", "load_column", "hidden_start", "output_start", "convolve_columns")
+
+
+@pytest.mark.slow
+def test_the_self_test_passes_and_enters_every_loop(monkeypatch):
+    """The calls of doctor's self-test with the blocks of a GPU: also the tiles in which every row sees every key."""
+    for name, size in (("BLOCK_R", 64), ("BLOCK_K", 64)):
+        monkeypatch.setattr(calls, name, size)
+    entered, start = set(), interpreter.InterpretedFunction.__call__
+
+    def watched(self, *args, **kwargs):
+        if self.fn.__name__ in EDGES:
+            given = inspect.signature(self.fn).bind(*args, **kwargs)
+            given.apply_defaults()
+            entered.add((self.fn.__name__, bool(given.arguments["EDGE"])))
+        return start(self, *args, **kwargs)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", watched)
+    results = selftest.run_suite(torch.device("cpu"))
+    assert all(result["passes"] for result in results), results
+    assert entered == {(name, edge) for name in EDGES for edge in (False, True)}
+
+
+@pytest.mark.parametrize("mistake", ["head", "tap"])
+def test_the_self_test_finds_a_mistake(monkeypatch, mistake):
+    """Heads or taps that are mixed up make it fail."""
+    kind = selftest.SUITE["stages in groups, separable"] | {"length": 20, "batch": 1}
+    assert selftest.wrong(selftest.errors(torch.device("cpu"), **kind), kind["dtype"]) is None
+    made = calls.StageTensors.taps
+    turn = {"head": lambda x: x.roll(1, 1), "tap": lambda x: x.flip(0)}[mistake]
+    monkeypatch.setattr(calls.StageTensors, "taps", lambda stage, dtype: turn(made(stage, dtype)))
+    assert "is off: out by" in selftest.wrong(selftest.errors(torch.device("cpu"), **kind), kind["dtype"])
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import dape
 from dape.cli.parsing import Parser
 from dape.devices import BF16_WORKAROUND, cpu_field, cpu_multiplies, find_device
 from dape.errors import install
+from dape.files import write_atomically
 from dape.ops.score_attention import PLAIN, DistanceBias, conv_program
 from dape.ops.score_attention.api import BACKENDS
 from dape.ops.score_attention.types import EVERYTHING, Problem
@@ -36,10 +39,32 @@ def main(arguments: list[str]) -> int:
         "that cannot, the reason and a remedy; run each backend's kernels once against float64.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="test the Triton kernels on this GPU and time them: some minutes; exit code 1 if a test fails",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        type=Path,
+        help="write everything as JSON, for an issue on a GPU; implies --gpu",
+    )
     options = parser.parse_args(arguments)
     findings = examine()
-    print(json.dumps(findings, indent=2) if options.json else text(findings))
-    return 0
+    if with_gpu := options.gpu or options.report is not None:
+        from dape.bench import gpu
+
+        findings["gpu"] = gpu.examine(
+            find_device("auto"), lambda line: print(line, file=sys.stderr, flush=True)
+        )
+    if options.report is not None:
+        write_atomically(options.report, json.dumps(findings, indent=2))
+    if options.json:
+        print(json.dumps(findings, indent=2))
+    else:
+        print("\n".join([text(findings), *([gpu.text(findings["gpu"])] if with_gpu else [])]))
+    return int(with_gpu and not findings["gpu"]["passes"])
 
 
 def examine() -> dict[str, Any]:

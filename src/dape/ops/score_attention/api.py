@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,6 +36,9 @@ BACKENDS: dict[str, ModuleType] = {
     "tiled": tiled,
     "reference": reference,
 }
+
+# Backends that "auto" does not choose: DAPE_DISABLE=triton, or several, separated by commas.
+DISABLED = tuple(os.environ.get("DAPE_DISABLE", "").split(","))
 
 # From this many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
 # skips invisible pairs, is faster than PyTorch's own; below, the overhead of a call decides.
@@ -160,7 +164,17 @@ def _takes_bias(problem: Problem, backend: str) -> bool:
         return cpu.takes_curve(problem) and cpu.unsupported(problem) is None
     # The reference would build all of it.
     names = [name for name in BACKENDS if name != "reference"] if backend == "auto" else [backend]
-    return any(BACKENDS[name].unsupported(problem) is None for name in names)
+    return any(_refusal(problem, name, auto=backend == "auto") is None for name in names)
+
+
+def _refusal(problem: Problem, name: str, *, auto: bool) -> str | None:
+    """Reason why a backend does not run a call: it cannot, or "auto" does not choose it."""
+    if auto and name in DISABLED:
+        return "DAPE_DISABLE names it"
+    reason = BACKENDS[name].unsupported(problem)
+    if reason is None and auto and name == "triton":
+        reason = triton.unproven(problem)
+    return reason
 
 
 def choose(problem: Problem, backend: str = "auto") -> ModuleType:
@@ -168,7 +182,7 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     names = _by_speed(problem) if backend == "auto" else [backend]
     reasons = []
     for name in names:
-        reason = BACKENDS[name].unsupported(problem)
+        reason = _refusal(problem, name, auto=backend == "auto")
         if reason is None:
             return BACKENDS[name]
         reasons.append(f'backend="{name}" cannot run this call: {reason}')

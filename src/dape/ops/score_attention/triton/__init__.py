@@ -1,6 +1,6 @@
 """Triton kernels for GPUs: fp16, bf16 and fp32, any bias, any number of stages, O(T) memory.
 
-Three steps over chunks of query rows whose images stay in the L2 cache: scores into an image, the stages over it,
+Three steps over chunks of query rows: scores into an image, the stages over it,
 softmax · V over recomputed scores and the image (forward.py). The backward pass repeats the first two and walks back
 through the stages (backward.py, passes.py). Sums over programs are partial buffers added in order: results are
 deterministic. Importing this does not import triton.
@@ -9,6 +9,7 @@ deterministic. Importing this does not import triton.
 from __future__ import annotations
 
 import importlib.util
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,6 +27,8 @@ from dape.ops.score_attention.types import Bias, DistanceBias, Problem, Separabl
 # Earlier tensor cores are not used by Triton's compiler.
 LEAST_CAPABILITY = (8, 0)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+TRUSTED = "triton" in os.environ.get("DAPE_TRUST", "").split(",")
 
 # Largest tested sizes.
 MAX_KERNEL, MAX_HEADS, MAX_WIDTH, MAX_HEAD_WIDTH = 15, 128, 128, 256
@@ -98,8 +101,21 @@ def _too_large(problem: Problem) -> str | None:
     return None
 
 
-def shape_of(problem: Problem) -> dict[str, Any]:
-    """Properties of a call that decide its kernels, as arguments of `record_launches`."""
+def unproven(problem: Problem) -> str | None:
+    """Reason why `backend="auto"` does not take the kernels for a call that they support, or None.
+
+    They are experimental: calls of its kind must have passed the self-test on this GPU, or the user trusts them by
+    DAPE_TRUST=triton.
+    """
+    if TRUSTED or problem.q.device.type != "cuda":
+        return None
+    from dape.ops.score_attention.triton import selftest
+
+    return selftest.fault(problem.q.device.index or 0, **kind_of(problem))
+
+
+def kind_of(problem: Problem) -> dict[str, Any]:
+    """Properties of a call that decide its kernels."""
     tensors = [problem.q, problem.k, problem.v, *_bias_tensors(problem.bias).values()]
     tensors += [tensor for _, tensor in problem.program.tensors()]
     kinds = {type(None): "none", DistanceBias: "distance", SeparableBias: "separable"}

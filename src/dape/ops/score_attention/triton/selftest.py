@@ -1,0 +1,283 @@
+"""Self-test of the kernels: a call of a given kind against the definition in float64, output and every gradient.
+
+`backend="auto"` takes the kernels for calls of a kind that passed on this GPU. Passed kinds are kept in a file, so that
+a program tests each once: that takes as long as compiling, which its first call would need anyway, and seconds later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dape.files import read_json, write_atomically
+from dape.ops.score_attention import reference
+from dape.ops.score_attention.edges import Edges
+from dape.ops.score_attention.program import ScoreProgram
+from dape.ops.score_attention.triton import call as calls
+from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, Problem, SeparableBias, Visible
+
+# Largest error of a gradient, as a share of its norm; of the output, a tenth of it. Rounding flips a LeakyReLU here and
+# there, a mistake in a kernel changes everything.
+TOLERANCE = {torch.float16: 0.1, torch.bfloat16: 0.15, torch.float32: 0.02}
+
+# Reason why calls of a kind do not pass on a GPU, or None.
+_known: dict[tuple, str | None] = {}
+
+
+def fault(device: int, **kind: Any) -> str | None:
+    """Reason why calls of a kind (triton.kind_of) are wrong or fail on a GPU, or None; warns the first time."""
+    key = (device, *kind.items())
+    if key not in _known:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return "calls of this kind were not tested before a CUDA graph is captured"
+        name = _name(device, kind)
+        _known[key] = None if name in _passed() else _tested(torch.device("cuda", device), kind)
+        if (reason := _known[key]) is not None:
+            warnings.warn(f"the Triton kernels are not used: {reason}", stacklevel=2)
+        elif name not in _passed():
+            _file().parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(_file(), json.dumps([*_passed(), name]))
+    return _known[key]
+
+
+# torch.compile treats the result as a constant: as torch._dynamo.assume_constant_result, which is slow to import.
+fault._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function takes any attribute
+
+
+def _file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dape" / "triton.json"
+
+
+def _passed() -> list[str]:
+    try:
+        return list(read_json(_file(), list))
+    except (OSError, ValueError):
+        return []
+
+
+def _name(device: int, kind: dict[str, Any]) -> str:
+    """Name of a kind on a GPU with these versions."""
+    card = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "none"
+    parts = (
+        card,
+        torch.__version__,
+        torch.version.cuda,
+        version("triton"),
+        version("dape"),
+        sorted(kind.items()),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _tested(device: torch.device, kind: dict[str, Any]) -> str | None:
+    try:
+        found = errors(device, **kind)
+    # A compiler or a driver may fail in any way, and another backend can run the call.
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        return f"a test call failed with {type(error).__name__}: {first}"
+    return wrong(found, kind["dtype"])
+
+
+def wrong(found: dict[str, float], dtype: torch.dtype) -> str | None:
+    """A sentence about the errors that are too large, or None."""
+    limits = {name: TOLERANCE[dtype] / (10 if name == "out" else 1) for name in found}
+    large = [
+        f"{name} by {error:.1e}, tolerance {limits[name]:g}"
+        for name, error in found.items()
+        if not error <= limits[name]
+    ]
+    return f"a test call in {dtype} is off: {'; '.join(large)}" if large else None
+
+
+def errors(
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    num_heads: int,
+    num_groups: int,
+    head_width: int,
+    signature: tuple,
+    bias: str,
+    causal: bool,
+    bounded: tuple[bool, bool],
+    backward: bool,
+    length: int = 300,
+    queries: int | None = None,
+    batch: int = 2,
+) -> dict[str, float]:
+    """Errors of the output and all gradients of a call, as shares of their norms, by name; by several chunks of rows."""
+    from dape.ops.score_attention import triton as backend
+
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        # Numbers that the dtype can hold.
+        return torch.randn(shape, generator=generator).to(dtype).double()
+
+    queries = queries or length
+    lowest = 0 if causal else 1 - max(queries, length)
+    program = backend.program_of(signature, num_heads)
+    of_program = {
+        name: draw(*x.shape) * (math.prod(x.shape[1:]) ** -0.5 if x.dim() > 1 else 0.3)
+        for name, x in program.tensors()
+    }
+    of_bias = {
+        "none": dict,
+        "distance": lambda: {"values": draw(num_heads, length - lowest)},
+        "separable": lambda: {
+            "row": draw(batch, num_heads, queries),
+            "column": draw(batch, num_heads, length),
+        },
+        "dense": lambda: {"dense": draw(batch, num_heads, queries, length)},
+    }[bias]()
+    tensors = {
+        "q": draw(batch, num_heads, queries, head_width),
+        "k": draw(batch, num_groups, length, head_width),
+        "v": draw(batch, num_groups, length, head_width),
+    }
+    tensors |= of_program | of_bias
+    direction = draw(*tensors["q"].shape)
+    row = torch.arange(queries)[None] + length - queries
+    first = (row - length // 2).clamp(min=0) if bounded[0] else None
+    last = (row + (0 if causal else length // 4)).clamp(max=length - 3) if bounded[1] else None
+
+    def results(place: torch.device, exact: bool, attend: Callable[[Problem], Tensor]) -> dict[str, Tensor]:
+        halves = ("q", "k", "v", "dense")
+        own = {
+            name: x.to(place, torch.float64 if exact else dtype if name in halves else torch.float32)
+            for name, x in tensors.items()
+        }
+        own = {name: x.requires_grad_(backward) for name, x in own.items()}
+        encodings: dict[str, Callable[[], Bias]] = {
+            "none": lambda: None,
+            "distance": lambda: DistanceBias(own["values"], lowest),
+            "separable": lambda: SeparableBias(own["row"], own["column"]),
+            "dense": lambda: own["dense"],
+        }
+        bounds = [None if x is None else x.to(place) for x in (first, last)]
+        visible = Visible(*bounds) if any(bounded) else EVERYTHING
+        problem = Problem(
+            own["q"], own["k"], own["v"], program.with_tensors(own), encodings[bias](), visible, causal,
+            head_width**-0.5, 0.0,
+        )  # fmt: skip
+        out = attend(problem)
+        found = {"out": out.detach()}
+        if backward:
+            gradients = torch.autograd.grad(out, list(own.values()), direction.to(out), allow_unused=True)
+            found |= {n: torch.zeros(()) if g is None else g for n, g in zip(own, gradients, strict=True)}
+        return {name: x.double().cpu() for name, x in found.items()}
+
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        exact = results(torch.device("cpu"), True, lambda problem: definition(problem, dtype))
+        with several_chunks(
+            device, length, num_heads + sum(shape[0] for shape in (*signature[0], *signature[1]))
+        ):
+            ours = results(device, False, backend.attend)
+    # The gradient of the last offset is zero, a sum of numbers that cancel: its error is that of a sum of its terms.
+    least = {name: 0.03 * length * x.numel() ** 0.5 for name, x in exact.items() if name.endswith("offset")}
+    return {
+        name: float((ours[name] - x).norm() / max(x.norm(), least.get(name, 1e-9)))
+        for name, x in exact.items()
+    }
+
+
+@contextmanager
+def several_chunks(device: torch.device, length: int, channels: int) -> Iterator[None]:
+    """Passes take some 160 rows of a batch entry at a time."""
+    before = calls.SCRATCH
+    calls.SCRATCH = 160 * length * 2 * channels / calls.card(device)[1]
+    try:
+        yield
+    finally:
+        calls.SCRATCH = before
+
+
+def definition(problem: Problem, dtype: torch.dtype) -> Tensor:
+    """The output by the definition, with maps rounded as the kernels keep them; gradients go straight through."""
+    image_dtype = torch.float32 if dtype == torch.float32 else torch.float16
+
+    def rounded(x: Tensor) -> Tensor:
+        return x + (x.to(image_dtype).to(x.dtype) - x).detach()
+
+    program, (_, num_heads, num_queries, num_keys, _) = problem.program, problem.sizes
+    edges = Edges.of(problem.visible, num_queries, num_keys, causal=problem.causal, device=problem.q.device)
+    scores = problem.q @ reference.repeat_heads(problem.k, num_heads).transpose(-1, -2) * problem.scale
+    bias = problem.dense_bias()
+    logits = reference.process(scores, bias, ScoreProgram(), edges)
+    if program.pre:
+        parts = {"scores": scores, "bias": 0.0 if bias is None else bias, "none": 0.0}
+        image = reference.image_of(rounded(scores), None if bias is None else rounded(bias), program)
+        image = F.pad(edges.image(image), (0, sum(stage.right for stage in program.pre[1:])))
+        for stage in program.pre:
+            hidden = F.leaky_relu(reference.convolve(image, stage, edges), stage.slope)
+            image = rounded(edges.hidden(hidden))
+        logits = image[..., :num_keys]
+        for part in program.residual.split("+"):
+            logits = logits + parts[part]
+        logits = logits.masked_fill(~edges.shown, -torch.inf)
+    weights = reference.normalise(logits, program, edges)
+    return weights @ reference.repeat_heads(problem.v, num_heads)
+
+
+CONV3 = (((32, 24, 1, 3, True, 1, 1, 0.01), (12, 32, 1, 3, True, 1, 1, 1.0)), ())
+CONV7 = (((32, 12, 1, 7, True, 3, 1, 0.01), (12, 32, 1, 7, True, 3, 1, 1.0)), ())
+IN_GROUPS = (((24, 8, 1, 3, True, 1, 3, 0.01), (12, 8, 1, 3, True, 1, 3, 1.0)), ())
+TALKING = (((12, 12, 1, 1, False, 0, 1, 1.0),), ((12, 12, 1, 3, True, 1, 1, 1.0),))
+
+
+def _kind(stages: tuple, residual: str = "scores+bias", sink: bool = False, **own: Any) -> dict[str, Any]:
+    signature = (*stages, residual, sink, False, False, None, False, "softmax")
+    kind = {
+        "dtype": torch.float16,
+        "num_heads": 12,
+        "num_groups": 12,
+        "head_width": 64,
+        "signature": signature,
+    }
+    return kind | {"bias": "distance", "causal": True, "bounded": (False, False), "backward": True} | own
+
+
+# Calls that together enter every loop of every kernel.
+SUITE: dict[str, dict[str, Any]] = {
+    "kernel 3": _kind(CONV3, batch=3),
+    "kernel 3, bfloat16": _kind(CONV3, dtype=torch.bfloat16),
+    "kernel 3, float32": _kind(CONV3, dtype=torch.float32),
+    "kernel 7, no bias, grouped heads of 128": _kind(CONV7, bias="none", num_groups=3, head_width=128),
+    "stages in groups, separable": _kind(IN_GROUPS, bias="separable"),
+    "dense, window": _kind(CONV3, bias="dense", bounded=(True, True)),
+    "encoder": _kind(CONV3, causal=False),
+    "talking heads": _kind(TALKING, "none", bias="none"),
+    "plain, sink": _kind(((), ()), sink=True),
+    "decoding": _kind(CONV3, queries=1, length=2100, batch=1, backward=False),
+}
+
+
+def run_suite(
+    device: torch.device, report: Callable[[str], None] = lambda line: None
+) -> list[dict[str, Any]]:
+    """The results of all calls: whether each passes, its errors or why it fails."""
+    results = []
+    for name, kind in SUITE.items():
+        report(f"self-test: {name}")
+        result: dict[str, Any] = {"call": name}
+        try:
+            result["errors"] = errors(device, **kind)
+            result["reason"] = wrong(result["errors"], kind["dtype"])
+        # A kernel may fail in any way, and the others must still be tested.
+        except Exception as error:
+            result["reason"] = f"{type(error).__name__}: {error}"
+        results.append(result | {"passes": result["reason"] is None})
+    return results
