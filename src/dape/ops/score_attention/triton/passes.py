@@ -66,7 +66,8 @@ def write_scores(chunk: Chunk, image: Tensor, own: dict[str, Any]) -> None:
     programs = calls.RESIDENT * call.multiprocessors // (blocks * call.num_heads * call.batch)
     splits, per_split = split_keys(chunk, programs)
     arguments = chunk.arguments | strides("image", image) | {"image": image, "per_split": per_split} | own
-    warps = max(1, min(4, rows // 16))
+    # float32 operands take the registers of more warps.
+    warps = max(1, min(8 if call.dtype == torch.float32 else 4, rows // 16))
     variants = [{"BLOCK_R": rows, "STAGES": stages, "num_warps": warps} for stages in (3, 2, 1)]
     run(scores_kernel, (blocks * splits, call.num_heads, call.batch), arguments, *variants)
 
@@ -204,7 +205,7 @@ def attend(chunk: Chunk, image: Tensor | None, out: Tensor, lse: Tensor) -> None
 
     call, rows, sink = chunk.call, chunk.block, chunk.call.sink is not None
     others = call.num_heads * call.batch
-    if chunk.blocks // 2 * others >= call.multiprocessors:
+    if chunk.blocks // 2 * others >= call.multiprocessors and call.dtype == torch.float16:
         rows = 2 * chunk.block
     blocks = -(-chunk.size // rows)
     # Parts are merged by a kernel of their own: only if most of the GPU were idle, or for long.
@@ -226,8 +227,9 @@ def attend(chunk: Chunk, image: Tensor | None, out: Tensor, lse: Tensor) -> None
             "out_rows": shape[-1],
             "SINK": False,
         }
-    # Sums of wide heads take the registers of more warps.
-    warps = max(1, min(8 if call.head_width > 80 else 4, rows // 16))
+    # Sums of wide heads, and float32, take the registers of more warps.
+    wide = call.head_width > 80 or call.dtype == torch.float32
+    warps = max(1, min(8 if wide else 4, rows // (8 if call.dtype == torch.float32 else 16)))
     tile = calls.BLOCK_K // 2 if rows == 128 else calls.BLOCK_K
     variants = [
         {"BLOCK_R": rows, "BLOCK_K": keys, "STAGES": stages, "num_warps": warps}

@@ -196,9 +196,9 @@ def errors(
 
 @contextmanager
 def several_chunks(device: torch.device, length: int, channels: int) -> Iterator[None]:
-    """Passes take some 160 rows of a batch entry at a time."""
+    """Passes take about half of the rows of a batch entry at a time."""
     before = calls.SCRATCH
-    calls.SCRATCH = 160 * length * 2 * channels / calls.card(device)[1]
+    calls.SCRATCH = (length // 2 + 10) * length * 2 * channels / calls.card(device)[1]
     try:
         yield
     finally:
