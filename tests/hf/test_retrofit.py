@@ -138,6 +138,27 @@ def batch():
     return ids, mask
 
 
+@pytest.mark.parametrize("method", ["selfextend[group=2]", "selfextend", "dape1x3-selfextend"])
+def test_near_tokens_see_the_models_own_rotation_and_far_ones_do_not(method):
+    model = small("llama", max_position_embeddings=64, rope_theta=50.0)
+    short, long = torch.randint(3, 50, (1, 32)), torch.randint(3, 50, (1, 60))
+    before, far = model(short).logits, model(long).logits
+    dape.retrofit(model, method)
+    torch.testing.assert_close(model(short).logits, before, rtol=0, atol=1e-5)
+    now = model(long).logits
+    torch.testing.assert_close(now[:, :32], far[:, :32], rtol=0, atol=1e-5)
+    assert not torch.allclose(now[:, 40:], far[:, 40:], atol=1e-4)
+    first = model(long[:, :50], use_cache=True)
+    rest = model(long[:, 50:], past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(rest, now[:, 50:], rtol=0, atol=1e-5)
+
+
+def test_another_rotation_than_the_models_is_refused():
+    model = small("llama", max_position_embeddings=64, rope_theta=50.0)
+    with pytest.raises(ValueError, match="its rotation is not base=10000 on halves of 1 of the features"):
+        dape.retrofit(model, "selfextend[base=10000]")
+
+
 @pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_outputs_are_unchanged_at_first_and_after_removal(kind, windows):

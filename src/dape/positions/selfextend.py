@@ -13,7 +13,7 @@ class SelfExtend(PositionEncoding):
     """RoPE at distance i − j below `near`; beyond, at ⌊i/group⌋ − ⌊j/group⌋ + near − ⌊near/group⌋ (Jin et al. 2024).
 
     group: None caps the distance at `near` instead (ReRoPE, Su 2023).
-    base, fraction: as in RoPE.
+    base, fraction: as in RoPE. A retrofit takes both from the model, and half of its length as `near`.
 
     The bias is the difference of the two scores, so that processors read the scores at true distances and the change.
     """

@@ -17,7 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from dape.methods import Method, parse_method
 from dape.models.interface import ENCODING, NAME, SCORES, Call
 from dape.models.remote_code import write_entries
-from dape.positions import POSITIONS, Grid, PositionEncoding, RoPE
+from dape.positions import POSITIONS, Grid, PositionEncoding, RoPE, SelfExtend
 from dape.positions.kerple import FLOOR, Kerple
 from dape.positions.rope import SCALINGS
 from dape.rebuildable import constructor_parameters
@@ -125,7 +125,7 @@ def retrofit(
             # A normaliser then has other parameters, which must be known on loading.
             dict(score_options or {})
             | ({} if zero_init or not _normalised(parsed) else {"zero_init": False}),
-            _stretch(parsed, inner) | dict(position_options or {}),
+            _stretch(parsed, inner, calls) | dict(position_options or {}),
             replaced,
             bool(getattr(inner.config, "use_cache", True)),
         )
@@ -135,6 +135,8 @@ def retrofit(
                 call.module.add_module(SCORES, PlainScores())
             check.check_same(inner, before)
         _attach(inner, calls, plan, parsed, keeps=keeps, zero_init=zero_init, tested=tested)
+        if before is not None and zero_init and _extends(parsed, inner):
+            check.check_near(inner, before, plan.position_options | dict(_position_options(parsed)))
         if tested and all(call.causal for call in calls):
             check.check_causal(inner)
             if not _reads_earlier_queries(inner):
@@ -333,9 +335,25 @@ def _attach(
                 hooks.append(positions.carry_state(layer))
 
 
-def _stretch(method: Method, model: PreTrainedModel) -> dict[str, Any]:
-    """Default options of a RoPE scaling: the model's own length as original_length, and the factor."""
+def _extends(method: Method, model: PreTrainedModel) -> bool:
+    """Whether the method is SelfExtend or ReRoPE in place of the model's own rotation."""
+    return issubclass(POSITIONS[method.position], SelfExtend) and bool(positions.rotary_modules(model))
+
+
+def _stretch(method: Method, model: PreTrainedModel, calls: list[Call]) -> dict[str, Any]:
+    """Default options of a RoPE scaling: the model's own length as original_length, and the factor.
+
+    Of SelfExtend, the model's own rotation, and half of its length as the near window.
+    """
     given = dict(_position_options(method))
+    if _extends(method, model):
+        own = {
+            "base": positions.rotary_base(model),
+            "fraction": positions.rotary_width(model) / calls[0].head_width,
+        }
+        if length := getattr(model.config.get_text_config(), "max_position_embeddings", None):
+            own["near"] = max(1, int(length) // 2)
+        return {name: value for name, value in own.items() if name not in given}
     if not issubclass(POSITIONS[method.position], RoPE) or "scaling" not in given:
         return {}
     open_: dict[str, Any] = {"factor": FACTOR}

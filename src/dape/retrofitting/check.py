@@ -113,6 +113,18 @@ def check_same(model: PreTrainedModel, before: Tensor) -> None:
         )
 
 
+def check_near(model: PreTrainedModel, before: Tensor, options: dict[str, Any]) -> None:
+    """Raise if the logits differ from `before` though no distance is beyond the near window."""
+    if before.shape[1] > options.get("near", 0):
+        return
+    if (worst := _difference(_tried(model, given(model)), before)) is not None:
+        raise refused(
+            model,
+            f"its rotation is not base={options['base']:g} on halves of {options['fraction']:g} of the features: near "
+            f"tokens change its logits by {worst}",
+        )
+
+
 def check_causal(model: PreTrainedModel) -> None:
     """Raise if a token's logits depend on tokens after it."""
     first, second = (_tried(model, given(model, changed=changed))[:, :-1] for changed in (False, True))
