@@ -1,6 +1,4 @@
-"""What all tests share: one thread a worker, no cache of kernels between runs, a fixed seed."""
-
-import os
+"""What all tests share: one thread, a fixed seed."""
 
 import pytest
 import torch
@@ -12,6 +10,5 @@ def _fixed_seed() -> None:
 
 
 def pytest_configure() -> None:
-    # Two workers on two cores: more threads would only fight.
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(1)
+    # The tensors are tiny: more threads would only wait for each other.
+    torch.set_num_threads(1)
