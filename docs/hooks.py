@@ -98,7 +98,7 @@ def figure(svg: str, alt: str) -> str:
 
 def command_help() -> str:
     """`dape COMMAND --help` of every command, as wide as the text of a page."""
-    from dape.cli import COMMANDS, run
+    from dape.cli import COMMANDS, dispatch
 
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "80"
     parts = []
@@ -106,7 +106,7 @@ def command_help() -> str:
         printed = io.StringIO()
         importlib.import_module(command.target.split(":")[0])
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            run([name, "--help"])
+            dispatch([name, "--help"])
         plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
         parts.append(
             f"## dape {name}\n{command.summary[0].upper()}{command.summary[1:]}.\n\n````text\n{plain.rstrip()}\n````\n"

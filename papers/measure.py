@@ -16,7 +16,7 @@ from dape.bench.timing import take_turns
 from dape.evaluation.table import make_table
 from dape.evaluation.windows import same_targets
 from dape.inspection import inspect
-from dape.inspection.figure import draw
+from dape.inspection.figure import draw_maps
 from dape.lab.runs import Job, Run, digest
 from dape.lab.solving import TESTING, GeneratedTask, answers_by_length, build_model
 from dape.ops.score_attention import attention
@@ -255,7 +255,7 @@ class MapRun(Run):
                         rows.append({**own, "metric": "entropy", "sum": entropy})
                     if self.pictures and not number:
                         name = f"{self.config.method}-{length}-layer{layer.layer}.png"
-                        draw(seen, layer.layer, Path(self.pictures) / name, max_heads=4)
+                        draw_maps(seen, layer.layer, Path(self.pictures) / name, max_heads=4)
             self.add_rows(folder, make_table(rows))
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import dape
 from dape.checksums import verify_checksums
-from dape.cli.inspect import opened
+from dape.cli.inspect import open_models
 from dape.loading import open_for_evaluation
 from dape.models import DapeForCausalLM, DapeModel, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
@@ -100,7 +100,7 @@ ROUTES = {
     "auto, run": lambda folder: AutoModelForCausalLM.from_pretrained(folder),
     "eval": lambda folder: open_for_evaluation(f"hf:{folder / 'model'}", corpus=TEXT).__enter__(),
     "eval, run": lambda folder: open_for_evaluation(f"hf:{folder}", corpus=TEXT).__enter__(),
-    "inspect": lambda folder: list(opened([folder / "model"], None)),
+    "inspect": lambda folder: list(open_models([folder / "model"], None)),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from browser import HOSTILE, check_unharmed, visit
 
 from dape.inspection import inspect
-from dape.inspection.page import Named, write_page
+from dape.inspection.page import Named, write_maps_page
 from dape.models import DapeForCausalLM, preset
 from dape.pages import drawing, embedded, environment, policy
 
@@ -100,6 +100,8 @@ def test_json_in_a_page_does_not_end_its_element() -> None:
 def test_hostile_text_in_the_page_of_an_inspection_is_text(tmp_path: Path) -> None:
     model = DapeForCausalLM(preset("tiny", "kerple", num_hidden_layers=1, hidden_size=16)).eval()
     found = replace(inspect(model, [1, 2, 3]), method=HOSTILE)
-    page = write_page([Named(HOSTILE, found, [HOSTILE] * 3), Named("b", found, ["a", "b", "c"])], tmp_path)
+    page = write_maps_page(
+        [Named(HOSTILE, found, [HOSTILE] * 3), Named("b", found, ["a", "b", "c"])], tmp_path
+    )
     document = check_unharmed(page, tmp_path).document
     assert "hacked" in document

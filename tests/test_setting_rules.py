@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 
-from dape.cli.train import parse
-from dape.settings import SettingError, changed, check, fixed, free_names, rule_of, setting
+from dape.cli.train import parse_training
+from dape.settings import SettingError, changed_setting, check, fixed, free_names, rule_of, setting
 from dape.training import LoopSettings, TrainConfig
 
 
@@ -80,9 +80,9 @@ def test_a_number_without_a_range_cannot_be_declared():
 def test_what_fixes_a_run_is_said_by_the_field():
     assert "rate" not in fixed(Example())
     assert free_names(Example) == {"rate"}
-    assert changed({"count": 3}, Example(rate=2)) is None
-    assert changed({"count": 4, "pair": [0.1, 0.2]}, Example()) == ("count", 4, 3)
-    assert changed({}, Example(count=4)) == ("count", 3, 4)
+    assert changed_setting({"count": 3}, Example(rate=2)) is None
+    assert changed_setting({"count": 4, "pair": [0.1, 0.2]}, Example()) == ("count", 4, 3)
+    assert changed_setting({}, Example(count=4)) == ("count", 3, 4)
 
 
 def test_every_setting_of_a_training_has_help_and_says_its_role():
@@ -113,14 +113,14 @@ def test_nan_is_refused(name):
 @pytest.mark.parametrize("size", ["tiny", "125m"])
 def test_python_and_the_command_line_give_the_same_run(steps, size):
     assert TrainConfig(steps=steps, preset=size).warmup_steps == (
-        parse(["--steps", str(steps), "--preset", size]).warmup_steps
+        parse_training(["--steps", str(steps), "--preset", size]).warmup_steps
     )
 
 
 def test_the_warm_up_and_the_last_rate_follow_what_is_given():
     assert TrainConfig(steps=60).warmup_steps == 4
-    assert TrainConfig(steps=60) == parse(["--steps", "60"])
-    assert TrainConfig(learning_rate=1e-5) == parse(["--learning-rate", "1e-5"])
+    assert TrainConfig(steps=60) == parse_training(["--steps", "60"])
+    assert TrainConfig(learning_rate=1e-5) == parse_training(["--learning-rate", "1e-5"])
     assert TrainConfig(learning_rate=1e-5).final_learning_rate == 1e-5
     with pytest.raises(SettingError, match=r"final_learning_rate=0.01 is more than learning_rate=0.001"):
         TrainConfig(learning_rate=1e-3, final_learning_rate=1e-2)

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 import dape
 from dape.data import Tokens
-from dape.evaluation.by_length import token_losses
+from dape.evaluation.by_length import losses_of_windows
 from dape.evaluation.evaluator import evaluating
 from dape.evaluation.windows import same_targets
 from dape.files import read_json, write_atomically
@@ -148,7 +148,7 @@ def losses(model: PreTrainedModel, text: np.ndarray) -> dict[str, float]:
     windows = same_targets(tokens, max(LENGTHS), LAST, WINDOWS, context="stream")
     with evaluating(model.eval()) as evaluator:
         return {
-            str(n): round(float(token_losses(evaluator, tokens, windows, n, LAST, None).mean()), 4)
+            str(n): round(float(losses_of_windows(evaluator, tokens, windows, n, LAST, None).mean()), 4)
             for n in LENGTHS
         }
 

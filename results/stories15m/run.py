@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import dape
 from dape.data import Tokens
-from dape.evaluation.by_length import WindowLosses, token_losses
+from dape.evaluation.by_length import WindowLosses, losses_of_windows
 from dape.evaluation.evaluator import evaluating
 from dape.evaluation.recall import recall_slices
 from dape.evaluation.windows import same_targets
@@ -197,8 +197,8 @@ def losses(model: PreTrainedModel, text: np.ndarray) -> dict[str, Any]:
     start, tokens = time.process_time(), Tokens.of([text])
     windows = same_targets(tokens, max(LENGTHS), LAST, WINDOWS, context="stream")
     with evaluating(model) as evaluator:
-        everywhere = token_losses(evaluator, tokens, windows, max(LENGTHS), max(LENGTHS), None)
-        found = {n: token_losses(evaluator, tokens, windows, n, LAST, None) for n in LENGTHS[:-1]}
+        everywhere = losses_of_windows(evaluator, tokens, windows, max(LENGTHS), max(LENGTHS), None)
+        found = {n: losses_of_windows(evaluator, tokens, windows, n, LAST, None) for n in LENGTHS[:-1]}
     found[max(LENGTHS)] = everywhere[:, -LAST:]
     kept = WindowLosses(windows, LAST, found)
     between = itertools.pairwise(POSITIONS)

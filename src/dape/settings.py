@@ -132,7 +132,7 @@ def fixed(settings: Any) -> dict[str, Any]:
     return {m.name: getattr(settings, m.name) for m in fields(settings) if rule_of(m).fixes_run}
 
 
-def changed(before: dict[str, Any], settings: Any) -> tuple[str, Any, Any] | None:
+def changed_setting(before: dict[str, Any], settings: Any) -> tuple[str, Any, Any] | None:
     """First changed setting among those that fix a run: name, old, new. One missing in `before` had the default."""
     for member in fields(settings):
         if not rule_of(member).fixes_run:

@@ -195,7 +195,7 @@ def test_what_does_not_fit_in_memory_is_skipped_with_a_sentence(monkeypatch, cap
     assert "needs about" in listing["skipped"]
     assert sdpa["milliseconds"] > 0
     assert sdpa["speedup_over_listing"] is None
-    attention.finish([listing], None, None)
+    attention.write_records([listing], None, None)
     assert "listing, forward, 64: skipped: it needs about" in capsys.readouterr().out
 
 
@@ -230,7 +230,7 @@ def test_a_backend_that_cannot_run_is_left_out_or_refused(monkeypatch, capsys):
 def test_every_candidate_computes_the_same_thing():
     sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, width=3, kernel=5)
     for backend in ("listing", "tiled", "reference", "sdpa"):
-        workload.check(backend, sizes)
+        workload.check_backend(backend, sizes)
     # The check compares with numbers that are not zero.
     assert all(result.abs().max() > 0 for result in Workload(sizes, torch.float64).results("reference")[:7])
 
@@ -238,14 +238,14 @@ def test_every_candidate_computes_the_same_thing():
 @pytest.mark.parametrize("bias", workload.BIASES)
 def test_every_form_of_bias(bias):
     sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, processor="mta", bias=bias)
-    workload.check("tiled", sizes)
+    workload.check_backend("tiled", sizes)
     reason = Workload(sizes).unsupported("listing")
     assert (reason is None) == (bias == "distance")
 
 
 def test_timing_summary_and_growth():
-    assert timing.summary([4.0]) == timing.Timing(4.0, 0.0)
-    assert timing.summary([1.0, 2.0, 3.0, 4.0, 100.0]) == timing.Timing(3.0, 2.0)
+    assert timing.timing_of([4.0]) == timing.Timing(4.0, 0.0)
+    assert timing.timing_of([1.0, 2.0, 3.0, 4.0, 100.0]) == timing.Timing(3.0, 2.0)
     assert math.isclose(timing.growth_exponent([4, 8, 16], [3 * 4**2, 3 * 8**2, 3 * 16**2]), 2.0)
 
 

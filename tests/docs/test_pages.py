@@ -143,7 +143,7 @@ def check_shell(text: str) -> None:
 
 
 def check_options(words: list[str]) -> None:
-    parsers = {"train": train.parse, "compare": compare.parse}
+    parsers = {"train": train.parse_training, "compare": compare.parse_comparison}
     # A method of the reader's own is not there to be looked up.
     if words and words[0] in parsers and "--import" not in words:
         parsers[words[0]](words[1:])
@@ -179,7 +179,7 @@ def check_batch_job(text: str, path: Path) -> None:
         "dape",
         "train",
     )
-    assert train.parse(launched.training_script_args[1:]).seed == 5
+    assert train.parse_training(launched.training_script_args[1:]).seed == 5
     options = re.findall(r"^#SBATCH (--[\w-]+=\S+|--requeue)$", text, re.MULTILINE)
     assert len(options) == text.count("#SBATCH")
 

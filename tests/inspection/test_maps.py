@@ -8,7 +8,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 import dape
 from dape import devices
 from dape.inspection import maps as memory
-from dape.inspection.figure import draw, shade
+from dape.inspection.figure import draw_maps, shade
 from dape.models import DapeForCausalLM, preset
 
 METHODS = [
@@ -163,6 +163,6 @@ def test_longer_texts_take_smaller_tiles():
 def test_pictures_are_written(tmp_path):
     found = dape.inspect(tiny("dape1x3-kerple"), torch.randint(0, 256, (16,)))
     for ending in ("png", "svg", "pdf"):
-        path = draw(found, 1, tmp_path / f"layer.{ending}")
+        path = draw_maps(found, 1, tmp_path / f"layer.{ending}")
         assert path.stat().st_size > 1000
     assert len(list(tmp_path.iterdir())) == 3

@@ -15,7 +15,7 @@ import torch
 import dape
 from dape.data.tokenizers import ByteTokenizer
 from dape.inspection.figure import shade
-from dape.inspection.page import Named, encoded, thumbnail, token_texts, write_page
+from dape.inspection.page import Named, encoded, thumbnail, token_texts, write_maps_page
 from dape.models import DapeForCausalLM, preset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -67,7 +67,7 @@ def runs():
 
 @pytest.fixture
 def opened(runs, tmp_path):
-    path = write_page(runs, tmp_path)
+    path = write_maps_page(runs, tmp_path)
 
     def look(body, **options):
         seen = visit(path, tmp_path, probe(body), **options)
@@ -104,7 +104,7 @@ def test_it_opens_on_the_head_that_the_processor_changes_most(runs, tmp_path):
     """As the command gives them with two lengths: every run's short input, which changes nothing, then its long one."""
     maps = dape.inspect(DapeForCausalLM(preset("tiny", "kerple")).eval(), list(b"short"), layers=[0])
     short = Named("plain", maps, list("short"))
-    path = write_page([short, runs[0], short._replace(name="other"), runs[1]], tmp_path)
+    path = write_maps_page([short, runs[0], short._replace(name="other"), runs[1]], tmp_path)
     strongest = max(runs, key=lambda run: max(float(found.change.max()) for found in run.inspection.layers))
     layer, head = strongest.inspection.most_changed()
     states = [f"run of {method}/{layer}/{head}/weights" for method in ("dape-kerple", "dape1x3-kerple")]
@@ -206,7 +206,7 @@ def test_a_thumbnail_chooses_its_head(opened):
 
 
 def test_a_tile_that_is_missing_is_told(runs, tmp_path):
-    path = write_page(runs, tmp_path)
+    path = write_maps_page(runs, tmp_path)
     for tile in (tmp_path / "tiles").iterdir():
         tile.unlink()
     seen = visit(
@@ -217,7 +217,7 @@ def test_a_tile_that_is_missing_is_told(runs, tmp_path):
 
 def test_methods_that_occur_twice_are_told_by_their_folders(runs, tmp_path):
     twice = [runs[0], runs[0]._replace(name="other")]
-    write_page(twice, tmp_path)
+    write_maps_page(twice, tmp_path)
     text = (tmp_path / "index.html").read_text("utf-8")
     assert f'"dape-kerple, {len(TEXT)} tokens (other)"' in text
 

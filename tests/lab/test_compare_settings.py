@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dape import cli
-from dape.cli.compare import parse
+from dape.cli.compare import parse_comparison
 from dape.lab.compare import by_recipe
 from dape.lab.execute import make_plan
 from dape.lab.pace import share_time
@@ -39,10 +39,10 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_the_reported_command_gives_the_same_comparison(arguments: list[str]) -> None:
-    settings = parse(arguments)
+    settings = parse_comparison(arguments)
     dape, compare, *again = shlex.split(settings.command())
     assert (dape, compare) == ("dape", "compare")
-    assert parse(again) == settings
+    assert parse_comparison(again) == settings
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
 
 def test_a_wrong_option_of_the_command_is_a_sentence() -> None:
     with pytest.raises(ValueError, match=r'^methods="rope,dapper": unknown method "dapper"; did you mean'):
-        parse(["--methods", "rope,dapper"])
+        parse_comparison(["--methods", "rope,dapper"])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,9 @@ def test_a_run_that_cannot_start_is_refused_before_anything_is_packed(
 
 
 def test_every_run_gets_the_training_that_was_asked_for() -> None:
-    config = parse(["--batch-size", "3", "--steps", "100", "--warmup-steps", "10", "--data", "there"])
+    config = parse_comparison(
+        ["--batch-size", "3", "--steps", "100", "--warmup-steps", "10", "--data", "there"]
+    )
     plan = make_plan(config.experiment(), config.workspace())
     item = plan.items[0]
     train = TrainConfig(**plan.kind.job(plan, item).spec["train"])
@@ -141,7 +143,7 @@ def test_every_run_gets_the_training_that_was_asked_for() -> None:
 
 def test_names_with_options_hold_commas() -> None:
     given = ["--methods", "rope[scaling=yarn,factor=8],kerple, rope/nope", "--train-length", "32"]
-    config = parse([*given, "--baseline", "rope[scaling=yarn,factor=8]"])
+    config = parse_comparison([*given, "--baseline", "rope[scaling=yarn,factor=8]"])
     assert config.method_list == ["rope[factor=8,scaling=yarn]", "kerple", "rope/nope"]
     assert config.baseline_method == config.method_list[0]
     names = [item.method for item in make_plan(config.experiment(), config.workspace()).items]
@@ -150,7 +152,7 @@ def test_names_with_options_hold_commas() -> None:
 
 def test_recipe_and_file_and_options_in_this_order(tmp_path) -> None:
     (tmp_path / "mine.yaml").write_text("train_length: 32\nbatch_size: 4\n")
-    settings = parse(["--config", str(tmp_path / "mine.yaml"), "--batch-size", "5"])
+    settings = parse_comparison(["--config", str(tmp_path / "mine.yaml"), "--batch-size", "5"])
     assert (settings.train_length, settings.batch_size) == (32, 5)
     assert settings.length_list == [32, 64, 128, 256, 512]
     assert by_recipe("125m").learning_rate == 6e-4

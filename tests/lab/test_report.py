@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from sample import METHODS, sample_results
 
-from dape.cli.compare import show
+from dape.cli.compare import show_comparison
 from dape.lab.compare import Comparison
 from dape.lab.curves import curves, views
 from dape.lab.records import Results, load_results
@@ -23,7 +23,7 @@ from dape.lab.tables import chosen
 
 def printed(results: Results, width: int = 80) -> str:
     console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
-    show(Comparison(results), console)
+    show_comparison(Comparison(results), console)
     return console.export_text()
 
 
@@ -108,7 +108,7 @@ def test_colour_tells_the_change(start: float, end: float, style: str) -> None:
         if row["metric"] == "change":
             row |= {"value": 0.0 if row["eval_length"] == 64 else end - start, "error": 0.001}
     console = Console(width=80, force_terminal=True, color_system="standard", file=io.StringIO(), record=True)
-    show(Comparison(results), console)
+    show_comparison(Comparison(results), console)
     shown = f"{end - start:+.3f}".replace("-", "−")
     line = next(line for line in console.export_text(styles=True).splitlines() if shown in line)
     assert f"{style}{shown}" in line

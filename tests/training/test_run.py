@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dape import cli
-from dape.cli.train import parse
+from dape.cli.train import parse_training
 from dape.data import ByteTokenizer, prepare, train_bpe
 from dape.generation import TextStreamer, generate_text
 from dape.loading import open_for_evaluation
@@ -92,7 +92,7 @@ def test_another_text_in_the_same_place_neither_continues_nor_evaluates_a_run(tm
         "--out",
         str(out),
     ]
-    config = parse(arguments)
+    config = parse_training(arguments)
     run = train(config, progress=False, on_step=lambda record: record["step"] == 3)
     before, data = (out / "run.json").read_text(), Path(run.config.data)
     shutil.rmtree(data)
@@ -173,7 +173,9 @@ def test_a_run_that_moved_with_its_data_still_opens(run_folder, tmp_path):
 
 
 def test_an_unfinished_run_says_how_to_finish_it(tmp_path, corpus):
-    config = parse([*SMALL, "--corpus", str(corpus), "--out", str(tmp_path / "run"), "--log-every", "1"])
+    config = parse_training(
+        [*SMALL, "--corpus", str(corpus), "--out", str(tmp_path / "run"), "--log-every", "1"]
+    )
     run = train(config, progress=False, on_step=lambda record: record["step"] == 3)
     assert run.result is not None
     assert (run.result.steps, run.result.stopped_early) == (3, "on_step")
@@ -207,19 +209,21 @@ def test_a_run_that_saved_nothing_makes_room_for_another(tmp_path, corpus):
         raise KeyError("before anything is saved")
 
     with pytest.raises(KeyError):
-        train(parse([*arguments, "--learning-rate", "1000"]), progress=False, on_step=stop)
+        train(parse_training([*arguments, "--learning-rate", "1000"]), progress=False, on_step=stop)
     ended = train(
-        parse([*arguments, "--learning-rate", "0.001"]), progress=False, on_step=lambda r: r["step"] == 3
+        parse_training([*arguments, "--learning-rate", "0.001"]),
+        progress=False,
+        on_step=lambda r: r["step"] == 3,
     )
     assert [record["step"] for record in ended.metrics()] == list(range(1, ended.result.steps + 1))
     with pytest.raises(ValueError, match=r"holds a run with learning_rate=0\.001"):
-        train(parse([*arguments, "--learning-rate", "0.01"]), progress=False)
+        train(parse_training([*arguments, "--learning-rate", "0.01"]), progress=False)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path, corpus):
     (tmp_path / "precious").write_text("mine")
     with pytest.raises(ValueError, match="exists and is no run"):
-        train(parse([*SMALL, "--corpus", str(corpus), "--out", str(tmp_path)]), progress=False)
+        train(parse_training([*SMALL, "--corpus", str(corpus), "--out", str(tmp_path)]), progress=False)
     with pytest.raises(FileNotFoundError, match="is not a run"):
         load_run(tmp_path)
 
@@ -230,13 +234,13 @@ def test_a_text_shorter_than_a_window_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match="the training split has 9 tokens, train_length=16 needs at least 17"
     ):
-        train(parse([*arguments, "--out", str(tmp_path / "run")]), progress=False)
+        train(parse_training([*arguments, "--out", str(tmp_path / "run")]), progress=False)
 
 
 def test_options_win_over_the_file_and_the_file_over_the_recipe(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("preset: 125m\nbatch_size: 8\nsteps: 200\n")
-    config = parse(["--config", str(file), "--steps", "100", "--tokenizer", "bytes"])
+    config = parse_training(["--config", str(file), "--steps", "100", "--tokenizer", "bytes"])
     assert (config.preset, config.batch_size, config.steps, config.warmup_steps) == ("125m", 8, 100, 1)
     assert config.learning_rate == 6e-4
     assert type(config) is TrainConfig
@@ -256,7 +260,7 @@ def test_options_of_the_encoding_and_of_the_convolution_reach_the_model(tmp_path
 def test_options_are_added_to_those_of_the_file(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("score_options: {depth: 3, padding: causal}\n")
-    config = parse(["--config", str(file), "--score-option", "depth=4", "zero_init=True"])
+    config = parse_training(["--config", str(file), "--score-option", "depth=4", "zero_init=True"])
     assert config.score_options == {"depth": 4, "padding": "causal", "zero_init": True}
 
 

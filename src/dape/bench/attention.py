@@ -101,15 +101,15 @@ def show(options: Options, records: list[Record]) -> None:
     title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, {processor}, "
     columns = (*COLUMNS[:6], *BUSY) if options.busy else COLUMNS
     report.print_table(title + f"{options.dtype}, {hardware(options.device)}", columns, records)
-    finish(records, options.json, options.plot)
+    write_records(records, options.json, options.plot)
 
 
-def finish(records: list[Record], json: Path | None, plot: Path | None) -> None:
+def write_records(records: list[Record], json: Path | None, plot: Path | None) -> None:
     """Print skipped cases and the growth of times; write the files."""
     for record in records:
         if record["skipped"]:
             print(f"{record['backend']}, {record['pass']}, {record['length']}: {record['skipped']}")
-    for line in growth(records):
+    for line in growth_lines(records):
         print(line)
     if json is not None:
         report.write_json(json, records)
@@ -138,7 +138,7 @@ def run(options: Options) -> list[Record]:
     rounds = options.rounds if options.times else 0
     check_clock(options.clock)
     memory, clock, busy = options.memory, options.clock, options.busy
-    return measure(
+    return time_cases(
         sizes, backends, passes, rounds=rounds, memory_too=memory, placement=placement, clock=clock, busy=busy
     )
 
@@ -181,7 +181,7 @@ def candidates(text: str, sizes: Sizes, further: list[str], placement: Placement
             raise ValueError(f'unknown backend "{name}": choose from {", ".join(known)}')
         reason = call.unsupported(name)
         if reason is None:
-            workload.check(name, sizes, placement.dtype, placement.device)
+            workload.check_backend(name, sizes, placement.dtype, placement.device)
             chosen.append(name)
         elif text == "all":
             print(f"left out: {reason}")
@@ -190,7 +190,7 @@ def candidates(text: str, sizes: Sizes, further: list[str], placement: Placement
     return chosen
 
 
-def measure(
+def time_cases(
     sizes: list[Sizes],
     backends: list[str],
     passes: list[str],
@@ -284,7 +284,7 @@ def available_bytes(device: str = "cpu") -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def growth(records: list[Record]) -> list[str]:
+def growth_lines(records: list[Record]) -> list[str]:
     """Growth of the time, a line for every backend and pass timed at three lengths or more."""
     lines = []
     for backend, name in dict.fromkeys((r["backend"], r["pass"]) for r in records):

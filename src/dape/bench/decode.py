@@ -8,7 +8,15 @@ from pathlib import Path
 import torch
 
 from dape.bench import report
-from dape.bench.attention import BIAS_HELP, CLOCK_HELP, COLUMNS, Placement, candidates, finish, measure
+from dape.bench.attention import (
+    BIAS_HELP,
+    CLOCK_HELP,
+    COLUMNS,
+    Placement,
+    candidates,
+    time_cases,
+    write_records,
+)
 from dape.bench.timing import check_clock
 from dape.bench.workload import FORWARD, Sizes, check_bias
 from dape.settings import PICTURES, setting, split_numbers
@@ -51,7 +59,7 @@ def show(options: Options, records: list[report.Record]) -> None:
     title += options.processor or f"kernel {options.kernel}"
     columns = [column for column in COLUMNS if column[1] not in ("speedup_over_listing", "pass")]
     report.print_table(title, columns, records)
-    finish(records, options.json, options.plot)
+    write_records(records, options.json, options.plot)
 
 
 def run(options: Options) -> list[report.Record]:
@@ -63,7 +71,7 @@ def run(options: Options) -> list[report.Record]:
     placement = Placement.of(options.device, options.dtype)
     backends = candidates(options.backends, sizes[0], [], placement)
     rounds, memory, clock = options.rounds, options.memory, options.clock
-    return measure(
+    return time_cases(
         sizes,
         backends,
         [FORWARD],

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 from torch import Tensor
 
 from dape.bench import report
@@ -59,10 +57,8 @@ class Options:
     rounds: int = setting(5, help="Rounds; the fastest is reported.", low=1, high=10**6)
     threads: int = setting(1, help="Threads of PyTorch.", low=1, high=4096)
     clock: str = setting("process", help=CLOCK_HELP)
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
-        None, help="Write one record per method.", writes="file"
-    )
-    page: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = setting(
+    json: Path | None = setting(None, help="Write one record per method.", writes="file")
+    page: Path | None = setting(
         None, help=f"Write the table into this Markdown file, between {START} and {END}."
     )
 

@@ -67,7 +67,7 @@ def training_step(method: str, options: Options) -> Callable[[], None]:
     torch.nn.Module.to(model, placement.device)
     tokens = torch.randint(model.config.vocab_size, (options.batch, options.length)).to(placement.device)
     kind, half = torch.device(placement.device).type, placement.dtype != torch.float32
-    check(model, method, tokens[:1, :64])
+    check_step(model, method, tokens[:1, :64])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -81,7 +81,7 @@ def training_step(method: str, options: Options) -> Callable[[], None]:
 
 
 @torch.no_grad()
-def check(model: DapeForCausalLM, method: str, tokens: torch.Tensor) -> None:
+def check_step(model: DapeForCausalLM, method: str, tokens: torch.Tensor) -> None:
     """Raise unless the model's logits agree with those of the reference backend."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     backend = layers[0].backend

@@ -38,7 +38,7 @@ def interleave(
     candidates: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu", clock: str = "wall"
 ) -> dict[str, Timing]:
     """Timing of every candidate over `rounds` rounds, each of which runs every candidate once."""
-    return {name: summary(taken) for name, taken in take_turns(candidates, rounds, device, clock).items()}
+    return {name: timing_of(taken) for name, taken in take_turns(candidates, rounds, device, clock).items()}
 
 
 def take_turns(
@@ -90,7 +90,7 @@ def milliseconds(run: Callable[[], object], device: str = "cpu", clock: str = "w
     return (now() - start) * 1e3
 
 
-def summary(milliseconds: list[float]) -> Timing:
+def timing_of(milliseconds: list[float]) -> Timing:
     return Timing(*median_and_range(milliseconds))
 
 

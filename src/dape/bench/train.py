@@ -60,10 +60,10 @@ def run(options: Options) -> list[report.Record]:
                 device=options.device,
             )
             candidates[f"{method} loop"] = loop_steps(
-                build_task(method, ids, options), folder / method, stack, settings
+                language_task(method, ids, options), folder / method, stack, settings
             )
             candidates[f"{method} bare"] = bare_steps(
-                build_task(method, ids, options), placement.device, options.dtype
+                language_task(method, ids, options), placement.device, options.dtype
             )
         timings = interleave(candidates, options.rounds, placement.device, options.clock)
     milliseconds = {name: timing.milliseconds / STEPS_A_ROUND for name, timing in timings.items()}
@@ -80,7 +80,7 @@ def run(options: Options) -> list[report.Record]:
     ]
 
 
-def build_task(method: str, ids: np.ndarray, options: Options) -> LanguageModelling:
+def language_task(method: str, ids: np.ndarray, options: Options) -> LanguageModelling:
     model = DapeForCausalLM(preset(options.preset, method, vocab_size=256, backend=options.backend))
     initialise(model, 0)
     return LanguageModelling(model, ids, train_length=options.length, batch_size=options.batch)

@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments or os.environ.get("DAPE_DEBUG", "0") not in ("", "0")
     try:
         try:
-            return run([word for word in arguments if word != "--debug"], debug=debug)
+            return dispatch([word for word in arguments if word != "--debug"], debug=debug)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-def run(arguments: list[str], *, debug: bool = False) -> int:
+def dispatch(arguments: list[str], *, debug: bool = False) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -124,7 +124,7 @@ def usage() -> str:
             *head,
             *lines,
             "",
-            "dape COMMAND --help explains a command; --debug shows where an error comes from;",
+            "dape COMMAND --help explains a command; --debug shows the traceback of an error;",
             "--import FILE.py loads encodings and processors of your own.",
         ]
     )

@@ -19,7 +19,7 @@ BENCHMARKS = {
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
+        print(benchmark_usage())
         return 0
     name, *rest = arguments
     check_choice("benchmark", name, BENCHMARKS)
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def usage() -> str:
+def benchmark_usage() -> str:
     width = max(map(len, BENCHMARKS))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in BENCHMARKS.items()]
     return "\n".join(["usage: dape bench BENCHMARK [options]", "", *lines, "", "Each has its own --help."])

@@ -37,10 +37,10 @@ class CommandLine(ModelOptions, CompareConfig):
 
 
 def main(arguments: list[str]) -> int:
-    config = parse(arguments)
+    config = parse_comparison(arguments)
     console = terminal()
-    comparison = run(config, console)
-    show(comparison, console)
+    comparison = run_with_display(config, console)
+    show_comparison(comparison, console)
     return int(comparison.failed)
 
 
@@ -48,19 +48,19 @@ def terminal() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 80)
 
 
-def parse(arguments: list[str]) -> CompareConfig:
+def parse_comparison(arguments: list[str]) -> CompareConfig:
     return read_training(
         CommandLine, CompareConfig, by_recipe, arguments, prog="dape compare", description=DESCRIPTION
     )[0]
 
 
-def run(config: CompareConfig, console: Console, **options: Any) -> Comparison:
+def run_with_display(config: CompareConfig, console: Console, **options: Any) -> Comparison:
     """Execute the comparison, with a progress bar per run on a terminal, else a line for each finished run."""
     with display(console, at_once=config.jobs, summary=summary_of) as announce:
         return run_comparison(config, announce, progress=console.is_terminal, **options)
 
 
-def show(comparison: Comparison, console: Console) -> None:
+def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print the verdict, the tables, and the paths of all files."""
     results = comparison.results
     shown = views(results)

@@ -23,7 +23,7 @@ from dape.evaluation import (
 )
 from dape.evaluation.models import EvaluatedModel
 from dape.evaluation.recall import DEFAULT_NGRAM
-from dape.evaluation.report import Evaluation, print_evaluation, save
+from dape.evaluation.report import Evaluation, print_evaluation, save_evaluations
 from dape.files import distinct_names
 from dape.loading import open_for_evaluation
 from dape.settings import PICTURES, fixed, setting, split_numbers
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
             name, data=options.data, corpus=options.corpus, device=options.device, label=label
         ) as subject:
             lengths = default_lengths(subject) if lengths is None else lengths
-            evaluation = evaluate(subject, lengths, options)
+            evaluation = evaluate_models(subject, lengths, options)
         first = evaluations[0] if evaluations else None
         if first is not None and first.subject.same_tokens(subject, options.split):
             evaluation.reference = first
@@ -160,7 +160,7 @@ def main(arguments: list[str]) -> int:
         )
         same = ", the same tokens at every length" if options.protocol == "same-targets" else ""
         add_to_card(Path(name), values, f"{predicted}{same}, with standard errors over documents")
-    save(
+    save_evaluations(
         evaluations,
         settings(options),
         json_file=options.json,
@@ -189,7 +189,7 @@ def save_plot(evaluations: list[Evaluation], path: Path, split: str) -> None:
     save(figure, path)
 
 
-def evaluate(subject: EvaluatedModel, lengths: list[int], options: Evaluate) -> Evaluation:
+def evaluate_models(subject: EvaluatedModel, lengths: list[int], options: Evaluate) -> Evaluation:
     tokens = subject.data.split(options.split)
     evaluation = by_length(subject, tokens, lengths, options)
     if options.by_position is not None:

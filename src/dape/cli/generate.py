@@ -49,7 +49,7 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape generate")
-    loaded, tokenizer_path, about = opened(options.run)
+    loaded, tokenizer_path, about = load_generator(options.run)
     model = loaded.to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
     tokenizer = load_tokenizer(tokenizer_path)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def opened(folder: Path) -> tuple[PreTrainedModel, str, str]:
+def load_generator(folder: Path) -> tuple[PreTrainedModel, str, str]:
     """Model of a run or a retrofitted one, path of its tokenizer, and a description."""
     if describes_retrofit(folder):
         model = load_retrofitted(folder, dtype=torch.float32).eval()

@@ -18,8 +18,8 @@ from dape.cli.parsing import parse
 from dape.data import Tokenizer, load_tokenizer
 from dape.files import distinct_names, write_atomically
 from dape.inspection import Inspection, inspect
-from dape.inspection.figure import draw
-from dape.inspection.page import Named, token_texts, write_page
+from dape.inspection.figure import draw_maps
+from dape.inspection.page import Named, token_texts, write_maps_page
 from dape.loading import tokenizer_source
 from dape.models import DapeForCausalLM
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
@@ -94,8 +94,8 @@ def main(arguments: list[str]) -> int:
     if not options.runs:
         raise ValueError("name at least one run")
     console = Console()
-    text, inspections = read(options.text), []
-    for name, model, tokenizer in opened(options.runs, options.tokenizer):
+    text, inspections = read_text(options.text), []
+    for name, model, tokenizer in open_models(options.runs, options.tokenizer):
         ids = tokenizer.encode(text)
         for length in lengths:
             if len(ids) < length:
@@ -113,12 +113,12 @@ def main(arguments: list[str]) -> int:
         options.out / "heads.json",
         json.dumps([record for run in inspections for record in records(run)], indent=1),
     )
-    write_page(inspections, options.out)
+    write_maps_page(inspections, options.out)
     console.print(f"Explore: {options.out / 'index.html'}   Pictures: {options.out}", soft_wrap=True)
     return 0
 
 
-def read(text: str) -> str:
+def read_text(text: str) -> str:
     """Contents of the file if one of that name exists, else the text itself."""
     path = Path(text)
     try:
@@ -131,7 +131,7 @@ def read(text: str) -> str:
     return text
 
 
-def opened(
+def open_models(
     folders: tuple[Path, ...], tokenizer: str | None = None
 ) -> Iterator[tuple[str, PreTrainedModel, Tokenizer]]:
     """Name, model and tokenizer of each folder."""
@@ -170,7 +170,7 @@ def draw_all(run: Named, out: Path, formats: list[str], console: Console) -> Non
     length = len(run.inspection.ids)
     jobs = [(layer_maps.layer, ending) for layer_maps in run.inspection.layers for ending in formats]
     for layer, ending in track(jobs, f"pictures of {run.name}", console=console, transient=True):
-        draw(run.inspection, layer, out / f"{run.name}-{length}-layer{layer}.{ending}")
+        draw_maps(run.inspection, layer, out / f"{run.name}-{length}-layer{layer}.{ending}")
 
 
 def records(run: Named) -> list[dict[str, object]]:

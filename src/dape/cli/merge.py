@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dape.cli.compare import show, terminal
+from dape.cli.compare import show_comparison, terminal
 from dape.cli.parsing import parse
 from dape.files import distinct_names
 from dape.lab.compare import Comparison, load_comparison, merge
@@ -33,5 +33,5 @@ def main(arguments: list[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(comparison.results, options.out.absolute())
     comparison.save(options.out)
-    show(comparison, terminal())
+    show_comparison(comparison, terminal())
     return int(comparison.failed)

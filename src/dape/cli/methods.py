@@ -27,11 +27,15 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print a record of every pair instead")
     options = parser.parse_args(arguments)
-    print(json.dumps([record(method) for method in all_methods()], indent=2) if options.json else table())
+    print(
+        json.dumps([as_record(method) for method in all_methods()], indent=2)
+        if options.json
+        else methods_table()
+    )
     return 0
 
 
-def record(method: Method) -> dict[str, object]:
+def as_record(method: Method) -> dict[str, object]:
     encoding = POSITIONS[method.position]
     return {
         "name": method.name,
@@ -44,9 +48,11 @@ def record(method: Method) -> dict[str, object]:
     }
 
 
-def table() -> str:
+def methods_table() -> str:
     """Listing on one screen: encodings × processors, and the syntax of a pair."""
-    processors = {name: (written(name), cls.summary) for name, cls in SCORES.items() if name != "plain"}
+    processors = {
+        name: (comma_separated(name), cls.summary) for name, cls in SCORES.items() if name != "plain"
+    }
     lines = ["position encodings (alone: plain scores)"]
     lines += _rows({name: encoding.summary for name, encoding in POSITIONS.items()})
     lines += ["× score processors, written before an encoding"]
@@ -56,7 +62,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def written(processor: str) -> str:
+def comma_separated(processor: str) -> str:
     """A processor as a prefix of an encoding, with its smallest kernel and one more: "dape-, dape1x3- …"."""
     names = [method.short_name for method in all_methods() if method.processor == processor]
     prefixes = list(dict.fromkeys(name.partition("-")[0] + "-" for name in names))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-from dape.cli.parsing import check_paths, read
+from dape.cli.parsing import check_paths, read_options
 from dape.settings import setting
 from dape.training import TrainConfig
 from dape.training.config import read_config
@@ -70,7 +70,7 @@ def read_training(
         preset = values.pop("preset", "tiny")
         return recipe(preset, **{name: value for name, value in values.items() if name in names})
 
-    given = read(
+    given = read_options(
         line,
         arguments,
         prog=prog,

@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser that raises errors, which `dape.cli` prints."""
 
     def __init__(self, **options: Any) -> None:
-        options["description"] = folded(options.get("description") or "")
+        options["description"] = wrapped_paragraphs(options.get("description") or "")
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
@@ -39,7 +39,7 @@ def parse(kind: type[Options], arguments: list[str], *, prog: str, description: 
 
     description: for --help, by default the docstring of the class.
     """
-    settings = kind(**read(kind, arguments, prog=prog, description=description))
+    settings = kind(**read_options(kind, arguments, prog=prog, description=description))
     check(settings)
     check_paths(settings)
     return settings
@@ -54,7 +54,7 @@ def parse_action(actions: dict[str, type], arguments: list[str], *, prog: str, d
     return parse(actions[arguments[0]], arguments[1:], prog=f"{prog} {arguments[0]}")
 
 
-def read(
+def read_options(
     kind: Any,
     arguments: list[str],
     *,
@@ -206,7 +206,7 @@ def _unknown(words: list[str], kind: Any) -> str:
     return f"unknown option {option}; did you mean {near[0]}?"
 
 
-def folded(text: str) -> str:
+def wrapped_paragraphs(text: str) -> str:
     """Paragraphs wrapped to the terminal; of those with indented lines, each line."""
     columns = min(shutil.get_terminal_size().columns, 100)
     paragraphs = []

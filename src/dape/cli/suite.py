@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     }
     asked["haystack_digest"] = digest_of("\n".join(haystack).encode())
     for name in options.models:
-        model, tokenizer = opened(name, options.device)
+        model, tokenizer = open_model(name, options.device)
         # A folder may hold another model than last time.
         asked["model_digest"] = digest_of(*map(raw, model.state_dict().values()))
         for task in options.task_list:
@@ -101,9 +101,9 @@ def main(arguments: list[str]) -> int:
                 options.out.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, json.dumps({"results": kept}, indent=1) + "\n")
         shown = [r for r in kept if r["model"] == name and asked.items() <= r.items()]
-        console.print(table(name, shown, options.task_list, lengths))
+        console.print(accuracy_table(name, shown, options.task_list, lengths))
         drawn = options.out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.svg"
-        draw(name, shown, options.task_list, lengths, drawn)
+        draw_heat_map(name, shown, options.task_list, lengths, drawn)
         console.print(f"heat map  {drawn}", soft_wrap=True)
     console.print(f"results   {path}", soft_wrap=True)
     return 0
@@ -121,7 +121,7 @@ def raw(value: Tensor) -> memoryview:
     return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def opened(name: str, device: str) -> tuple[Any, Any]:
+def open_model(name: str, device: str) -> tuple[Any, Any]:
     """A model in evaluation mode and its tokenizer."""
     if name.startswith("hf:"):
         from dape.loading import load_causal_lm, tokenizer_source
@@ -153,7 +153,7 @@ def _record(records: list[dict[str, Any]], task: str, length: int) -> dict[str, 
     return matching[0] if matching else None
 
 
-def table(name: str, records: list[dict[str, Any]], tasks: list[str], lengths: list[int]) -> Table:
+def accuracy_table(name: str, records: list[dict[str, Any]], tasks: list[str], lengths: list[int]) -> Table:
     drawn = Table(
         "task", *map(str, lengths), title=f"{name}: answers right, in %, and loss of an answer's token"
     )
@@ -170,7 +170,9 @@ def table(name: str, records: list[dict[str, Any]], tasks: list[str], lengths: l
     return drawn
 
 
-def draw(name: str, records: list[dict[str, Any]], tasks: list[str], lengths: list[int], path: Path) -> None:
+def draw_heat_map(
+    name: str, records: list[dict[str, Any]], tasks: list[str], lengths: list[int], path: Path
+) -> None:
     """The heat map length × task: colour by accuracy, the number in each cell."""
     from dape.lab.figures import canvas, save
 

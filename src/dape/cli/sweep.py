@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dape.cli.compare import CommandLine, run, show, terminal
+from dape.cli.compare import CommandLine, run_with_display, show_comparison, terminal
 from dape.cli.options import Named, parse_option, read_training
 from dape.lab.compare import CompareConfig, by_recipe
 from dape.lab.kinds.language import LOCATION_FIELDS
@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
     console = terminal()
     over = [f"{name}={','.join(map(str, values))}" for name, values in axes.items()]
     command = f"{config.command('sweep')} --over {shlex.join(over)}"
-    comparison = run(config, console, blocks=blocks, command=command)
-    show(comparison, console)
+    comparison = run_with_display(config, console, blocks=blocks, command=command)
+    show_comparison(comparison, console)
     return int(comparison.failed)
 
 

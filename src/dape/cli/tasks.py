@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
         "list": list_tasks,
         "show": show_example,
         "run": run_tasks,
-        "table": show_table,
+        "table": print_table,
     }
     if not arguments or arguments[0] not in actions:
         asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help")
@@ -209,7 +209,7 @@ def show_example(arguments: list[str]) -> int:
     words = [task.spell(token) for token in examples.ids[0].tolist()]
     asked = ["" if label == IGNORED else task.spell(label) for label in examples.labels[0].tolist()]
     columns = [max(len(word), len(answer)) for word, answer in zip(words, asked, strict=True)]
-    for first, last in folded(columns, WIDTH - len("answer  ")):
+    for first, last in column_ranges(columns, WIDTH - len("answer  ")):
         for title, row in (("input", words), ("answer", asked)):
             cells = (f"{row[index]:>{columns[index]}}" for index in range(first, last))
             print(f"{title:<8}{' '.join(cells)}".rstrip())
@@ -222,7 +222,7 @@ def show_example(arguments: list[str]) -> int:
     return 0
 
 
-def folded(columns: list[int], width: int) -> list[tuple[int, int]]:
+def column_ranges(columns: list[int], width: int) -> list[tuple[int, int]]:
     """Range (first, last + 1) of the columns in each line of `width` characters, with spaces between."""
     lines, first, used = [], 0, 0
     for index, size in enumerate(columns):
@@ -250,18 +250,18 @@ def run_tasks(arguments: list[str]) -> int:
         (results,) = execute([experiment], workspace, announce, launcher=launcher, about=about)
     if not results["failures"]:
         shutil.rmtree(out / "unfinished", ignore_errors=True)
-    return show(results, options.out, console)
+    return show_results(results, options.out, console)
 
 
-def show_table(arguments: list[str]) -> int:
+def print_table(arguments: list[str]) -> int:
     options: TableOptions = parse(TableOptions, arguments, prog="dape tasks table")
     results = find_results(options.folder / "results.json")
     if results is None:
         raise FileNotFoundError(f"no results in {options.folder}: `dape tasks run` makes some")
-    return show(results, options.folder, Console(highlight=False))
+    return show_results(results, options.folder, Console(highlight=False))
 
 
-def show(results: Results, folder: Path, console: Console) -> int:
+def show_results(results: Results, folder: Path, console: Console) -> int:
     """Write the folder's README and figure, and print the tables; 1 if a run failed."""
     for table in write_folder(results, folder) if results["runs"] else []:
         console.print(table.rich())

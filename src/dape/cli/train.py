@@ -35,15 +35,15 @@ class CommandLine(ModelOptions, TrainConfig):
 
 
 def main(arguments: list[str]) -> int:
-    config = parse(arguments)
+    config = parse_training(arguments)
     run = train(config)
     if int(os.environ.get("RANK", 0)) == 0:
-        print(summary(run))
+        print(run_summary(run))
     stopped = run.result.stopped_early if run.result else None
     return 128 + signal.Signals[stopped] if stopped and stopped in signal.Signals.__members__ else 0
 
 
-def parse(arguments: list[str]) -> TrainConfig:
+def parse_training(arguments: list[str]) -> TrainConfig:
     """Parse the configuration: the preset's recipe, overridden by the file, overridden by the command line."""
     config, _ = read_training(
         CommandLine, TrainConfig, recipe, arguments, prog="dape train", description=DESCRIPTION
@@ -52,7 +52,7 @@ def parse(arguments: list[str]) -> TrainConfig:
     return config
 
 
-def summary(run: Run) -> str:
+def run_summary(run: Run) -> str:
     assert run.result is not None
     result, folder = run.result, os.path.relpath(run.folder)
     if result.stopped_early:

@@ -20,10 +20,10 @@ from dape.data.readers import (
     SUFFIXES,
     TEXT,
     Watched,
-    read_json_lines,
     read_parquet,
     read_text,
     suffix_of,
+    texts_of_lines,
     unpacked,
 )
 
@@ -141,7 +141,7 @@ class FileReader:
         elif source.suffix in PARQUET:
             chunks = read_parquet(source.path, path, source.field, self.report)
         else:
-            chunks = read_json_lines(unpacked(stream, path), path, source.field, self.report)
+            chunks = texts_of_lines(unpacked(stream, path), path, source.field, self.report)
         for chunk in chunks:
             yield chunk._replace(document=source.name + chunk.document[len(path) :])
 
@@ -248,6 +248,6 @@ def _usable(path: Path) -> bool:
         return False
 
 
-def describe(corpus: Corpus) -> str:
+def corpus_record(corpus: Corpus) -> str:
     """Fingerprint of the corpus's files by name, size and time, without reading them."""
     return json.dumps([[s.name, s.size, s.stamp] for s in corpus.sources])

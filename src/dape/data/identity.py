@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dape.data.corpora import BUILT_IN, Corpus, describe
+from dape.data.corpora import BUILT_IN, Corpus, corpus_record
 from dape.data.readers import Watched
 from dape.data.tokens import read_manifest
 from dape.files import read_json, read_json_lines, write_atomically
@@ -17,7 +17,7 @@ from dape.files import read_json, read_json_lines, write_atomically
 def begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool) -> Path:
     """Temporary folder next to `folder` to pack into; that of an interrupted packing if recipe and sources are the same."""
     partial = folder.parent / f".{folder.name}.partial"
-    plan = {"recipe": recipe, "sources": hashlib.sha256(describe(corpus).encode()).hexdigest()}
+    plan = {"recipe": recipe, "sources": hashlib.sha256(corpus_record(corpus).encode()).hexdigest()}
     file = partial / "plan.json"
     if partial.exists() and not restart:
         begun = read_json(file) if file.exists() else {}
@@ -40,7 +40,7 @@ def difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
     return ", ".join(f"{key} {json.dumps(old.get(key))} (now {json.dumps(new.get(key))})" for key in keys)
 
 
-def check_same(folder: Path, recipe: dict[str, Any], corpus: Corpus | None) -> None:
+def check_same_data(folder: Path, recipe: dict[str, Any], corpus: Corpus | None) -> None:
     """Raise if the token data has another recipe or other texts. corpus: None if the text no longer exists."""
     manifest = read_manifest(folder)
     if difference := difference_of(manifest["recipe"], recipe):

@@ -16,7 +16,7 @@ import numpy as np
 
 from dape.data.chunks import BadText, Interrupted, cut_documents, stop
 from dape.data.corpora import Corpus, default_validation, find_corpus
-from dape.data.identity import begin, check_same
+from dape.data.identity import begin, check_same_data
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
 from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
@@ -70,13 +70,13 @@ def prepare(
     except FileNotFoundError:
         if not packed:
             raise
-        check_same(folder, recipe, None)
+        check_same_data(folder, recipe, None)
         return open_data(folder)
     recipe["corpus"] = texts.spec
     side = _side(validation, seed, texts)
     if packed:
         # Complete data needs no lock: a read-only folder can be shared.
-        check_same(folder, recipe, texts)
+        check_same_data(folder, recipe, texts)
         return open_data(folder)
     if cut is None and isinstance(validation, float | int):
         recipe["cut"] = automatic_cut(texts)
@@ -90,7 +90,7 @@ def prepare(
     # Two processes may need the same data at once: one packs while the other waits.
     with exclusive(folder.parent / f".{folder.name}.lock"):
         if (folder / "manifest.json").exists():
-            check_same(folder, recipe, texts)
+            check_same_data(folder, recipe, texts)
             return open_data(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists and holds something else: give another folder")

@@ -96,7 +96,7 @@ def _broken(name: str, offset: int, line: int, error: UnicodeDecodeError) -> str
     return f"{name}, line {line}: byte {offset} (0x{byte:02x}) is not UTF-8 ({error.reason})"
 
 
-def read_json_lines(stream: IO[bytes], name: str, field: str, report: Report = stop) -> Iterator[Chunk]:
+def texts_of_lines(stream: IO[bytes], name: str, field: str, report: Report = stop) -> Iterator[Chunk]:
     """Read one document per line: the string in `field` of the line's object."""
     number = 0
     try:

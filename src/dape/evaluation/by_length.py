@@ -100,10 +100,10 @@ def losses_by_length(
     progress: Progress | None = None,
 ) -> WindowLosses:
     """Loss of every target token at each length, on the windows of `evaluate_by_length`."""
-    last = check(lengths, last, windows, "same-targets", context)
+    last = num_targets(lengths, last, windows, "same-targets", context)
     chosen = same_targets(tokens, max(lengths), last, windows, context=context)
     with evaluating(model, batch_tokens=batch_tokens) as evaluator:
-        losses = {n: token_losses(evaluator, tokens, chosen, n, last, progress) for n in lengths}
+        losses = {n: losses_of_windows(evaluator, tokens, chosen, n, last, progress) for n in lengths}
     return WindowLosses(chosen, last, losses)
 
 
@@ -141,7 +141,7 @@ def evaluate_by_length(
             progress=progress,
         )
         return [losses.at(n) for n in lengths]
-    last = check(lengths, last, windows, protocol, context)
+    last = num_targets(lengths, last, windows, protocol, context)
     with evaluating(model, batch_tokens=batch_tokens) as evaluator:
         return [
             length_loss(evaluator, tokens, consecutive(tokens, n, windows), n, min(last, n), progress)
@@ -154,11 +154,11 @@ def length_loss(
 ) -> LengthLoss:
     """Mean loss of the windows at one length, with its standard error."""
     return _length_loss(
-        windows, length, last, token_losses(evaluator, tokens, windows, length, last, progress)
+        windows, length, last, losses_of_windows(evaluator, tokens, windows, length, last, progress)
     )
 
 
-def token_losses(
+def losses_of_windows(
     evaluator: Evaluator, tokens: Tokens, windows: Windows, length: int, last: int, progress: Progress | None
 ) -> np.ndarray:
     """Loss of every target of the windows at one length [n, last]."""
@@ -182,7 +182,7 @@ def default_last(lengths: Sequence[int]) -> int:
     return max(1, min(DEFAULT_LAST, min(lengths) // 4))
 
 
-def check(lengths: Sequence[int], last: int | None, windows: int, protocol: str, context: str) -> int:
+def num_targets(lengths: Sequence[int], last: int | None, windows: int, protocol: str, context: str) -> int:
     """Number of targets per window; raises for settings that cannot be evaluated."""
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths={list(lengths)}: give at least one, each 1 or more")

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from dape.data import Tokens
-from dape.evaluation.by_length import Progress, check
+from dape.evaluation.by_length import Progress, num_targets
 from dape.evaluation.evaluator import BATCH_TOKENS, evaluating
 from dape.evaluation.statistics import clustered_mean
 from dape.evaluation.windows import Context, same_targets
@@ -46,7 +46,7 @@ def loss_by_position(
     progress: Progress | None = None,
 ) -> PositionLoss:
     """Loss of every token in windows of `length` inputs."""
-    check([length], length, windows, "same-targets", context)
+    num_targets([length], length, windows, "same-targets", context)
     chosen = same_targets(tokens, length, length, windows, context=context)
     parts = []
     with evaluating(model, batch_tokens=batch_tokens) as evaluator:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.data import Tokens
-from dape.evaluation.by_length import Progress, check
+from dape.evaluation.by_length import Progress, num_targets
 from dape.evaluation.evaluator import BATCH_TOKENS, Measure, evaluating, token_losses
 from dape.evaluation.recall import DEFAULT_NGRAM, RecallBins
 from dape.evaluation.table import ALL
@@ -51,7 +51,7 @@ def measure(
     recall:  bounds of the recall slices (see `recall_bounds`); none without.
     """
     longest = longest or max(lengths)
-    last = check(lengths, last, windows, "same-targets", context)
+    last = num_targets(lengths, last, windows, "same-targets", context)
     chosen = same_targets(tokens, longest, last, windows, context=context)
     bins = None
     if recall:

@@ -187,7 +187,7 @@ def check_plot(path: Path) -> None:
         raise ValueError(f"{path}: a figure's name ends in one of {', '.join(PLOT_ENDINGS)}")
 
 
-def save(
+def save_evaluations(
     evaluations: Sequence[Evaluation],
     settings: dict[str, Any],
     *,

@@ -13,7 +13,7 @@ from dape.inspection.maps import MAPS, Inspection
 TITLES = {"scores": "S", "bias": "B", "processed": "f(S, B)", "weights": "weights"}
 
 
-def draw(inspection: Inspection, layer: int, path: Path, *, max_heads: int = 6) -> Path:
+def draw_maps(inspection: Inspection, layer: int, path: Path, *, max_heads: int = 6) -> Path:
     """Write the figure of one layer; the suffix of `path` selects the format (png, svg, pdf)."""
     figure = figure_of(inspection, layer, max_heads=max_heads)
     temporary = path.with_name(f".{path.stem}.partial{path.suffix}")

@@ -26,7 +26,7 @@ from dape.ops.score_attention.reference import capped, normalise, process, repea
 from dape.ops.score_attention.types import bias_tile
 from dape.positions import Positions
 from dape.retrofitting.attach import is_retrofitted, record
-from dape.retrofitting.check import evaluating
+from dape.retrofitting.check import inference_mode
 
 # In the paper's order, the weights last.
 MAPS = {
@@ -115,7 +115,7 @@ def inspect(
     layers = _chosen("layer", layers, config.num_hidden_layers)
     heads = _chosen("head", heads, config.num_attention_heads)
     rows_per_tile = rows_per_tile or affordable_rows(config, len(tokens))
-    check_memory(
+    check_map_memory(
         config,
         len(tokens),
         model.device,
@@ -126,7 +126,7 @@ def inspect(
     edges = np.linspace(0, len(tokens), min(resolution, len(tokens)) + 1).round().astype(int)
     shown = tokens[None].to(model.device)
     own = isinstance(model, DapeForCausalLM)
-    with evaluating(model):
+    with inference_mode(model):
         inputs = (
             _own_inputs(cast(DapeForCausalLM, model), shown, layers)
             if own
@@ -319,7 +319,7 @@ def memory_needed(config: DapeConfig, num_tokens: int, *, num_maps: int, resolut
     return (states + working + tile + maps) * 5 // 4
 
 
-def check_memory(
+def check_map_memory(
     config: DapeConfig, num_tokens: int, device: torch.device, *, num_maps: int, resolution: int, rows: int
 ) -> None:
     """Raise, with advice, if the estimated peak exceeds free memory."""

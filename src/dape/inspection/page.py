@@ -44,13 +44,13 @@ def token_texts(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[
     return texts
 
 
-def write_page(runs: Sequence[Named], folder: Path) -> Path:
+def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
     """Write index.html and tiles/ for one or more inspections; any two can be shown side by side."""
     tiles = folder / "tiles"
     shutil.rmtree(tiles, ignore_errors=True)
     tiles.mkdir(parents=True)
     described = []
-    for number, (run, title) in enumerate(zip(runs, titles(runs), strict=True)):
+    for number, (run, title) in enumerate(zip(runs, map_titles(runs), strict=True)):
         inspection = run.inspection
         layers = []
         for layer_maps in inspection.layers:
@@ -92,7 +92,7 @@ def write_page(runs: Sequence[Named], folder: Path) -> Path:
     return folder / "index.html"
 
 
-def titles(runs: Sequence[Named]) -> list[str]:
+def map_titles(runs: Sequence[Named]) -> list[str]:
     """Titles of runs: method and length, and the folder's name if a method occurs twice."""
     plain = [f"{run.inspection.method}, {len(run.tokens)} tokens" for run in runs]
     often = Counter(plain)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dape.devices import find_device
-from dape.evaluation.by_length import LengthLoss, token_losses
+from dape.evaluation.by_length import LengthLoss, losses_of_windows
 from dape.evaluation.evaluator import evaluating
 from dape.evaluation.recall import DEFAULT_NGRAM, SLICES, RecallBins, RecallSlices
 from dape.evaluation.windows import Windows, same_targets
@@ -129,7 +129,7 @@ def evaluate(run: Run, evaluation: dict[str, Any], path: Path, jobs: int) -> Non
             model, loaded = run.model(**changed), changed
             torch.nn.Module.to(model, device)
         with evaluating(model, positions=overrides.positions(length)) as evaluator:
-            losses = token_losses(evaluator, tokens, windows, length, last, None)
+            losses = losses_of_windows(evaluator, tokens, windows, length, last, None)
         means = losses.astype(np.float64).mean(1).tolist()
         content["windows"].setdefault(key, [round(loss, 6) for loss in means])
         recall["sums"][key] = bins.sums(losses).round(4).tolist()

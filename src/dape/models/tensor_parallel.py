@@ -30,7 +30,7 @@ class EnteringLinear(nn.Module):
     def __init__(self, whole: nn.Linear, share: HeadShare) -> None:
         super().__init__()
         self.share = share
-        self.rows = rows_of(whole, share)
+        self.rows = row_shard(whole, share)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.rows(self.share.enter(x))
@@ -79,7 +79,7 @@ def share_heads(model: DapePreTrainedModel, group: dist.ProcessGroup | None = No
     for layer in layers:
         for name in ("query", "key", "value", "gate"):
             if (whole := getattr(layer, name)) is not None:
-                setattr(layer, name, rows_of(whole, share))
+                setattr(layer, name, row_shard(whole, share))
         layer.out = cast(nn.Linear, LeavingLinear(layer.out, share))
         layer.heads = share
     for mlp in mlps:
@@ -122,7 +122,7 @@ def _reads_heads(encoding: PositionEncoding) -> bool:
     )
 
 
-def rows_of(whole: nn.Linear, share: HeadShare) -> nn.Linear:
+def row_shard(whole: nn.Linear, share: HeadShare) -> nn.Linear:
     """This process's rows of a linear layer."""
     rows = nn.Linear(1, 1, bias=whole.bias is not None)
     rows.weight = _own(whole.weight, 0, share)

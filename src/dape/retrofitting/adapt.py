@@ -24,7 +24,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from dape.data import TokenData, Tokens, prepare
-from dape.evaluation.by_length import WindowLosses, token_losses
+from dape.evaluation.by_length import WindowLosses, losses_of_windows
 from dape.evaluation.evaluator import evaluating
 from dape.evaluation.statistics import clustered_mean, perplexity
 from dape.evaluation.windows import Context, Windows, same_targets
@@ -35,7 +35,7 @@ from dape.models import DapeForCausalLM
 from dape.models.export import export
 from dape.positions import PositionEncoding
 from dape.retrofitting.attach import Trains, is_retrofitted, retrofit
-from dape.retrofitting.attach import parse as parse_method
+from dape.retrofitting.attach import parse_plan as parse_method
 from dape.retrofitting.rates import ADDED_RATE
 from dape.retrofitting.replace_method import replace_method
 from dape.retrofitting.tuning import Tuning, sample
@@ -531,7 +531,7 @@ def _measured(
     missing = [n for n in lengths if n not in known]
     if missing:
         with evaluating(model) as evaluator:
-            known |= {n: token_losses(evaluator, tokens, windows, n, last, None) for n in missing}
+            known |= {n: losses_of_windows(evaluator, tokens, windows, n, last, None) for n in missing}
         if kept is not None:
             arrays: dict[str, Any] = {str(n): known[n] for n in known}
             with replacing(kept) as temporary:

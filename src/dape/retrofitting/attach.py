@@ -107,7 +107,7 @@ def retrofit(
         )
     if trains not in get_args(Trains):
         raise ValueError(f'trains="{trains}", expected one of {", ".join(get_args(Trains))}')
-    parsed, keeps = parse(method, inner)
+    parsed, keeps = parse_plan(method, inner)
     if parsed.window is not None or parsed.canon:
         raise ValueError(
             f"{parsed.name}: a retrofit keeps the model's layers and windows, leave window and canon out"
@@ -133,7 +133,7 @@ def retrofit(
             check.check_caps(inner, calls, replaced)
             for call in calls:
                 call.module.add_module(SCORES, PlainScores())
-            check.check_same(inner, before)
+            check.check_same_logits(inner, before)
         _attach(inner, calls, plan, parsed, keeps=keeps, zero_init=zero_init, tested=tested)
         if before is not None and zero_init and _extends(parsed, inner):
             check.check_near(inner, before, plan.position_options | dict(_position_options(parsed)))
@@ -199,7 +199,7 @@ def remove_retrofit(model: Model) -> Model:
     return model
 
 
-def parse(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
+def parse_plan(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
     """The method, and whether the model keeps its own positions."""
     pair, bracket, options = method.partition("[")
     alone = re.fullmatch(r"([a-z_]+)(?:\d+x\d+)?", pair)

@@ -28,7 +28,7 @@ def refused(model: object, reason: str) -> ValueError:
 
 
 @contextlib.contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
+def inference_mode(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode without gradients or random draws in the block; the previous mode is restored."""
     training = model.training
     model.eval()
@@ -60,7 +60,7 @@ def given(model: PreTrainedModel, *, changed: bool = False) -> dict[str, Any]:
 
 def logits(model: PreTrainedModel, arguments: dict[str, Any], **options: Any) -> Tensor:
     """Logits of a forward pass, or hidden states of a model without a head."""
-    with evaluating(model):
+    with inference_mode(model):
         out = model(**{**arguments, **options})
     return out.logits if "logits" in out else out.last_hidden_state
 
@@ -102,7 +102,7 @@ def check_caps(model: PreTrainedModel, calls: list[Call], replaced: str) -> None
         )
 
 
-def check_same(model: PreTrainedModel, before: Tensor) -> None:
+def check_same_logits(model: PreTrainedModel, before: Tensor) -> None:
     """Raise if the model's logits differ from `before`."""
     worst = _difference(_tried(model, given(model)), before)
     if worst is not None:

@@ -39,7 +39,7 @@ class BinaryAddition(TerminatedTask):
         return inputs, terminate(carried(first + second), length + 1)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        return written(sum(read_numbers(inputs)), len(inputs) + 1)
+        return digits_of(sum(read_numbers(inputs)), len(inputs) + 1)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class BinaryMultiplication(TerminatedTask):
     def solve(self, inputs: Sequence[int]) -> list[int]:
         if len(inputs) <= 2:
             return [0] * (len(inputs) - 1) + [2]
-        return written(math.prod(read_numbers(inputs)), len(inputs))
+        return digits_of(math.prod(read_numbers(inputs)), len(inputs))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def read_numbers(inputs: Sequence[int]) -> list[int]:
     return [int(part[::-1], 2) for part in text.split(str(BinaryAddition.OPERATOR))]
 
 
-def written(number: int, width: int) -> list[int]:
+def digits_of(number: int, width: int) -> list[int]:
     """Output for a number: its bits, the lowest first, then 2, then zeros."""
     bits = [int(bit) for bit in reversed(f"{number:b}")]
     return [*bits, TerminatedTask.terminator, *[0] * (width - len(bits) - 1)]

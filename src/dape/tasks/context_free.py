@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dape.tasks.base import ChomskyTask, TerminatedTask
-from dape.tasks.expressions import Alphabet, bracketed, evaluate
+from dape.tasks.expressions import Alphabet, bracketed, value_of
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ModularArithmeticBrackets(ChomskyTask):
         return inputs, values[:, None]
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        return [evaluate(self.ALPHABET, inputs)]
+        return [value_of(self.ALPHABET, inputs)]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class SolveEquation(ChomskyTask):
         fits = [
             digit
             for digit in range(5)
-            if evaluate(self.ALPHABET, [digit if token == self.UNKNOWN else token for token in left]) == value
+            if value_of(self.ALPHABET, [digit if token == self.UNKNOWN else token for token in left]) == value
         ]
         assert len(fits) == 1
         return fits

@@ -93,7 +93,7 @@ def _values(levels: list[Level]) -> np.ndarray:
     return below
 
 
-def evaluate(alphabet: Alphabet, tokens: Sequence[int]) -> int:
+def value_of(alphabet: Alphabet, tokens: Sequence[int]) -> int:
     """The value of an expression, by recursive descent."""
     value, rest = _read(alphabet, list(tokens))
     assert not rest, f"tokens {rest} after the end of the expression"

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from dape.checksums import file_digest
 from dape.files import read_json, sync_folder
-from dape.settings import changed
+from dape.settings import changed_setting
 from dape.training.config import DiskFull, LoopSettings
 from dape.training.parallel import Parallel
 
@@ -404,7 +404,7 @@ def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
     """Raise if a checkpoint's settings are those of another run."""
     # A text may have moved: the code that reads it compares its contents.
     moved = {"corpus": corpus} if (corpus := getattr(settings, "corpus", None)) is not None else {}
-    if difference := changed({**before, **moved}, settings):
+    if difference := changed_setting({**before, **moved}, settings):
         raise _other_run(*difference)
 
 

@@ -29,7 +29,7 @@ from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
 from dape.plugins import LOADED, loaded_imports
-from dape.settings import changed
+from dape.settings import changed_setting
 from dape.training.checkpoint import Checkpoints, locked, model_tensors
 from dape.training.config import FitResult, TrainConfig, check_memory, checked
 from dape.training.display import Record, check_trackers, read_metrics
@@ -317,7 +317,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
             write_atomically(folder / CONFIG, json.dumps(record, indent=2) + "\n")
         result = fit(task, config, folder, on_step=on_step, progress=progress)
         if result.steps == config.steps and not (folder / "model").exists():
-            export(model, data, folder, parallel)
+            export_model(model, data, folder, parallel)
         parallel.wait()
     return Run(folder, config, result)
 
@@ -375,7 +375,7 @@ def check_continues(folder: Path, config: TrainConfig) -> None:
         return
     # The text may have moved: once it is packed, `check_data` compares its contents.
     before = {**vars(load_run(folder).config), "corpus": config.corpus}
-    difference = changed(before, config)
+    difference = changed_setting(before, config)
     if difference and not nothing_to_lose(folder):
         raise another_run(folder, *difference)
 
@@ -402,7 +402,7 @@ def nothing_to_lose(folder: Path) -> bool:
         return True
 
 
-def export(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Parallel) -> None:
+def export_model(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Parallel) -> None:
     """Write weights, configuration and tokenizer to folder/model, for from_pretrained. All processes call it."""
     tensors = model_tensors(model, keep=parallel.main)
     if not parallel.main:

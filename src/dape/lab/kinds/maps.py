@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from dape.evaluation.windows import same_targets
 from dape.inspection import Inspection, inspect
-from dape.inspection.figure import draw
+from dape.inspection.figure import draw_maps
 from dape.lab.figures import LEGEND, PANEL, canvas, errorbar, finish, legend, styles
 from dape.lab.folders import Folder
 from dape.lab.kinds import Plan
@@ -148,7 +148,7 @@ def paint(item: LanguageRun, inspection: Inspection, folder: Path) -> list[str]:
     """Write the figures of one excerpt, one file per layer."""
     length = int(inspection.edges[-1])
     return [
-        draw(
+        draw_maps(
             inspection, layer.layer, folder / f"{item.method}-{length}-layer{layer.layer}.png", max_heads=4
         ).name
         for layer in inspection.layers

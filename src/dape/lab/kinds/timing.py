@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from dape.bench.model import Options, training_step
-from dape.bench.timing import median_and_range, summary, take_turns
+from dape.bench.timing import median_and_range, take_turns, timing_of
 from dape.lab.environment import environment
 from dape.lab.figures import FAINT, LEGEND, PANEL, canvas, legend, style_of
 from dape.lab.folders import Folder
@@ -169,7 +169,7 @@ def time_steps(size: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
             taken = take_turns({"base": reference} | ({} if itself else {"own": step}), rounds)
             own = taken["base" if itself else "own"]
             ratio, spread = median_and_range([a / b for a, b in zip(own, taken["base"], strict=True)])
-            pace = summary(own)
+            pace = timing_of(own)
             entry: dict[str, Any] = {"method": method, "size": size, "eval_length": shape[0]}
             entry |= {"batch_size": shape[1], "count": rounds, "itself": itself}
             entry["milliseconds"] = Estimate(pace.milliseconds, median_error(pace.spread, rounds))
