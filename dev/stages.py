@@ -131,9 +131,9 @@ def _backward_call(options: Options) -> tuple[native.Call, list[object]]:
         present = {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
         arguments = op.Arguments(present, plan, lowest)
         out, lse = cpu.forward(arguments)
-        call, grads, alive = cpu.backward_call(arguments, work.grad_out, out, lse)
-    call.point(out=out)
-    return call, [out, lse, grads, alive]
+        view = cpu.View(arguments, out, lse)
+        grads = view.point_gradients(work.grad_out)
+    return view.call, [grads, view]
 
 
 def _measure(call: native.Call, rounds: int) -> dict[int, tuple[float, float]]:

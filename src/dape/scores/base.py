@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
 from dape.ops.score_attention import ScoreProgram, Visible
 from dape.ops.score_attention.edges import Edges
@@ -107,12 +108,27 @@ class StageConv(nn.Conv2d):
         return (self.weight, self.bias) if image is None else super().forward(image)
 
 
+def _hooked(conv: StageConv) -> bool:
+    """Whether calling a stage does more than returning its parameters: then a tool replaces or moves them there."""
+    return bool(
+        conv._forward_pre_hooks
+        or conv._forward_hooks
+        or conv._backward_pre_hooks
+        or conv._backward_hooks
+        or "forward" in conv.__dict__
+        or modules._global_forward_pre_hooks
+        or modules._global_forward_hooks
+    )
+
+
 def stage_tensors(conv: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight [out, in / groups, kq, k] and offset [out] of a stage, including wrappers such as LoRA.
 
     Wrappers change a layer's output, not its weights. The weights are therefore read from the responses to unit
     impulses.
     """
+    if type(conv) is StageConv and not _hooked(conv):
+        return conv._parameters["weight"], conv._parameters["bias"]  # type: ignore[return-value]  # registered as such
     if isinstance(conv, StageConv):
         return conv()
     base = next(module for module in conv.modules() if isinstance(module, StageConv))

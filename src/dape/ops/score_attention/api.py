@@ -14,6 +14,7 @@ from torch import Tensor
 from dape.ops.score_attention import by_tiles, cpu, reference, sdpa, tiled, triton
 from dape.ops.score_attention.fold import folded
 from dape.ops.score_attention.op import differentiable, in_own_dtype
+from dape.ops.score_attention.plans import LARGE_PLAIN, PLANS, Signed, sign
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,
@@ -39,10 +40,6 @@ BACKENDS: dict[str, ModuleType] = {
 
 # Backends that "auto" does not choose: DAPE_DISABLE=triton, or several, separated by commas.
 DISABLED = tuple(os.environ.get("DAPE_DISABLE", "").split(","))
-
-# From this many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
-# skips invisible pairs, is faster than PyTorch's own; below, the overhead of a call decides.
-LARGE_PLAIN = 4 * 1024 * 1024
 
 
 @runtime_checkable
@@ -77,6 +74,10 @@ def attention(
     dropout: probability, on the attention weights.
     backend: "auto" takes the fastest that can run; a name takes that one or raises with its reason.
     """
+    program = program_of(program)
+    signed = sign(q, k, v, program, bias, causal, visible, scale, dropout, backend)
+    if signed is not None and (out := PLANS.run(signed)) is not None:
+        return out
     if q.dim() == k.dim() == v.dim() == 4 and v.shape[3] != k.shape[3]:
         scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
         options: dict[str, Any] = {"bias": bias, "causal": causal, "visible": visible, "scale": scale}
@@ -90,7 +91,7 @@ def attention(
     if q.numel() == 0:
         return q + 0 * sum(tensor.sum() for tensor in differentiable(problem))
     with in_own_dtype(q):
-        return _attend(problem, backend)
+        return _attend(problem, backend, signed)
 
 
 def attention_weights(
@@ -109,6 +110,20 @@ def attention_weights(
         return reference.weights(problem).to(q.dtype)
 
 
+def program_of(program: ScoreProgram | HasProgram | None) -> ScoreProgram:
+    """The program itself, a processor's, or softmax(S + B) for None."""
+    if type(program) is ScoreProgram:
+        return program
+    # Called for every decoded token: isinstance with a protocol takes longer than most checks.
+    make = getattr(program, "program", None)
+    found = PLAIN if program is None else make() if callable(make) else program
+    if not isinstance(found, ScoreProgram):
+        raise TypeError(
+            f"program is a {type(found).__name__}, expected a ScoreProgram, a score processor such as ScoreConv, or None"
+        )
+    return found
+
+
 def make_problem(
     q: Tensor,
     k: Tensor,
@@ -122,19 +137,11 @@ def make_problem(
     dropout: float = 0.0,
 ) -> Problem:
     """Check the arguments of `attention`."""
-    # Called for every decoded token: looking up a protocol's members takes longer than most checks.
-    found = program
-    if not isinstance(program, ScoreProgram) and isinstance(program, HasProgram):
-        found = program.program()
-    if found is not None and not isinstance(found, ScoreProgram):
-        raise TypeError(
-            f"program is a {type(found).__name__}, expected a ScoreProgram, a score processor such as ScoreConv, or None"
-        )
     visible = EVERYTHING if visible is None else visible
     if q.dim() == 4 and q.shape[3] == 0:
         raise ValueError("q has head width 0: a dot product needs at least one number a head")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    problem = Problem(q, k, v, found or PLAIN, bias, visible, causal, scale, dropout)
+    problem = Problem(q, k, v, program_of(program), bias, visible, causal, scale, dropout)
     _check(problem)
     return problem
 
@@ -145,13 +152,16 @@ def _same_width(*tensors: Tensor) -> list[Tensor]:
     return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
 
 
-def _attend(problem: Problem, backend: str) -> Tensor:
-    problem = problem if backend == "reference" else folded(problem)
-    bias = problem.bias
-    if isinstance(bias, (SeparableBias, TileBias)) and not _takes_bias(problem, backend):
+def _attend(problem: Problem, backend: str, signed: Signed | None) -> Tensor:
+    call = problem if backend == "reference" else folded(problem)
+    bias = call.bias
+    if isinstance(bias, (SeparableBias, TileBias)) and not _takes_bias(call, backend):
         tiles = bias.tiles(problem.compute_dtype) if isinstance(bias, SeparableBias) else bias
-        return by_tiles.attend(problem, tiles, lambda tile, _: choose(tile, backend).attend(tile))
-    return choose(problem, backend).attend(problem)
+        return by_tiles.attend(call, tiles, lambda tile, _: choose(tile, backend).attend(tile))
+    chosen = choose(call, backend)
+    if signed is not None and call is problem:
+        PLANS.add(signed, problem, chosen)
+    return chosen.attend(call)
 
 
 def _takes_bias(problem: Problem, backend: str) -> bool:

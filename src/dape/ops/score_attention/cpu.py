@@ -1,29 +1,54 @@
-"""The fused C++ kernel on the processor: float32 arithmetic, all cores, O(T) memory, forward and backward."""
+"""The fused C++ kernel: any score program in float32 arithmetic, on all cores, in O(T) memory, forward and backward.
+
+Plain scores and the paper's two convolutions of 1×k have faster passes of their own, which take the same arguments.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dape.ops.score_attention import by_tiles, cpu_program, native, op
-from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
+from dape.ops.score_attention import by_tiles, native, op
+from dape.ops.score_attention.op import Arguments
+from dape.ops.score_attention.program import ScoreProgram
+from dape.ops.score_attention.tables import stage_tables
+from dape.ops.score_attention.types import EVERYTHING, DistanceBias, Problem, SeparableBias, TileBias
 
-NO_BIAS, BY_DISTANCE, DENSE, _SEPARABLE, CURVE = range(5)
+NO_BIAS, BY_DISTANCE, DENSE, SEPARABLE, CURVE = range(5)
 
-DECODE_QUERIES = cpu_program.DECODE_QUERIES
+# Up to this many queries, a kernel whose lanes are keys is faster than one whose lanes are queries.
+DECODE_QUERIES = 8
+
+# What csrc/filter.h has room for.
+MAX_STAGES, MAX_EARLIER_ROWS = 12, 11
+
+# The kernel's names of tensors, those of the pair among them.
+NAMES = {name: name for name in native.OTHERS} | {name: name for name in native.OF_CALL}
+NAMES |= {"pre.0.weight": "w1", "pre.0.offset": "b1", "pre.1.weight": "w2", "pre.1.offset": "b2"}
+GRADIENTS = {name: f"d{kernel}" for name, kernel in NAMES.items()}
 
 
 def unsupported(problem: Problem) -> str | None:
+    program = problem.program
     if problem.q.device.type != "cpu":
         return f"it runs on the processor, the tensors are on {problem.q.device}"
     if problem.compute_dtype != torch.float32:
         return f"it computes in float32, the tensors are {problem.q.dtype}"
     if problem.dropout:
         return f"it has no dropout, got dropout={problem.dropout}"
-    return cpu_program.unsupported(problem) or native.PROBLEM or op.unsupported_transform(problem)
+    if program.leak_future:
+        return "it never reads keys that a query may not see, which leak_future=True asks for"
+    if program.normaliser != "softmax":
+        return f'it normalises by softmax alone, not normaliser="{program.normaliser}"'
+    if len(program.pre) + len(program.post) > MAX_STAGES:
+        return f"it runs up to {MAX_STAGES} stages, got {len(program.pre) + len(program.post)}"
+    if program.earlier_rows > MAX_EARLIER_ROWS:
+        return f"its tiles bring {MAX_EARLIER_ROWS} earlier queries along, the program reads {program.earlier_rows}"
+    return native.PROBLEM or op.unsupported_transform(problem)
 
 
 def attend(problem: Problem) -> Tensor:
@@ -47,109 +72,209 @@ def takes_curve(problem: Problem) -> bool:
 
 def _attend(problem: Problem, earlier: Tensor | None = None) -> Tensor:
     """The same for a bias that is not by tiles; earlier [1 or B, Tq]: see by_tiles."""
-    if isinstance(problem.bias, SeparableBias) and problem.q.shape[2] <= DECODE_QUERIES:
-        problem = replace(problem, bias=problem.dense_bias())
-    if isinstance(problem.bias, SeparableBias) or not (problem.program.is_plain or problem.pair):
-        return cpu_program.attend(problem, earlier)
-    tensors, plan, lowest = describe(problem)
+    tensors, plan, lowest = describe(problem, earlier)
     return op.run("cpu", tensors, plan, lowest=lowest)
 
 
-def describe(problem: Problem) -> tuple[dict[str, Tensor | None], dict[str, Any], int]:
-    """The operator's tensors, plan and lowest distance for a call of plain scores or two convolutions."""
-    conv, bias = problem.pair, problem.bias
-    values = bias.values.float() if isinstance(bias, DistanceBias) else None
-    lowest = bias.lowest if isinstance(bias, DistanceBias) else 0
-    dense = bias.float() if isinstance(bias, Tensor) else None
-    curve: dict[str, Tensor | None] = {}
-    if isinstance(bias, TileBias):
+def describe(
+    problem: Problem, earlier: Tensor | None = None
+) -> tuple[dict[str, Tensor | None], dict[str, Any], int]:
+    """The operator's tensors, plan and lowest distance for a call.
+
+    earlier: [1 or B, Tq], how many rows before its own each may read; None: as visibility says.
+    """
+    if isinstance(problem.bias, SeparableBias) and problem.q.shape[2] <= DECODE_QUERIES:
+        problem = replace(problem, bias=problem.dense_bias())
+    batch, num_heads, num_queries, num_keys, _ = problem.sizes
+    program, bias, visible, device = problem.program, problem.bias, problem.visible, problem.q.device
+    pair = (program.is_plain or problem.pair is not None) and not isinstance(bias, SeparableBias)
+    tables: dict[str, Tensor] = {}
+    if not pair:
+        program, tables = _with_tables(problem)
+    tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v, **tables}
+    lowest = 0
+    if isinstance(bias, DistanceBias):
+        tensors["values"], lowest = bias.values.float(), bias.lowest
+    elif isinstance(bias, SeparableBias):
+        tensors["row"], tensors["column"] = (
+            x.double().expand(batch, num_heads, -1) for x in (bias.row, bias.column)
+        )
+    elif isinstance(bias, TileBias):
         assert bias.curve is not None
-        found = bias.curve()
-        values, lowest = found.values[None].float(), found.lowest
-        curve = {
-            "knots": found.knots.float(), "slopes": found.slopes.T.float(), "offsets": found.offsets.T.float(),
-            "row_scale": found.rows.float().expand(problem.q.shape[0], -1),
+        curve = bias.curve()
+        tensors["values"], lowest = curve.values[None].float(), curve.lowest
+        tensors |= {
+            "knots": curve.knots.float(), "slopes": curve.slopes.T.float(), "offsets": curve.offsets.T.float(),
+            "row_scale": curve.rows.float().expand(batch, -1),
         }  # fmt: skip
-    w1 = b1 = w2 = b2 = None
-    left, slope, residual_bias = 0, 0.0, True
-    if conv is not None:
-        left, slope, residual_bias = conv.left, conv.negative_slope, conv.residual == "scores+bias"
-        w1, w2 = conv.expand_weight.float(), conv.project_weight.float()
-        b1, b2 = conv.expand_bias.float(), conv.project_bias.float()
-    tensors: dict[str, Tensor | None] = {
-        "q": problem.q, "k": problem.k, "v": problem.v, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dense": dense,
-        "values": values, "first": problem.visible.first, "last": problem.visible.last, **curve,
-    }  # fmt: skip
+    elif bias is not None:
+        tensors["dense"] = bias.float()
+    tensors["first"], tensors["last"] = visible.first, visible.last
+    tensors |= {name: tensor.float() for name, tensor in program.tensors() if not name.startswith("length")}
+    if earlier is None and visible.first is not None and program.earlier_rows:
+        earlier = visible.readable_rows(num_queries, num_keys, device=device)
+    if earlier is not None:
+        tensors["earlier"] = earlier.expand(batch, -1).to(torch.int32)
+    if program.length_scale is not None:
+        first, last = visible.bounds(num_queries, num_keys, causal=problem.causal, device=device)
+        length = torch.log((last - first + 1).clamp(min=1).float())
+        factor = program.length_scale[:, None] * length[:, None]
+        if program.length_offset is not None:
+            factor = factor + program.length_offset[:, None]
+        tensors["factor"] = factor.float().expand(batch, -1, -1)
     plan = {
-        "causal": problem.causal, "scale": problem.scale, "left": left, "slope": slope,
-        "residual_bias": residual_bias, "dense_grad": dense is not None and dense.requires_grad,
-        "tables": conv is not None and _takes_tables(problem),
+        "pair": pair, "causal": problem.causal, "scale": problem.scale, "residual": program.residual,
+        "softcap": program.softcap or 0.0, "dense_grad": isinstance(bias, Tensor) and bias.requires_grad,
+        "pre": [[stage.left, stage.groups, stage.slope] for stage in program.pre],
+        "post": [[stage.left, stage.groups, stage.slope] for stage in program.post],
+        # The bias half of the pair's first convolution may be a table by distance, which pays for many queries.
+        "tables": pair and len(program.pre) > 0 and isinstance(bias, DistanceBias) and problem.causal and visible.last is None,
+        # The backward pass computes logits as the kernel for many queries does, to the last bit.
+        "decode": pair or not ("row" in tensors or _needs_gradient(tensors)),
     }  # fmt: skip
     return tensors, plan, lowest
 
 
-def _takes_tables(problem: Problem) -> bool:
-    """Whether the bias half of the first convolution may be a table by distance, which pays for many queries."""
-    return isinstance(problem.bias, DistanceBias) and problem.causal and problem.visible.last is None
+def _needs_gradient(tensors: dict[str, Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors.values())
 
 
-def _call(arguments: op.Arguments) -> tuple[native.Call, dict[str, Tensor]]:
-    """The kernel's view of the arguments, and the tensors that it points to."""
-    plan, q = arguments.plan, arguments["q"]
-    (batch, num_heads, num_queries, head_width), num_keys = q.shape, arguments["k"].shape[2]
-    given = {
-        name: native.rows_contiguous(x) if name in ("q", "k", "v") else x.contiguous()
-        for name, x in arguments.tensors.items()
-        if name not in ("first", "last")
-    }
-    for name in ("first", "last"):
-        if (bound := arguments.get(name)) is not None:
-            given[name] = native.places(bound, batch, num_queries, num_keys)
-    tables = plan["tables"] and num_queries > DECODE_QUERIES
-    width, channels, _, taps = given["w1"].shape if "w1" in given else (0, num_heads, 1, 1)
-    call = native.Call(
-        dtype=native.DTYPES.index(q.dtype), batch=batch, heads=num_heads, groups=given["k"].shape[1], queries=num_queries, keys=num_keys,
-        head_width=head_width, width=width, taps=taps, left=plan["left"], channels=num_heads if tables else channels,
-        causal=plan["causal"], residual_bias=plan["residual_bias"], bias_tables=tables,
-        bias=CURVE if "knots" in given else DENSE if "dense" in given else BY_DISTANCE if "values" in given else NO_BIAS,
-        pieces=given["slopes"].shape[0] if "slopes" in given else 0,
-        lowest=arguments.lowest, distances=given["values"].shape[1] if "values" in given else 0,
-        table_length=num_keys + taps - 1 - plan["left"] if tables else 0,
-        dense_batch=given["dense"].shape[0] if "dense" in given else 0, dense_grad=plan["dense_grad"],
-        scale=plan["scale"], slope=plan["slope"],
-    )  # fmt: skip
-    call.point(**given)
-    call.stride(**{name: given[name] for name in ("q", "k", "v")})
-    return call, given
+def _with_tables(problem: Problem) -> tuple[ScoreProgram, dict[str, Tensor]]:
+    """The program in float32; where its first stage reads a bias by distance, without that half, which is a table."""
+    program, bias = problem.program.to(torch.float32), problem.bias
+    _, num_heads, num_queries, num_keys, _ = problem.sizes
+    if not (isinstance(bias, DistanceBias) and program.reads_bias(num_heads)):
+        return program, {}
+    # The kernel for a few queries takes no tables.
+    if not problem.causal or problem.visible != EVERYTHING or num_queries <= DECODE_QUERIES:
+        return program, {}
+    if num_queries != num_keys:
+        return program, {}
+    first, *others = program.pre
+    # A later row reads this one's hidden map as far as its own reaches.
+    ahead = sum(stage.right + stage.query_kernel_size - 1 for stage in others)
+    tables = stage_tables(bias, first, ahead, num_keys, torch.float32)
+    scores = replace(first, weight=first.weight[:, : num_heads // first.groups], offset=None)
+    return replace(program, pre=(scores, *others)), tables._asdict()
 
 
-def forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
-    call, _alive = _call(arguments)
-    q = arguments["q"]
-    out, lse = native.allocate(*q.shape, dtype=q.dtype), native.allocate(*q.shape[:3])
-    call.point(out=out, lse=lse)
-    call.stride(out=out)
-    native.run("decode" if q.shape[2] <= DECODE_QUERIES else "forward", call)
+class View:
+    """The kernel's view of an operator's arguments; it holds on to everything that the kernel points to."""
+
+    def __init__(self, arguments: Arguments, out: Tensor, lse: Tensor) -> None:
+        self.plan, self.alive = arguments.plan, [out, lse]
+        q, k = arguments.tensors["q"], arguments.tensors["k"]
+        batch, _, num_queries, _ = q.shape
+        self.tensors = tensors = {
+            name: x if name in ("q", "k", "v") and x.stride(3) == 1 else x.contiguous()
+            for name, x in arguments.tensors.items()
+        }
+        for name in ("first", "last"):
+            if name in tensors:
+                tensors[name] = native.places(tensors[name], batch, num_queries, k.shape[2])
+        self.call = self._sizes(arguments.lowest)
+        self.call.stride(q=tensors["q"], k=tensors["k"], v=tensors["v"], out=out)
+        if self.plan["pair"]:
+            self.call.point(**{NAMES[name]: x for name, x in tensors.items()}, out=out, lse=lse)
+        else:
+            self._point_program(out, lse)
+
+    def _sizes(self, lowest: int) -> native.Call:
+        """The call without its pointers."""
+        plan, named = self.plan, self.tensors
+        (batch, num_heads, num_queries, head_width), (_, groups, num_keys, _) = (
+            named["q"].shape,
+            named["k"].shape,
+        )
+        width, channels, taps, left, slope, tables, columns = 0, num_heads, 1, 0, 0.0, "hidden" in named, 0
+        if plan["pair"] and plan["pre"]:
+            width, channels, _, taps = named["pre.0.weight"].shape
+            (left, _, slope), _ = plan["pre"]
+            tables = plan["tables"] and num_queries > DECODE_QUERIES
+            channels, columns = (num_heads, num_keys + taps - 1 - left) if tables else (channels, 0)
+        elif tables:
+            columns = named["hidden"].shape[1]
+        if "values" in named:
+            kind, distances = (CURVE if "knots" in named else BY_DISTANCE), named["values"].shape[1]
+        else:
+            kind, distances = DENSE if "dense" in named else SEPARABLE if "row" in named else NO_BIAS, 0
+        return native.Call(
+            dtype=native.DTYPES.index(named["q"].dtype), batch=batch, heads=num_heads, groups=groups, queries=num_queries,
+            keys=num_keys, head_width=head_width, width=width, taps=taps, left=left, channels=channels,
+            causal=plan["causal"], residual_bias=not plan["pair"] or plan["residual"] == "scores+bias",
+            bias_tables=tables, bias=kind, pieces=named["slopes"].shape[0] if kind == CURVE else 0, lowest=lowest,
+            distances=distances, table_length=columns, dense_batch=named["dense"].shape[0] if kind == DENSE else 0,
+            dense_grad=plan["dense_grad"], scale=plan["scale"], slope=slope,
+        )  # fmt: skip
+
+    def _point_program(self, out: Tensor, lse: Tensor) -> None:
+        plan, named, call = self.plan, self.tensors, self.call
+        pointers = ("q", "k", "v", "values", "dense", "hidden", "edges", "first", "last")
+        call.point(**{name: named[name] for name in pointers if name in named}, out=out, lse=lse)
+        self.stages = [
+            (f"{side}.{n}", *plan[side][n]) for side in ("pre", "post") for n in range(len(plan[side]))
+        ]
+        self.stage_calls = (native.StageCall * max(1, len(self.stages)))()
+        for stage, (name, left, groups, slope) in zip(self.stage_calls, self.stages, strict=False):
+            weight, offset = named[f"{name}.weight"], named.get(f"{name}.offset")
+            stage.outputs, inputs, stage.rows, stage.taps = weight.shape
+            stage.inputs, stage.groups, stage.left, stage.slope = inputs * groups, groups, left, slope
+            stage.point(weight=weight, offset=offset)
+        residual = plan["residual"]
+        self.program = native.Program(
+            num_pre=len(plan["pre"]),
+            num_post=len(plan["post"]),
+            residual_scores=residual in ("scores+bias", "scores"),
+            residual_bias=residual in ("scores+bias", "bias"),
+            softcap=plan["softcap"],
+            stages=ctypes.addressof(self.stage_calls),
+        )
+        self.program.point(
+            **{name: named[name] for name in ("sink", "factor", "row", "column", "earlier") if name in named}
+        )
+        call.program = ctypes.addressof(self.program)
+
+    def point_gradients(self, grad_out: Tensor) -> dict[str, Tensor]:
+        """Gradients by name, which the kernel will write."""
+        pair, call = self.plan["pair"], self.call
+        grad_out = native.rows_contiguous(grad_out)
+        call.point(grad_out=grad_out)
+        call.stride(grad=grad_out)
+        over_rows = not pair and any(
+            x.shape[2] > 1 for name, x in self.tensors.items() if name.endswith(".weight")
+        )
+        grads, low = native.gradients(self.tensors, dense=self.plan["dense_grad"], rows=over_rows)
+        call.point(**low)
+        self.alive += [grad_out, *low.values()]
+        if pair:
+            call.point(**{GRADIENTS[name]: grad for name, grad in grads.items()})
+            return grads
+        own = ("q", "k", "v", "values", "dense", "hidden", "edges")
+        call.point(**{f"d{name}": grads[name] for name in own if name in grads})
+        of_program = ("sink", "factor", "row", "column")
+        self.program.point(**{f"d{name}": grads[name] for name in of_program if name in grads})
+        for stage, (name, *_) in zip(self.stage_calls, self.stages, strict=False):
+            stage.point(dweight=grads[f"{name}.weight"], doffset=grads.get(f"{name}.offset"))
+        return grads
+
+    def run(self, step: str) -> None:
+        native.run(step if self.plan["pair"] else f"program_{step}", self.call)
+
+
+def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    q = arguments.tensors["q"]
+    # The kernel writes all of it.
+    out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:3], dtype=torch.float32)
+    decodes = arguments.plan["decode"] and q.shape[2] <= DECODE_QUERIES
+    View(arguments, out, lse).run("decode" if decodes else "forward")
     return out, lse
 
 
-def backward_call(
-    arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor
-) -> tuple[native.Call, dict[str, Tensor], list[Tensor]]:
-    """The kernel's view of a backward pass, the gradients that it writes, and what else must stay alive."""
-    call, given = _call(arguments)
-    grad_out, out, lse = native.rows_contiguous(grad_out), native.rows_contiguous(out), lse.contiguous()
-    call.point(grad_out=grad_out, out=out, lse=lse)
-    call.stride(grad=grad_out, out=out)
-    grads, low = native.gradients(given, dense=arguments.plan["dense_grad"], rows=False)
-    call.point(**{f"d{name}": grad for name, grad in grads.items()}, **low)
-    return call, grads, [grad_out, out, lse, *given.values(), *low.values()]
-
-
-def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
-    call, grads, _alive = backward_call(arguments, grad_out, out, lse)
-    native.run("backward", call)
+def backward(arguments: Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    view = View(arguments, native.rows_contiguous(out), lse.contiguous())
+    grads = view.point_gradients(grad_out)
+    view.run("backward")
     return grads
 
 
-op.KERNELS["cpu"] = (forward, _backward)
+op.KERNELS["cpu"] = (forward, backward)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -91,6 +92,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What has the call's own dtype; all else is float32, but for places and the lower halves of sums.
 OF_CALL = frozenset(("q", "k", "v", "out", "grad_out", "dq", "dk", "dv"))
 OTHERS = {
+    **dict.fromkeys(_POINTERS, torch.float32),
+    **dict.fromkeys(("weight", "offset", "dweight", "doffset"), torch.float32),
+    **dict.fromkeys(
+        (f"{d}{name}" for d in ("", "d") for name in ("sink", "factor", "row", "column")), torch.float32
+    ),
     "row": torch.float64,
     "column": torch.float64,
     **dict.fromkeys(("first", "last", "earlier"), torch.int32),
@@ -99,16 +105,29 @@ OTHERS = {
 
 
 class Structure(ctypes.Structure):
-    """A C structure of csrc/call.h, field by field."""
+    """A C structure of csrc/call.h, field by field, all of eight bytes or arrays of them."""
+
+    # The number of each field's first word, and the type of all words.
+    index: ClassVar[dict[str, int]] = {}
+    words: ClassVar[Any] = None
+
+    def memory(self) -> Any:
+        """The structure's memory as whole numbers."""
+        if self.words is None:
+            cls = type(self)
+            cls.index = {name: getattr(cls, name).offset // 8 for name, *_ in self._fields_}
+            cls.words = ctypes.c_uint64 * (ctypes.sizeof(cls) // 8)
+        return self.words.from_buffer(self)
 
     def point(self, **tensors: Tensor | None) -> None:
         """Set pointers, after checking that the kernel may follow them."""
+        words, index = self.memory(), self.index
         for name, tensor in tensors.items():
             if tensor is None:
                 continue
-            dtype = DTYPES[self.dtype] if name in OF_CALL else OTHERS.get(name, torch.float32)
-            assert tensor.dtype == dtype and tensor.device.type == "cpu", (name, tensor.dtype, tensor.device)
-            setattr(self, name, tensor.data_ptr())
+            dtype = DTYPES[self.dtype] if name in OF_CALL else OTHERS[name]
+            assert tensor.dtype is dtype and tensor.is_cpu, (name, tensor.dtype, tensor.device)
+            words[index[name]] = tensor.data_ptr()
 
 
 class StageCall(Structure):
@@ -139,11 +158,15 @@ class Call(Structure):
     ]
 
     def stride(self, **tensors: Tensor) -> None:
+        words, index = self.memory(), self.index
         for name, tensor in tensors.items():
-            assert tensor.stride(3) == 1 or tensor.shape[3] == 1, (name, tensor.stride())
-            setattr(self, f"{name}_stride", tensor.stride()[:3])
+            first = index[STRIDES[name]]
+            *outer, last = tensor.stride()
+            assert last == 1 or tensor.shape[3] == 1, (name, tensor.stride())
+            words[first : first + 3] = outer
 
 
+STRIDES = {name.removesuffix("_stride"): name for name in _STRIDES}
 STEPS = ("forward", "backward", "decode", "program_forward", "program_backward", "program_decode")
 
 
@@ -259,7 +282,7 @@ def run(step: str, call: Call) -> None:
     build = _Selected.build
     if not build and not step.endswith("decode"):
         build = build_for(call).encode()
-    code = getattr(KERNEL, f"dape_{step}")(build, ctypes.byref(call), torch.get_num_threads())
+    code = getattr(KERNEL, f"dape_{step}")(build, call, torch.get_num_threads())
     if code == 2:
         raise MemoryError(f"not enough memory for the {step.replace('program_', '')} pass")
     assert code == 0, code

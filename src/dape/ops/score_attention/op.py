@@ -55,12 +55,25 @@ def run(kernel: str, tensors: dict[str, Tensor | None], plan: dict[str, Any], *,
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if not _watched(present.values()):
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present.values()):
-            return _Direct.apply(kernel, tuple(present), plan, lowest, *present.values())
-        return KERNELS[kernel][0](Arguments(present, plan, lowest))[0]
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present.values())
+        return run_unwatched(kernel, tuple(present), plan, lowest, list(present.values()), wanted)
     numbers: list[float] = []
     text = encode(plan, numbers)
     return _forward(list(present.values()), ",".join(present), kernel, text, numbers, lowest)[0]
+
+
+def run_unwatched(
+    kernel: str,
+    names: tuple[str, ...],
+    plan: dict[str, Any],
+    lowest: int,
+    tensors: list[Tensor],
+    wanted: bool,
+) -> Tensor:
+    """The same for tensors that nothing watches; wanted: whether any gradient is."""
+    if wanted:
+        return _Direct.apply(kernel, names, plan, lowest, *tensors)
+    return KERNELS[kernel][0](Arguments(dict(zip(names, tensors, strict=True)), plan, lowest))[0]
 
 
 def in_own_dtype(x: Tensor) -> AbstractContextManager[Any]:
@@ -74,11 +87,24 @@ def _watched(tensors: Iterable[Tensor]) -> bool:
 
     Calling it takes longer than a short decoding step, and a third of a training step's attention at 64 tokens.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
         return True
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return True
     return any(type(x) not in PLAIN_CLASSES for x in tensors)
+
+
+def watching() -> bool:
+    """Whether a trace, a mode, autocast, or a transform such as torch.func.grad may change what a call means."""
+    c = torch._C
+    return bool(
+        c._is_tracing()
+        or c._len_torch_dispatch_stack()
+        or c._len_torch_function_stack()
+        or torch.is_autocast_enabled("cpu")
+        or c._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def encode(value: Any, numbers: list[float]) -> str:

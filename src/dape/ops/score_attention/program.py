@@ -9,7 +9,6 @@ Shapes: H heads, C input channels of the first stage (2H if it reads the bias, e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -188,8 +187,8 @@ class ScoreProgram:
     def signature(self) -> tuple:
         """All properties except the values, hashable: they decide whether a backend can run the program."""
         return (
-            tuple(stage.signature for stage in self.pre),
-            tuple(stage.signature for stage in self.post),
+            tuple([stage.signature for stage in self.pre]),
+            tuple([stage.signature for stage in self.post]),
             self.residual,
             self.sink is not None,
             self.length_scale is not None,
@@ -203,16 +202,18 @@ class ScoreProgram:
         """Whether the bias is a channel of the first stage."""
         return len(self.pre) > 0 and self.pre[0].inputs == 2 * num_heads
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> list[tuple[str, Tensor]]:
         """All tensors by name, such as "pre.0.weight"."""
+        named: list[tuple[str, Tensor | None]] = []
         for side, stages in (("pre", self.pre), ("post", self.post)):
             for index, stage in enumerate(stages):
-                yield f"{side}.{index}.weight", stage.weight
-                if stage.offset is not None:
-                    yield f"{side}.{index}.offset", stage.offset
-        for name in VECTORS:
-            if (vector := getattr(self, name)) is not None:
-                yield name, vector
+                named += (f"{side}.{index}.weight", stage.weight), (f"{side}.{index}.offset", stage.offset)
+        named += (
+            ("sink", self.sink),
+            ("length_scale", self.length_scale),
+            ("length_offset", self.length_offset),
+        )
+        return [(name, tensor) for name, tensor in named if tensor is not None]
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> ScoreProgram:
         """The same program with other tensors, named as by `tensors`."""

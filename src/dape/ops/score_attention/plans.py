@@ -1,0 +1,118 @@
+"""What is decided once for all calls of one signature: that the arguments fit, which backend runs, the operator's plan.
+
+A signature holds all that decisions depend on, but no values and no number of keys: shapes, dtypes, options, what needs
+a gradient. Calls of the C++ kernel have plans; a call without one is checked and decided by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dape.ops.score_attention import cpu, native, op
+from dape.ops.score_attention.program import ScoreProgram
+from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, Problem, Visible
+
+# From this many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
+# skips invisible pairs, is faster than PyTorch's own; below, the overhead of a call decides.
+LARGE_PLAIN = 4 * 1024 * 1024
+
+# With more signatures than that, their sizes are not those of one model: all are forgotten.
+MOST_PLANS = 1024
+
+Plan = tuple[tuple[str, ...], dict[str, Any]]
+
+
+# A call's signature, its tensors in the order of the operator's, its lowest distance, and whether any gradient is wanted.
+Signed = tuple[tuple, list[Tensor], int, bool]
+
+
+class Plans:
+    """Names of tensors and plans by signature; None where a signature has no plan."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple, Plan | None] = {}
+
+    def run(self, signed: Signed) -> Tensor | None:
+        """The output by the plan of that signature, or None."""
+        signature, tensors, lowest, wanted = signed
+        plan = self.known.get(signature)
+        return None if plan is None else op.run_unwatched("cpu", *plan, lowest, tensors, wanted)
+
+    def add(self, signed: Signed, problem: Problem, backend: object) -> None:
+        """Keep the plan of a checked call that this backend runs."""
+        signature, *_ = signed
+        if signature in self.known:
+            return
+        if len(self.known) >= MOST_PLANS:
+            self.known.clear()
+        self.known[signature] = _plan(problem) if backend is cpu else None
+
+
+PLANS = Plans()
+
+
+def _plan(problem: Problem) -> Plan | None:
+    tensors, plan, _ = cpu.describe(problem)
+    names = tuple(name for name, tensor in tensors.items() if tensor is not None)
+    # Tensors that are computed from several arguments, tables for instance, need the whole description each time.
+    own = {"q", "k", "v", "values", "first", "last", *(name for name, _ in problem.program.tensors())}
+    return (names, plan) if own.issuperset(names) else None
+
+
+def sign(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    program: ScoreProgram,
+    bias: Bias,
+    causal: bool,
+    visible: Visible | None,
+    scale: float | None,
+    dropout: float,
+    backend: str,
+) -> Signed | None:
+    """The call's signature; None for a call that has no plan, among them those whose lengths do not fit."""
+    if torch.compiler.is_compiling() or op.watching():
+        return None
+    tensors, lowest = [q, k, v], 0
+    if type(bias) is DistanceBias:
+        tensors.append(bias.values)
+        lowest = bias.lowest
+    elif bias is not None:
+        return None
+    if visible is None:
+        visible = EVERYTHING
+    elif type(visible) is not Visible:
+        return None
+    tensors += [bound for bound in (visible.first, visible.last) if bound is not None]
+    tensors += [tensor for _, tensor in program.tensors()]
+    for x in tensors:
+        # A tensor of another class decides itself what happens to it.
+        if type(x) not in op.PLAIN_CLASSES or not x.is_cpu:
+            return None
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or (bias is not None and bias.values.ndim != 2):
+        return None
+    batch, num_heads, num_queries, head_width = q.shape
+    entries, groups, num_keys, key_width = k.shape
+    # A call without numbers, with too few keys or distances, is refused or special.
+    if not batch * num_heads * num_queries * head_width or num_keys < num_queries:
+        return None
+    if bias is not None:
+        nearest = 0 if causal else 1 - num_queries
+        if lowest > nearest or lowest + bias.values.shape[1] < num_keys:
+            return None
+    small = batch * num_heads * num_queries * head_width * num_keys < LARGE_PLAIN
+    # Keys, values and biases without their lengths.
+    described: list[object] = [entries, groups, key_width, None if bias is None else bias.values.shape[0]]
+    first = 3 if bias is None else 4
+    described += [x.shape for x in tensors[first:]]
+    described += [(x.dtype, x.requires_grad) for x in tensors]
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    signature = (
+        program.signature, q.shape, causal, scale, dropout, backend, visible.first is None, visible.last is None,
+        wanted, small, native.PROBLEM, *described,
+    )  # fmt: skip
+    return signature, tensors, lowest, wanted
