@@ -71,6 +71,8 @@ class Positions:
 
     def last(self, count: int) -> Positions:
         """The last `count` queries, with all keys."""
+        if count == self.queries.shape[1]:
+            return self
         bounds = (self.visible.first, self.visible.last)
         first, last = (x if x is None or x.shape[1] == 1 else x[:, -count:] for x in bounds)
         return replace(self, queries=self.queries[:, -count:], visible=Visible(first, last))

@@ -1,0 +1,101 @@
+"""`dape bench generate`: tokens a second of greedy generation, against a Llama of the same size on PyTorch's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from dape.bench import report, steps
+from dape.bench.timing import interleave
+from dape.models import DapeForCausalLM, preset
+from dape.models.presets import PRESETS
+from dape.settings import setting
+
+LLAMA = "llama"
+COLUMNS = (
+    ("model", "method", ""),
+    ("parameters", "parameters", ",d"),
+    ("ms a token", "milliseconds", ".2f"),
+    ("± (IQR)", "spread", ".2f"),
+    ("tokens a second", "tokens_per_second", ",.1f"),
+    ("× llama", "ratio_to_llama", ".3f"),
+)
+
+
+@dataclass(frozen=True)
+class Options(steps.StepOptions):
+    """Time greedy generation with a cache for several methods, as ratios to a Llama of transformers on SDPA."""
+
+    methods: str = setting("kerple,dape1x3-kerple", help="Methods, separated by commas.", listed=str)
+    length: int = setting(32, help="Tokens of the prompt.", low=1, high=2**24)
+    batch: int = setting(1, help="Prompts at a time.", low=1, high=2**20)
+    tokens: int = setting(256, help="New tokens.", low=1, high=2**24)
+    rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
+
+
+def show(options: Options, records: list[report.Record]) -> None:
+    steps.print_records(options, records, COLUMNS)
+
+
+def run(options: Options) -> list[report.Record]:
+    """One record per model."""
+    options.prepare()
+    models = {
+        LLAMA: llama(options.preset),
+        **{name: ours(name, options) for name in options.methods.split(",")},
+    }
+    candidates = {name: generation(model, options) for name, model in models.items()}
+    timings = interleave(candidates, options.rounds, options.device, options.clock)
+    return [
+        {
+            "method": name,
+            **options.record(),
+            "tokens": options.tokens,
+            "parameters": models[name].num_parameters(),
+            "milliseconds": timing.milliseconds / options.tokens,
+            "spread": timing.spread / options.tokens,
+            "tokens_per_second": options.batch * options.tokens / timing.milliseconds * 1e3,
+            "ratio_to_llama": timings[LLAMA].milliseconds / timing.milliseconds,
+        }
+        for name, timing in timings.items()
+    ]
+
+
+def ours(method: str, options: Options) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return DapeForCausalLM(preset(options.preset, method, backend=options.backend))
+
+
+def llama(name: str) -> PreTrainedModel:
+    """A Llama with the layers, width and heads of a preset; its gated MLP has as many parameters as ours."""
+    sizes: dict[str, Any] = dict(PRESETS[name])
+    width, vocabulary = sizes["hidden_size"], preset(name, "rope").vocab_size
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{**sizes, "vocab_size": vocabulary},
+        intermediate_size=width * 8 // 3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=preset(name, "rope").tie_word_embeddings,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config)
+
+
+def generation(model: PreTrainedModel, options: Options) -> Callable[[], object]:
+    """Greedy generation of a fixed number of tokens from a random prompt."""
+    torch.nn.Module.to(model, options.device).eval()
+    generator = torch.Generator().manual_seed(0)
+    shape = (options.batch, options.length)
+    prompt = torch.randint(1, model.config.vocab_size, shape, generator=generator).to(options.device)
+    counts = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens}
+
+    def run() -> object:
+        return model.generate(  # type: ignore[operator]  # every causal model has it
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, pad_token_id=0, **counts
+        )
+
+    return run
