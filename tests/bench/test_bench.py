@@ -357,6 +357,16 @@ def test_train_says_where_it_ran(tmp_path):
     assert record["loop_milliseconds"] > 0
 
 
+def test_generation_stands_beside_a_llama_of_the_same_size(tmp_path):
+    file = tmp_path / "records.json"
+    arguments = ["--tokens", "3", "--length", "5", "--rounds", "1", "--json", str(file)]
+    assert main(["bench", "generate", *arguments]) == 0
+    records = json.loads(file.read_text())
+    assert [r["method"] for r in records] == ["llama", "kerple", "dape1x3-kerple"]
+    sizes = [r["parameters"] for r in records]
+    assert max(sizes) < 1.02 * min(sizes)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", ["attention", "decode", "model", "train"])
 def test_a_gpu_that_is_missing_is_a_sentence(name, capsys):
@@ -388,7 +398,7 @@ def test_a_gpu_that_is_not_there_is_named():
         Placement.of("cuda:1", "bf16")
 
 
-@pytest.mark.parametrize("name", ["attention", "decode", "model", "train"])
+@pytest.mark.parametrize("name", ["attention", "decode", "generate", "model", "train"])
 def test_tables_are_whole_at_80_columns(name, capsys):
     """Of long names and large numbers."""
     columns = importlib.import_module(f"dape.bench.{name}").COLUMNS

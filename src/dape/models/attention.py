@@ -241,4 +241,4 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, n·D] → [B, n, T, D]."""
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], -1, self.head_width).transpose(1, 2)

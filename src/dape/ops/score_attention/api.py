@@ -14,7 +14,7 @@ from torch import Tensor
 from dape.ops.score_attention import by_tiles, cpu, reference, sdpa, tiled, triton
 from dape.ops.score_attention.fold import folded
 from dape.ops.score_attention.op import differentiable, in_own_dtype
-from dape.ops.score_attention.plans import LARGE_PLAIN, PLANS, Signed, sign
+from dape.ops.score_attention.plans import PLANS, Signed, sign
 from dape.ops.score_attention.program import PLAIN, ScoreProgram
 from dape.ops.score_attention.types import (
     EVERYTHING,
@@ -27,13 +27,13 @@ from dape.ops.score_attention.types import (
     Visible,
 )
 
-# In order of speed, for most calls. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
+# In order of speed. A backend is a module with `attend(problem)` and `unsupported(problem)`, which
 # returns None or the reason, as a sentence, why it cannot run this call. Importing one must be quick: dependencies
 # beyond torch are imported when it runs.
 BACKENDS: dict[str, ModuleType] = {
+    "cpu": cpu,
     "sdpa": sdpa,
     "triton": triton,
-    "cpu": cpu,
     "tiled": tiled,
     "reference": reference,
 }
@@ -189,7 +189,7 @@ def _refusal(problem: Problem, name: str, *, auto: bool) -> str | None:
 
 def choose(problem: Problem, backend: str = "auto") -> ModuleType:
     """The backend module for a call: the given one, or the fastest that can run."""
-    names = _by_speed(problem) if backend == "auto" else [backend]
+    names = list(BACKENDS) if backend == "auto" else [backend]
     reasons = []
     for name in names:
         reason = _refusal(problem, name, auto=backend == "auto")
@@ -197,16 +197,6 @@ def choose(problem: Problem, backend: str = "auto") -> ModuleType:
             return BACKENDS[name]
         reasons.append(f'backend="{name}" cannot run this call: {reason}')
     raise ValueError("; ".join(reasons))
-
-
-def _by_speed(problem: Problem) -> list[str]:
-    """All backends, the fastest for this call first."""
-    # A graph may serve any length, so none is compared there.
-    graph = torch.compiler.is_compiling()
-    small = problem.bias is None if graph else math.prod(problem.sizes) < LARGE_PLAIN
-    if problem.program.is_plain and small:
-        return list(BACKENDS)
-    return ["cpu", *(name for name in BACKENDS if name != "cpu")]
 
 
 def _check(problem: Problem) -> None:

@@ -15,10 +15,6 @@ from dape.ops.score_attention import cpu, native, op
 from dape.ops.score_attention.program import ScoreProgram
 from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, Problem, Visible
 
-# From this many multiplications of plain attention (B · H · Tq · Tk · D) on, the C++ kernel, which reads no mask and
-# skips invisible pairs, is faster than PyTorch's own; below, the overhead of a call decides.
-LARGE_PLAIN = 4 * 1024 * 1024
-
 # With more signatures than that, their sizes are not those of one model: all are forgotten.
 MOST_PLANS = 1024
 
@@ -104,7 +100,6 @@ def sign(
         nearest = 0 if causal else 1 - num_queries
         if lowest > nearest or lowest + bias.values.shape[1] < num_keys:
             return None
-    small = batch * num_heads * num_queries * head_width * num_keys < LARGE_PLAIN
     # Keys, values and biases without their lengths.
     described: list[object] = [entries, groups, key_width, None if bias is None else bias.values.shape[0]]
     first = 3 if bias is None else 4
@@ -113,6 +108,6 @@ def sign(
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     signature = (
         program.signature, q.shape, causal, scale, dropout, backend, visible.first is None, visible.last is None,
-        wanted, small, native.PROBLEM, *described,
+        wanted, native.PROBLEM, *described,
     )  # fmt: skip
     return signature, tensors, lowest, wanted
