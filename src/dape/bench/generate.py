@@ -72,7 +72,7 @@ def ours(method: str, options: Options) -> PreTrainedModel:
 
 def llama(name: str) -> PreTrainedModel:
     """A Llama with the layers, width and heads of a preset; its gated MLP has as many parameters as ours."""
-    sizes: dict[str, Any] = dict(PRESETS[name])
+    sizes: dict[str, Any] = {**PRESETS[name], "attn_implementation": "sdpa"}
     width, vocabulary = sizes["hidden_size"], preset(name, "rope").vocab_size
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -80,7 +80,6 @@ def llama(name: str) -> PreTrainedModel:
         intermediate_size=width * 8 // 3,
         max_position_embeddings=8192,
         tie_word_embeddings=preset(name, "rope").tie_word_embeddings,
-        attn_implementation="sdpa",
     )
     return LlamaForCausalLM(config)
 
