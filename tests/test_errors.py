@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import io
+import json
 import os
 import re
 from pathlib import Path
@@ -16,8 +17,11 @@ import dape
 from dape import cli
 from dape.data import prepare
 from dape.errors import expected, sentence
+from dape.evaluation.table import make_table, read_table, write_table
 from dape.files import read_json
+from dape.loading import load_base
 from dape.training import load_run
+from dape.training.display import read_metrics
 
 
 def test_errors_of_the_system_name_the_path():
@@ -110,22 +114,75 @@ def test_an_entry_missing_in_a_file_of_ours_is_a_sentence_with_its_path(tmp_path
     assert capsys.readouterr().err == f'dape methods: {file} is damaged: it has no entry "windows"\n'
 
 
-def test_files_of_ours_are_read_in_one_way():
-    """json.loads of a file would raise a bare KeyError later; what else is parsed is no file of ours."""
+def test_text_from_outside_is_parsed_in_one_place():
+    """Elsewhere, content that is too deeply nested, or an entry that is missing, would be a bug of ours."""
     source = Path(dape.__file__).parent
     found = {
         path.relative_to(source).as_posix()
         for path in source.rglob("*.py")
-        if re.search(r"json\.loads?\(.*read_text", path.read_text())
+        if re.search(r"(json|tomllib)\.loads?\((?!json)|safe_load\(", path.read_text())
     }
     assert found == {
-        "cli/inspect.py",  # of any model of Hugging Face
-        "data/tokens.py",  # a note that may be damaged: then data is verified again
+        "bench/memory.py",  # of a process of our own
+        "data/tokenizers.py",  # of the tokenizers library
+        "files.py",
         "lab/accuracies.py",  # within the package
         "lab/runner.py",  # written the moment before
         "models/remote_code.py",  # code that is exported needs no other module of ours
-        "training/checkpoint.py",  # a damaged manifest sets the checkpoint aside
     }
+
+
+DEEP = {".json": "[" * 20_000, ".yaml": "[" * 20_000, ".toml": "a = " + "[" * 20_000}
+
+
+@pytest.mark.parametrize("suffix", DEEP)
+def test_a_deeply_nested_configuration_is_a_sentence(suffix, tmp_path, capsys):
+    (tmp_path / f"run{suffix}").write_text(DEEP[suffix])
+    assert cli.main(["train", "--config", str(tmp_path / f"run{suffix}")]) == 2
+    assert "too deeply nested" in (said := capsys.readouterr().err)
+    assert len(said.splitlines()) == 1
+
+
+def test_deeply_nested_lines_of_a_corpus_and_of_metrics_are_left_out(tmp_path, capsys):
+    (tmp_path / "corpus.jsonl").write_text(f'{DEEP[".json"]}\n{{"text": "{"a b " * 99}"}}\n' * 3)
+    with pytest.raises(ValueError, match="too deeply nested"):
+        prepare(str(tmp_path / "corpus.jsonl"), tmp_path / "data", progress=False)
+    (tmp_path / "metrics.jsonl").write_text(f'{DEEP[".json"]}\n{{"step": 3}}\n')
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3}]
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 64, b"\x80\x04K\x01.", b"{" * 20_000])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json", "model.gguf"])
+def test_damaged_files_of_a_foreign_model_are_a_sentence(name, content, tmp_path, capsys):
+    config = {"model_type": "llama", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 8}
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes))
+    (tmp_path / name).write_bytes(content)
+    if name == "model.gguf":
+        with pytest.raises(ValueError, match="no causal language model"):
+            load_base(str(tmp_path / name))
+        return
+    assert cli.main(["eval", f"hf:{tmp_path}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("position", [0, 12, 30, -30, -5])
+def test_a_damaged_table_of_results_is_a_sentence(position, tmp_path):
+    row = {
+        "run": "r",
+        "method": "m",
+        "seed": 0,
+        "corpus": "c",
+        "train_length": 8,
+        "metric": "loss",
+        "sum": 1.0,
+    }
+    path = write_table(make_table([{**row, "seed": seed} for seed in range(99)]), tmp_path / "r.csv.gz")
+    content = bytearray(path.read_bytes())
+    content[position] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is not a table of results"):
+        read_table(path)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "sources.jsonl"])

@@ -92,7 +92,7 @@ def read_json(path: str | os.PathLike[str], kind: type = dict) -> Any:
     path = Path(path)
     try:
         content = _parsed(path, path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is damaged: it is not JSON ({error})") from error
     if not isinstance(content, kind):
         raise ValueError(f"{path} is damaged: it holds {_named(type(content))}, not {_named(kind)}")
@@ -106,7 +106,7 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[Entries]:
         for number, line in enumerate(lines, start=1):
             try:
                 content = _parsed(path, line)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise ValueError(f"{path} is damaged: line {number} is not JSON ({error})") from error
             if not isinstance(content, Entries):
                 raise ValueError(
@@ -122,7 +122,29 @@ def _named(kind: type) -> str:
 
 
 def _parsed(path: Path, text: str) -> Any:
-    return json.loads(text, object_pairs_hook=lambda pairs: Entries(pairs, path))
+    return parse_text(text, object_pairs_hook=lambda pairs: Entries(pairs, path))
+
+
+def parse_text(text: str | bytes, suffix: str = ".json", **options: Any) -> Any:
+    """Content of JSON, TOML or YAML from anywhere; whatever is wrong with it is a ValueError, too deep nesting included.
+
+    suffix: of a file of that kind. options: of json.loads.
+    """
+    try:
+        if suffix == ".json":
+            return json.loads(text, **options)
+        if suffix == ".toml":
+            import tomllib
+
+            return tomllib.loads(text if isinstance(text, str) else text.decode())
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+    except RecursionError:
+        raise ValueError("it is too deeply nested") from None
 
 
 @contextlib.contextmanager

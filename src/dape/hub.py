@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
+from collections.abc import Iterator
 from urllib.parse import urlparse
+
+from dape.errors import out_of_memory
 
 
 def not_loaded(what: str, name: str, error: Exception) -> str:
     """Error message for a name that transformers could not load: where it was searched, and the reason."""
     reason = next(iter(str(error).splitlines()), "").rstrip(" .:")
+    if not isinstance(error, OSError | ValueError):
+        reason = f"{type(error).__name__}: {reason}"
     if os.path.isdir(name):
         return f'no {what} in the folder "{name}": {reason}'
     return f'no {what} "{name}": there is no such folder here, and the Hugging Face hub did not give it ({reason})'
+
+
+@contextlib.contextmanager
+def loading(what: str, name: str) -> Iterator[None]:
+    """Turn anything a library raises about the files of a model, such as damaged weights or a pickle, into a ValueError."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise ValueError(not_loaded(what, name, error)) from error
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from dape.data import TokenData, load_tokenizer, open_data, prepare
 from dape.devices import find_device
 from dape.evaluation.models import EvaluatedModel
 from dape.files import read_json
-from dape.hub import hub_options, not_loaded
+from dape.hub import hub_options, loading
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
 from dape.training import load_run
 
@@ -48,10 +48,8 @@ def load_base(name: str, device: str = "auto") -> Base:
         options: dict[str, Any] = {"dtype": torch.float32}
         if path.suffix == ".gguf":
             source, options["gguf_file"] = str(path.parent), path.name
-        try:
+        with loading("causal language model", source):
             model = load_causal_lm(source, **options)
-        except (OSError, ValueError, ImportError) as error:
-            raise ValueError(not_loaded("causal language model", source, error)) from error
         if getattr(model.config, "dape_retrofit", None):
             raise ValueError(
                 f"{source} is already retrofitted: pass the base model, or continue training with Trainer"
@@ -124,10 +122,8 @@ def _hugging_face(
     if not path:
         raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
     tokens = None if data is None else open_data(data)
-    try:
+    with loading("causal language model", path):
         model = load_causal_lm(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(not_loaded("causal language model", path, error)) from error
     source, given = tokenizer_source(path, model), tokens
     if given is None:
         tokens = _pack(corpus or "stdlib", source, cleanup)

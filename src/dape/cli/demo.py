@@ -22,7 +22,7 @@ from rich.text import Text
 
 import dape
 from dape.cli.parsing import parse
-from dape.files import write_atomically
+from dape.files import parse_text, write_atomically
 from dape.settings import setting
 
 PLAIN, CONVOLVED = "kerple", "dape1x3-kerple"
@@ -494,8 +494,8 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     records = []
     for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            records.append(json.loads(line))
+        with contextlib.suppress(ValueError):
+            records.append(parse_text(line))
     return records
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from dape.cli.parsing import parse
 from dape.data import Tokenizer, load_tokenizer
-from dape.files import distinct_names, write_atomically
+from dape.files import distinct_names, read_json, write_atomically
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw_maps
 from dape.inspection.page import Named, token_texts, write_maps_page
@@ -144,7 +144,7 @@ def open_models(
             tokenizer_path = Path(tokenizer_source(folder, retrofitted))
             yield name, retrofitted, find_tokenizer(tokenizer_path, tokenizer)
         elif (folder / "config.json").exists():
-            if json.loads((folder / "config.json").read_text("utf-8")).get("model_type") != "dape":
+            if read_json(folder / "config.json").get("model_type") != "dape":
                 raise ValueError(
                     f"{folder} is not a model of ours: `dape inspect` looks into our own models and retrofitted ones; "
                     f"of others, model(ids, output_attentions=True) gives the weights"

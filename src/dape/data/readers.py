@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 
 from dape.data.chunks import CHUNK, BadText, Chunk, Report, stop, whole
 from dape.errors import install
+from dape.files import parse_text
 
 TEXT = (".txt", ".md", ".tex", ".py")
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -118,13 +119,15 @@ def texts_of_lines(stream: IO[bytes], name: str, field: str, report: Report = st
 
 def _record_text(line: bytes, location: str, field: str) -> str:
     try:
-        record = json.loads(line)
+        record = parse_text(line)
     except UnicodeDecodeError as error:
         raise BadText(
             f"{location}: byte {error.start} of the line is not UTF-8 (0x{line[error.start]:02x})"
         ) from None
     except json.JSONDecodeError as error:
         raise BadText(f"{location}: not JSON ({error.msg} at column {error.colno})") from None
+    except ValueError as error:
+        raise BadText(f"{location}: not JSON ({error})") from None
     if not isinstance(record, dict):
         raise BadText(f"{location}: an object with a field was expected, not {_kind(record)}")
     if field not in record:

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers as hf
 
 from dape.files import read_json, write_atomically
-from dape.hub import hub_options, not_loaded
+from dape.hub import hub_options, loading
 
 # Special token that ends texts and pads batches, if a tokenizer has none of its own.
 END = "<|endoftext|>"
@@ -199,10 +199,8 @@ def _load_file(path: Path, settings: dict[str, Any]) -> SubwordTokenizer:
 def _load_pretrained(name: str) -> SubwordTokenizer:
     from transformers import AutoTokenizer
 
-    try:
+    with loading("tokenizer", name):
         loaded = AutoTokenizer.from_pretrained(name, **hub_options(name))
-    except Exception as error:  # connection errors, missing files, unknown classes: one meaning for a user
-        raise ValueError(not_loaded("tokenizer", name, error)) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(f'tokenizer "{name}" has no fast version in the `tokenizers` library')

@@ -14,7 +14,7 @@ import numpy as np
 
 from dape.checksums import file_digest
 from dape.data.tokenizers import Tokenizer, load_tokenizer
-from dape.files import read_json, write_atomically
+from dape.files import parse_text, read_json, write_atomically
 
 FORMAT = "dape tokens 1"
 SPLITS = ("train", "validation")
@@ -157,7 +157,7 @@ def note_verified(folder: Path) -> None:
 
 def _verified(folder: Path) -> Any:
     try:
-        return json.loads((folder / VERIFIED).read_text("utf-8"))
+        return parse_text((folder / VERIFIED).read_text("utf-8"))
     except (OSError, ValueError):
         return None
 

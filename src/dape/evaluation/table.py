@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
@@ -67,7 +68,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     kinds = {**dict.fromkeys(COLUMNS, "str"), **KINDS}
     try:
         table = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values={"sum": [""]})
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path} is not a table of results: {error}") from error
     if list(table.columns) != list(COLUMNS):
         raise ValueError(f"{path} has the columns {', '.join(table.columns)}, expected {', '.join(COLUMNS)}")

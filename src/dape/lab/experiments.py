@@ -12,7 +12,7 @@ from typing import Any
 
 import dape
 from dape.data.chunks import Chunk, cut_documents
-from dape.files import write_atomically
+from dape.files import parse_text, write_atomically
 from dape.lab.environment import threads_of
 
 SCALES = ("smoke", "laptop", "paper")
@@ -161,12 +161,12 @@ def check_keys(what: str, table: dict[str, Any], known: Set[str]) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        import tomllib
+        import tomllib  # noqa: F401
     except ModuleNotFoundError:
         raise ValueError("the experiments are TOML files, for which Python 3.11 or newer is needed") from None
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        return parse_text(path.read_text("utf-8"), ".toml")
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 

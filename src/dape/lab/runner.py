@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from dape.errors import install
-from dape.files import write_atomically
+from dape.files import parse_text, write_atomically
 from dape.lab.environment import threads_of
 from dape.methods import parse_brackets
 from dape.settings import check_choice, setting
@@ -303,7 +303,7 @@ def last_record(run: Path) -> dict[str, float]:
         # A line may be incomplete at the end, or at the offset where reading began.
         for line in reversed(lines):
             try:
-                record = json.loads(line)
+                record = parse_text(line)
                 return {**record, "step": int(record["step"])}
             except (ValueError, KeyError, TypeError):
                 continue

@@ -33,7 +33,7 @@ from dape.evaluation.by_length import default_last
 from dape.evaluation.metrics import METRICS, measure, recall_bounds
 from dape.evaluation.table import ALL, join, make_table, read_table, write_table
 from dape.evaluation.windows import Context
-from dape.files import write_atomically
+from dape.files import parse_text, write_atomically
 from dape.methods import canonical, parse_layers
 from dape.positions import POSITIONS, randomized_positions
 from dape.positions.rope import RoPE
@@ -119,7 +119,7 @@ def spec_of(job: Job) -> str:
 
 def job_of(spec: str) -> Job:
     """The job of a spec."""
-    content = json.loads(spec)
+    content = parse_text(spec)
     module, _, name = content.pop("kind").partition(":")
     kind = getattr(importlib.import_module(module), name)
     if not (isinstance(kind, type) and issubclass(kind, Job)):

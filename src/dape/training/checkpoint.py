@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dape.checksums import file_digest
-from dape.files import read_json, sync_folder
+from dape.files import parse_text, read_json, sync_folder
 from dape.settings import changed_setting
 from dape.training.config import DiskFull, LoopSettings
 from dape.training.parallel import Parallel
@@ -113,7 +113,7 @@ class Checkpoints:
 def find_damage(path: Path) -> str | None:
     """Description of the damage of a checkpoint, or None; raises OSError if it cannot be read."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = parse_text((path / MANIFEST).read_text())
         entries = {name: (entry["sha256"], entry["bytes"]) for name, entry in manifest["files"].items()}
         number = manifest["format"]
     except FileNotFoundError:

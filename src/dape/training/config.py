@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Callable
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-import yaml
 
 from dape.data.corpora import default_tokenizer, default_validation
 from dape.data.preparation import parse_validation
 from dape.data.tokenizers import bpe_size
 from dape.data.tokens import read_manifest
 from dape.devices import check_fits, device_name, find_device
+from dape.files import parse_text
 from dape.methods import LAYERS, parse_layers
 from dape.positions import POSITIONS
 from dape.settings import SettingError, check, setting
@@ -410,7 +409,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     text, suffix = path.read_text("utf-8"), path.suffix.lower()
     try:
         content = _parse(text, suffix)
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a table of options")
@@ -421,12 +420,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def _parse(text: str, suffix: str) -> Any:
-    if suffix == ".toml":
-        return tomllib.loads(text)
-    if suffix in (".yaml", ".yml"):
-        return yaml.safe_load(text)
-    if suffix == ".json":
-        return json.loads(text)
+    if suffix in (".toml", ".yaml", ".yml", ".json"):
+        return parse_text(text, suffix)
     raise ValueError(f'"{suffix}" is not a kind of configuration: use .toml, .yaml or .json')
 
 

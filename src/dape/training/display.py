@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from dape.files import write_atomically
+from dape.files import parse_text, write_atomically
 from dape.training.config import LoopSettings
 
 Record = dict[str, float]
@@ -25,7 +25,7 @@ def read_metrics(path: Path) -> list[Record]:
     records = []
     for line in path.read_text("utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
-            record = json.loads(line)
+            record = parse_text(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
                 records.append(record)
     return records
