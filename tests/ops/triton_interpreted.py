@@ -636,6 +636,13 @@ def test_the_self_test_finds_a_mistake(monkeypatch, mistake):
     assert "is off: out by" in selftest.wrong(selftest.errors(torch.device("cpu"), **kind), kind["dtype"])
 
 
+def test_the_self_test_does_not_depend_on_the_default_device():
+    kind = selftest.SUITE["plain, sink"] | {"length": 20, "batch": 1, "num_heads": 2, "num_groups": 2}
+    with torch.device("meta"):
+        found = selftest.errors(torch.device("cpu"), **kind)
+    assert selftest.wrong(found, kind["dtype"]) is None
+
+
 @pytest.mark.slow
 def test_doctor_runs_the_kernels(monkeypatch):
     found = [x for x in doctor.kernels(torch.device("cpu")) if x["backend"] == "triton"]

@@ -121,11 +121,11 @@ def errors(
     """Errors of the output and all gradients of a call, as shares of their norms, by name; by several chunks of rows."""
     from dape.ops.score_attention import triton as backend
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         # Numbers that the dtype can hold.
-        return torch.randn(shape, generator=generator).to(dtype).double()
+        return torch.randn(shape, generator=generator, device="cpu").to(dtype).double()
 
     queries = queries or length
     lowest = 0 if causal else 1 - max(queries, length)
@@ -150,7 +150,7 @@ def errors(
     }
     tensors |= of_program | of_bias
     direction = draw(*tensors["q"].shape)
-    row = torch.arange(queries)[None] + length - queries
+    row = torch.arange(queries, device="cpu")[None] + length - queries
     first = (row - length // 2).clamp(min=0) if bounded[0] else None
     last = (row + (0 if causal else length // 4)).clamp(max=length - 3) if bounded[1] else None
 
