@@ -336,7 +336,7 @@ def with_cached(
     # [B, H, T, n] as [B, G, T, H/G · n]: a key has the features of all heads that read it.
     packed = [x.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3) for x in kept]
     # A cache has one dtype, the finest of all: under autocast, states are finer than keys.
-    k = torch.cat([k, *packed], -1)
+    k = torch.cat([k, *packed], -1) if packed else k
     if cache is not None:
         k, v = cache.update(k, v, layer)
     if arrange is not None:
@@ -348,7 +348,8 @@ def with_cached(
             f"attention has {k.shape[2]} keys, but {positions.num_keys} are expected: a cache must keep every token, "
             f"without a sliding window"
         )
-    k, *packed = k.split([width, *(x.shape[-1] for x in packed)], -1)
+    if packed:
+        k, *packed = k.split([width, *(x.shape[-1] for x in packed)], -1)
     unpacked = [
         x.unflatten(3, (-1, y.shape[-1])).transpose(2, 3).flatten(1, 2).to(y.dtype)
         for x, y in zip(packed, kept, strict=True)
@@ -365,7 +366,8 @@ def with_cached(
         earlier = min(earlier_rows, positions.num_keys - num_tokens)
         rows = min(asked + earlier_rows, num_tokens + earlier)
         positions = positions.before(earlier)
-    return q[:, :, -rows:], k.to(dtype), v.to(dtype), state, positions.last(rows)
+    q = q if q.shape[2] == rows else q[:, :, -rows:]
+    return q, k.to(dtype), v.to(dtype), state, positions.last(rows)
 
 
 class _Past:

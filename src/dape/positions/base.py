@@ -182,7 +182,9 @@ class Parameters(nn.Module):
 
     def forward(self, device: torch.device) -> tuple[Tensor, ...]:
         """The parameters on `device`, in order of definition, in float32 or finer."""
-        return tuple(at_least_float32(parameter.to(device)) for parameter in self.parameters(recurse=False))
+        # Not self.parameters(), whose generators take longer than a decoding step's bias.
+        own = self._parameters.values()
+        return tuple([at_least_float32(parameter.to(device)) for parameter in own if parameter is not None])
 
 
 class LinearMap(Parameters):
@@ -324,6 +326,8 @@ def check_sizes(**sizes: int) -> None:
 
 def at_least_float32(parameter: Tensor) -> Tensor:
     """The parameter in a dtype that represents distances exactly: float32, or its own if finer."""
+    if parameter.dtype is torch.float32:
+        return parameter
     return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
