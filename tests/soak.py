@@ -91,16 +91,11 @@ def packed(folder: Path) -> str:
 
 
 def compared(folder: Path) -> str:
-    results = json.loads((folder / "compare" / "results.json").read_text())
-    runs = [[run["method"], run["seed"], run["steps"], run["train_loss"]] for run in results["runs"]]
-    # Rows of losses alone: times differ from run to run.
-    rows = [
-        [runs[row["run"]], row["eval_length"], row["value"]]
-        for row in results["rows"]
-        if row["metric"] == "loss"
-    ]
-    assert rows
-    return hashlib.sha256(json.dumps(sorted(rows, key=str)).encode()).hexdigest()
+    from dape.evaluation.table import read_table
+
+    rows = read_table(folder / "compare" / "results.csv.gz")
+    # Times differ from run to run.
+    return hashlib.sha256(rows[rows["metric"].isin(["loss", "train_loss"])].to_csv().encode()).hexdigest()
 
 
 def exported(folder: Path) -> str:

@@ -21,7 +21,7 @@ TEMPLATES = [path for path in SOURCES if re.fullmatch(r".*\.html?(\.j2)?", path.
 
 def test_every_page_is_a_template_of_jinja() -> None:
     names = {path.name for path in TEMPLATES}
-    assert {"base.html.j2", "page.html.j2"} <= names
+    assert {"page.html.j2"} <= names
     assert [name for name in names if not name.endswith(".html.j2")] == []
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dape.lab.api import evaluate as evaluate
     from dape.lab.api import train as train
     from dape.lab.compare import compare as compare
-    from dape.lab.compare import load_comparison as load_comparison
+    from dape.lab.comparison import load_comparison as load_comparison
     from dape.retrofitting import load_adapter, load_retrofitted, remove_retrofit, retrofit, save_adapter
     from dape.retrofitting.adapt import adapt as adapt
 
@@ -73,7 +73,7 @@ LATER = {
     "adapt": "dape.retrofitting.adapt",
     "compare": "dape.lab.compare",
     "evaluate": "dape.lab.api",
-    "load_comparison": "dape.lab.compare",
+    "load_comparison": "dape.lab.comparison",
     "train": "dape.lab.api",
     "inspect": "dape.inspection",
     "load_adapter": "dape.retrofitting",

@@ -60,14 +60,10 @@ def environment(package: str, folder: str = "") -> Environment:
 
 
 def asset(package: str, name: str) -> Markup:
-    """A style sheet or script beside the templates, or plotly's script."""
-    if name != "plotly.js":
-        text = (files(package) / name).read_text("utf-8")
-        assert not re.search(r"</(script|style)|<!--", text, re.IGNORECASE), name
-        return Markup(text)
-    from plotly.offline import get_plotlyjs
-
-    return Markup(get_plotlyjs().replace("</script", r"<\/script"))
+    """A style sheet or script beside the templates."""
+    text = (files(package) / name).read_text("utf-8")
+    assert not re.search(r"</(script|style)|<!--", text, re.IGNORECASE), name
+    return Markup(text)
 
 
 def policy(scripts: Iterable[str] = (), *, loads_more: bool = False) -> str:

@@ -3,22 +3,24 @@
 from pathlib import Path
 
 from dape.evaluation.probes import TRAINED
-from dape.lab.accuracies import Accuracies, mean_table
-from dape.lab.records import load_results
+from dape.evaluation.table import read_table
+from dape.lab.tasks import score_table
 
 FOLDER = Path(__file__).parents[2] / "results/tasks/suite"
 METHODS = ["kerple", "rope", "alibi", "fox", "dape-kerple", "dape1x3-kerple"]
 
 
 def test_every_task_has_every_method_and_two_seeds():
-    runs = load_results(FOLDER / "results.json")["runs"]
-    tasks = dict.fromkeys(run["corpus"] for run in runs)
+    table = read_table(FOLDER / "results.csv.gz")
+    tasks = table["corpus"].unique().tolist()
     assert set(tasks) <= set(TRAINED)
     assert len(tasks) >= 4
-    found = sorted((run["corpus"], run["method"], run["seed"]) for run in runs)
-    assert found == sorted((task, method, seed) for task in tasks for method in METHODS for seed in (0, 1))
+    runs = table[["corpus", "method", "seed"]].drop_duplicates().itertuples(index=False, name=None)
+    assert sorted(runs) == sorted(
+        (task, method, seed) for task in tasks for method in METHODS for seed in (0, 1)
+    )
 
 
 def test_the_page_has_the_scores_of_the_records():
     text = (FOLDER / "README.md").read_text("utf-8")
-    assert mean_table(Accuracies(load_results(FOLDER / "results.json"))).markdown() in text
+    assert score_table(read_table(FOLDER / "results.csv.gz")).markdown() in text

@@ -11,9 +11,7 @@ import pytest
 from dape import cli
 from dape.cli.compare import parse_comparison
 from dape.lab.compare import by_recipe
-from dape.lab.execute import make_plan
-from dape.lab.pace import share_time
-from dape.training import TrainConfig
+from dape.lab.runs import job_of, spec_of
 
 COMMANDS = [
     [],
@@ -64,6 +62,8 @@ def test_the_reported_command_gives_the_same_comparison(arguments: list[str]) ->
         ({"lengths": "64,128", "last": 65}, "last=65"),
         ({"baseline": "fire"}, 'baseline="fire" is not one of the methods'),
         ({"jobs": 0}, "jobs=0"),
+        ({"metrics": "loss,perplexity"}, 'unknown metric "perplexity"'),
+        ({"metrics": "accuracy"}, "the loss is always one of them"),
         ({"steps": 0}, "steps=0"),
     ],
 )
@@ -134,11 +134,10 @@ def test_every_run_gets_the_training_that_was_asked_for() -> None:
     config = parse_comparison(
         ["--batch-size", "3", "--steps", "100", "--warmup-steps", "10", "--data", "there"]
     )
-    plan = make_plan(config.experiment(), config.workspace())
-    item = plan.items[0]
-    train = TrainConfig(**plan.kind.job(plan, item).spec["train"])
+    run = job_of(spec_of(config.runs()[0]))
+    train = run.config
     assert (train.batch_size, train.steps, train.warmup_steps, train.data) == (3, 100, 10, "there")
-    assert item.for_steps(50).train["warmup_steps"] == 5
+    assert run.with_steps(50).config.warmup_steps == 5
 
 
 def test_names_with_options_hold_commas() -> None:
@@ -146,8 +145,7 @@ def test_names_with_options_hold_commas() -> None:
     config = parse_comparison([*given, "--baseline", "rope[scaling=yarn,factor=8]"])
     assert config.method_list == ["rope[factor=8,scaling=yarn]", "kerple", "rope/nope"]
     assert config.baseline_method == config.method_list[0]
-    names = [item.method for item in make_plan(config.experiment(), config.workspace()).items]
-    assert names == config.method_list
+    assert [run.config.method for run in config.runs()] == config.method_list
 
 
 def test_recipe_and_file_and_options_in_this_order(tmp_path) -> None:
@@ -156,21 +154,3 @@ def test_recipe_and_file_and_options_in_this_order(tmp_path) -> None:
     assert (settings.train_length, settings.batch_size) == (32, 5)
     assert settings.length_list == [32, 64, 128, 256, 512]
     assert by_recipe("125m").learning_rate == 6e-4
-
-
-@pytest.mark.parametrize(
-    ("pace", "expected"),
-    [
-        ({"rope": 0.1, "dape": 0.2}, {"rope": 100, "dape": 50}),
-        ({"rope": 0.1, "alibi": 0.104, "dape": 0.107}, {"rope": 100, "alibi": 100, "dape": 93}),
-        ({"rope": 0.1, "dape": 100.0}, {"rope": 100, "dape": 1}),
-    ],
-)
-def test_equal_time_means_the_time_of_the_fastest(pace: dict[str, float], expected: dict[str, int]) -> None:
-    assert share_time(pace, 100) == expected
-
-
-def test_exactly_equal_time_has_no_tolerance() -> None:
-    pace = {"kerple": 1.0, "dape-kerple": 1.02, "dape1x3-kerple": 1.1}
-    assert share_time(pace, 3900) == {"kerple": 3900, "dape-kerple": 3900, "dape1x3-kerple": 3545}
-    assert share_time(pace, 3900, close=0.0)["dape-kerple"] == 3824

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +13,12 @@ import pandas as pd
 import pytest
 import torch
 
+from dape.cli import main
 from dape.evaluation.metrics import METRICS
 from dape.evaluation.table import difference, join, mean, read_table, recall_slices
-from dape.lab.experiment import run_experiment
+from dape.lab import equal_time
+from dape.lab.compare import CompareConfig
+from dape.lab.experiment import LAUNCHERS, Local, Process, Slurm, run_experiment, run_jobs, why
 from dape.lab.runs import Evaluation, Job, Run, job_of, spec_of
 from dape.training import TrainConfig, load_run
 
@@ -179,3 +185,169 @@ def test_another_kind_of_run_is_not_any_class() -> None:
         job_of(json.dumps({"kind": "pathlib:Path"}))
     assert issubclass(Run, Job)
     assert join([]).empty
+
+
+class Code(Local):
+    """Starts Python code in place of workers."""
+
+    def __init__(self, code: str) -> None:
+        self.code, self.started = code, []
+
+    def start(self, job: Job, at_once: int) -> Process:
+        command = [sys.executable, "-c", self.code, job.id]
+        self.started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        return Process(self.started[-1])
+
+
+def test_a_crash_is_a_failure_of_that_run_alone(text: str, tmp_path: Path) -> None:
+    jobs = runs(text, ["alibi"], seeds=(0, 1, 2))
+    launcher = Code("import os, sys; os.kill(os.getpid(), 11) if 'seed1' in sys.argv[-1] else None")
+    heard: dict = {}
+    run_jobs(
+        jobs,
+        tmp_path,
+        at_once=2,
+        watch=lambda job, said: heard.update({job.config.seed: said}),
+        launcher=launcher,
+    )
+    assert (heard[0], heard[2]) == ("", "")
+    assert "SIGSEGV" in heard[1]
+
+
+def test_interrupted_runs_save_and_end_before_it_returns(text: str, tmp_path: Path) -> None:
+    note = tmp_path / "saved"
+    launcher = Code(f"import sys; sys.stdin.read(); open({str(note)!r} + sys.argv[1], 'w')")
+
+    def interrupt(job: Job, said: str | None) -> None:
+        raise KeyboardInterrupt
+
+    jobs = runs(text, ["alibi"], seeds=(0, 1, 2))
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(jobs, tmp_path, at_once=2, watch=interrupt, launcher=launcher)
+    assert [process.returncode for process in launcher.started] == [0, 0]
+    assert len(list(tmp_path.glob("saved*"))) == 2
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_evaluations_of_one_training_never_run_at_once(text: str, tmp_path: Path) -> None:
+    (plain,) = runs(text, ["rope"])
+    jobs = [plain, *(replace(plain, evaluation=replace(plain.evaluation, windows=n)) for n in (3, 4))]
+    running: list[str] = []
+    most = []
+
+    class Counted(Code):
+        def start(self, job: Job, at_once: int) -> Process:
+            running.append(job.id)
+            most.append(len(running))
+            return super().start(job, at_once)
+
+    def watch(job: Job, said: str | None) -> None:
+        if said is not None:
+            running.remove(job.id)
+
+    run_jobs(jobs, tmp_path, at_once=3, watch=watch, launcher=Counted("pass"))
+    assert most == [1, 1, 1]
+
+
+def test_why_a_worker_ended(text: str, tmp_path: Path) -> None:
+    (job,) = runs(text, ["alibi"])
+    assert "SIGKILL" in why(job, tmp_path, -signal.SIGKILL)
+    assert "code 3" in why(job, tmp_path, 3)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / f"{job.id}.failure").write_text("the disk is full\n")
+    assert why(job, tmp_path, 1) == "the disk is full"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("slrum", 'unknown launcher "slrum"; did you mean slurm'), ("local[nodes=2]", "nodes is given")],
+)
+def test_a_launcher_that_cannot_be_is_reported_at_once(given: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        CompareConfig(launcher=given)
+
+
+@pytest.mark.parametrize("command", ["compare", "tasks"])
+def test_every_command_passes_the_launcher_its_options(command, text, tmp_path, monkeypatch, capsys) -> None:
+    built = []
+
+    class Elsewhere:
+        has_queue = True
+
+        def __init__(self, folder: Path, options: dict) -> None:
+            built.append(options)
+
+        def start(self, job: Job, at_once: int) -> None:
+            raise ValueError("nothing runs here")
+
+    monkeypatch.setitem(LAUNCHERS, "elsewhere", Elsewhere)
+    small = "--num-layers 1 --hidden-size 12 --num-heads 4 --train-length 8 --lengths 8,16 --validation 0.5"
+    given = {
+        "compare": ["--corpus", text, *small.split()],
+        "tasks": ["run", "even_pairs", "--steps", "2"],
+    }[command]
+    where = ["--out", str(tmp_path / "out"), "--launcher", "elsewhere[nodes=2,queue=long]"]
+    assert main([command, *given, *where]) == 2
+    assert "nothing runs here" in capsys.readouterr().err
+    assert built[-1] == {"nodes": 2, "queue": "long"}
+
+
+def test_a_submitted_run_is_carried_out(text: str, tmp_path: Path) -> None:
+    """By submitit's executor for this machine, in place of a cluster."""
+    pytest.importorskip("submitit")
+    (job,) = runs(text, ["kerple"])
+    heard = []
+    launcher = Slurm(tmp_path, {"timeout_min": 5}, cluster="local")
+    run_jobs([job], tmp_path, at_once=1, watch=lambda _, said: heard.append(said), launcher=launcher)
+    assert heard[-1] == ""
+    assert not job.missing(job.done(tmp_path))
+
+
+def test_equal_time_follows_the_interleaved_pace_not_the_runs_own_clocks(text, tmp_path, monkeypatch) -> None:
+    """A busy machine slows whichever run is under way: steps come from one measurement of all methods in turns."""
+    measured = []
+
+    def measure(configs, size, rounds):
+        measured.append([config.method for config in configs])
+        return [1.0, 1.25]
+
+    monkeypatch.setattr(equal_time, "measure", measure)
+    grid = [replace(run, config=replace(run.config, steps=20)) for run in runs(text, seeds=(0, 1))]
+    found = equal_time.at_equal_time(grid, tmp_path, in_process=True)
+    assert [(run.config.method, run.config.seed, run.steps) for run in found] == [
+        (method, seed, n) for method, n in (("kerple", 20), ("dape1x3-kerple", 16)) for seed in (0, 1)
+    ]
+    assert [run.config.warmup_steps for run in found] == [1] * 4
+    # One measurement serves both seeds and every resumption.
+    assert equal_time.at_equal_time(grid, tmp_path, in_process=True) == found
+    assert measured == [["kerple", "dape1x3-kerple"]]
+
+
+def test_the_pace_is_that_of_the_training_that_is_asked_for(text, monkeypatch) -> None:
+    """In its precision and its micro-batches."""
+    seen = []
+
+    def parts(self, batch, size):
+        seen.append((self.settings.precision, self.settings.accumulate, self.parallel.device.type, size))
+        return torch.zeros(())
+
+    monkeypatch.setattr("dape.training.loop.Loop.backward", parts)
+    monkeypatch.setattr("dape.training.loop.clip_gradient", lambda model, clip: torch.zeros(()))
+    (run,) = runs(text, ["kerple"])
+    config = replace(run.config, accumulate=2, precision="bf16", device="cpu", batch_size=4)
+    assert len(equal_time.measure([config], 256, rounds=1)) == 1
+    assert set(seen) == {("bf16", 2, "cpu", 32)}
+
+
+@pytest.mark.parametrize(
+    ("pace", "expected"),
+    [([0.1, 0.2], [100, 50]), ([0.1, 0.104, 0.107], [100, 100, 93]), ([0.1, 100.0], [100, 1])],
+)
+def test_equal_time_means_the_time_of_the_fastest(pace: list[float], expected: list[int]) -> None:
+    assert equal_time.share_time(pace, [100] * len(pace)) == expected
+
+
+def test_exactly_equal_time_has_no_tolerance() -> None:
+    pace = [1.0, 1.02, 1.1]
+    assert equal_time.share_time(pace, [3900] * 3) == [3900, 3900, 3545]
+    assert equal_time.share_time(pace, [3900] * 3, close=0.0)[1] == 3824

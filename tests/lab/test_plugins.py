@@ -14,7 +14,7 @@ from test_compare import write_corpus
 import dape
 from dape import POSITIONS, plugins
 from dape.cli import main
-from dape.lab.compare import load_comparison
+from dape.lab.comparison import load_comparison
 
 FILE = '''
 import dape
@@ -58,7 +58,7 @@ def test_an_encoding_in_a_file_is_a_method_in_worker_processes_and_is_recorded(
     assert main([*command, "--out", str(tmp_path / "out"), "--import", str(mine)]) == 0
     found = load_comparison(tmp_path / "out")
     assert set(found.frame["method"]) == {"kerple", "dape1x3-straight"}
-    assert list(found.results["environment"]["imports"]) == ["mine.py"]
+    assert list(found.about.environment["imports"]) == ["mine.py"]
 
 
 def test_a_run_names_the_file_that_its_method_is_in(mine: Path, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -128,17 +128,18 @@ def test_a_sweep_compares_variants_and_folders_merge(tmp_path: Path, capsys) -> 
     over = ["--over", "learning_rate=1e-3,2e-3"]
     assert main(["sweep", *shared, *over, "--out", str(tmp_path / "swept")]) == 0
     found = load_comparison(tmp_path / "swept")
-    assert list(found.table().index) == ["kerple (learning_rate 0.001)", "kerple (learning_rate 0.002)"]
-    assert found.results["command"].endswith("--over learning_rate=0.001,0.002")
+    assert list(found.table().index) == ["kerple, learning_rate 0.001", "kerple, learning_rate 0.002"]
+    assert found.about.command.endswith("--over learning_rate=0.001,0.002")
     assert main(["compare", *shared, "--out", str(tmp_path / "plain")]) == 0
     folders = [str(tmp_path / "swept"), str(tmp_path / "plain")]
     capsys.readouterr()
     assert main(["merge", *folders, "--out", str(tmp_path / "both")]) == 0
-    assert "kerple (learning_rate 0.001)" in capsys.readouterr().out
+    assert "kerple, learning_rate 0.001" in capsys.readouterr().out
     merged = load_comparison(tmp_path / "both")
     assert len(merged.table()) == 3
     # On the same tokens they are paired.
-    assert set(merged.frame.query("metric == 'difference'")["against"]) == {"kerple (learning_rate 0.001)"}
+    assert merged.about.baseline == "kerple, learning_rate 0.001"
+    assert set(merged.table("difference").index) == {"kerple, learning_rate 0.002", "kerple"}
 
 
 def test_an_installed_package_names_its_encodings_by_an_entry_point(

@@ -10,14 +10,13 @@ from test_plugins import SMALL
 
 import dape
 from dape.cli import main
-from dape.lab.compare import by_recipe, load_comparison, merge
-from dape.lab.curves import label_of
-from dape.lab.execute import make_plan
+from dape.lab.compare import by_recipe
+from dape.lab.comparison import load_comparison, merge
+from dape.lab.experiment import check_distinct
 
 
 def differences(found) -> set[str]:
-    chosen = found.frame.query("metric == 'difference'")
-    return {label_of(row) for row in chosen.to_dict("records")}
+    return set(found.table("difference").index)
 
 
 def test_losses_on_other_tokens_are_not_paired(tmp_path: Path) -> None:
@@ -30,7 +29,7 @@ def test_losses_on_other_tokens_are_not_paired(tmp_path: Path) -> None:
         return dape.compare(["kerple"], out=str(tmp_path / name), **{"lengths": [8, 16], **shared, **changes})
 
     first = compared("first")
-    assert differences(merge([first, compared("again")], ["a", "b"])) == {"kerple (b)"}
+    assert differences(merge([first, compared("other", learning_rate=1e-3)], ["a", "b"])) == {"kerple (b)"}
     others = {
         "longer": compared("longer", lengths=[8, 64]),
         "fewer": compared("fewer", last=2),
@@ -43,8 +42,7 @@ def test_losses_on_other_tokens_are_not_paired(tmp_path: Path) -> None:
         merged = merge([first, other], ["a", name])
         assert differences(merged) == set(), name
         # Changes with the length are of each by itself.
-        changes = merged.frame.query("metric == 'change'")
-        assert set(changes["variant"]) == {"a", name}
+        assert set(merged.table("change").index) == {"kerple (a)", f"kerple ({name})"}
 
 
 def test_a_sweep_over_tokenizers_has_no_differences_between_them(tmp_path: Path) -> None:
@@ -56,27 +54,22 @@ def test_a_sweep_over_tokenizers_has_no_differences_between_them(tmp_path: Path)
     assert differences(found) == set()
 
 
-def test_a_sweep_over_steps_derives_its_warm_up(tmp_path: Path) -> None:
-    config = by_recipe(steps=1000, out=str(tmp_path))
-    blocks = [{"methods": ["kerple"], "train": {"steps": n}, "variant": f"steps {n}"} for n in (100, 1000)]
-    blocks += [{"methods": ["kerple"], "train": {"learning_rate": 5e-5}, "variant": "slow"}]
-    blocks += [{"methods": ["kerple"], "train": {"steps": 200, "warmup_steps": 7}, "variant": "own"}]
-    items = make_plan(config.experiment(blocks), config.workspace()).items
-    assert [item.train["warmup_steps"] for item in items] == [6, 60, 60, 7]
-    assert [item.train["final_learning_rate"] for item in items] == [1e-4, 1e-4, 5e-5, 1e-4]
-    given = by_recipe(steps=1000, warmup_steps=50, out=str(tmp_path))
-    items = make_plan(given.experiment(blocks), given.workspace()).items
-    assert [item.train["warmup_steps"] for item in items] == [50, 50, 50, 7]
+def test_a_sweep_derives_what_depends_on_its_options(tmp_path: Path) -> None:
+    config = by_recipe(methods="kerple", steps=1000, out=str(tmp_path))
+    runs = config.runs({"steps": [100, 1000]})
+    assert [run.config.warmup_steps for run in runs] == [6, 60]
+    assert [run.label for run in runs] == ["kerple, steps 100", "kerple, steps 1000"]
+    rates = [run.config.final_learning_rate for run in config.runs({"learning_rate": [5e-5, 1e-3]})]
+    assert rates == [5e-5, 1e-4]
+    assert config.runs({"steps": [200], "warmup_steps": [7]})[0].config.warmup_steps == 7
+    given = by_recipe(methods="kerple", steps=1000, warmup_steps=50, out=str(tmp_path))
+    assert [run.config.warmup_steps for run in given.runs({"steps": [100, 500]})] == [50, 50]
 
 
 def test_variants_that_are_one_training_are_refused(tmp_path: Path) -> None:
-    config = by_recipe(out=str(tmp_path))
-    blocks = [{"methods": ["kerple"], "train": {"accumulate": n}, "variant": f"{n} parts"} for n in (1, 4)]
-    with pytest.raises(ValueError, match="differ by nothing that changes the trained model"):
-        make_plan(config.experiment(blocks), config.workspace())
-    blocks = [{"methods": ["kerple"], "train": {"train_length": 32}, "variant": "short"}]
-    with pytest.raises(ValueError, match="train sets train_length, which the grid sets"):
-        make_plan(config.experiment(blocks), config.workspace())
+    config = by_recipe(methods="kerple", out=str(tmp_path))
+    with pytest.raises(ValueError, match="differ by nothing that changes the result"):
+        check_distinct(config.runs({"accumulate": [1, 4]}))
 
 
 def test_from_python_models_with_other_tokens_are_not_compared(tmp_path: Path) -> None:

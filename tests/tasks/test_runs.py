@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from dape.cli import main
 from dape.cli.options import named, parse_option
-from dape.cli.tasks import parse_lengths
+from dape.cli.tasks import parse_lengths, spans
+from dape.evaluation.table import means, read_table
 from dape.lab import solving
-from dape.lab.accuracies import Accuracies, by_multiple, paper_accuracy, paper_table, spans
-from dape.lab.kinds.tasks import TaskRun, train_and_test
-from dape.lab.records import load_results
 from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
+from dape.lab.tasks import TaskRun, paper_accuracy, paper_table, score
 from dape.tasks import IGNORED, TASKS, build_task
 
 TINY = ["--steps", "3", "--batch-size", "4", "--samples", "4", "--layers", "1"]
@@ -108,14 +109,15 @@ def test_run_writes_results_and_is_not_repeated(tmp_path, capsys):
     command = ["tasks", "run", "parity_check", "reverse_string", "--method", "kerple", "dape1x3-kerple"]
     command += [*TINY, *SHORT, "--out", str(out)]
     assert main(command) == 0
-    results = load_results(out / "results.json")
-    assert [run["corpus"] for run in results["runs"]] == ["parity_check"] * 2 + ["reverse_string"] * 2
-    lines = results.lines("accuracy")
-    assert {line["eval_length"] for line in lines} == {4, 7, 9}
-    for mean in results.lines("mean_accuracy"):
-        beyond = [x["value"] for x in lines if x["run"] == mean["run"] and x["eval_length"] > 6]
-        assert mean["value"] == pytest.approx(np.mean(beyond))
-    assert not (out / "unfinished").exists()
+    table = read_table(out / "results.csv.gz")
+    assert set(table["corpus"]) == {"parity_check", "reverse_string"}
+    assert table["run"].nunique() == 4
+    shares = means(table[table["corpus"] == "parity_check"], "accuracy")
+    assert list(shares.columns) == [4, 7, 9]
+    own = table[(table["corpus"] == "parity_check") & (table["method"] == "kerple")]
+    assert score(own).value == pytest.approx(shares.loc["kerple", [7, 9]].mean())
+    # No model is kept.
+    assert not list((out / "runs").iterdir())
     readme = (out / "README.md").read_text()
     assert "(50.1)" in readme  # the paper's parity_check with Kerple
     assert (
@@ -125,78 +127,72 @@ def test_run_writes_results_and_is_not_repeated(tmp_path, capsys):
     assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
 
-    before = (out / "results.json").read_bytes()
+    before = (out / "results.csv.gz").read_bytes()
     assert main(command) == 0
     assert "4 runs, 4 already done" in capsys.readouterr().out
-    assert (out / "results.json").read_bytes() == before
+    assert (out / "results.csv.gz").read_bytes() == before
     assert main([*command, "--steps", "4"]) == 2
-    assert "with protocol.steps 3, not 4: use another --out" in capsys.readouterr().err
+    assert "kerple, seed 0 with other settings: use another --out" in capsys.readouterr().err
     assert main(["tasks", "table", str(out)]) == 0
     assert "(50.1)" in capsys.readouterr().out
+    # The runs of an earlier command stay.
+    assert main(["tasks", "run", "counting", "--method", "kerple", *TINY, *SHORT, "--out", str(out)]) == 0
+    assert read_table(out / "results.csv.gz")["run"].nunique() == 5
 
 
 def test_several_jobs_give_what_one_gives(tmp_path):
     command = ["tasks", "run", "copy", "--method", "nope", *TINY, "--seed", "0", "1"]
     command += ["--train-lengths", "8", "--test-lengths", "8,12"]
-    records = []
+    tables = []
     for jobs in ("1", "2"):
         assert main([*command, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
-        lines = load_results(tmp_path / jobs / "results.json").lines("accuracy")
-        records.append(sorted((line["name"], line["eval_length"], line["value"]) for line in lines))
-    assert records[0] == records[1]
+        table = read_table(tmp_path / jobs / "results.csv.gz")
+        tables.append(table[table["metric"] == "accuracy"].reset_index(drop=True))
+    pd.testing.assert_frame_equal(*tables)
+
+
+def task_run(**changes):
+    tiny = {
+        "num_layers": 1,
+        "batch_size": 4,
+        "samples": 4,
+        "train_lengths": (3, 4),
+        "test_lengths": (4, 6),
+        "steps": 3,
+    }
+    return TaskRun(
+        "kerple",
+        task="even_pairs",
+        protocol=replace(build_task("even_pairs").protocol, **{**tiny, **changes}),
+    )
 
 
 def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
-    protocol = parse_protocol(steps=3)
-    run = TaskRun("even_pairs", "kerple", 0, protocol)
-    whole = train_and_test(run, tmp_path / "whole")
+    run = task_run()
+    run.work(tmp_path / "whole")
 
     def killed(*arguments, **options):
         raise RuntimeError("killed")
 
     monkeypatch.setattr(solving, "answers_by_length", killed)
     with pytest.raises(RuntimeError, match="killed"):
-        train_and_test(run, tmp_path / "again")
+        run.work(tmp_path / "again")
     monkeypatch.undo()
-    steps_before = (tmp_path / "again" / "metrics.jsonl").read_bytes()
-    resumed = train_and_test(run, tmp_path / "again")
-    assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == steps_before
-    assert resumed["rows"] == whole["rows"]
-    assert resumed["run"]["train_loss"] == whole["run"]["train_loss"]
+    kept = tmp_path / "again" / "runs" / run.training / "metrics.jsonl"
+    assert len(kept.read_text().splitlines()) == 3
+    run.work(tmp_path / "again")
+    first, second = (run.done(tmp_path / name) for name in ("whole", "again"))
+    timed = first["metric"] == "train_seconds"
+    pd.testing.assert_frame_equal(first[~timed], second[~timed])
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"batch_size": 8}, "has batch_size=4, now batch_size=8"),
-        ({"train_lengths": (5,)}, r"has train_lengths=\[3, 4\], now train_lengths=\[5\]"),
-        ({"num_heads": 4}, "has num_heads=8, now num_heads=4"),
-        ({"hidden_size": 32}, "has hidden_size=64, now hidden_size=32"),
-    ],
-)
-def test_an_interrupted_run_does_not_go_on_with_other_settings(tmp_path, monkeypatch, change, sentence):
-    """It went on, and recorded the new ones."""
-
-    def killed(*arguments, **options):
-        raise RuntimeError("killed")
-
-    monkeypatch.setattr(solving, "answers_by_length", killed)
-    with pytest.raises(RuntimeError, match="killed"):
-        train_and_test(TaskRun("even_pairs", "rope", 0, parse_protocol(steps=3)), tmp_path / "run")
-    monkeypatch.undo()
-    other = TaskRun("even_pairs", "rope", 0, parse_protocol(steps=3, **change))
-    with pytest.raises(ValueError, match=sentence):
-        train_and_test(other, tmp_path / "run")
-    # What does not change the training may differ.
-    tested = TaskRun("even_pairs", "rope", 0, parse_protocol(steps=3, samples=6, test_lengths=(4, 5, 6)))
-    assert len(train_and_test(tested, tmp_path / "run")["rows"]) == 4
-
-
-def parse_protocol(**changes):
-    from dataclasses import replace
-
-    tiny = {"num_layers": 1, "batch_size": 4, "samples": 4, "train_lengths": (3, 4), "test_lengths": (4, 6)}
-    return replace(build_task("even_pairs").protocol, **{**tiny, **changes})
+def test_the_training_is_known_by_what_it_depends_on():
+    run = task_run()
+    for change in ({"batch_size": 8}, {"train_lengths": (5,)}, {"num_heads": 4}, {"hidden_size": 32}):
+        assert task_run(**change).training != run.training
+    tested = task_run(samples=6, test_lengths=(4, 5, 6))
+    assert tested.training == run.training
+    assert tested.id != run.id
 
 
 def test_grid_of_layers_and_seeds_and_randomized_positions(tmp_path, capsys):
@@ -204,12 +200,10 @@ def test_grid_of_layers_and_seeds_and_randomized_positions(tmp_path, capsys):
     command += ["--steps", "2", "--batch-size", "2", "--samples", "4", "--layers", "1", "2"]
     command += ["--option", "keys=9", "values=5", "--train-lengths", "9", "--test-lengths", "9,12"]
     assert main([*command, "--randomized-positions", "32", "--out", str(tmp_path)]) == 0
-    results = load_results(tmp_path / "results.json")
-    assert len(results["runs"]) == 8
-    assert {run["settings"]["position_range"] for run in results["runs"]} == {32}
+    table = read_table(tmp_path / "results.csv.gz")
+    assert table["run"].nunique() == 8
     readme = (tmp_path / "README.md").read_text()
-    assert "### associative_recall, 2 layers\n" in readme
-    assert "| dape1x2-nope (keys=9, values=5, positions from 32) |" in readme
+    assert "dape1x2-nope, 2 layers, keys 9, values 5, positions from 32 |" in readme
     assert re.search(r"\d ± \d", readme)
 
 
@@ -218,16 +212,6 @@ def test_notes_of_the_folder_stand_in_its_readme(tmp_path, capsys):
     command = ["tasks", "run", "counting", "--method", "nope", *TINY, "--out", str(tmp_path)]
     assert main([*command, "--train-lengths", "4", "--test-lengths", "4,5"]) == 0
     assert "\nAn honest paragraph.\n" in (tmp_path / "README.md").read_text()
-
-
-def test_bench_measures_the_tasks_named(tmp_path, capsys):
-    records = tmp_path / "bench.json"
-    command = ["bench", "tasks", "parity_check", "associative_recall", "--batch-size", "4", "--length", "40"]
-    assert main([*command, "--long-length", "60", "--rounds", "1", "--json", str(records)]) == 0
-    assert [record["task"] for record in json.loads(records.read_text())] == [
-        "parity_check",
-        "associative_recall",
-    ]
 
 
 def test_list_names_every_task(capsys):
@@ -312,20 +296,3 @@ def test_demo_shows_both_models_at_every_length(capsys):
 def test_demo_shows_what_it_says(capsys):
     assert main(["demo", "--quick"]) == 0
     assert "convolution moves the score there: 100 %" in " ".join(capsys.readouterr().out.split())
-
-
-def test_many_tasks_get_a_heat_map_of_lengths(tmp_path):
-    tasks, lengths = (
-        ["flip_flop", "copy", "reverse", "sort"],
-        ["--train-lengths", "4,6", "--test-lengths", "6,12"],
-    )
-    assert main(["tasks", "run", *tasks, "--method", "kerple", *TINY, *lengths, "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
-    text = (tmp_path / "README.md").read_text()
-    assert "](lengths.png)" in text
-    assert "paper" not in text
-    data = Accuracies(load_results(tmp_path / "results.json"))
-    found = by_multiple(data, "kerple")
-    assert list(found) == [(task, multiple) for task in tasks for multiple in ("1×", "2×")]
-    (solver,) = [s for s in data.rows if s.task == "sort"]
-    assert found["sort", "2×"] == data.accuracy(solver, [12]).value

@@ -34,7 +34,6 @@ COMMANDS = {
     "inspect": Command("dape.cli.inspect:main", "lab", "attention maps of trained runs"),
     "tasks": Command("dape.cli.tasks:main", "lab", "generated tasks: list, show, run, table"),
     "suite": Command("dape.cli.suite:main", "lab", "questions about longer and longer texts, by task"),
-    "reproduce": Command("dape.cli.reproduce:main", "lab", "run a paper's tables, and judge its claims"),
     "check": Command("dape.cli.check:main", "lab", "test an encoding or processor of your own"),
     "lm-eval": Command(
         "dape.cli.lm_eval:main", "lm-eval", "evaluate a model on tasks of the lm-evaluation-harness"

@@ -10,12 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from dape.cli.options import ModelOptions, read_training
-from dape.lab.compare import CompareConfig, Comparison, by_recipe, run_comparison
-from dape.lab.curves import HELD, WORSE, loss_table, verdict, views, warnings
+from dape.lab.compare import CompareConfig, by_recipe, run_comparison
+from dape.lab.comparison import FILES, HELD, STEP, VIEWS, WORSE, Comparison
 from dape.lab.display import display
-from dape.lab.execute import summary_of
-from dape.lab.records import VIEWS
-from dape.lab.tables import chosen
+from dape.lab.tables import spread
 
 DESCRIPTION = """Train methods under the same conditions and evaluate each beyond its training length.
 
@@ -24,9 +22,9 @@ DESCRIPTION = """Train methods under the same conditions and evaluate each beyon
   dape compare --preset 125m --config mine.toml  the paper's recipe, changed
 
 Every method sees the same data in the same order, and weights that methods share start equal; every length is
-evaluated on the same target tokens, with standard errors over documents. The same command resumes an interrupted
+evaluated on the same target tokens, with intervals over documents and seeds. The same command resumes an interrupted
 comparison, retries failed runs and keeps finished ones, so methods, seeds and lengths can be added later. The
-folder then holds results.json, results.csv, table.tex, figures/ and report.html."""
+folder then holds results.csv.gz (a table for pandas), table.tex, figures/ and report.html."""
 # Number of lengths that fit into 80 columns with the method, the change and the time.
 COLUMNS = 5
 
@@ -56,40 +54,31 @@ def parse_comparison(arguments: list[str]) -> CompareConfig:
 
 def run_with_display(config: CompareConfig, console: Console, **options: Any) -> Comparison:
     """Execute the comparison, with a progress bar per run on a terminal, else a line for each finished run."""
-    with display(console, at_once=config.jobs, summary=summary_of) as announce:
+    with display(console, at_once=config.jobs) as announce:
         return run_comparison(config, announce, progress=console.is_terminal, **options)
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print the verdict, the tables, and the paths of all files."""
-    results = comparison.results
-    shown = views(results)
+    views = comparison.views
     console.print()
-    for sentence in [*(verdict(results, view) for view in shown), *warnings(results)]:
+    for sentence in [*map(comparison.verdict, views or [STEP]), *comparison.warnings()]:
         console.print(sentence, style="bold", markup=False)
-    for view in shown:
-        table = loss_table(results, view)
+    for view in views:
+        table = comparison.loss_table(view)
         lengths = len(table.heads) - 3
         console.print()
-        console.print(table.rich([*chosen(lengths, COLUMNS), *range(lengths, len(table.heads))]))
-    for failure in results["failures"]:
-        view = VIEWS.get(failure.get("view", ""), "")
-        console.print(
-            f"failed: {failure['method']}, seed {failure['seed']}, {view}: {failure['error']}",
-            style="red",
-            markup=False,
-        )
+        console.print(table.rich([*spread(lengths, COLUMNS), *range(lengths, len(table.heads))]))
+    for failure in comparison.about.failures:
+        view = VIEWS.get(failure.view, failure.view)
+        console.print(f"failed: {failure.title}, {view}: {failure.error}", style="red", markup=False)
     legend = Text("change: of the loss, in nats; ", style="dim").append("held", style="green")
-    legend.append(f" (< {HELD:g} or 2 errors) ", style="dim").append("worse", style="yellow")
+    legend.append(f" (< {HELD:g} or its interval) ", style="dim").append("worse", style="yellow")
     legend.append(" ").append(f"much worse (> {WORSE:g})", style="red")
     console.print(legend)
     console.print()
     if comparison.folder is not None:
-        for name, path in (
-            ("numbers", "results.csv"),
-            ("table", "table.tex"),
-            ("figures", "figures"),
-            ("report", "report.html"),
-        ):
+        files = {"numbers": FILES[STEP], "table": "table.tex", "figures": "figures", "report": "report.html"}
+        for name, file in files.items():
             style = "bold" if name == "report" else ""
-            console.print(f"{name:<9}{comparison.folder / path}", soft_wrap=True, markup=False, style=style)
+            console.print(f"{name:<9}{comparison.folder / file}", soft_wrap=True, markup=False, style=style)

@@ -24,6 +24,7 @@ from dape.evaluation import (
 from dape.evaluation.models import EvaluatedModel
 from dape.evaluation.recall import DEFAULT_NGRAM
 from dape.evaluation.report import Evaluation, print_evaluation, save_evaluations
+from dape.evaluation.statistics import perplexity
 from dape.files import distinct_names
 from dape.loading import open_for_evaluation
 from dape.settings import PICTURES, fixed, setting, split_numbers
@@ -167,26 +168,24 @@ def main(arguments: list[str]) -> int:
         csv_file=options.csv,
     )
     if options.plot is not None:
-        save_plot(evaluations, options.plot, options.split)
+        save_plot(evaluations, options.plot)
     return 0
 
 
-def save_plot(evaluations: list[Evaluation], path: Path, split: str) -> None:
-    """Plot perplexity by length in the style of the reports; error bars are paired if models have the same tokens."""
-    from dape.lab.api import Evaluated, results_of
-    from dape.lab.figures import comparison_figure, save
-    from dape.lab.records import STEP
+def save_plot(evaluations: list[Evaluation], path: Path) -> None:
+    """Plot perplexity by length; bars are one standard error over documents."""
+    from dape.lab.figures import length_figure, save
 
-    evaluated = []
-    for evaluation in evaluations:
-        unit = evaluation.subject.train_length or evaluation.losses[0].eval_length
-        evaluated.append(
-            Evaluated(evaluation.subject, unit, sorted(evaluation.losses, key=lambda loss: loss.eval_length))
-        )
-    figure = comparison_figure(results_of(evaluated, split), STEP)
-    figure.axes[0].set_title("", loc="left")
+    series = {
+        one.subject.label: [
+            (at.eval_length, at.ppl, perplexity(at.nll - at.nll_se), perplexity(at.nll + at.nll_se))
+            for at in sorted(one.losses, key=lambda loss: loss.eval_length)
+        ]
+        for one in evaluations
+    }
+    unit = evaluations[0].subject.train_length or evaluations[0].losses[0].eval_length
     path.parent.mkdir(parents=True, exist_ok=True)
-    save(figure, path)
+    save(length_figure(series, "perplexity", unit=unit, note="bars: one standard error"), path)
 
 
 def evaluate_models(subject: EvaluatedModel, lengths: list[int], options: Evaluate) -> Evaluation:

@@ -8,25 +8,33 @@ import shutil
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 
 from dape.cli.options import Named, named
 from dape.cli.parsing import parse
 from dape.evaluation.probes import NOISE, PROBES, TRAINED
-from dape.lab.accuracies import paper_table, write_folder
+from dape.evaluation.table import join, make_table, read_table, write_table
+from dape.files import write_atomically
 from dape.lab.display import display
-from dape.lab.execute import execute, summary_of
-from dape.lab.experiments import Experiment, Workspace
-from dape.lab.kinds.tasks import TaskRun
-from dape.lab.records import Results, find_results
-from dape.lab.runner import launcher_setting, make_launcher
+from dape.lab.environment import environment
+from dape.lab.experiment import launcher_setting, make_launcher, run_experiment
+from dape.lab.figures import save
+from dape.lab.page import words
+from dape.lab.tables import Table
+from dape.lab.tasks import TaskRun, accuracy_figure, check_settings, length_tables, paper_table, score_table
 from dape.settings import check, check_choice, setting
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
 # Characters of a line that `show` prints.
 WIDTH = 80
+# Files of a folder of runs.
+RESULTS, COMMANDS = "results.csv.gz", "commands.txt"
+# Columns with errors that a terminal of 80 characters shows.
+TERMINAL_COLUMNS = 4
 
 # Names of groups.
 TASK_GROUPS = {
@@ -52,7 +60,7 @@ class RunOptions:
     )
     out: Path = setting(
         Path("tasks"),
-        help="Folder for results.json, README.md, accuracy.png; unfinished runs resume.",
+        help="Folder for results.csv.gz, README.md, accuracy.png; unfinished runs resume.",
         writes="folder",
     )
     seed: tuple[int, ...] = setting((0,), help="Seeds; each is a run.", low=0, high=2**63 - 1)
@@ -96,6 +104,13 @@ class RunOptions:
     def __post_init__(self) -> None:
         check(self)
 
+    def label(self, method: str, layers: int) -> str:
+        """Name of a variant: the method with what differs from the task's own settings; empty without."""
+        parts = [f"{layers} layers"] if len(self.layers) > 1 else []
+        parts += [f"{name} {value}" for name, value in named(self.option).items()]
+        parts += [f"positions from {self.randomized_positions}"] if self.randomized_positions else []
+        return ", ".join([method, *parts]) if parts else ""
+
     def runs(self) -> list[TaskRun]:
         """Every combination, in order."""
         if not self.names:
@@ -117,12 +132,13 @@ class RunOptions:
             )
             runs += [
                 TaskRun(
-                    name,
                     method,
                     seed,
+                    name,
                     replace(protocol, num_layers=layers),
                     options,
                     self.randomized_positions,
+                    label=self.label(method, layers),
                 )
                 for layers in self.layers or (protocol.num_layers,)
                 for method in expand(self.method, METHOD_GROUPS)
@@ -135,9 +151,7 @@ class RunOptions:
 class TableOptions:
     """Print the results of a folder next to the paper's, and rewrite its README.md and accuracy.png."""
 
-    folder: Path = setting(
-        Path("tasks"), help="The folder with the results.json of `dape tasks run`.", positional=True
-    )
+    folder: Path = setting(Path("tasks"), help="The folder of `dape tasks run`.", positional=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -237,40 +251,94 @@ def run_tasks(arguments: list[str]) -> int:
     options: RunOptions = parse(RunOptions, arguments, prog="dape tasks run")
     runs, console = options.runs(), Console(highlight=False)
     out = options.out.absolute()
-    before = find_results(out / "results.json")
-    commands = [
-        *(before.get("commands", []) if before else []),
-        shlex.join(["dape", "tasks", "run", *arguments]),
-    ]
-    about = {"commands": list(dict.fromkeys(commands)), "command": commands[-1], "settings": {}}
-    launcher = make_launcher(options.launcher, out)
-    workspace = Workspace(out, jobs=options.jobs, in_process=options.jobs == 1 and not launcher.has_queue)
-    experiment = Experiment("tasks", "tasks", [], {"own": {"runs": runs}})
-    with display(console, at_once=options.jobs, summary=summary_of) as announce:
-        (results,) = execute([experiment], workspace, announce, launcher=launcher, about=about)
-    if not results["failures"]:
-        shutil.rmtree(out / "unfinished", ignore_errors=True)
-    return show_results(results, options.out, console)
+    check_settings(runs, results_in(out))
+    here = options.jobs == 1 and not make_launcher(options.launcher, out).has_queue
+    with display(console, at_once=options.jobs) as announce:
+        outcome = run_experiment(
+            runs, out, jobs=options.jobs, launcher=options.launcher, in_process=here, announce=announce
+        )
+    for run, error in outcome.failures:
+        console.print(f"failed: {run.title}: {error}", style="red", markup=False)
+    out.mkdir(parents=True, exist_ok=True)
+    write_table(results_in(out), out / RESULTS)
+    machine = environment(options.jobs)
+    said = [shlex.join(["dape", "tasks", "run", *arguments])]
+    said.append("# " + ", ".join(f"{name} {words(machine[name])}" for name in ("cpu", "dape", "torch")))
+    said += [f"# {described(run)}" for run in runs]
+    write_atomically(out / COMMANDS, "\n".join(dict.fromkeys([*commands_in(out), *said])) + "\n")
+    show_results(out, console)
+    return int(bool(outcome.failures))
+
+
+def described(run: TaskRun) -> str:
+    """Training and tests of a run in a line."""
+    plan = run.plan
+    return (
+        f"{run.task}: {plan.num_layers} layers of width {plan.hidden_size}, {plan.num_heads} heads; {plan.steps} steps of Adam "
+        f"{plan.learning_rate:g}, batch {plan.batch_size}, lengths {spans(plan.train_lengths)}; tested at "
+        f"{spans(plan.test_lengths)}, {plan.samples} samples each"
+    )
+
+
+def spans(lengths: tuple[int, ...]) -> str:
+    """Lengths, shortened where they are evenly spaced: 41…500 by 51."""
+    steps = {b - a for a, b in pairwise(lengths)}
+    if len(lengths) < 4 or len(steps) > 1:
+        return ", ".join(map(str, lengths))
+    (step,) = steps
+    return f"{lengths[0]}…{lengths[-1]}" + (f" by {step}" if step > 1 else "")
+
+
+def results_in(folder: Path) -> pd.DataFrame:
+    """Rows of all runs in the folder, finished in earlier commands or after them."""
+    paths = [folder / RESULTS, *sorted((folder / "evaluations").glob("*.csv.gz"))]
+    return join([read_table(path) for path in paths if path.exists()] or [make_table()])
+
+
+def commands_in(folder: Path) -> list[str]:
+    path = folder / COMMANDS
+    return path.read_text("utf-8").splitlines() if path.exists() else []
 
 
 def print_table(arguments: list[str]) -> int:
     options: TableOptions = parse(TableOptions, arguments, prog="dape tasks table")
-    results = find_results(options.folder / "results.json")
-    if results is None:
+    if results_in(options.folder).empty:
         raise FileNotFoundError(f"no results in {options.folder}: `dape tasks run` makes some")
-    return show_results(results, options.folder, Console(highlight=False))
+    show_results(options.folder, Console(highlight=False))
+    return 0
 
 
-def show_results(results: Results, folder: Path, console: Console) -> int:
-    """Write the folder's README and figure, and print the tables; 1 if a run failed."""
-    for table in write_folder(results, folder) if results["runs"] else []:
-        console.print(table.rich())
+def show_results(folder: Path, console: Console) -> None:
+    """Write the folder's README and figure, and print the tables."""
+    table = results_in(folder)
+    if table.empty:
+        return
+    tables = [score_table(table), *length_tables(table)]
+    narrow = score_table(table, errors=table["method"].nunique() <= TERMINAL_COLUMNS)
+    for one in [narrow, *(tables[1:] if len(tables) <= TERMINAL_COLUMNS else [])]:
+        console.print(one.rich())
         console.print()
-    for failure in results["failures"]:
-        console.print(f"failed: {failure['label']}: {failure['error']}", style="red", markup=False)
-    written = [name for name in ("accuracy.png", "lengths.png") if (folder / name).exists()]
-    console.print(f"{folder}: results.json, README.md, {', '.join(written)}")
-    return int(bool(results["failures"]))
+    save(accuracy_figure(table), folder / "accuracy.png")
+    write_atomically(folder / "README.md", readme(folder, table, tables))
+    console.print(f"{folder}: {RESULTS}, README.md, accuracy.png", soft_wrap=True)
+
+
+def readme(folder: Path, table: pd.DataFrame, tables: list[Table]) -> str:
+    """Commands, machine, the folder's notes.md, and all tables."""
+    runs = table["run"].nunique()
+    minutes = table.loc[table["metric"] == "train_seconds", "sum"].sum() / 60
+    notes = folder / "notes.md"
+    parts = [
+        "# Generated tasks",
+        f"{runs} runs, {minutes:.0f} minutes of training. `dape tasks` writes this page from {RESULTS}, a table for pandas.",
+        "```\n" + "\n".join(commands_in(folder)) + "\n```",
+        *([notes.read_text("utf-8").strip()] if notes.exists() else []),
+        "In brackets: the paper's value (200k steps, lengths 41 to 500). *Constant*: always the same answer. ±: one standard "
+        "error over samples and seeds.",
+    ]
+    for one in tables:
+        parts += [f"## {one.title[0].upper()}{one.title[1:]}", one.markdown()]
+    return "\n\n".join([*parts, "![accuracy by length](accuracy.png)"]) + "\n"
 
 
 def expand(names: tuple[str, ...], known: dict[str, list[str]]) -> list[str]:

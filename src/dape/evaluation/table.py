@@ -135,6 +135,10 @@ def contrast(
     table = where(table, corpus=corpus, train_length=train_length)
     table = table[table["method"].isin({term.method for term in terms})]
     rows = table[(table["metric"] == metric) & table["slice"].isin(slices)]
+    for (method, seed), own in rows.groupby(["method", "seed"])["run"]:
+        if own.nunique() > 1:
+            found = ", ".join(own.unique())
+            raise ValueError(f"{method} has several runs of seed {seed} ({found}): label the variants apart")
     checksums = table[table["metric"] == "targets"].set_index("run")
     cells = []
     for term in terms:

@@ -1,16 +1,18 @@
-"""Python API: `dape.train` and `dape.evaluate`, with the settings of the commands of the same name."""
+"""Python API: `dape.train` and `dape.evaluate`, with the settings of `dape train` and `dape eval`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from dape.evaluation.by_length import LengthLoss, evaluate_by_length
-from dape.evaluation.models import EvaluatedModel
-from dape.lab.compare import MULTIPLES, Comparison
-from dape.lab.curves import derive
-from dape.lab.records import STEP, Results, digits
+import pandas as pd
+
+from dape.evaluation.metrics import measure, recall_bounds
+from dape.evaluation.table import join, make_table
+from dape.files import distinct_names
+from dape.lab.comparison import STEP, About, Comparison
+from dape.lab.runs import MULTIPLES
 from dape.loading import open_for_evaluation
 from dape.training import Run, recipe
 from dape.training import train as train_config
@@ -32,7 +34,8 @@ def evaluate(
     lengths: Sequence[int] | None = None,
     last: int | None = None,
     windows: int = 128,
-    names: Iterable[str] | None = None,
+    metrics: Sequence[str] = ("loss",),
+    names: Sequence[str] | None = None,
     corpus: str | None = None,
     data: str | Path | None = None,
     device: str = "auto",
@@ -44,64 +47,24 @@ def evaluate(
     """
     if not models:
         raise ValueError("name at least one run, or hf:MODEL")
-    evaluated: list[Evaluated] = []
-    labels = list(names or ())
-    for index, model in enumerate(models):
-        name = str(model.folder if isinstance(model, Run) else model)
-        label = labels[index] if index < len(labels) else None
+    paths = [str(model.folder if isinstance(model, Run) else model) for model in models]
+    tables: list[pd.DataFrame] = []
+    labels: list[str] = []
+    unit = 64
+    for index, (path, label) in enumerate(zip(paths, names or distinct_names(paths), strict=True)):
         with open_for_evaluation(
-            name, data=Path(data) if data else None, corpus=corpus, device=device, label=label
+            path, data=Path(data) if data else None, corpus=corpus, device=device, label=label
         ) as subject:
-            unit = subject.train_length or (evaluated[0].train_length if evaluated else 64)
+            unit = subject.train_length or unit
             lengths = list(lengths or [multiple * unit for multiple in MULTIPLES])
-            losses = evaluate_by_length(
-                subject.model, subject.data.validation, lengths, last=last, windows=windows
-            )
-            evaluated.append(Evaluated(subject, unit, losses, label or ""))
-    return Comparison(results_of(evaluated))
-
-
-class Evaluated(NamedTuple):
-    """A model with its losses by length. name: of the variant, if a method occurs more than once."""
-
-    subject: EvaluatedModel
-    train_length: int
-    losses: Sequence[LengthLoss]
-    name: str = ""
-
-
-def results_of(evaluated: Sequence[Evaluated], split: str = "validation") -> Results:
-    """Losses of trained models as the rows of a comparison; the first model is the baseline.
-
-    Differences are of models that have the same target tokens as the first: the same tokenizer and the same text.
-    """
-    results = Results({})
-    first_of_all = evaluated[0].subject
-    for subject, unit, losses, name in evaluated:
-        paired = subject.same_tokens(first_of_all, split)
-        method = subject.method or subject.label
-        taken = {(run["method"], run.get("variant", "")) for run in results["runs"]}
-        variant = name or (subject.label if (method, "") in taken else "")
-        run = {"method": method, "variant": variant, "seed": subject.seed or 0, "corpus": "validation"}
-        rows = [
-            {
-                "metric": "loss",
-                "eval_length": loss.eval_length,
-                "value": digits(loss.nll),
-                "error": digits(loss.nll_se),
-                "count": len(loss.windows),
-                "windows": [round(one, 6) for one in loss.windows.tolist()] if paired else None,
-            }
-            for loss in losses
-        ]
-        results.content["documents"].setdefault("validation", losses[0].documents.tolist())
-        results.add({**run, "train_length": unit, "view": STEP, "steps": 0}, rows)
-    first = results["runs"][0]
-    baseline = f"{first['method']} ({first['variant']})" if first["variant"] else first["method"]
-    results.content["settings"] = {
-        "baseline": baseline,
-        "last": evaluated[0].losses[0].last,
-        "train_length": first["train_length"],
-    }
-    derive(results, baseline)
-    return results
+            found = measure(
+                subject.model, subject.data.validation, lengths, last=last, windows=windows, metrics=metrics,
+                recall=recall_bounds(lengths, max(lengths)),
+            )  # fmt: skip
+            name = subject.method if names is None and subject.method not in (None, *labels) else label
+            about = {"run": f"{index}-{label}", "method": name, "seed": subject.seed or 0}
+            rows = pd.concat(list(found)).assign(**about, corpus=corpus or "validation", train_length=unit)
+        labels.append(str(name))
+        tables.append(make_table(rows.to_dict("records")))
+    settings = {"corpus": corpus or "validation", "windows": windows, "lengths": lengths}
+    return Comparison({STEP: join(tables)}, About(tuple(labels), labels[0], settings=settings))

@@ -1,37 +1,34 @@
-"""Comparison of methods: a grid of methods × seeds on one text, with frame, tables, figures and a page."""
+"""Comparison of methods: a grid of methods × seeds on one text, executed or resumed, with tables, figures and a page."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from dape.data import find_corpus, prepare
 from dape.data.preparation import check_room
 from dape.evaluation.by_length import default_last
+from dape.evaluation.metrics import METRICS
 from dape.evaluation.windows import same_targets
-from dape.lab.curves import derive, loss_table, verdict, views
-from dape.lab.display import Announce, silent
-from dape.lab.execute import execute, make_plan
-from dape.lab.experiments import Corpus, Experiment, Workspace
-from dape.lab.kinds.language import LOCATION_FIELDS, data_folder
-from dape.lab.records import STEP, Results, load_results
-from dape.lab.runner import launcher_setting, make_launcher
+from dape.files import read_json
+from dape.lab.comparison import FILES, STEP, TIME, VIEWS, About, Comparison, Failure
+from dape.lab.environment import environment
+from dape.lab.equal_time import at_equal_time
+from dape.lab.experiment import Announce, Outcome, launcher_setting, make_launcher, run_experiment, silent
+from dape.lab.runs import MULTIPLES, Evaluation, Run, curve_of
 from dape.methods import canonical, split_outside_brackets
-from dape.settings import SettingError, setting, split_numbers
-from dape.training import TrainConfig, recipe
+from dape.settings import SettingError, check_choice, free_names, setting, split_names, split_numbers
+from dape.training import TrainConfig, load_run, recipe
 from dape.training.config import check_memory, packed_recipe
 from dape.training.display import check_trackers
 from dape.training.run import check_options
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-MULTIPLES = (1, 2, 4, 8, 16)
+NOTHING: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
 
 def split_methods(text: str) -> list[str]:
@@ -46,6 +43,14 @@ def check_methods(text: str) -> None:
         raise ValueError("give at least one method")
     if len(set(names)) < len(names):
         raise ValueError("names one of them twice")
+
+
+def check_metrics(text: str) -> None:
+    """Raise ValueError unless all are metrics, the loss among them."""
+    for name in split_names(text):
+        check_choice("metric", name, METRICS)
+    if "loss" not in split_names(text):
+        raise ValueError("the loss is always one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +89,11 @@ class Asked:
         high=2**24,
     )
     windows: int = setting(128, help="Maximum number of evaluation windows.", low=1, high=10**9)
+    metrics: str = setting(
+        "loss",
+        help=f"Metrics of the evaluation, separated by commas: {', '.join(METRICS)}.",
+        test=check_metrics,
+    )
     context: Literal["document", "stream"] = setting(
         "document",
         help='"stream" lets the context continue into earlier documents (for corpora of short ones).',
@@ -160,70 +170,45 @@ class CompareConfig(TrainConfig, Asked):
     def num_last(self) -> int:
         return self.last or default_last(self.length_list)
 
-    def corpus_given(self) -> Corpus:
-        """The text, with the settings of its splits."""
-        given = {"corpus": self.corpus, "validation": self.validation, "field": self.field}
-        given |= {"data": self.data} if self.data else {}
-        words = [part for part in Path(self.corpus).parts if not set(part) & set("*?[")]
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", words[-1] if words else "text").strip("-.") or "text"
-        return Corpus(name, given=tuple(given.items()))
-
-    def experiment(self, blocks: Sequence[dict[str, Any]] | None = None) -> Experiment:
-        """The grid as an experiment; blocks: those of a sweep, by default one of all methods."""
-        known = (
-            {field.name for field in fields(TrainConfig)}
-            - LOCATION_FIELDS
-            - {"method", "seed", "train_length"}
-        )
-        train = {name: value for name, value in asdict(self).items() if name in known}
-        settings: dict[str, Any] = {
-            "corpora": [self.corpus_given().name],
-            "train_lengths": [self.train_length],
-            "seeds": self.seed_list,
-            "lengths": self.length_list,
-            "windows": self.windows,
-            "last": self.num_last,
-            "room": max(self.length_list),
-            "train": train,
-        }
-        settings |= {"context": self.context} if self.context != "document" else {}
-        settings |= {"equal_time": {}} if self.equal_time else {}
-        grid = list(blocks or [{"methods": self.method_list}])
-        return Experiment("comparison", "language", grid, {"own": settings})
-
-    def workspace(self) -> Workspace:
-        corpus = self.corpus_given()
-        return Workspace(self.folder, corpora={corpus.name: corpus}, jobs=self.jobs)
+    def runs(self, over: Mapping[str, Sequence[Any]] = NOTHING) -> list[Run]:
+        """A run for every seed and method, and in a sweep for every combination of the options' values."""
+        own = {field.name: getattr(self, field.name) for field in fields(TrainConfig)}
+        config = TrainConfig(**{**own, "out": None})
+        return [
+            Run(
+                changed_config(config, method=method, seed=seed, **dict(zip(over, values, strict=True))),
+                lengths=tuple(self.length_list),
+                evaluation=Evaluation(last=self.num_last, windows=self.windows, context=self.context),
+                metrics=tuple(split_names(self.metrics)),
+                label=variant(method, dict(zip(over, values, strict=True))),
+                sample=seed == self.seed_list[0],
+            )
+            for seed in self.seed_list
+            for values in product(*over.values())
+            for method in self.method_list
+        ]
 
     def shown(self) -> dict[str, Any]:
-        """Settings for results.json and the report: lists as lists, without settings that have no effect here."""
-        hidden = {
-            "method",
-            "seed",
-            "distributed",
-            "position_options",
-            "score_options",
-            "out",
-            "data",
-            "config",
-        }
-        rest = {
-            name: value for name, value in asdict(self).items() if name not in hidden and value is not None
-        }
-        options = {
-            name: value for name in ("position_options", "score_options") if (value := getattr(self, name))
-        }
-        first = {
-            "methods": self.method_list,
-            "baseline": self.baseline_method,
-            "seeds": self.seed_list,
-            "corpus": self.corpus,
-            "train_length": self.train_length,
+        """Settings for the page: those that differ from their defaults, after the main ones."""
+        usual = by_recipe(self.preset, steps=self.steps)
+        first = (
+            "methods",
+            "seeds",
+            "corpus",
+            "train_length",
+            "batch_size",
+            "steps",
+            "learning_rate",
+            "windows",
+        )
+        hidden = {"method", "seed", "out", "data", "config", *first}
+        rest = [field.name for field in fields(self) if field.name not in hidden]
+        changed = [name for name in rest if getattr(self, name) != getattr(usual, name)]
+        main = {name: getattr(self, name) for name in first} | {
             "lengths": self.length_list,
             "last": self.num_last,
-            "steps": self.steps,
         }
-        return {**first, **{name: value for name, value in rest.items() if name not in first}, **options}
+        return main | {name: getattr(self, name) for name in changed if name not in main}
 
     def command(self, name: str = "compare", **more: str) -> str:
         """The command of this comparison, with every option that differs from the recipe."""
@@ -260,83 +245,24 @@ def option(name: str, value: Any) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-class Comparison:
-    """Results of a comparison.
-
-    frame:  all measurements, a pandas DataFrame with a line for each method, variant, seed, corpus, lengths, view and
-            metric (see dape.lab.records).
-    folder: folder of its runs and files, if any.
-    """
-
-    def __init__(self, results: Results, folder: Path | None = None) -> None:
-        self.results, self.folder = results, folder
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        return self.results.frame
-
-    @property
-    def failed(self) -> bool:
-        """Whether a run failed, or a loss is not a number."""
-        losses = self.frame.query("metric == 'loss'")["value"]
-        return bool(self.results["failures"]) or bool(losses.isna().any())
-
-    def verdict(self, view: str = STEP) -> str:
-        """The result in a sentence."""
-        return verdict(self.results, view)
-
-    def table(self, metric: str = "perplexity", view: str = STEP) -> pd.DataFrame:
-        """Methods by lengths, means over seeds: perplexity, loss, change or difference."""
-        import numpy as np
-
-        asked = "loss" if metric == "perplexity" else metric
-        shown = self.frame[(self.frame["metric"] == asked) & (self.frame["view"] == view)]
-        if shown.empty:
-            known = ", ".join(["perplexity", *self.frame["metric"].unique()])
-            raise ValueError(f'there is no metric "{metric}" at view "{view}": there are {known}')
-        labelled = shown.assign(
-            method=[_label(m, v) for m, v in zip(shown["method"], shown["variant"], strict=True)]
-        )
-        table = labelled.pivot_table("value", "method", "eval_length", sort=False).sort_index(axis=1)
-        return np.exp(table) if metric == "perplexity" else table
-
-    def plot(self, quantity: str = "ppl", view: str = STEP) -> Figure:
-        """Figure of ppl, nll, change or difference by length, with paired error bars."""
-        from dape.lab.figures import comparison_figure
-
-        return comparison_figure(self.results, view, quantity=quantity)
-
-    def latex(self, view: str = STEP) -> str:
-        """Table of perplexities for a paper."""
-        return loss_table(self.results, view).latex()
-
-    def report(self, path: str | Path) -> Path:
-        """Write the self-contained page report.html; returns its path."""
-        from dape.lab.report.comparison import write_page
-
-        return write_page(self.results, Path(path))
-
-    def save(self, folder: Path) -> None:
-        """Write results.json, results.csv, table.tex, figures/ and report.html; each is replaced atomically."""
-        from dape.files import write_atomically
-        from dape.lab.figures import write_figures
-
-        self.results.save(folder / "results.json")
-        self.results.save_csv(folder / "results.csv")
-        if self.results["rows"]:
-            write_figures(self.results, folder / "figures")
-            write_atomically(folder / "table.tex", "\n".join(map(self.latex, views(self.results))))
-        self.report(folder / "report.html")
-
-    def __repr__(self) -> str:
-        return f"Comparison: {self.verdict()}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{self.verdict()}</p>{self.table().round(2).to_html()}"
+# Settings whose default depends on another one.
+DERIVED = {"warmup_steps": "steps", "final_learning_rate": "learning_rate"}
 
 
-def _label(method: str, variant: str) -> str:
-    return f"{method} ({variant})" if variant else method
+def changed_config(config: TrainConfig, **changes: Any) -> TrainConfig:
+    """The settings with changes; a default that was derived from one that changes is derived again."""
+    usual = replace(config, warmup_steps=None, final_learning_rate=None)  # type: ignore[arg-type]  # None: derived
+    stale: dict[str, Any] = {
+        name: None
+        for name, source in DERIVED.items()
+        if source in changes and getattr(config, name) == getattr(usual, name)
+    }
+    return replace(config, **{**stale, **changes})
+
+
+def variant(method: str, options: Mapping[str, Any]) -> str:
+    """Name of a method with options of a sweep; empty without any."""
+    return ", ".join([method, *(f"{name} {value}" for name, value in options.items())]) if options else ""
 
 
 def run_comparison(
@@ -344,17 +270,61 @@ def run_comparison(
     announce: Announce = silent,
     *,
     progress: bool = False,
-    blocks: Sequence[dict[str, Any]] | None = None,
+    over: Mapping[str, Sequence[Any]] = NOTHING,
     command: str | None = None,
     in_process: bool = False,
 ) -> Comparison:
     """Execute or resume the comparison, and write its files.
 
-    blocks: those of a sweep. in_process: one run after the other in this process, without workers.
+    over: options of a sweep with their values. in_process: one run after the other in this process, without workers.
     """
-    experiment, workspace = config.experiment(blocks), replace(config.workspace(), in_process=in_process)
-    # Builds the settings of every training, so that invalid ones of a sweep are reported before the packing.
-    item = make_plan(experiment, workspace).items[0]
+    runs = config.runs(over)
+    check(config)
+    config.folder.mkdir(parents=True, exist_ok=True)
+    data = pack(config, Path(runs[0].data(config.folder)), progress=progress)
+    runs = [replace(run, config=replace(run.config, data=str(data))) for run in runs]
+    options: dict[str, Any] = {"jobs": config.jobs, "launcher": config.launcher, "in_process": in_process}
+
+    def execute(runs: Sequence[Run], view: str) -> Outcome:
+        title = VIEWS[view] if config.equal_time and not over else ""
+        return run_experiment(
+            runs,
+            config.folder,
+            results=config.folder / FILES[view],
+            announce=announce,
+            title=title,
+            **options,
+        )
+
+    outcomes = {STEP: execute(runs, STEP)}
+    if config.equal_time and not over:
+        # A run that cannot be trained has no pace, and does not affect the others.
+        failed = {job.id for job, _ in outcomes[STEP].failures}
+        members = [run for run in runs if run.id not in failed]
+        if len({run.config.method for run in members}) > 1:
+            timed = at_equal_time(members, config.folder, jobs=config.jobs, in_process=in_process)
+            outcomes[TIME] = execute([replace(run, sample=False) for run in timed], TIME)
+    baseline = next(run for run in runs if run.config.method == config.baseline_method)
+    about = About(
+        tuple(dict.fromkeys(str(run.about["method"]) for run in runs)),
+        str(baseline.about["method"]),
+        command or config.command(),
+        config.shown() | {name: list(values) for name, values in over.items()},
+        environment(config.jobs),
+        tuple(
+            Failure(job.title, error, view)
+            for view, outcome in outcomes.items()
+            for job, error in outcome.failures
+        ),
+        *shown_of(runs, config.folder),
+    )
+    comparison = Comparison({view: outcome.table for view, outcome in outcomes.items()}, about, config.folder)
+    comparison.save(config.folder)
+    return comparison
+
+
+def check(config: CompareConfig) -> None:
+    """Raise before any work for settings that cannot be trained or evaluated."""
     check_trackers(config)
     # A method whose sizes do not fit does not stop the comparison of the others; an option that does not fit does.
     options = config.position_options or config.score_options
@@ -367,51 +337,11 @@ def run_comparison(
             validation=config.held_out(),
             stream=config.context == "stream",
         )
-    launcher = make_launcher(config.launcher, config.folder)
-    if not launcher.has_queue:
+    if not make_launcher(config.launcher, config.folder).has_queue:
         check_memory(config)
-    config.folder.mkdir(parents=True, exist_ok=True)
-    check_documents(config, Path(config.data or data_folder(item, workspace)), progress=progress)
-    shown = {**config.shown(), "baseline": blocks_baseline(config, blocks)}
-    if blocks:
-        shown["methods"] = [
-            _label(method, block["variant"]) for block in blocks for method in block["methods"]
-        ]
-    about = {"settings": shown, "command": command or config.command(), "title": ""}
-    (results,) = execute([experiment], workspace, announce, launcher=launcher, about=about)
-    results.content |= shown_of_runs(experiment, workspace)
-    derive(results, blocks_baseline(config, blocks))
-    comparison = Comparison(results, config.folder)
-    comparison.save(config.folder)
-    return comparison
 
 
-def blocks_baseline(config: CompareConfig, blocks: Sequence[dict[str, Any]] | None) -> str:
-    """Label with which others are compared: the baseline, in a sweep its first variant."""
-    method = config.baseline_method
-    return f"{method} ({blocks[0]['variant']})" if blocks and blocks[0].get("variant") else method
-
-
-def shown_of_runs(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
-    """Loss curves of the first seed's trainings at equal steps, and samples of their text."""
-    from dape.lab.kinds.language import evaluations_of
-
-    training: list[dict[str, Any]] = []
-    samples: dict[str, dict[str, str]] = {}
-    items = make_plan(experiment, workspace).items
-    for item in (item for item in items if item.seed == items[0].seed):
-        content = evaluations_of(item, workspace)
-        if content is None:
-            continue
-        label = _label(item.method, item.variant)
-        kept = content["training"]
-        training.append({"label": label, **{name: kept.get(name, []) for name in ("curve", "validation")}})
-        if sample := content.get("sample"):
-            samples.setdefault(sample["prompt"], {})[label] = sample["text"]
-    return {"training": training, "samples": samples}
-
-
-def check_documents(config: CompareConfig, folder: Path, *, progress: bool) -> None:
+def pack(config: CompareConfig, folder: Path, *, progress: bool) -> Path:
     """Pack the text, and raise before anything is trained if no document is as long as the longest evaluation."""
     data = prepare(
         config.corpus,
@@ -424,6 +354,42 @@ def check_documents(config: CompareConfig, folder: Path, *, progress: bool) -> N
     same_targets(
         data.validation, max(config.length_list), config.num_last, config.windows, context=config.context
     )
+    return folder
+
+
+def shown_of(
+    runs: Sequence[Run], folder: Path
+) -> tuple[dict[str, list[tuple[float, float, float | None]]], dict[str, dict[str, str]]]:
+    """Loss curves of the first seed's runs, and samples of their text by prompt."""
+    curves: dict[str, list[tuple[float, float, float | None]]] = {}
+    samples: dict[str, dict[str, str]] = {}
+    for run in runs:
+        path, label = folder / "runs" / run.training, str(run.about["method"])
+        if not run.sample or not (path / "model").is_dir():
+            continue
+        curves[label] = list(curve_of(load_run(path)))
+        if (path / "sample.json").exists():
+            sample = read_json(path / "sample.json")
+            samples.setdefault(sample["prompt"], {})[label] = sample["text"]
+    return curves, samples
+
+
+def check_axes(over: Iterable[str]) -> None:
+    """Raise for options by which the runs of a sweep cannot differ."""
+    instead = {
+        "method": "give --methods A,B",
+        "seed": "give --seeds 0,1",
+        "train_length": "run `dape compare` for each and `dape merge` the folders",
+    }
+    for name in over:
+        if name in instead:
+            raise ValueError(f"--over {name}: {instead[name]}")
+        if name in ("corpus", "validation", "field", "data", "out"):
+            raise ValueError(f"--over {name}: a sweep is of one text and one folder")
+        if name in free_names(TrainConfig):
+            raise ValueError(
+                f"--over {name}: it does not change what is trained, only how; `dape bench` times such options"
+            )
 
 
 def compare(
@@ -459,9 +425,8 @@ def compare(
     from rich.console import Console
 
     from dape.lab.display import display
-    from dape.lab.execute import summary_of
 
-    with display(Console(highlight=False), at_once=config.jobs, summary=summary_of) as announce:
+    with display(Console(highlight=False), at_once=config.jobs) as announce:
         return run_comparison(config, announce, progress=True, in_process=here)
 
 
@@ -473,54 +438,3 @@ def _listed(values: Any) -> str:
         if isinstance(values, Iterable)
         else str(values)
     )
-
-
-def load_comparison(folder: str | Path) -> Comparison:
-    """Load the comparison in a folder, or in its results.json."""
-    path = Path(folder)
-    path = path / "results.json" if path.is_dir() else path
-    return Comparison(load_results(path), path.parent)
-
-
-def merge(parts: Sequence[Comparison], names: Sequence[str] | None = None) -> Comparison:
-    """Merge several comparisons into one; names: labels of the parts, added to the variant of a shared method."""
-    first = parts[0].results
-    content: dict[str, Any] = {**first.content, "runs": [], "rows": [], "failures": []}
-    content |= {"documents": {}, "targets": {}}
-    seen = [{(run["method"], run.get("variant") or "") for run in part.results["runs"]} for part in parts]
-    methods: list[str] = []
-    renamed: list[dict[str, str]] = []
-    for index, part in enumerate(parts):
-        renamed.append({})
-        others = set().union(*(known for other, known in enumerate(seen) if other != index))
-        offset = len(content["runs"])
-        for run in part.results["runs"]:
-            name, variant = run["method"], run.get("variant") or ""
-            if (name, variant) in others and names is not None:
-                variant = ", ".join(filter(None, (variant, names[index])))
-            content["runs"].append({**run, "variant": variant})
-            methods.append(_label(name, variant))
-            renamed[-1][_label(name, run.get("variant") or "")] = methods[-1]
-        # Results of earlier versions do not say what their target tokens are, and are paired with no others.
-        same = all(
-            content["targets"].setdefault(corpus, part.results.get("targets", {}).get(corpus, index))
-            == part.results.get("targets", {}).get(corpus, index)
-            for corpus in part.results["documents"]
-        )
-        for corpus, ids in part.results["documents"].items():
-            content["documents"].setdefault(corpus, ids)
-        for row in part.results["rows"]:
-            own = row if same else {name: row[name] for name in row if name not in ("windows", "tokens")}
-            if row.get("against") in renamed[-1]:
-                own = {**own, "against": renamed[-1][row["against"]]}
-            content["rows"].append({**own, "run": row["run"] + offset})
-        content["failures"] += part.results["failures"]
-    commands = dict.fromkeys(part.results.get("command", "") for part in parts)
-    shared = {**first.settings, "methods": list(dict.fromkeys(methods))}
-    seeds = sorted({run["seed"] for run in content["runs"]})
-    # The first part's baseline, by its label in the merged results.
-    shared["baseline"] = renamed[0].get(first.settings.get("baseline", ""), methods[0])
-    content |= {"command": "\n".join(commands), "settings": {**shared, "seeds": seeds}}
-    results = Results(content)
-    derive(results, shared["baseline"])
-    return Comparison(results)

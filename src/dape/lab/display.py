@@ -1,30 +1,25 @@
-"""Progress display of jobs: a bar for each, the time left for all, and a line when one ends."""
+"""Progress display of runs: a bar for each, the time left for all, and a line when one ends."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from dape.lab.records import VIEWS
-from dape.lab.runner import Job, Watcher, last_record
+from dape.evaluation.statistics import perplexity
+from dape.evaluation.table import means
+from dape.lab.experiment import Announce, Watcher
+from dape.lab.runs import Job
 from dape.training.display import clock
-
-# Called with a view, its number of jobs and those that are left; returns a watcher of these.
-Announce = Callable[[str, int, Sequence[Job]], Watcher]
-# Short summary of a successful job.
-Summary = Callable[[Job], str]
-
-
-def silent(view: str, count: int, left: Sequence[Job]) -> Watcher:
-    """No display."""
-    return lambda job, outcome: None
 
 
 @contextlib.contextmanager
-def display(console: Console, *, at_once: int = 1, summary: Summary = lambda job: "") -> Iterator[Announce]:
+def display(console: Console, *, at_once: int = 1) -> Iterator[Announce]:
     """Bars on a terminal, and lines everywhere."""
     columns = (
         TextColumn("{task.description:<36.36}"),
@@ -35,66 +30,97 @@ def display(console: Console, *, at_once: int = 1, summary: Summary = lambda job
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
 
-        def announce(view: str, count: int, left: Sequence[Job]) -> Watcher:
-            if count:
-                kept = f", {count - len(left)} already done" if len(left) < count else ""
-                title = f"{VIEWS[view]}: " if view in VIEWS else ""
-                console.print(f"{title}{count} run{'s' if count > 1 else ''}{kept}")
-            return Bars(progress, console, left, at_once, summary)
+        def announce(title: str, runs: Sequence[Job], left: Sequence[Job], folder: Path) -> Watcher:
+            if runs:
+                kept = f", {len(runs) - len(left)} already done" if len(left) < len(runs) else ""
+                console.print(
+                    f"{f'{title}: ' if title else ''}{len(runs)} run{'s' if len(runs) > 1 else ''}{kept}"
+                )
+            return Bars(progress, console, left, at_once, folder)
 
         yield announce
 
 
 class Bars:
-    """Watches the jobs of a view."""
+    """Watches the runs that are left."""
 
     def __init__(
-        self, progress: Progress, console: Console, jobs: Sequence[Job], at_once: int, summary: Summary
+        self, progress: Progress, console: Console, jobs: Sequence[Job], at_once: int, folder: Path
     ) -> None:
-        self.progress, self.console, self.summary, self.at_once = progress, console, summary, at_once
+        self.progress, self.console, self.at_once, self.folder = progress, console, at_once, folder
         self.jobs, self.done = list(jobs), 0
-        self.steps = dict.fromkeys(jobs, 0)
-        self.pace: dict[Job, float] = {}
-        self.bars: dict[Job, TaskID] = {}
+        self.steps = {job.id: 0 for job in jobs}
+        self.pace: dict[str, float] = {}
+        self.bars: dict[str, TaskID] = {}
         total = max(1, sum(job.steps for job in jobs))
         self.whole = progress.add_task("all runs", total=total, note="") if len(self.jobs) > 1 else None
 
     def __call__(self, job: Job, outcome: str | None) -> None:
-        if job not in self.bars:
-            self.bars[job] = self.progress.add_task(job.label, total=job.steps, note="")
+        if job.id not in self.bars:
+            self.bars[job.id] = self.progress.add_task(job.title, total=job.steps, note="")
         if outcome is None:
             self._update(job)
             return
-        self.progress.remove_task(self.bars[job])
+        self.progress.remove_task(self.bars[job.id])
         self.done += 1
         self._advance(job, job.steps)
-        summary = self.summary(job) if not outcome else ""
+        said = f"failed: {outcome}" if outcome else summary(job.done(self.folder))
         self.console.print(
-            f"  [{self.done}/{len(self.jobs)}] {job.label}: "
-            + (f"failed: {outcome}" if outcome else summary or "done"),
+            f"  [{self.done}/{len(self.jobs)}] {job.title}: {said}",
             style="red" if outcome else "dim",
             markup=False,
             soft_wrap=not self.console.is_terminal,
         )
 
     def _update(self, job: Job) -> None:
-        record = last_record(job.run)
+        record = last_record(self.folder / "runs" / job.training)
         done = int(record["step"])
         if done and record.get("seconds"):
-            self.pace[job] = record["seconds"] / done
+            self.pace[job.id] = record["seconds"] / done
         note = "evaluating" if done and done == job.steps else f"loss {record['loss']:.2f}" if done else ""
-        self.progress.update(self.bars[job], completed=done, note=note)
+        self.progress.update(self.bars[job.id], completed=done, note=note)
         self._advance(job, done)
 
     def _advance(self, job: Job, done: int) -> None:
-        self.steps[job] = done
+        self.steps[job.id] = done
         if self.whole is not None:
             self.progress.update(self.whole, completed=sum(self.steps.values()), note=self.time_left())
 
     def time_left(self) -> str:
-        """Time left for all jobs, by the mean pace of those that have begun; unknown before."""
+        """Time left for all runs, by the mean pace of those that have begun; unknown before."""
         if not self.pace:
             return ""
         mean = sum(self.pace.values()) / len(self.pace)
-        left = sum((job.steps - self.steps[job]) * self.pace.get(job, mean) for job in self.jobs)
+        left = sum((job.steps - self.steps[job.id]) * self.pace.get(job.id, mean) for job in self.jobs)
         return f"{clock(left / min(self.at_once, len(self.jobs)))} left"
+
+
+def summary(rows: pd.DataFrame) -> str:
+    """Short summary of the rows of a run: its training loss, and the perplexity or accuracy at the ends."""
+    said = [f"training loss {value:.3f}" for value in rows.loc[rows["metric"] == "train_loss", "sum"]]
+    for metric, shown in (("loss", perplexity), ("accuracy", float)):
+        found = means(rows, metric)
+        if len(found):
+            (row,) = found.to_numpy()
+            ends = dict.fromkeys((0, len(row) - 1))
+            name = "perplexity" if metric == "loss" else metric
+            said.append(f"{name} " + ", ".join(f"{shown(row[i]):.2f} at {found.columns[i]}" for i in ends))
+            break
+    return "; ".join(said) or "done"
+
+
+def last_record(run: Path) -> dict[str, float]:
+    """Last record of the run's metrics: step, loss, seconds …; step 0 if there is none."""
+    path = run / "metrics.jsonl"
+    if path.exists():
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            lines = file.read().splitlines()
+        # A line may be incomplete at the end, or at the offset where reading began.
+        for line in reversed(lines):
+            try:
+                record = json.loads(line)
+                return {**record, "step": int(record["step"])}
+            except (ValueError, KeyError, TypeError):
+                continue
+    return {"step": 0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 
 import dape
 from dape.devices import cpu_field
-from dape.lab.records import listed
 from dape.plugins import loaded_imports
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
@@ -38,18 +36,6 @@ def environment(jobs: int) -> dict[str, Any]:
         "threads": threads_of(jobs),
         **({"imports": imports} if (imports := loaded_imports()) else {}),
     }
-
-
-def united(environments: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Merge environments: a single value for each entry, or a list of values where they differ."""
-    known = list(environments)
-    merged: dict[str, Any] = {}
-    for name in dict.fromkeys(name for one in known for name in one):
-        # An environment may itself be merged, and then has lists.
-        every = [value for one in known for value in listed(one.get(name))]
-        values = [value for index, value in enumerate(every) if value not in every[:index]]
-        merged[name] = values[0] if len(values) == 1 else values
-    return merged
 
 
 def num_cores() -> int:

@@ -45,11 +45,11 @@ class Outcome:
 
 # Called with a run that is running (None), has succeeded (""), or has failed (the reason).
 Watcher = Callable[[Job, str | None], None]
-# Called with all runs and those that are left; returns a watcher of these.
-Announce = Callable[[Sequence[Job], Sequence[Job], Path], Watcher]
+# Called with a title, all runs, those that are left, and their folder; returns a watcher of these.
+Announce = Callable[[str, Sequence[Job], Sequence[Job], Path], Watcher]
 
 
-def silent(runs: Sequence[Job], left: Sequence[Job], folder: Path) -> Watcher:
+def silent(title: str, runs: Sequence[Job], left: Sequence[Job], folder: Path) -> Watcher:
     """No display."""
     return lambda job, outcome: None
 
@@ -64,6 +64,7 @@ def run_experiment(
     only: Sequence[str] = (),
     in_process: bool = False,
     announce: Announce = silent,
+    title: str = "",
 ) -> Outcome:
     """Execute or resume the runs, in their order of priority; returns the table of all that are finished.
 
@@ -71,13 +72,14 @@ def run_experiment(
     jobs:       concurrent runs. launcher: "local", or "slurm[partition=gpu,…]".
     only:       patterns of titles: only runs that match one, in the order of the patterns.
     in_process: one run after the other in this process, without workers.
+    title:      of the experiment, for the display.
     """
     folder = Path(folder).absolute()
     check_distinct(runs)
     before = read_table(results) if results is not None and Path(results).exists() else None
     outcome = Outcome(collect(runs, folder, before))
     left = [job for job in matching(runs, only) if job.missing(outcome.table)]
-    watch = announce(matching(runs, only), left, folder)
+    watch = announce(title, matching(runs, only), left, folder)
 
     def save() -> None:
         if results is not None and len(outcome.table):

@@ -1,43 +1,23 @@
-"""Tables of results as data, and as Markdown, LaTeX, a rich table or (in the templates) HTML."""
+"""Tables of results as data, and as Markdown, LaTeX, or for a terminal."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions
-from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dape.evaluation.inference import Estimate
+from dape.evaluation.statistics import Estimate, perplexity
 
-OURS, PAPER = "ours", "paper"
-# From this many columns on, a terminal's are one space apart.
+# Use one-space padding at this many columns.
 MANY_COLUMNS = 7
+# Smallest width to which names are wrapped.
+MIN_NAME = 16
 # Styles of rich for the marks of cells.
 STYLES = {"held": "green", "worse": "yellow", "much-worse": "red", "failed": "red", "": ""}
-
-
-class Label:
-    """A name in a terminal's table; where it is wrapped, it is at an option in brackets or a space."""
-
-    def __init__(self, text: str, style: str) -> None:
-        self.parts, self.style = re.split(r"(?<=[, ])|(?=\[)", text), style
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(max(map(len, self.parts)), sum(map(len, self.parts)))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        lines = [""]
-        for part in self.parts:
-            if lines[-1] and len(lines[-1] + part) > options.max_width:
-                lines.append("")
-            lines[-1] += part
-        yield Text("\n".join(lines), style=self.style, overflow="fold")
 
 
 @dataclass(frozen=True)
@@ -53,13 +33,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A table row. label: its name; whose: ours or the paper's; colour: of its curve, if any."""
+    """A table row. colour: index of its curve's colour, if any."""
 
     label: str
-    whose: str
     cells: tuple[Cell, ...]
-    colour: str = ""
     best: bool = False
+    colour: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +48,6 @@ class Table:
     title: str
     heads: tuple[str, ...]
     rows: tuple[Row, ...]
-    note: str = ""
     corner: str = ""
 
     def __post_init__(self) -> None:
@@ -79,59 +57,50 @@ class Table:
                     f'"{self.title}": row "{row.label}" has {len(row.cells)} cells, but there are {len(self.heads)} columns'
                 )
 
-    @property
-    def has_both(self) -> bool:
-        return len({row.whose for row in self.rows}) > 1
-
     def markdown(self) -> str:
-        """Markdown for a README, with a column for ours or the paper's only if there are both."""
-        heads = [self.corner, *([""] if self.has_both else []), *(h.replace("\n", " ") for h in self.heads)]
+        heads = [self.corner, *(head.replace("\n", " ") for head in self.heads)]
         lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---' for _ in heads)}|"]
         for row in self.rows:
-            whose = [row.whose] if self.has_both else []
-            cells = [row.label.replace("|", "\\|"), *whose, *map(_marked, row.cells)]
-            lines.append(f"| {' | '.join(cells)} |")
+            cells = [f"**{shown(cell)}**" if cell.best else shown(cell) for cell in row.cells]
+            lines.append(f"| {' | '.join([row.label.replace('|', chr(92) + '|'), *cells])} |")
         return "\n".join(lines)
 
-    def latex(self, label: str = "") -> str:
+    def latex(self) -> str:
         """LaTeX tabular with booktabs' rules; bold: the best of a column."""
-        heads = [self.corner, *([""] if self.has_both else []), *map(_tex_head, self.heads)]
-        lines = [r"\begin{tabular}{l" + ("l" if self.has_both else "") + "r" * len(self.heads) + "}"]
+        heads = [self.corner, *map(_tex_head, self.heads)]
+        lines = [r"\begin{tabular}{l" + "r" * len(self.heads) + "}"]
         lines += [r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
         for row in self.rows:
-            cells = [_tex(row.label), *([row.whose] if self.has_both else [])]
+            cells = [_tex(row.label)]
             for cell in row.cells:
                 error = rf" {{\scriptsize {_tex(cell.error)}}}" if cell.error else ""
                 text = _tex(cell.text)
                 cells.append((rf"\textbf{{{text}}}" if cell.best else text) + error)
             lines.append(" & ".join(cells) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}"]
-        caption = [rf"\caption{{{_tex(self.title)}}}"] + ([rf"\label{{{label}}}"] if label else [])
-        return "\n".join([r"\begin{table}", r"\centering", *lines, *caption, r"\end{table}"]) + "\n"
+        lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_tex(self.title)}}}"]
+        return "\n".join([r"\begin{table}", r"\centering", *lines, r"\end{table}"]) + "\n"
 
     def rich(self, columns: Sequence[int] | None = None) -> RichTable:
         """Table for a terminal: the columns of the given indices, or all."""
-        shown = list(range(len(self.heads))) if columns is None else list(columns)
+        chosen = list(range(len(self.heads))) if columns is None else list(columns)
         table = RichTable(title=self.title, title_justify="left", box=None, pad_edge=False, highlight=False)
-        table.padding = (0, 1) if len(shown) < MANY_COLUMNS else (0, 1, 0, 0)
+        table.padding = (0, 1) if len(chosen) < MANY_COLUMNS else (0, 1, 0, 0)
         # Where the terminal is narrow, names are wrapped, and never numbers.
-        table.add_column(self.corner or "method")
-        for index in shown:
+        longest = max((len(row.label) for row in self.rows), default=0)
+        table.add_column(self.corner, overflow="fold", min_width=min(longest, MIN_NAME))
+        for index in chosen:
             table.add_column(self.heads[index], justify="right", no_wrap=True)
         for row in self.rows:
-            cells: list[Any] = [Label(row.label, style="bold" if row.best else "")]
-            for index in shown:
-                cell = row.cells[index]
-                text = f"{cell.text} {cell.error}".strip() if cell.text[:1] in "+−" else cell.text
+            cells: list[Any] = [Text(row.label, style="bold" if row.best else "")]
+            for cell in (row.cells[index] for index in chosen):
+                text = shown(cell) if cell.text[:1] in "+−" else cell.text
                 cells.append(Text(text, style=STYLES[cell.mark]))
             table.add_row(*cells)
         return table
 
 
-def _marked(cell: Cell) -> str:
-    text = f"{cell.text} {cell.error}".strip() if cell.text.startswith(("+", "−")) else cell.text
-    paired = f"<br>{cell.error}" if cell.error.startswith(("+", "−")) else ""
-    return (f"**{text}**" if cell.best else text) + paired
+def shown(cell: Cell) -> str:
+    return f"{cell.text} {cell.error}".strip()
 
 
 def _tex_head(head: str) -> str:
@@ -153,26 +122,15 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 1e6 else f"{value:.0e}"
 
 
-def exp(loss: float) -> float:
-    """Perplexity of a loss, infinite on overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
-
-
-def perplexity(loss: Estimate | None, *, best: bool = False, mark: str = "") -> Cell:
-    if loss is None or math.isnan(loss.value):
+def perplexity_cell(loss: Estimate, *, best: bool = False, mark: str = "") -> Cell:
+    if math.isnan(loss.value):
         return Cell("–")
-    value = exp(loss.value)
+    value = perplexity(loss.value)
     error = f"± {value * math.expm1(loss.error):.2f}" if math.isfinite(loss.error) and loss.error < 1 else ""
     return Cell(number(value), value, error, best, mark)
 
 
-def compared(loss: Estimate | None, gap: Estimate, *, best: bool = False) -> Cell:
-    """Perplexity, with the paired difference of the loss to another's, if any, instead of its error."""
-    paired = change(gap)
-    return replace(perplexity(loss, best=best), error=f"{paired.text} {paired.error}".strip())
-
-
-def change(estimate: Estimate, *, mark: str = "") -> Cell:
+def change_cell(estimate: Estimate, *, mark: str = "") -> Cell:
     """A difference of losses, with its sign."""
     if math.isnan(estimate.value):
         return Cell("")
@@ -180,28 +138,12 @@ def change(estimate: Estimate, *, mark: str = "") -> Cell:
     return Cell(f"{estimate.value:+.3f}".replace("-", "−"), estimate.value, error, mark=mark)
 
 
-def plain(value: float | None, digits: int = 1, error: float = math.nan, *, best: bool = False) -> Cell:
-    if value is None or math.isnan(value):
-        return Cell("–")
-    shown = f"± {error:.{digits}f}" if math.isfinite(error) else ""
-    return Cell(f"{value:.{digits}f}", value, shown, best)
-
-
-def joined(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows without labels that repeat the one above."""
-    before, kept = "", []
-    for row in rows:
-        kept.append(Row("" if row.label == before else row.label, row.whose, row.cells, row.colour))
-        before = row.label
-    return tuple(kept)
-
-
 def times(length: float, train_length: float) -> str:
     """The length as a multiple of the training length: 16×, 1.5×."""
     return f"{length / train_length:g}×"
 
 
-def chosen(count: int, room: int) -> list[int]:
+def spread(count: int, room: int) -> list[int]:
     """All of `count` indices if they fit, else the first, the last and some evenly between."""
     if count <= room:
         return list(range(count))

@@ -1,0 +1,268 @@
+"""Runs on generated tasks: accuracy of models that were trained on short inputs, their table and figure."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.style import context
+
+from dape.evaluation.statistics import Estimate, mean_over_seeds, paired_mean
+from dape.evaluation.table import make_table, means
+from dape.lab import solving
+from dape.lab.figures import LOOK, canvas, style_of
+from dape.lab.runs import Job, digest
+from dape.lab.tables import Cell, Row, Table
+from dape.methods import parse_method
+from dape.positions import POSITIONS
+from dape.tasks.base import Protocol, Task, generator_for
+from dape.tasks.registry import TASKS, build_task
+from dape.training import LoopSettings, fit
+
+# Settings of a protocol that the training does not depend on.
+TESTS = ("test_lengths", "samples")
+
+
+@dataclass(frozen=True)
+class TaskRun(Job):
+    """A model trained on short inputs of a generated task, and its accuracy by length, sample by sample.
+
+    In the table, the corpus is the task, a document a sample of the test. protocol: the task's own by default.
+    options: of the task. position_range: positions drawn below this number, in training and tests.
+    """
+
+    name: str
+    seed: int = 0
+    task: str = ""
+    protocol: Protocol | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    position_range: int | None = None
+
+    def __post_init__(self) -> None:
+        task, plan = self.build(), self.plan
+        encoding = POSITIONS[parse_method(self.name).position]
+        if task.model == "encoder" and encoding.direction == "causal":
+            raise ValueError(f'"{self.name}" has no meaning where the future is visible, as in "{self.task}"')
+        if not plan.train_lengths or not plan.test_lengths:
+            raise ValueError("there must be at least one length to train and one to test")
+        # An invalid length is reported before hours of training.
+        lengths = sorted({*plan.train_lengths, *plan.test_lengths})
+        longest = max(task.examples(1, length, generator_for(0)).ids.shape[1] for length in lengths)
+        if self.position_range is not None and self.position_range < longest:
+            raise ValueError(
+                f'--randomized-positions {self.position_range} is too few for "{self.task}": at its longest length '
+                f"input and output take {longest} positions, so give at least {longest}"
+            )
+
+    def build(self) -> Task:
+        return build_task(self.task, **self.options)
+
+    @property
+    def plan(self) -> Protocol:
+        return self.protocol or self.build().protocol
+
+    @property
+    def about(self) -> dict[str, object]:
+        return {
+            "method": self.label or self.name,
+            "seed": self.seed,
+            "corpus": self.corpus or self.task,
+            "train_length": max(self.plan.train_lengths),
+        }
+
+    @property
+    def steps(self) -> int:
+        return self.plan.steps
+
+    @property
+    def title(self) -> str:
+        return f"{self.about['corpus']}, {self.about['method']}, seed {self.seed}"
+
+    def _words(self, tests: bool) -> str:
+        plan = {name: value for name, value in asdict(self.plan).items() if tests or name not in TESTS}
+        own = digest([self.task, self.name, self.seed, plan, self.options, self.position_range])
+        return f"{self.task}-{self.name.replace('/', '-')}-seed{self.seed}-{own}"
+
+    @cached_property
+    def training(self) -> str:
+        return self._words(tests=False)
+
+    @cached_property
+    def id(self) -> str:
+        return self._words(tests=True)
+
+    def missing(self, table: pd.DataFrame) -> list[int]:
+        known = set(table.loc[table["run"] == self.id, "length"])
+        return [length for length in self.plan.test_lengths if length not in known]
+
+    def work(self, folder: Path) -> None:
+        task, plan = self.build(), self.plan
+        sizes = {"num_layers": plan.num_layers, "hidden_size": plan.hidden_size, "num_heads": plan.num_heads}
+        model = solving.build_model(task, self.name, **sizes, seed=self.seed)
+        settings = LoopSettings(
+            steps=plan.steps,
+            learning_rate=plan.learning_rate,
+            final_learning_rate=plan.learning_rate,
+            warmup_steps=0,
+            betas=(0.9, 0.999),
+            weight_decay=0.0,
+            clip=plan.clip,
+            seed=self.seed,
+            checkpoint_every=max(100, min(5000, plan.steps // 10)),
+            keep_checkpoints=1,
+            # Lengths differ from step to step, and with them the loss: only an enormous loss is a failure.
+            explosion=1000.0,
+        )
+        about = {"task": self.task, "method": self.name, **sizes, **self.options}
+        training = solving.GeneratedTask(
+            task, model, plan.batch_size, plan.train_lengths, self.seed, self.position_range, about
+        )
+        path = folder / "runs" / self.training
+        fitted = fit(training, settings, path, progress=False).complete()
+        whole = {"steps": plan.steps, "train_seconds": fitted.seconds, "train_loss": fitted.final_loss}
+        whole["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        answers = solving.answers_by_length(
+            task, model, plan.test_lengths, plan.samples, position_range=self.position_range
+        )
+        rows: list[dict[str, object]] = [{"metric": name, "sum": value} for name, value in whole.items()]
+        # Samples are the same for every method, so that methods are paired by their answers.
+        rows += [
+            {"length": length, "document": n, "metric": "accuracy", "sum": float(right), "count": int(asked)}
+            for length, both in answers.items()
+            for n, (right, asked) in enumerate(zip(*both, strict=True))
+        ]
+        self.add_rows(folder, make_table(rows))
+        # No model is kept.
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@cache
+def paper_table() -> dict[str, Any]:
+    """The paper's table: `methods`, and `accuracy` in percent by task, in the order of the methods."""
+    return json.loads((resources.files("dape.tasks") / "paper.json").read_text("utf-8"))
+
+
+def paper_accuracy(task: str, method: str) -> float | None:
+    """The paper's mean accuracy in percent, or None."""
+    row = paper_table()["accuracy"].get(task)
+    methods = paper_table()["methods"]
+    return row[methods.index(method)] if row and method in methods else None
+
+
+def score(table: pd.DataFrame) -> Estimate:
+    """Mean over the lengths beyond training of the accuracy of one method on one task; seeds as in `paired_mean`."""
+    rows = table[(table["metric"] == "accuracy") & (table["length"] > table["train_length"])]
+    if rows.empty:
+        return Estimate()
+    rows = rows.assign(share=rows["sum"] / rows.groupby(["seed", "length"])["count"].transform("sum"))
+    by_sample = rows.groupby(["seed", "document"])["share"].sum().unstack("document")
+    counts = rows.groupby(["length"])["document"].nunique()
+    values = by_sample.to_numpy() / len(counts)
+    if counts.nunique() > 1 or math.isnan(values.sum()):
+        return mean_over_seeds(values.sum(1))
+    found = paired_mean(values * counts.iloc[0], np.ones(values.shape[1]))
+    # Not zero where all answers are right: with one more of each, as Laplace has it.
+    share = (found.value * values.size + 1) / (values.size + 2)
+    return replace(found, error=max(found.error, math.sqrt(share * (1 - share) / (values.size + 2))))
+
+
+def score_table(table: pd.DataFrame, *, errors: bool = True) -> Table:
+    """Tasks by methods: mean accuracy beyond the training length in percent, with the paper's in brackets."""
+    methods = list(dict.fromkeys(table["method"]))
+    rows = []
+    for task in sorted(table["corpus"].unique(), key=list(TASKS).index):
+        cells = [Cell(f"{100 * build_task(task).constant_accuracy:.0f}")]
+        for method in methods:
+            found = score(table[(table["corpus"] == task) & (table["method"] == method)])
+            printed = paper_accuracy(task, method)
+            error = (
+                f" ± {100 * found.error:.1f}"
+                if errors and found.seeds > 1 and math.isfinite(found.error)
+                else ""
+            )
+            theirs = f" ({printed:.1f})" if printed is not None else ""
+            text = f"{100 * found.value:.1f}{error}{theirs}" if found.known else ""
+            cells.append(Cell(text, found.value if found.known else None))
+        rows.append(Row(task, tuple(cells)))
+    return Table(
+        "mean accuracy beyond the training length, % (the paper's)",
+        ("constant", *methods),
+        tuple(rows),
+        "task",
+    )
+
+
+def length_tables(table: pd.DataFrame) -> list[Table]:
+    """For each task, methods by lengths: accuracy in percent, mean over seeds."""
+    tables = []
+    for task in sorted(table["corpus"].unique(), key=list(TASKS).index):
+        found = 100 * means(table[table["corpus"] == task], "accuracy")
+        rows = [
+            Row(str(method), tuple(Cell("" if math.isnan(v) else f"{v:.1f}", v) for v in values))
+            for method, values in zip(found.index, found.to_numpy(), strict=True)
+        ]
+        tables.append(
+            Table(f"{task}, accuracy by length, %", tuple(map(str, found.columns)), tuple(rows), "method")
+        )
+    return tables
+
+
+def accuracy_figure(table: pd.DataFrame) -> Figure:
+    """A panel for each task: accuracy by length, the longest training length dotted."""
+    tasks = sorted(table["corpus"].unique(), key=list(TASKS).index)
+    columns = min(3, len(tasks))
+    methods = list(dict.fromkeys(table["method"]))
+    with context(["default", LOOK]):
+        drawn, axes = canvas(
+            3.0 * columns + 1.8,
+            2.4 * math.ceil(len(tasks) / columns),
+            math.ceil(len(tasks) / columns),
+            columns,
+        )
+        for axis in axes.flat[len(tasks) :]:
+            axis.set_visible(False)
+        for axis, task in zip(axes.flat, tasks, strict=False):
+            own = table[table["corpus"] == task]
+            for method, values in means(own, "accuracy").iterrows():
+                known, look = values.dropna(), style_of(methods.index(str(method)), str(method))
+                line = "--" if look.dashed else "-"
+                axis.plot(
+                    known.index,
+                    100 * known,
+                    color=look.colour,
+                    marker=look.marker,
+                    markersize=3,
+                    linestyle=line,
+                    label=method,
+                )
+            axis.axvline(own["train_length"].max(), color="0.6", linestyle=":", linewidth=1)
+            axis.axhline(100 * build_task(task).constant_accuracy, color="0.8", linewidth=0.8)
+            axis.set_title(task, loc="left")
+            axis.set_ylim(-3, 103)
+        handles: dict[str, Any] = {}
+        for axis in axes.flat:
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        drawn.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
+    return drawn
+
+
+def check_settings(runs: list[TaskRun], table: pd.DataFrame) -> None:
+    """Raise for a run of which the table has one with other settings."""
+    for run in runs:
+        own = table[
+            table["method"].eq(run.about["method"])
+            & table["corpus"].eq(run.about["corpus"])
+            & table["seed"].eq(run.seed)
+        ]
+        if len(own) and run.id not in set(own["run"]):
+            raise ValueError(f"the folder has {run.title} with other settings: use another --out")
