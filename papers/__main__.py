@@ -14,12 +14,10 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from dape.evaluation.table import make_table, read_table
 from papers.experiment import LAPTOP, PAPER, SMOKE, Experiment
 from papers.ledger import show
-from papers.pages import PAPERS, TABLES, experiments, ledger, outdated, report, verdicts_of
+from papers.pages import PAPERS, TABLES, experiments, ledger, outdated, report
 
 
 def known() -> dict[str, tuple[str, Experiment]]:
@@ -27,56 +25,48 @@ def known() -> dict[str, tuple[str, Experiment]]:
     return {one.name: (paper, one) for paper in PAPERS for one in experiments(paper)}
 
 
-def list_all(scale: str, work: Path, console: Console) -> int:
+def list_all(scale: str, work: Path) -> int:
     for name, (paper, one) in known().items():
         path, jobs = one.results(paper, scale, work), one.at(scale)
         table = read_table(path) if path.exists() else make_table()
         done = sum(not job.missing(table) for job in jobs)
-        console.print(f"{paper:8} {name:22} {done:3}/{len(jobs):<4} {one.title} ({one.source})")
+        print(f"{paper:8} {name:22} {done:3}/{len(jobs):<4} {one.title} ({one.source})")
     return 0
 
 
-def run(name: str, options: argparse.Namespace, console: Console) -> int:
+def run(name: str, options: argparse.Namespace) -> int:
     if name not in known():
         raise ValueError(f'there is no experiment "{name}": {", ".join(known())}')
     paper, one = known()[name]
     work = options.work.absolute() / options.scale
 
     def announce(runs, left, folder):
-        console.print(f"{one.title}: {len(left)} of {len(runs)} runs are left")
+        print(f"{one.title}: {len(left)} of {len(runs)} runs are left")
 
         def watch(job, outcome):
             if outcome is not None:
-                console.print(f"{'failed: ' + outcome if outcome else 'done'}: {job.title}")
+                print(f"{'failed: ' + outcome if outcome else 'done'}: {job.title}")
 
         return watch
 
-    outcome = one.run(
-        paper, options.scale, work, options.texts, jobs=options.jobs, launcher=options.launcher, only=options.only, announce=announce
-    )  # fmt: skip
+    how = {"jobs": options.jobs, "launcher": options.launcher, "only": options.only}
+    outcome = one.run(paper, options.scale, work, options.texts, announce=announce, **how)
     if options.scale == LAPTOP:
         ledger.cache_clear()
-        console.print(TABLES[one.metric](paper, one), markup=False, soft_wrap=True)
-        for verdict in verdicts_of(paper, name):
-            console.print(f"{verdict.words}: {verdict.claim.text}", markup=False, soft_wrap=True)
+        print(TABLES[one.metric](paper, one))
+        for verdict in (v for v in ledger(paper).verdicts() if name in v.claim.sources):
+            print(f"{verdict.words}: {verdict.claim.text}")
             for own in verdict.judgements:
                 if own.comparison:
-                    console.print(
-                        f"    {own.corpus}: {own.comparison.text} {show(own.comparison)} {own.why}",
-                        markup=False,
-                        soft_wrap=True,
-                    )
+                    print(f"    {own.corpus}: {own.comparison.text} {show(own.comparison)} {own.why}")
     else:
-        console.print(
-            f"{len(outcome.table)} rows in {one.results(paper, options.scale, work)}", soft_wrap=True
-        )
+        print(f"{len(outcome.table)} rows in {one.results(paper, options.scale, work)}")
     return 1 if outcome.failures else 0
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m papers", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = argparse.ArgumentParser(add_help=False)
     runs.add_argument("--scale", choices=(SMOKE, LAPTOP, PAPER), default=LAPTOP)
@@ -89,29 +79,26 @@ def main(arguments: list[str]) -> int:
     one.add_argument("--only", nargs="*", default=(), help="patterns of run titles")
     texts = os.environ.get("DAPE_CORPORA")
     one.add_argument(
-        "--texts",
-        type=Path,
-        default=Path(texts) if texts else None,
-        help="folder of the texts (DAPE_CORPORA)",
+        "--texts", type=Path, default=texts and Path(texts), help="folder of the texts (DAPE_CORPORA)"
     )
     page = commands.add_parser("report", help="write pages and figures")
     page.add_argument("--check", action="store_true", help="only compare")
-    options, console = parser.parse_args(arguments), Console(highlight=False)
+    options = parser.parse_args(arguments)
     try:
         if options.command == "list":
-            return list_all(options.scale, options.work.absolute() / options.scale, console)
+            return list_all(options.scale, options.work.absolute() / options.scale)
         if options.command == "run":
-            return max(run(name, options, console) for name in options.names)
+            return max(run(name, options) for name in options.names)
         if options.check:
             stale = outdated()
             for path in stale:
-                console.print(f"{path} is out of date: run `python -m papers report`", soft_wrap=True)
+                print(f"{path} is out of date: run `python -m papers report`")
             return 1 if stale else 0
         for written in report():
-            console.print(str(written), soft_wrap=True)
+            print(str(written))
         return 0
     except (ValueError, FileNotFoundError, ImportError) as error:
-        console.print(f"papers: {error}", markup=False, soft_wrap=True)
+        print(f"papers: {error}")
         return 2
 
 

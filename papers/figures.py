@@ -22,31 +22,15 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 PANEL = (2.9, 2.4)
 # The same colour for a method in every figure: by encoding, with the processor as the marker.
-COLOURS = {
-    "kerple": "#1f77b4",
-    "rope": "#d62728",
-    "alibi": "#2ca02c",
-    "fire": "#9467bd",
-    "nope": "#7f7f7f",
-    "t5": "#8c564b",
-    "cope": "#e377c2",
-}
+COLOURS = {"kerple": "#1f77b4", "rope": "#d62728", "alibi": "#2ca02c", "fire": "#9467bd", "nope": "#7f7f7f"}
+COLOURS |= {"t5": "#8c564b", "cope": "#e377c2", "dape1x3-kerple": "#000000"}
 
 
 def look(method: str, number: int) -> dict[str, Any]:
     """Colour and marker of a method."""
-    strong = method == "dape1x3-kerple"
-    encoding = method.split("[")[0].split(",")[0].split(" ")[0].rsplit("-", 1)[-1]
-    plain = method == encoding
-    palette = matplotlib.colormaps["tab20"]
-    colour = (
-        "#000000"
-        if strong
-        else COLOURS[encoding]
-        if plain and encoding in COLOURS
-        else palette((2 * number + 1) % 20)
-    )
-    return {"color": colour, "marker": "os^Dv<>pX*"[number % 10], "linewidth": 2.0 if strong else 1.2}
+    colour = COLOURS.get(method) or matplotlib.colormaps["tab20"]((2 * number + 1) % 20)
+    width = 2.0 if method == "dape1x3-kerple" else 1.2
+    return {"color": colour, "marker": "os^Dv<>pX*"[number % 10], "linewidth": width}
 
 
 def curves(table: pd.DataFrame, reference: str = "kerple"):
@@ -69,8 +53,8 @@ def curves(table: pd.DataFrame, reference: str = "kerple"):
             axis.plot(gaps.columns, gaps.loc[method], label=method, **look(method, number))
             known = [
                 n
-                for n in (train, max(gaps.columns))
-                if n in gaps.columns and not np.isnan(gaps.loc[method, n])
+                for n in gaps.columns
+                if n in (train, max(gaps.columns)) and gaps.loc[method, n] == gaps.loc[method, n]
             ]
             ends = [data.gap(method, base, n) for n in known] if method != base else []
             for n, one in zip(known, ends, strict=False):
@@ -152,9 +136,8 @@ def ratios(table: pd.DataFrame):
         name = f"{size}, {length} tokens"
         for method, own in rows.groupby("method", sort=False):
             of = own.set_index("metric")
-            groups.setdefault(name, {})[str(method)] = tuple(
-                of["sum"][m] / of["count"][m] for m in ("ratio", "ratio_error")
-            )  # type: ignore[assignment]
+            means = of["sum"] / of["count"]
+            groups.setdefault(name, {})[str(method)] = (means["ratio"], means["ratio_error"])
     return bars(groups, "relative time of a step")
 
 

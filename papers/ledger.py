@@ -98,7 +98,6 @@ class Data:
         return self._parts[key]
 
     def since(self, seed: int) -> Data:
-        """Results of that seed and later ones."""
         return Data(self.frame[self.frame["seed"] >= seed])
 
     def values(self, column: str) -> list:
@@ -118,33 +117,27 @@ class Data:
         of = [set(self.where(metric="loss", slice=ALL, method=method).frame["length"]) for method in methods]
         return sorted(set.intersection(*of)) if of else []
 
-    def sums(
-        self, method: str, length: int, slices: Sequence[str] = (ALL,), metric: str = "loss"
-    ) -> pd.DataFrame:
-        """Sums and counts [seed, document] of the slices together."""
-        key = (method, length, tuple(slices), metric)
+    def sums(self, method: str, length: int, slices: Sequence[str] = (ALL,)) -> pd.DataFrame:
+        """Sums of losses and counts [seed, document] of the slices together."""
+        key = (method, length, tuple(slices))
         if key not in self._sums:
-            rows = self.where(metric=metric, method=method, length=length).frame
-            rows = rows[rows["slice"].isin(slices)]
-            table = (
-                rows.groupby(["seed", "document"])[["sum", "count"]].sum().unstack("document", fill_value=0)
-            )
-            self._sums[key] = table
+            rows = self.where(metric="loss", method=method, length=length).frame
+            groups = rows[rows["slice"].isin(slices)].groupby(["seed", "document"])[["sum", "count"]]
+            self._sums[key] = groups.sum().unstack("document", fill_value=0)
         return self._sums[key]
 
     def combine(self, *terms: tuple, counts: tuple | None = None) -> Estimate:
         """Weighted sum of sums per token, over the documents and seeds that all terms have.
 
-        terms:  (weight, method, length[, slices[, metric]]).
+        terms:  (weight, method, length[, slices]).
         counts: (method, length, slices) whose tokens divide the sums; those of the first term by default.
         """
         tables = [self.sums(*rest) for _, *rest in terms]
         seeds = sorted(set.intersection(*(set(table.index) for table in tables)))
         if not seeds or any(table.empty for table in tables):
             return Estimate()
-        total = sum(
-            weight * table["sum"].loc[seeds] for (weight, *_), table in zip(terms, tables, strict=True)
-        )
+        weighted = (term[0] * table["sum"].loc[seeds] for term, table in zip(terms, tables, strict=True))
+        total = sum(weighted)
         tokens = self.sums(*counts)["count"] if counts else tables[0]["count"]
         if not total.notna().all(axis=None):
             raise ValueError(f"{terms} are not of the same documents")
@@ -154,9 +147,9 @@ class Data:
         """Slices of tokens whose trigram `length` tokens of input show, and `base` tokens do not."""
         return recall_slices(self.frame, length, base)
 
-    def gap(self, a: str, b: str, length: int, slices: Sequence[str] = (ALL,)) -> Estimate:
+    def gap(self, a: str, b: str, length: int) -> Estimate:
         """Loss of a less that of b, in nats per token."""
-        return self.combine((1, a, length, slices), (-1, b, length, slices))
+        return self.combine((1, a, length), (-1, b, length))
 
     def change(self, method: str, start: int, end: int) -> Estimate:
         return self.combine((1, method, end), (-1, method, start))
@@ -172,9 +165,8 @@ class Data:
     def right(self, *terms: tuple[float, str], lengths: Sequence[int] = ()) -> Estimate:
         """Weighted sum of accuracies in percent, means over the lengths beyond training: over seeds and samples, or over
         seeds alone where answers were not kept by sample."""
-        rows = self.frame[
-            (self.frame["metric"] == "accuracy") & self.frame["method"].isin([name for _, name in terms])
-        ]
+        rows = self.where(metric="accuracy").frame
+        rows = rows[rows["method"].isin([name for _, name in terms])]
         rows = rows[rows["length"].isin(lengths) if lengths else rows["length"] > rows["train_length"]]
         rows = rows.assign(right=100 * rows["sum"] / rows["count"])
         table = rows.pivot(index=["method", "seed"], columns=["length", "document"], values="right")
@@ -213,9 +205,7 @@ def rule(compare: Callable[..., Iterator[Comparison]]) -> Callable[..., Rule]:
     return lambda *arguments, **options: lambda data: list(compare(data, *arguments, **options))
 
 
-def places(
-    data: Data, methods: Sequence[str], at: Sequence = ENDS, train: str | int | None = None
-) -> Iterator[tuple]:
+def places(data: Data, methods: Sequence[str], at: Sequence = ENDS, train=None) -> Iterator[tuple]:
     """(results at one training length, that length, evaluated length) where all methods were trained and evaluated.
 
     at:    "train", "longest", or multiples of the training length. Losses at other lengths are of the same tokens: one
@@ -226,10 +216,9 @@ def places(
     chosen = {"shortest": known[:1], "longest": known[-1:], None: known}
     for length, own in chosen.get(train, [one for one in known if one[0] == train]):  # type: ignore[call-overload]
         lengths = own.lengths(*methods)
-        wanted = [
-            length if one == "train" else lengths[-1] if one == "longest" else one * length for one in at
-        ]
-        yield from ((own, length, n) for n in dict.fromkeys(wanted) if n in lengths)
+        named = {"train": length, "longest": max(lengths, default=0)}
+        wanted = dict.fromkeys(named[one] if one in named else one * length for one in at)
+        yield from ((own, length, n) for n in wanted if n in lengths)
 
 
 def listed(names: str | Sequence[str]) -> Sequence[str]:
@@ -273,12 +262,7 @@ def some_lower(data: Data, several: Sequence[str], than: str, at: Sequence = ("l
 
 @rule
 def changes(
-    data: Data,
-    methods: str | Sequence[str],
-    side: int,
-    factor: float = 1.0,
-    at: Sequence = ("longest",),
-    train=None,
+    data: Data, methods: str | Sequence[str], side: int, factor=1.0, at: Sequence = ENDS[1:], train=None
 ):
     """The loss rises (side 1) or falls (−1) from the training length to another, by a factor of perplexity."""
     for name in listed(methods):
@@ -308,10 +292,7 @@ def near(data: Data, a: str, b: str, factor: float):
 def across(data: Data, a: tuple[str, int], b: tuple[str, int], at: Sequence[int], factor: float = 1.0):
     """`lower` for (method, training length) of different training lengths."""
     names = data.frame["method"] + " (" + data.frame["train_length"].astype(str) + ")"
-    by_train, (one, other) = (
-        Data(data.frame.assign(method=names)),
-        (f"{name} ({train})" for name, train in (a, b)),
-    )
+    by_train, one, other = Data(data.frame.assign(method=names)), f"{a[0]} ({a[1]})", f"{b[0]} ({b[1]})"
     if {one, other} <= set(by_train.methods):
         for n in at:
             yield Comparison(f"{other} at {n}", by_train.gap(one, other, n), -1, -math.log(factor))
@@ -358,14 +339,9 @@ def recalls_more(data: Data, a: str, b: str):
 def more_accurate(data: Data, a: str, b: str | Sequence[str], tasks: Sequence[str], by: float = 0.0):
     """On each task a is more accurate than b (in points), over the lengths beyond training."""
     for task in tasks:
-        for rival in listed(b):
-            if {a, rival} <= set(data.where(corpus=task).methods):
-                yield Comparison(
-                    f"{task.replace('_', ' ')}, {rival}",
-                    data.where(corpus=task).right((1, a), (-1, rival)),
-                    1,
-                    by,
-                )
+        own, title = data.where(corpus=task), task.replace("_", " ")
+        for rival in (rival for rival in listed(b) if {a, rival} <= set(own.methods)):
+            yield Comparison(f"{title}, {rival}", own.right((1, a), (-1, rival)), 1, by)
 
 
 @rule
@@ -397,9 +373,8 @@ def slower_when_longer(data: Data, method: str, length: int, than: int):
 def overhead_falls(data: Data, a: str, b: str, small: str, large: str):
     """The ratio of the times of a and b is smaller in the larger model."""
     one, other = (data.where(corpus=size).ratio(a, b) for size in (large, small))
-    yield Comparison(
-        large, by_t(one.value - other.value, one.error**2 + other.error**2, min(one.dof, other.dof)), -1
-    )
+    variance = one.error**2 + other.error**2
+    yield Comparison(large, by_t(one.value - other.value, variance, min(one.dof, other.dof)), -1)
 
 
 @rule
@@ -428,7 +403,7 @@ class Claim:
     experiments: whose results decide it, taken together. corpora: on which the statement is made, by readers' names;
     those without results are shown as not run. paper: its number, where the printed tables do not have the
     comparison. longer: experiments with more steps, for effects that the training budget may not reach.
-    needs: why it is out of reach at this scale. numbers: claims about printed values, decided at the paper's scale.
+    needs: why it is out of reach at this scale.
     """
 
     name: str
@@ -456,7 +431,6 @@ class Judgement:
     comparison: Comparison | None = None
     count: int = 0
     why: str = ""
-
     lean: str = ""
 
     @property

@@ -1,9 +1,9 @@
-"""Kinds of runs that only the papers have: generated tasks, the proposition, times of a step, attention weights."""
+"""Kinds of runs that only the papers have: the proposition, times of a step, attention weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,12 +18,11 @@ from dape.evaluation.windows import same_targets
 from dape.inspection import inspect
 from dape.inspection.figure import draw_maps
 from dape.lab.runs import Job, Run, digest
-from dape.lab.solving import TESTING, GeneratedTask, answers_by_length, build_model
+from dape.lab.solving import TESTING
 from dape.ops.score_attention import attention
 from dape.scores import PlainScores, ScoreConv
 from dape.tasks import build_task
-from dape.tasks.base import Protocol, generator_for
-from dape.training import LoopSettings, fit
+from dape.tasks.base import generator_for
 from dape.training import Run as TrainedRun
 
 
@@ -44,69 +43,6 @@ class Small(Job):
 
     def missing(self, table: pd.DataFrame) -> list[int]:
         return [] if (table["run"] == self.id).any() else [0]
-
-
-@dataclass(frozen=True)
-class TaskRun(Small):
-    """A model trained on short inputs of a generated task, and its accuracy on longer ones, by sample."""
-
-    task: str = ""
-    protocol: Protocol | None = None
-
-    @property
-    def plan(self) -> Protocol:
-        return self.protocol or build_task(self.task).protocol
-
-    @property
-    def steps(self) -> int:
-        return self.plan.steps
-
-    @property
-    def about(self) -> dict[str, object]:
-        longest = max(self.plan.train_lengths)
-        return {
-            "method": self.label or self.method,
-            "seed": self.seed,
-            "corpus": self.task,
-            "train_length": longest,
-        }
-
-    @cached_property
-    def id(self) -> str:
-        return (
-            f"{self.task}-{self.method}-seed{self.seed}-{digest([self.task, self.method, asdict(self.plan)])}"
-        )
-
-    def work(self, folder: Path) -> None:
-        task, plan = build_task(self.task), self.plan
-        sizes = {"num_layers": plan.num_layers, "hidden_size": plan.hidden_size, "num_heads": plan.num_heads}
-        model = build_model(task, self.method, **sizes, seed=self.seed)
-        settings = LoopSettings(
-            steps=plan.steps,
-            learning_rate=plan.learning_rate,
-            final_learning_rate=plan.learning_rate,
-            warmup_steps=0,
-            betas=(0.9, 0.999),
-            weight_decay=0.0,
-            clip=plan.clip,
-            seed=self.seed,
-            checkpoint_every=max(100, min(5000, plan.steps // 10)),
-            keep_checkpoints=1,
-            # Lengths, and with them losses, differ from step to step: only an enormous loss is a failure.
-            explosion=1000.0,
-        )
-        about = {"task": self.task, "method": self.method, **sizes}
-        training = GeneratedTask(task, model, plan.batch_size, plan.train_lengths, self.seed, None, about)
-        fitted = fit(training, settings, folder / "runs" / self.id, progress=False).complete()
-        whole = {"steps": plan.steps, "train_seconds": fitted.seconds, "train_loss": fitted.final_loss}
-        whole["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        rows: list[dict[str, object]] = [{"metric": name, "sum": value} for name, value in whole.items()]
-        for length, (right, asked) in answers_by_length(task, model, plan.test_lengths, plan.samples).items():
-            rows += [
-                {"length": length, "document": n, "metric": "accuracy", "sum": float(good), "count": int(of)}
-                for n, (good, of) in enumerate(zip(right, asked, strict=True))
-            ]
-        self.add_rows(folder, make_table(rows))
 
 
 @dataclass(frozen=True)
@@ -173,12 +109,8 @@ class StepTime(Small):
 
     @property
     def about(self) -> dict[str, object]:
-        return {
-            "method": self.label or self.method,
-            "seed": 0,
-            "corpus": self.size,
-            "train_length": self.length,
-        }
+        name = self.label or self.method
+        return {"method": name, "seed": 0, "corpus": self.size, "train_length": self.length}
 
     @property
     def id(self) -> str:
@@ -186,21 +118,15 @@ class StepTime(Small):
 
     def work(self, folder: Path) -> None:
         base, length, batch = self.base[0], int(self.base[1]), int(self.base[2])
-        steps = {
-            "own": step_on_device(
-                self.method, Options(preset=self.size, length=self.length, batch=self.batch)
-            ),
-            "base": step_on_device(base, Options(preset=self.size, length=length, batch=batch)),
-        }
+        own = Options(preset=self.size, length=self.length, batch=self.batch)
+        reference = Options(preset=self.size, length=length, batch=batch)
+        steps = {"own": step_on_device(self.method, own), "base": step_on_device(base, reference)}
         taken = take_turns(steps, self.rounds)
         ratios = np.array(taken["own"]) / np.array(taken["base"])
         # Median and its error: robust against a busy machine.
         error = 1.2533 * 1.4826 * float(np.median(np.abs(ratios - np.median(ratios)))) / self.rounds**0.5
-        values = {
-            "milliseconds": 1000 * float(np.median(taken["own"])),
-            "ratio": float(np.median(ratios)),
-            "ratio_error": error,
-        }
+        values = {"milliseconds": 1000 * float(np.median(taken["own"])), "ratio_error": error}
+        values["ratio"] = float(np.median(ratios))
         rows = [
             {"length": self.length, "metric": name, "sum": value * self.rounds, "count": self.rounds}
             for name, value in values.items()

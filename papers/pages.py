@@ -105,10 +105,14 @@ def perplexity_table(paper: str, experiment: Experiment) -> str:
                     name = f"paper: {'Arxiv' if corpus == 'arxiv' else 'Books3'} {length}"
                     heads += [name] if name not in heads else []
                     cells[method][name] = start_and_end(rows[rows["method"] == method], length)
-    return table(
-        ["perplexity", *heads],
-        [[f"`{m}`", *(row.get(head, "–") for head in heads)] for m, row in cells.items()],
-    )
+    return grid("perplexity", cells, heads)
+
+
+def grid(corner: str, cells: dict[str, dict[str, str]], heads: list[str] | None = None) -> str:
+    """Table of rows by method and columns by name."""
+    heads = heads or list(dict.fromkeys(name for row in cells.values() for name in row))
+    rows = [[f"`{method}`", *(row.get(head, "–") for head in heads)] for method, row in cells.items()]
+    return table([corner, *heads], rows)
 
 
 def start_and_end(rows: pd.DataFrame, train: int) -> str:
@@ -131,27 +135,18 @@ def accuracy_table(paper: str, experiment: Experiment) -> str:
         mean, error = mean_accuracy(own)
         seeds = "" if math.isnan(error) else f" ± {100 * error:.1f}"
         cells.setdefault(str(task), {})[str(method)] = f"{100 * mean:.1f}{seeds}"
+    methods = list(rows["method"].unique())
     if len(cells) < 4:
-        turned = {
-            m: {t.replace("_", " "): row[m] for t, row in cells.items() if m in row}
-            for m in rows["method"].unique()
+        by_method = {
+            m: {t.replace("_", " "): row[m] for t, row in cells.items() if m in row} for m in methods
         }
-        heads = list(dict.fromkeys(t for row in turned.values() for t in row))
-        return table(
-            ["%", *heads], [[f"`{m}`", *(row.get(h, "–") for h in heads)] for m, row in turned.items()]
-        )
-    heads = list(rows["method"].unique())
+        return grid("%", by_method)
     theirs = printed_accuracies(HERE / paper / "printed.json")
-    return table(
-        ["% (paper)", *(f"`{head}`" for head in heads)],
-        [
-            [
-                task.replace("_", " "),
-                *(f"{row[h]} ({theirs[task, h]:.1f})" if h in row else "–" for h in heads),
-            ]
-            for task, row in cells.items()
-        ],
-    )
+    lines = []
+    for task, row in cells.items():
+        both = (f"{row[m]} ({theirs[task, m]:.1f})" if m in row else "–" for m in methods)
+        lines.append([task.replace("_", " "), *both])
+    return table(["% (paper)", *(f"`{method}`" for method in methods)], lines)
 
 
 def ratio_table(paper: str, experiment: Experiment) -> str:
@@ -161,13 +156,9 @@ def ratio_table(paper: str, experiment: Experiment) -> str:
     for (size, length, method), own in frame.groupby(["corpus", "length", "method"], sort=False):
         of = own.set_index("metric")
         value, error = (of["sum"][name] / of["count"][name] for name in ("ratio", "ratio_error"))
-        cells.setdefault(str(method), {})[f"{size}, {length}"] = f"{value:.2f}" + (
-            f" ± {error:.2f}" if error else ""
-        )
-    heads = list(dict.fromkeys(name for row in cells.values() for name in row))
-    return table(
-        ["relative time", *heads], [[f"`{m}`", *(row.get(h, "–") for h in heads)] for m, row in cells.items()]
-    )
+        shown = f"{value:.2f}" + (f" ± {error:.2f}" if error else "")
+        cells.setdefault(str(method), {})[f"{size}, {length}"] = shown
+    return grid("relative time", cells)
 
 
 def sink_table(paper: str, experiment: Experiment) -> str:
@@ -175,10 +166,8 @@ def sink_table(paper: str, experiment: Experiment) -> str:
     assert frame is not None
     rows = frame[frame["metric"] == "sink_share"]
     shares = (100 * rows.groupby(["method", "length"], sort=False)["sum"].mean()).unstack("length")
-    return table(
-        ["% on the first token", *map(str, shares.columns)],
-        [[f"`{m}`", *(f"{v:.2f}" for v in row)] for m, row in shares.iterrows()],
-    )
+    cells = {str(m): {str(n): f"{v:.2f}" for n, v in row.items()} for m, row in shares.iterrows()}
+    return grid("% on the first token", cells)
 
 
 TABLES = {
@@ -327,8 +316,3 @@ def report() -> list[Path]:
         known = [(e.name, e.metric, ledger(paper).table(e.name)) for e in experiments(paper)]
         written += write_figures([(n, m, t) for n, m, t in known if t is not None], HERE / paper / "figures")
     return written
-
-
-def verdicts_of(paper: str, experiment: str) -> list[Verdict]:
-    """Verdicts on the claims that an experiment decides."""
-    return [v for v in ledger(paper).verdicts() if experiment in v.claim.sources]

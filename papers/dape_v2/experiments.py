@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dape.lab.runs import Run
+from dape.lab.tasks import TaskRun
+
+from dape.lab.runs import Job, Run
 from dape.tasks import build_task
 from dape.tasks.base import Protocol
 from papers.experiment import BOTH, LAPTOP, LONG, PAPER, SMOKE, Experiment, Scale
-from papers.measure import Construction, Small, StepTime, TaskRun, as_maps
+from papers.measure import Construction, StepTime, as_maps
 
 V2, DAPE, PLAIN = "dape1x3-kerple", "dape-kerple", "kerple"
 BIASES = ("kerple", "alibi", "fire")
@@ -68,7 +70,7 @@ def code(at: Scale) -> list[Run]:
     """The headline on source code, with the ladder of ingredients, in the paper's lengths: 6.1 million tokens in windows of 128."""
     if at.name != LAPTOP:
         return at(PLAIN, V2, trains=at.trains[:1])
-    methods = (
+    ladder = (
         "nope",
         "rope",
         "alibi",
@@ -81,7 +83,7 @@ def code(at: Scale) -> list[Run]:
         "keyshift-kerple",
     )
     return LONG(
-        *methods, corpora=("python",), trains=(128,), windows=192, num_layers=4, batch_size=16, steps=3000, learning_rate=1.5e-3,
+        *ladder, corpora=("python",), trains=(128,), windows=192, num_layers=4, batch_size=16, steps=3000, learning_rate=1.5e-3,
     )  # fmt: skip
 
 
@@ -99,12 +101,10 @@ def same_tokens(at: Scale) -> list[Run]:
     """As many tokens a step at every training length: 128 × 16 at the laptop, 128 × 32 × 8 in the paper."""
     if at.name == PAPER:
         return at(V2, "rope", corpora=BOTH[PAPER], trains=(128, 256, 512, 1024, 2048, 4096), tokens=32768)
-    trains, lengths = (
-        ((64, 128, 256, 512, 1024), (64, 128, 256, 512, 1024, 2048))
-        if at.name == LAPTOP
-        else ((16, 32), (16, 32, 64))
-    )
-    return at(V2, "rope", trains=trains, lengths=lengths, tokens=2048 if at.name == LAPTOP else 64)
+    if at.name == SMOKE:
+        return at(V2, "rope", trains=(16, 32), lengths=(16, 32, 64), tokens=64)
+    trains = (64, 128, 256, 512, 1024)
+    return at(V2, "rope", trains=trains, lengths=(*trains, 2048), tokens=2048)
 
 
 def model_size(at: Scale) -> list[Run]:
@@ -115,12 +115,11 @@ def model_size(at: Scale) -> list[Run]:
         return medium + large
     if at.name == SMOKE:
         return at(PLAIN, V2, label="{}, 2 layers", num_layers=2)
-    methods = (PLAIN, V2, DAPE, "rope", "t5")
-    return [
-        run
-        for n in (4, 6)
-        for run in at(*methods, label=f"{{}}, {n} layers", trains=(64,), num_layers=n, steps=200)
-    ]
+    small = at.with_(trains=(64,), train={"steps": 200})
+    four, six = (
+        small(PLAIN, V2, DAPE, "rope", "t5", label=f"{{}}, {n} layers", num_layers=n) for n in (4, 6)
+    )
+    return four + six
 
 
 def same_cost(at: Scale) -> list[Run]:
@@ -177,13 +176,13 @@ def che(at: Scale) -> list[TaskRun]:
     return runs
 
 
-def recall(at: Scale) -> list[Small]:
+def recall(at: Scale) -> list[Job]:
     steps = {SMOKE: 2, LAPTOP: 1000, PAPER: 20_000}[at.name]
     changes = {"batch_size": 4, "samples": 4} if at.name == SMOKE else {}
     methods = [
         f"{p}{base}" for base in ("nope", "rope", "kerple") for p in ("", "dape-", "dape1x2-", "dape1x3-")
     ]
-    runs: list[Small] = [
+    runs: list[Job] = [
         Construction(method, label=f"{method}, 1 layer", samples=16 if at.name == SMOKE else 512)
         for method in ("dape1x2-nope", "nope")
     ]
