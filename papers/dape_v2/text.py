@@ -3,8 +3,7 @@
 TITLE = "DAPE V2: Process Attention Score as Feature Map for Length Extrapolation"
 
 OPENING = """
-With the 1×3 convolution, models of 2.6 million parameters trained on 8 million tokens in windows of 256 have a lower loss than
-plain Kerple: on LaTeX by {lead LaTeX dape1x3-kerple kerple 256} nats at 256 tokens and {lead LaTeX dape1x3-kerple kerple 8192}
+With the 1×3 convolution, models of 2.6 million parameters, trained on 8 million tokens in windows of 256, beat plain Kerple: on LaTeX by {lead LaTeX dape1x3-kerple kerple 256} nats at 256 tokens and {lead LaTeX dape1x3-kerple kerple 8192}
 at 8192 (three seeds), on books by {lead books dape1x3-kerple kerple 8192} at 8192 (two). Not reproduced: Kerple, which breaks
 in the paper, hardly degrades here ({change LaTeX kerple 256 8192} to 8192), so that the lead grows by
 {lead_growth LaTeX dape1x3-kerple kerple 256 8192} instead of a whole nat; and whether perplexity falls with the length is
@@ -18,9 +17,8 @@ TOP = ["best", "beats-dape-far", "gain-grows", "kernel-1", "improves-with-length
        "nope-600-to-100", "che-even-pairs", "recall-learned", "t5-slower"]  # fmt: skip
 
 LEGEND = """
-Ours are differences in nats per token (points, ratios) with 95 % intervals, where least certain; the paper's are perplexities
-where its margin is smallest. [How it is computed](#how-it-is-computed). Tables below: perplexity at the training length → at
-the longest input.
+Ours: differences in nats per token (points, ratios), 95 % intervals, where least certain. Paper: perplexities where its margin is
+smallest. [How it is computed](#how-it-is-computed). Below: perplexity at the training length → at the longest input.
 """
 
 # As they were written, before any model of the headline was trained; later additions say so.

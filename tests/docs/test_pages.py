@@ -100,10 +100,7 @@ def registries_left_alone():
 
 
 def write_texts(folder: Path) -> None:
-    """my_texts/ and book.txt, which the pages' commands read, and papers/ as in a clone, without experiments."""
-    (folder / "papers").mkdir()
-    for name in ("scales.toml", "corpora.toml"):
-        (folder / "papers" / name).write_text((ROOT / "papers" / name).read_text("utf-8"))
+    """my_texts/ and book.txt, which the pages' commands read."""
     (folder / "my_texts").mkdir()
     for number in range(40):
         words = " ".join(f"{number * word % 17} and {word}, {word % 7} times" for word in range(80))
