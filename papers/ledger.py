@@ -446,8 +446,8 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """The word of all corpora if they agree; contradicted if one contradicts; else the weakest."""
-        words = {one.word for one in self.judgements} - {"not run"}
+        """The word of all corpora of the claim if they agree; contradicted if one contradicts; else the weakest."""
+        words = {one.word for one in self.judgements if one.corpus != "code"} - {"not run"}
         if len(words) < 2:
             return next(iter(words), "out of reach" if self.claim.needs else "not run")
         weakest = ("contradicted", "out of reach", "too small", "one seed", "unclear", "reproduced")
