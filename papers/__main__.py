@@ -40,8 +40,8 @@ def run(name: str, options: argparse.Namespace) -> int:
     paper, one = known()[name]
     work = options.work.absolute() / options.scale
 
-    def announce(runs, left, folder):
-        print(f"{one.title}: {len(left)} of {len(runs)} runs are left")
+    def announce(title, runs, left, folder):
+        print(f"{title}: {len(left)} of {len(runs)} runs are left")
 
         def watch(job, outcome):
             if outcome is not None:

@@ -138,7 +138,13 @@ class Experiment:
         table = read_table(results) if results.exists() else make_table()
         jobs = [located(job, texts, work) if job.missing(table) else job for job in self.at(scale)]
         return run_experiment(
-            jobs, work, results=results, in_process=scale == SMOKE, announce=announce, **options
+            jobs,
+            work,
+            results=results,
+            in_process=scale == SMOKE,
+            announce=announce,
+            title=self.title,
+            **options,
         )
 
 

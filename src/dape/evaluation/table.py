@@ -55,7 +55,7 @@ ALL = "all"
 
 def make_table(rows: Iterable[dict[str, object]] = ()) -> pd.DataFrame:
     """A table of rows; columns that a row lacks are those of a run as a whole."""
-    usual = {"length": 0, "document": -1, "slice": ALL, "count": 1}
+    usual = {"seed": 0, "train_length": 0, "length": 0, "document": -1, "slice": ALL, "count": 1}
     table = pd.DataFrame([{**usual, **row} for row in rows], columns=list(COLUMNS))
     return table.astype({**dict.fromkeys(COLUMNS, "str"), **KINDS})
 
