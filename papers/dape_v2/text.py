@@ -45,8 +45,9 @@ HYPOTHESES = {
 APPENDIX = """
 ## How it is computed
 
-Each file in [results](results) is a table of one experiment, its columns described in `dape.evaluation.table`. pandas alone
-redoes every number; a gap, with documents and seeds crossed:
+Each file in [results](results) is the table of one experiment: run, method, seed, corpus, train_length, length (of input),
+document, slice (all; recall<=N: trigram shown in the last N tokens), metric, sum, count, as `dape.evaluation.table`
+documents. pandas alone redoes every number, such as a gap:
 
 ```python
 import pandas as pd
