@@ -137,15 +137,8 @@ class Experiment:
         results = self.results(paper, scale, work)
         table = read_table(results) if results.exists() else make_table()
         jobs = [located(job, texts, work) if job.missing(table) else job for job in self.at(scale)]
-        return run_experiment(
-            jobs,
-            work,
-            results=results,
-            in_process=scale == SMOKE,
-            announce=announce,
-            title=self.title,
-            **options,
-        )
+        options |= {"results": results, "announce": announce, "title": self.title}
+        return run_experiment(jobs, work, in_process=scale == SMOKE, **options)
 
 
 def located(job: Job, texts: Path | None, work: Path) -> Job:
