@@ -218,6 +218,18 @@ def test_scratch_is_bounded(length, sums, monkeypatch):
     assert max(marks) <= 0.005 * 40 * 2**30 + sums * 10**6
 
 
+@pytest.mark.parametrize("width", [32, 128])
+def test_images_have_addresses_of_32_bits_on_any_card(monkeypatch, width):
+    """Also where a thirty-second of the memory holds more numbers."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(calls, "card", lambda device: (148, 288 * 2**30))
+    launches = gpu.record_launches(length=65536, width=width)
+    images = [
+        x.arguments[name] for x in launches for name in ("image", "kept", "result") if name in x.arguments
+    ]
+    assert 2**28 < max(x[0].numel() for x in images) < 2**31
+
+
 class Counted(TorchDispatchMode):
     """How many operations of PyTorch there are that start something on a GPU."""
 

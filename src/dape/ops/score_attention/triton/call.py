@@ -186,7 +186,8 @@ class Call:
             self.first, self.last = arguments["first"], arguments["last"]
         self.part = head_part(self.head_width)
         self.multiprocessors, memory = card(self.device)
-        self.scratch = int(memory * SCRATCH)
+        # Addresses inside of an image have 32 bits.
+        self.scratch = min(int(memory * SCRATCH), 2**31)
         self.arguments = self._arguments()
 
     @property
