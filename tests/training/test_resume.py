@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -332,6 +333,18 @@ def test_one_bad_line_of_metrics_costs_one_record(tmp_path, uninterrupted):
     toy.train(tmp_path)
     kept = [record["loss"] for record in read_metrics(file)]
     assert kept == uninterrupted[:3] + uninterrupted[4:]
+
+
+def test_an_edited_number_of_metrics_does_not_survive(tmp_path, uninterrupted):
+    fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(10), progress=False)
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    record = json.loads(lines[3])
+    lines[3] = lines[3].replace(str(record["loss"]), str(record["loss"] + 1))
+    file.write_text("\n".join(lines) + "\n")
+    assert [record["step"] for record in read_metrics(file)] == [1, 2, 3, *range(5, 11)]
+    toy.train(tmp_path)
+    assert [record["loss"] for record in read_metrics(file)] == uninterrupted[:3] + uninterrupted[4:]
 
 
 def test_leftovers_of_killed_writers_are_swept(tmp_path):

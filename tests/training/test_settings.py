@@ -165,7 +165,7 @@ def test_trackers_get_every_step(tmp_path, monkeypatch):
         ({"preset": "huge"}, 'unknown preset "huge"'),
         ({"method": "kerpel"}, 'unknown method "kerpel"; did you mean'),
         ({"num_heads": 3}, "num_attention_heads=3 does not divide hidden_size=128"),
-        ({"backend": "foo"}, 'unknown backend "foo": choose "auto" or one of sdpa, '),
+        ({"backend": "foo"}, 'unknown backend "foo": choose "auto" or one of '),
         ({"train_length": 0}, "train_length=0 must be at least 1"),
     ],
 )
@@ -291,3 +291,18 @@ def test_packed_data_alone_say_what_they_are(tmp_path):
     assert (config.corpus, config.tokenizer, config.validation) == (str(tmp_path), "bpe:300", "3,7")
     assert TrainConfig(data=str(tmp_path / "absent")).corpus == "stdlib"
     assert TrainConfig(data=str(tmp_path / "data"), tokenizer="bytes").tokenizer == "bytes"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"accumulate": 17, "batch_size": 16}, "accumulate=17 exceeds batch_size=16"),
+        (
+            {"randomized_positions": 63, "train_length": 64},
+            "randomized_positions=63 is less than train_length=64",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_before_any_work(options, said):
+    with pytest.raises(ValueError, match=said):
+        TrainConfig(**options)

@@ -22,7 +22,7 @@ from rich.text import Text
 
 import dape
 from dape.cli.parsing import parse
-from dape.files import parse_text, write_atomically
+from dape.files import write_atomically
 from dape.settings import setting
 
 PLAIN, CONVOLVED = "kerple", "dape1x3-kerple"
@@ -489,14 +489,10 @@ def prepared(options: DemoOptions) -> Path:
     return folder
 
 
-def records_of(folder: Path) -> list[dict[str, Any]]:
-    """Metrics so far; a last line that is being written is left out."""
-    path = folder / "metrics.jsonl"
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
-            records.append(parse_text(line))
-    return records
+def records_of(folder: Path) -> list[dict[str, float]]:
+    from dape.training.display import read_metrics
+
+    return read_metrics(folder / "metrics.jsonl")
 
 
 def losses_of(folder: Path) -> list[float]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from dape.cli.parsing import parse
 from dape.data import Tokenizer, load_tokenizer
-from dape.files import distinct_names, read_json, write_atomically
+from dape.files import distinct_names, exclusive, read_json, write_atomically
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw_maps
 from dape.inspection.page import Named, token_texts, write_maps_page
@@ -107,13 +107,16 @@ def main(arguments: list[str]) -> int:
             )
             inspections.append(Named(name, inspection, token_texts(tokenizer.decode, ids[:length])))
             console.print(heads_table(name, inspection))
-            options.out.mkdir(parents=True, exist_ok=True)
-            draw_all(inspections[-1], options.out, formats, console)
-    write_atomically(
-        options.out / "heads.json",
-        json.dumps([record for run in inspections for record in records(run)], indent=1),
-    )
-    write_maps_page(inspections, options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    # One command at a time: each replaces what another wrote.
+    with exclusive(options.out / ".lock"):
+        for run in inspections:
+            draw_all(run, options.out, formats, console)
+        write_atomically(
+            options.out / "heads.json",
+            json.dumps([record for run in inspections for record in records(run)], indent=1),
+        )
+        write_maps_page(inspections, options.out)
     console.print(f"Explore: {options.out / 'index.html'}   Pictures: {options.out}", soft_wrap=True)
     return 0
 

@@ -305,6 +305,14 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.accumulate > self.batch_size:
+            problem = f" exceeds batch_size={self.batch_size}: every micro-batch needs a window"
+            raise SettingError("accumulate", self.accumulate, problem)
+        if self.randomized_positions is not None and self.randomized_positions < self.train_length:
+            problem = (
+                f" is less than train_length={self.train_length}: the positions of a window are distinct"
+            )
+            raise SettingError("randomized_positions", self.randomized_positions, problem)
         self.model_config(vocab_size=256)
 
     def derive(self) -> None:
