@@ -28,8 +28,25 @@ COLOURS = {
 }
 
 
+ENCODING = re.compile(r"^::: dape\.positions\.(\w+)$", re.MULTILINE)
+
+
+def pictures() -> dict[str, str]:
+    """Names of encodings by their classes, those with a picture."""
+    from dape.positions import POSITIONS
+
+    return {cls.__name__: name for name, cls in POSITIONS.items() if name != "nope"}
+
+
 def on_files(files: Files, config: Any) -> Files:
-    """Add what the pages link to outside docs/, under its path in the repository."""
+    """Add pictures of the encodings, and what the pages link to outside docs/, under its path in the repository."""
+    from dape.positions.picture import draw
+
+    for name in pictures().values():
+        drawn = io.StringIO()
+        figure = draw([name])
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+        files.append(File.generated(config, f"api/positions/{name}.svg", content=drawn.getvalue()))
     waiting = [ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
     seen = set(waiting)
     while waiting:
@@ -49,7 +66,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links as paths within the site; a block's file name, or that the tests leave it out, as its title."""
+    """Links as paths within the site; a block's file name as its title; pictures of encodings beside them."""
     here = posixpath.dirname(page.file.src_uri)
     source = Path(page.file.abs_src_path).parent
 
@@ -62,9 +79,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return posixpath.relpath(uri, here or ".") + anchor
 
     def title(found: re.Match[str]) -> str:
-        label = "not run by the tests" if found[2] == "not-run" else found[2]
-        return f'{found[1]} title="{label}"'
+        return found[1] if found[2] == "not-run" else f'{found[1]} title="{found[2]}"'
 
+    def pictured(found: re.Match[str]) -> str:
+        if (name := pictures().get(found[1])) is None:
+            return found.group()
+        # As an image of its own, whose axis labels stay as drawn.
+        return f'{found.group()}\n\n<img alt="What {name} adds to scores" class="picture" src="positions/{name}.svg">'
+
+    markdown = ENCODING.sub(pictured, markdown)
     markdown = FENCE.sub(title, LINK.sub(link, markdown))
     return (
         markdown.replace("<!-- commands -->", command_help()) if "<!-- commands -->" in markdown else markdown

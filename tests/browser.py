@@ -31,6 +31,15 @@ FLAGS = (
 )
 
 
+NARROWEST = 500
+FRAME = """<!doctype html><meta name="color-scheme" content="light dark"><body style="margin: 0">
+<iframe src="{page}" style="width: {width}px; height: {height}px; border: 0"></iframe><script>
+addEventListener("message", event => {{
+  const note = document.createElement("pre"); note.id = "probe"; note.textContent = event.data; document.body.append(note);
+}});
+</script>"""
+
+
 class Visit(NamedTuple):
     document: str
     seen: Any
@@ -59,13 +68,15 @@ def visit(
 ) -> Visit:
     """Open a copy of the page that ends with a probe: JavaScript whose value, or what it promises, comes back.
 
+    size: of the window; a width below Chromium's least, 500, is that of a frame in it.
+
     address: of a server that serves `folder`, for pages that fetch.
     """
     script = (
         "addEventListener('load', () => setTimeout(() => {"
         "const note = document.createElement('pre'); note.id = 'probe';"
         f"Promise.resolve((() => {{ {probe} }})()).then(value => {{ note.textContent = JSON.stringify(value);"
-        "document.body.append(note); }); }, 300));"
+        "document.body.append(note); parent.postMessage(note.textContent, '*'); }); }, 300));"
     )
     copy = folder / f"probed-{size[0]}-{'dark' if dark else 'light'}.html"
     # The page's policy allows the probe as well.
@@ -74,6 +85,11 @@ def visit(
     head, end, rest = text.rpartition("</body>")
     copy.write_text(f"{head or rest}<script>{script}</script>{end + rest if head else ''}", "utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    if size[0] < NARROWEST:
+        (folder / f"frame-{copy.name}").write_text(
+            FRAME.format(page=copy.name, width=size[0], height=size[1])
+        )
+        copy = folder / f"frame-{copy.name}"
     url = f"{address}/{copy.name}" if address else copy.as_uri()
     place = f"--user-data-dir={folder / 'profile'}"
     command = [chromium(), *FLAGS, place, scheme, f"--window-size={size[0]},{size[1]}", url]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import dape
 from dape.data.tokenizers import ByteTokenizer
 from dape.inspection.figure import shade
-from dape.inspection.page import Named, encoded, thumbnail, token_texts, write_maps_page
+from dape.inspection.page import Named, copied_from, encoded, thumbnail, token_texts, write_maps_page
 from dape.models import DapeForCausalLM, preset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -247,16 +248,67 @@ def test_thumbnails_are_means(runs):
     assert set(small[small > 0]) == {128}
 
 
-def test_on_a_phone_panels_stand_one_above_the_other(opened):
+LOOKS = {(1280, False): "rgb(251, 251, 250)", (1280, True): "rgb(21, 23, 26)"}
+LOOKS |= {(390, dark): LOOKS[1280, dark] for dark in (False, True)}
+
+
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
+def test_it_fits_a_desk_and_a_phone_in_light_and_dark(width, dark, opened):
     seen = opened(
         """
-      await ready(left);
+      await ready(left); await ready(right);
+      document.querySelectorAll('details').forEach(e => e.open = true);
       const boxes = [left, right].map(panel => panel.getBoundingClientRect());
       return {stacked: boxes[0].bottom <= boxes[1].top, wide: document.documentElement.scrollWidth > innerWidth,
-        dark: getComputedStyle(document.body).backgroundColor};
+        ground: getComputedStyle(document.body).backgroundColor, kernels: left.querySelectorAll('.kernel').length};
     """,
-        size=(500, 900),
-        dark=True,
+        size=(width, 900),
+        dark=dark,
     )
-    assert (seen["stacked"], seen["wide"]) == (True, False)
-    assert seen["dark"] == "rgb(21, 23, 26)"
+    assert seen == {"stacked": width == 390, "wide": False, "ground": LOOKS[width, dark], "kernels": 2}
+
+
+def test_a_token_tells_its_loss_under_both_models_and_what_it_repeats(runs, tmp_path):
+    text = "one two three. one two four"
+    named = []
+    for run in runs:
+        model = DapeForCausalLM(
+            preset("tiny", run.inspection.method, hidden_size=32, num_hidden_layers=1)
+        ).eval()
+        named.append(Named(run.name, dape.inspect(model, list(text.encode())), list(text)))
+    place = 20
+    body = f"""
+      await ready(left); await ready(right);
+      const spans = [...document.getElementById('text').children];
+      spans[{place}].dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}));
+      const words = document.getElementById('told').innerText, source = spans.findIndex(e => e.className.includes('source'));
+      const shade = document.getElementById('shade');
+      const colours = () => spans.map(e => e.style.background).join();
+      const found = [colours()];
+      for (const value of ['loss', 'gain']) {{
+        shade.value = value; shade.dispatchEvent(new Event('change')); found.push(colours());
+      }}
+      return {{words, source, different: new Set(found).size}};
+    """
+    visited = visit(write_maps_page(named, tmp_path), tmp_path, probe(body))
+    assert visited.console == []
+    assert visited.seen["source"] == place - 15
+    assert visited.seen["different"] == 3
+    for run in named:
+        told = re.search(rf"([0-9.]+) \({run.inspection.method}", visited.seen["words"])
+        assert told is not None
+        assert float(told[1]) == pytest.approx(run.inspection.losses[place], abs=0.006)
+    assert f"repeats token {place - 15}, 15 back" in visited.seen["words"]
+
+
+def test_a_repeated_token_is_the_latest_after_the_longest_common_run():
+    assert copied_from([1, 2, 3, 9, 2, 3, 8, 1, 2, 3]) == [-1, -1, -1, -1, -1, -1, -1, -1, -1, 2]
+    assert copied_from([5] * 5) == [-1, -1, -1, 2, 3]
+
+
+def test_losses_are_those_of_the_model():
+    model = DapeForCausalLM(preset("tiny", "dape1x3-kerple", hidden_size=32, num_hidden_layers=1)).eval()
+    ids = torch.randint(256, (1, 300))
+    losses = dape.inspect(model, ids[0], resolution=8).losses
+    assert np.isnan(losses[0])
+    assert losses[1:].mean() == pytest.approx(model(ids, labels=ids).loss.item(), rel=1e-5)

@@ -22,7 +22,9 @@ from dape.positions import (
     T5Bias,
     TransformerXL,
     build_position,
+    picture,
 )
+from dape.positions.__main__ import main as draw_positions
 
 
 def number(x: torch.Tensor) -> float:
@@ -249,3 +251,20 @@ def test_an_encoding_with_a_bias_has_channels_for_it():
 
     assert Given.additive
     assert not Rotated.additive
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_the_picture_shows_what_is_added_to_the_past(name):
+    values = picture.added(name, 12)
+    past = torch.ones(12, 12, dtype=torch.bool).tril()
+    assert values.shape == (4, 12, 12)
+    assert not values[:, past].isnan().any()
+    assert values[:, ~past].isnan().all()
+    assert (values[:, past].std() > 1e-3) == (name != "nope")
+
+
+def test_pictures_are_drawn_from_the_command_line(tmp_path, capsys):
+    assert draw_positions(["kerple", "rope", str(tmp_path / "two.svg")]) == 0
+    assert "kerple, head 3" in (tmp_path / "two.svg").read_text("utf-8").replace("<!-- ", "")
+    assert draw_positions(["kerpel"]) == 2
+    assert "fox" in capsys.readouterr().out

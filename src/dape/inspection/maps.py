@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -49,6 +50,7 @@ class LayerMaps:
              softmax, of the weights' absolute values as shares of their sum.
     change:  mean share of a row's weight that f(S, B) moves (total variation distance to softmax(S + B)).
     A map that a method does not have (the bias of RoPE, f of plain scores) is absent.
+    kernels: learned weights of the score processor's stages, [out, in, queries, keys] each.
     """
 
     layer: int
@@ -57,6 +59,7 @@ class LayerMaps:
     sink: np.ndarray
     entropy: np.ndarray
     change: np.ndarray
+    kernels: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,14 @@ class Inspection:
 
     edges: [P + 1] token indices; pixel (r, c) is the mean over queries edges[r] … edges[r+1] − 1 and keys
     edges[c] … edges[c+1] − 1 that are visible to them. With P = T every pixel is one pair.
+    losses: [T], of each token given those before it, in nats; NaN for the first.
     """
 
     method: str
     ids: list[int]
     edges: np.ndarray
     layers: list[LayerMaps]
+    losses: np.ndarray
 
     def map(self, layer: int, head: int, name: str) -> np.ndarray:
         """One map [P, P]."""
@@ -133,7 +138,20 @@ def inspect(
             else _retrofitted_inputs(model, shown, layers)
         )
         maps = [_layer_maps(layer, tuple(heads), read, edges, rows_per_tile) for layer, read in inputs]
-    return Inspection(method, tokens.tolist(), edges, maps)
+        losses = token_losses(model, shown)
+    return Inspection(method, tokens.tolist(), edges, maps, losses)
+
+
+def token_losses(model: PreTrainedModel, ids: Tensor) -> np.ndarray:
+    """Loss [T] of each token of ids [1, T] given those before it; logits of a few tokens at a time."""
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    head = cast(torch.nn.Module, model.get_output_embeddings())
+    parts = [
+        F.cross_entropy(head(part).float()[0], targets[0], reduction="none")
+        for part, targets in zip(hidden[:, :-1].split(256, 1), ids[:, 1:].split(256, 1), strict=True)
+    ]
+    first = torch.full((1,), torch.nan)
+    return torch.cat([first, *(part.cpu() for part in parts)]).numpy()
 
 
 def _sizes(model: PreTrainedModel) -> tuple[DapeConfig, str]:
@@ -256,7 +274,8 @@ def _layer_maps(
         entropy += torch.special.entr(shares).sum((-1, -2)).cpu()
         change += 0.5 * (weights - without[:, :, own])[0, chosen].abs().sum((-1, -2)).cpu()
     sums = (sink, entropy, change)
-    return LayerMaps(layer, heads, pool.means(), *((total / num_tokens).numpy() for total in sums))
+    kernels = tuple(stage.weight.detach().float().cpu().numpy() for stage in (*program.pre, *program.post))
+    return LayerMaps(layer, heads, pool.means(), *((total / num_tokens).numpy() for total in sums), kernels)
 
 
 class _Pool:

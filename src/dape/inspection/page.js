@@ -58,6 +58,9 @@ class Panel {
     this.ramp.style.background = `linear-gradient(90deg, ${COLOURS.map(c => `rgb(${c})`).join(",")})`;
     this.note = make("output", this.root);
     this.numbers = make("p", this.root); this.numbers.className = "numbers";
+    const details = make("details", this.root);
+    make("summary", details, "What this layer's kernels learned");
+    this.kernels = make("div", details);
     this.options("run", DATA.runs.map((run, i) => [i, run.title]));
     this.pick.run.value = run;
     this.listen();
@@ -102,6 +105,7 @@ class Panel {
     for (const panel of panels) if (panel.values) panel.paint();
     const i = this.pick.head.value, l = this.layer;
     this.numbers.textContent = `weight on the first token ${(100 * l.sink[i]).toFixed(1)} % · entropy ${l.entropy[i].toFixed(2)} nats · moved by f ${(100 * l.change[i]).toFixed(1)} %`;
+    this.learned();
     this.root.dataset.ready = [this.run.name, l.layer, l.heads[i], this.pick.map.value].join("/");
   }
   paint() {
@@ -117,6 +121,23 @@ class Panel {
     this.low.textContent = this.number(dark); this.high.textContent = this.number(bright);
     this.draw();
     this.preview(dark, span);
+  }
+  // Weights of the stages: a row an output, a column an input and tap; blue below zero, orange above.
+  learned() {
+    this.kernels.replaceChildren();
+    const stages = this.layer.kernels, heads = this.layer.heads.length;
+    if (!stages.length) make("p", this.kernels, "This method has none.");
+    stages.forEach(({shape: [out, inputs, queries, keys], values}, i) => {
+      const taps = queries * keys, reads = i === 0 && inputs === 2 * heads ? `scores of ${heads} heads, then their bias` : `${inputs} channels`;
+      make("p", this.kernels, `Stage ${i + 1}: ${out} rows of outputs; columns: ${reads}, ${taps} tap${taps > 1 ? "s" : ""} each.`);
+      const canvas = make("canvas", this.kernels), most = Math.max(...values.map(Math.abs)) || 1;
+      canvas.className = "kernel"; canvas.width = inputs * taps; canvas.height = out;
+      canvas.style.aspectRatio = `${Math.max(inputs * taps, out)} / ${out}`;
+      canvas.title = `from ${show(-most)} to ${show(most)}`;
+      const pen = canvas.getContext("2d"), pixels = pen.createImageData(canvas.width, out);
+      values.forEach((value, p) => pixels.data.set([...(value < 0 ? [37, 99, 235] : [230, 120, 12]), Math.round(255 * Math.abs(value) / most)], 4 * p));
+      pen.putImageData(pixels, 0, 0);
+    });
   }
   // A row a layer, a column a head, all in the colours of the map that is shown.
   preview(dark, span) {
@@ -230,8 +251,37 @@ class Panel {
 // The text of a panel's run, a span a token; long texts as far as they are near the pair.
 const page = document.getElementById("text");
 const NEAR = 400;
-let shown = {};
+const shade = document.getElementById("shade"), told = document.getElementById("told");
+let shown = {}, last = null;
+const alike = (a, b) => a.tokens.length === b.tokens.length && a.tokens.every((token, t) => token === b.tokens[t]);
+shade.addEventListener("change", () => last && read(...last));
+page.addEventListener("pointerover", e => {
+  const place = [...page.children].indexOf(e.target);
+  if (place >= 0) tellToken(shown.run, shown.from + place);
+});
+// The loss of a token under both models, and where it occurred before after the same tokens.
+function tellToken(run, t) {
+  for (const span of page.querySelectorAll(".source")) span.classList.remove("source");
+  told.replaceChildren();
+  make("code", told, seen(run.tokens[t]));
+  const runs = [...new Set(panels.map(panel => panel.run))].filter(other => other === run || alike(other, run));
+  make("span", told, t === 0 ? " is the first token" : " has loss " + runs.map(other => `${other.losses[t].toFixed(2)} (${other.title})`).join(", "));
+  const source = run.copied[t];
+  make("span", told, source < 0 ? "; nothing before repeats here" : `; repeats token ${source}, ${t - source} back`);
+  if (source >= shown.from) page.children[source - shown.from]?.classList.add("source");
+}
+// Background of a token of the text.
+function tint(run, t, strength) {
+  if (shade.value === "loss") strength = Math.min(1, (panels[0].run.losses[t] ?? 0) / 6);
+  if (shade.value !== "gain") return strength > 0.02 ? `rgba(var(--heat), ${(0.75 * strength).toFixed(3)})` : "";
+  const gain = (panels[0].run.losses[t] ?? 0) - (panels[1].run.losses[t] ?? 0), much = Math.min(1, Math.abs(gain) / 3);
+  return much > 0.02 ? `rgba(${gain > 0 ? "var(--heat)" : "37, 99, 235"}, ${(0.75 * much).toFixed(3)})` : "";
+}
 function read(panel, x, y) {
+  last = [panel, x, y];
+  const comparable = alike(panels[0].run, panels[1].run);
+  shade.options[2].disabled = !comparable || panels[0].run === panels[1].run;
+  if (shade.options[2].disabled && shade.value === "gain") shade.value = "row";
   const run = panel.run, edges = run.edges, query = begin(run, edges[y]), key = begin(run, edges[x]);
   const from = run.tokens.length > 2 * NEAR ? Math.max(0, Math.min(key, query) - NEAR) : 0;
   const to = run.tokens.length > 2 * NEAR ? Math.min(run.tokens.length, query + NEAR) : run.tokens.length;
@@ -246,10 +296,11 @@ function read(panel, x, y) {
     const strength = Number.isNaN(row[pixel]) ? 0 : (row[pixel] - low) / (high - low || 1);
     for (let token = Math.max(edges[pixel], from); token < Math.min(edges[pixel + 1], to); token++) {
       const span = spans[token - from];
-      span.style.background = strength > 0.02 ? `rgba(var(--heat), ${(0.75 * strength).toFixed(3)})` : "";
+      span.style.background = tint(run, token, strength);
       span.className = (token >= query && token < edges[y + 1] ? "query " : "") + (token >= key && token < edges[x + 1] ? "key" : "");
     }
   }
+  tellToken(run, query);
   const at = spans[query - from];
   if (at) page.scrollTop = at.offsetTop - page.offsetTop - page.clientHeight / 2;
 }

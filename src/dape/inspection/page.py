@@ -22,6 +22,8 @@ LEVELS = 4095
 THUMBNAIL = 40
 # Maximum number of tokens that make up a character: the bytes of UTF-8.
 CHARACTER = 4
+# Lengths of runs of tokens, the last one included, that count as copied.
+SHORTEST, LONGEST = 3, 12
 
 
 class Named(NamedTuple):
@@ -71,6 +73,7 @@ def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
                     "entropy": np.round(layer_maps.entropy.astype(float), 4).tolist(),
                     "change": np.round(layer_maps.change.astype(float), 6).tolist(),
                     "maps": maps,
+                    "kernels": [described_kernel(kernel) for kernel in layer_maps.kernels],
                 }
             )
         described.append(
@@ -80,6 +83,8 @@ def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
                 "tokens": run.tokens,
                 "edges": inspection.edges.tolist(),
                 "first": inspection.most_changed(),
+                "losses": [None if np.isnan(x) else round(float(x), 3) for x in inspection.losses],
+                "copied": copied_from(inspection.ids),
                 "layers": layers,
             }
         )
@@ -90,6 +95,26 @@ def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
     page = environment("dape.inspection").get_template("page.html.j2").render(data=data)
     write_atomically(folder / "index.html", page)
     return folder / "index.html"
+
+
+def described_kernel(weight: np.ndarray) -> dict[str, object]:
+    """Shape [out, in, queries, keys] and values of a stage's weights."""
+    return {"shape": list(weight.shape), "values": np.round(weight.ravel().astype(float), 3).tolist()}
+
+
+def copied_from(ids: Sequence[int]) -> list[int]:
+    """For each token, the latest earlier place of the same token after the same tokens; −1 if there is none.
+
+    Of several, the one after the longest common run of tokens, which counts from `SHORTEST` tokens on.
+    """
+    places = [-1] * len(ids)
+    for length in range(SHORTEST, LONGEST + 1):
+        seen: dict[tuple[int, ...], int] = {}
+        for end in range(length, len(ids) + 1):
+            run = tuple(ids[end - length : end])
+            places[end - 1] = seen.get(run, places[end - 1])
+            seen[run] = end - 1
+    return places
 
 
 def map_titles(runs: Sequence[Named]) -> list[str]:

@@ -1,0 +1,69 @@
+"""What an encoding adds to the scores of queries and keys, as arrays and as a figure (needs matplotlib)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dape.ops.score_attention.types import bias_tile
+from dape.positions import Positions, build_position
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEADS, WIDTH, TOKENS = 4, 32, 48
+
+
+@torch.no_grad()
+def added(name: str, num_tokens: int = TOKENS) -> Tensor:
+    """What the encoding adds to equal scores, [heads, T, T], NaN in the future; parameters as at the start.
+
+    A rotation is shown by its effect on a query and a key of ones; what is added to embeddings, by the inner products of
+    tokens; gates and contents are random.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        encoding = build_position(name, num_heads=HEADS, head_width=WIDTH, hidden_size=HEADS * WIDTH)
+        for parameter in encoding.parameters():
+            if not parameter.any():
+                # An encoding that starts at zero has nothing to show.
+                torch.nn.init.normal_(parameter)
+        x = torch.randn(1, num_tokens, HEADS * WIDTH)
+    positions = Positions.of(num_tokens)
+    ones = torch.ones(1, HEADS, num_tokens, WIDTH)
+    scores = encoding.rotate(ones, positions.queries) @ encoding.rotate(ones, positions.keys).transpose(
+        -1, -2
+    )
+    total = scores / WIDTH - 1
+    state = encoding.token_state(x)
+    further = {} if state is None else {"state": state}
+    q = x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+    bias = encoding.bias(q, q, positions, scale=WIDTH**-0.5, **further)
+    tile = bias_tile(bias, slice(0, num_tokens), num_tokens, num_queries=num_tokens, total_keys=num_tokens)
+    if tile is not None:
+        total = total + tile
+    embedded = encoding.embed(torch.zeros_like(x), positions.queries)
+    total = total + embedded @ embedded.transpose(-1, -2) * WIDTH**-0.5
+    return total[0].masked_fill(~torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril(), torch.nan)
+
+
+def draw(names: Sequence[str]) -> Figure:
+    """A row an encoding, a column a head: queries downwards, keys to the right, dark where scores fall."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.9 * HEADS, 1.9 * len(names) + 0.2), layout="constrained")
+    grid = figure.subplots(len(names), HEADS, squeeze=False)
+    for name, axes in zip(names, grid, strict=True):
+        values = added(name)
+        shown = values[~values.isnan()]
+        low, high = float(shown.min()), max(float(shown.max()), float(shown.min()) + 1e-6)
+        for head, axis in enumerate(axes):
+            image = axis.imshow(values[head].numpy(), cmap="viridis", vmin=low, vmax=high, interpolation="none")
+            axis.set_title(f"{name}, head {head}", fontsize=8)
+            axis.set_xticks([])
+            axis.set_yticks([])
+        figure.colorbar(image, ax=list(axes), fraction=0.03).ax.tick_params(labelsize=7)
+    return figure
