@@ -79,14 +79,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="texts; by default Python's own library")
     parser.add_argument("--method", default="dape1x3-kerple")
-    for name, value in {
-        "steps": 300,
-        "length": 64,
-        "batch": 16,
-        "width": 128,
-        "layers": 3,
-        "heads": 4,
-    }.items():
+    sizes = {"steps": 300, "length": 64, "batch": 16, "width": 128, "layers": 3, "heads": 4, "tokens": 100}
+    for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--compile", action="store_true")
     given = parser.parse_args(arguments)

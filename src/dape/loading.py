@@ -19,6 +19,7 @@ from dape.devices import find_device
 from dape.evaluation.models import EvaluatedModel
 from dape.files import read_json
 from dape.hub import hub_options, loading
+from dape.models.config import DapeConfig
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
 from dape.training import load_run
 
@@ -132,7 +133,11 @@ def _hugging_face(
         _check_tokenizer(given, source, name)
     method = getattr(model.config, "method", None) or getattr(model.config, "dape_retrofit", {}).get("method")
     trained_on = None if given is None else lambda: given
-    return EvaluatedModel(Path(path).name or path, model, tokens, method, trained_on=trained_on)
+    # Of others' models this is a limit, not always what they were trained at.
+    length = model.config.max_position_embeddings if isinstance(model.config, DapeConfig) else None
+    return EvaluatedModel(
+        Path(path).name or path, model, tokens, method, train_length=length, trained_on=trained_on
+    )
 
 
 def _check_tokenizer(data: TokenData, source: str, name: str) -> None:

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Mistral
 
 from dape import POSITIONS, randomized_positions
 from dape.models import DapeConfig, DapeForCausalLM, preset
+from dape.training import TrainConfig
 
 METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")] + ["dape3x3-kerple"]
 
@@ -471,3 +472,11 @@ def test_keys_that_a_longer_input_would_rotate_otherwise_are_not_taken_from_a_ca
         torch.testing.assert_close(rest, model(ids).logits[:, 10:], rtol=1e-10, atol=1e-10)
     said = model.generate(ids, max_new_tokens=3, do_sample=False, use_cache=False)
     assert said.shape == (1, 15)
+
+
+def test_a_trained_model_names_its_training_length(tmp_path):
+    config = TrainConfig(train_length=48).model_config(vocab_size=40)
+    assert config.max_position_embeddings == 48
+    config.save_pretrained(tmp_path)
+    assert DapeConfig.from_pretrained(tmp_path).max_position_embeddings == 48
+    assert DapeConfig().max_position_embeddings is None

@@ -39,6 +39,7 @@ class DapeConfig(PretrainedConfig):
     randomized_positions: in training, draw positions below this maximum (None: 0, 1, 2, …).
     initializer_range: standard deviation of the weights; None for √(2 / (5 · hidden_size)).
     backend:          backend of the attention op; "auto" takes the fastest that can run.
+    max_position_embeddings: number of tokens in a training window, if known; no limit, inputs may be longer.
     """
 
     model_type = "dape"
@@ -62,6 +63,7 @@ class DapeConfig(PretrainedConfig):
     attention_dropout: float = 0.0
     initializer_range: float | None = None
     backend: str = "auto"
+    max_position_embeddings: int | None = None
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

@@ -61,7 +61,9 @@ def draw(names: Sequence[str]) -> Figure:
         shown = values[~values.isnan()]
         low, high = float(shown.min()), max(float(shown.max()), float(shown.min()) + 1e-6)
         for head, axis in enumerate(axes):
-            image = axis.imshow(values[head].numpy(), cmap="viridis", vmin=low, vmax=high, interpolation="none")
+            image = axis.imshow(
+                values[head].numpy(), cmap="viridis", vmin=low, vmax=high, interpolation="none"
+            )
             axis.set_title(f"{name}, head {head}", fontsize=8)
             axis.set_xticks([])
             axis.set_yticks([])

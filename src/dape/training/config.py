@@ -346,6 +346,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
             position_options=options,
             score_options=dict(self.score_options),
             backend=self.backend,
+            max_position_embeddings=self.train_length,
             **{name: size for name, size in sizes.items() if size is not None},
         )
 
