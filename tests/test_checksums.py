@@ -48,7 +48,10 @@ def llama():
 
 def flips(folder, count, seed=0):
     """A file and a bit of it, as often in small files as in large ones."""
-    draw, files = random.Random(seed), sorted(path for path in folder.iterdir() if path.is_file())
+    draw, files = (
+        random.Random(seed),
+        sorted(path for path in folder.iterdir() if path.is_file() and path.suffix != ".md"),
+    )
     for _ in range(count):
         file = draw.choice(files)
         yield file, draw.randrange(8 * file.stat().st_size)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MistralConfig, StaticCache
 
 from dape import POSITIONS, randomized_positions
-from dape.models import DapeConfig, DapeForCausalLM, preset
+from dape.models import DapeConfig, DapeForCausalLM, export, preset
 from dape.training import TrainConfig
 
 METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")] + ["dape3x3-kerple"]
@@ -480,3 +480,12 @@ def test_a_trained_model_names_its_training_length(tmp_path):
     config.save_pretrained(tmp_path)
     assert DapeConfig.from_pretrained(tmp_path).max_position_embeddings == 48
     assert DapeConfig().max_position_embeddings is None
+
+
+def test_an_export_has_a_model_card_and_keeps_the_one_that_is_there(tmp_path):
+    model = tiny("dape1x3-kerple")
+    card = export(model, tmp_path / "new") / "README.md"
+    assert "| method | `dape1x3-kerple` |" in card.read_text("utf-8")
+    card.write_text("mine")
+    export(model, tmp_path / "new")
+    assert card.read_text() == "mine"

@@ -273,9 +273,9 @@ def _layer_maps(
             shares = shares.abs() / shares.abs().sum(-1, keepdim=True)
         entropy += torch.special.entr(shares).sum((-1, -2)).cpu()
         change += 0.5 * (weights - without[:, :, own])[0, chosen].abs().sum((-1, -2)).cpu()
-    sums = (sink, entropy, change)
     kernels = tuple(stage.weight.detach().float().cpu().numpy() for stage in (*program.pre, *program.post))
-    return LayerMaps(layer, heads, pool.means(), *((total / num_tokens).numpy() for total in sums), kernels)
+    means = [(total / num_tokens).numpy() for total in (sink, entropy, change)]
+    return LayerMaps(layer, heads, pool.means(), means[0], means[1], means[2], kernels)
 
 
 class _Pool:

@@ -18,6 +18,27 @@ from dape.checksums import CHECKSUMS, names_with_checksums, write_checksums
 from dape.files import replacing_folder
 from dape.models.remote_code import ENTRIES, FLAT, RETROFITTED, RETROFITTED_FLAT, write_code
 
+CARD_FILE = "README.md"
+CARD = """---
+library_name: transformers
+tags: [dape, length-extrapolation]
+---
+# {method}
+
+A model {kind} [dape](https://arxiv.org/abs/2410.04798): attention scores as feature maps.
+
+| | |
+|---|---|
+{rows}
+
+How it was trained, on what, and how it fares by input length is not in the weights: say it here.
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+```
+"""
 MODULE, RETROFITTED_MODULE = "dape.models.decoder", "dape.retrofitting.auto"
 
 
@@ -43,11 +64,32 @@ def export(
         if with_code:
             code = {f"{_flat(name)}.py": source for name, source in sources(entry).items()}
             write_code(temporary, code, name=folder.resolve(), module=module, entries=entries)
+        if not (folder / CARD_FILE).exists():
+            (temporary / CARD_FILE).write_text(card(model), "utf-8")
         write_checksums(temporary)
         written = {path.name for path in temporary.iterdir()}
     for name in before - written:
         (folder / name).unlink(missing_ok=True)
     return folder
+
+
+def card(model: PreTrainedModel) -> str:
+    """Model card from what the model itself knows."""
+    config = model.config.get_text_config()
+    retrofitted = getattr(model.config, "dape_retrofit", None) or {}
+    method = retrofitted.get("method") or getattr(config, "method", "unknown")
+    base = model.config._name_or_path if retrofitted else ""
+    facts = {
+        "method": f"`{method}`",
+        "base": f"`{base}`" if base else None,
+        "layers × width, heads": f"{config.num_hidden_layers} × {config.hidden_size}, {config.num_attention_heads}",
+        "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
+        "trained at": f"{config.max_position_embeddings} tokens"
+        if getattr(config, "max_position_embeddings", None)
+        else None,
+    }
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
+    return CARD.format(method=method, kind="retrofitted with" if retrofitted else "made with", rows=rows)
 
 
 def sources(entry: str = MODULE) -> dict[str, str]:
