@@ -1,6 +1,7 @@
 """`dape suite`: scores, a table, a heat map; what is done is not done again."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dape import cli
+from dape.cli.suite import Options
 from dape.data import ByteTokenizer
 
 
@@ -30,13 +32,25 @@ def model(tmp_path_factory):
 
 
 def test_scores_table_and_heat_map(model, tmp_path, capsys):
-    arguments = [f"hf:{model}", "--lengths", "128,256", "--tasks", "flip-flop,needle", "--examples", "2"]
+    arguments = [
+        f"hf:{model}",
+        "--lengths",
+        "128,256",
+        "--tasks",
+        "flip-flop,niah_single_1",
+        "--examples",
+        "2",
+    ]
     assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
     scores = json.loads((tmp_path / "suite.json").read_text())["results"]
     assert [(score["task"], score["length"]) for score in scores] == [
         (task, length) for task in ("flip-flop", "needle") for length in (128, 256)
     ]
-    assert "needle" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "needle" in printed.out
+    # A line for each result where there is no terminal.
+    told = re.findall(r"(\S+) at (\d+): \d+%", printed.err)
+    assert told == [(task, length) for task in ("flip-flop", "needle") for length in ("128", "256")]
     assert "<svg" in next(tmp_path.glob("*.svg")).read_text()
     before = (tmp_path / "suite.json").read_text()
     assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
@@ -50,6 +64,11 @@ def test_a_haystack_of_ones_own(model, tmp_path):
     assert (
         cli.main(["suite", f"hf:{model}", *arguments, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     )
+
+
+def test_rulers_names_are_those_of_our_tasks():
+    assert Options(models=("a",), tasks="ruler_vt,needle").task_list == ["variables", "needle"]
+    assert len(Options(models=("a",), tasks="ruler").task_list) == 7
 
 
 def test_unknown_tasks_are_refused(model, tmp_path, capsys):

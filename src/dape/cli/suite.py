@@ -18,7 +18,7 @@ from torch import Tensor
 from dape.cli.parsing import parse
 from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
-from dape.evaluation.probes import NOISE
+from dape.evaluation.probes import NOISE, RULER
 from dape.evaluation.suite import PROBES, ask
 from dape.files import read_json, write_atomically
 from dape.settings import check, setting, split_numbers
@@ -41,7 +41,9 @@ class Options:
     lengths: str = setting(
         "256,512,1024", help="Tokens of prompt and answer, by commas.", listed=int, low=8, high=2**24
     )
-    tasks: str = setting("all", help=f"By commas: {', '.join(PROBES)}.")
+    tasks: str = setting(
+        "all", help=f"By commas: {', '.join(PROBES)}; or ruler, and the names of RULER: {', '.join(RULER)}."
+    )
     examples: int = setting(32, help="Examples per task and length.", low=2, high=10**9)
     seed: int = setting(0, help="Of the questions.", low=0, high=2**62)
     haystack: Path | None = setting(
@@ -62,7 +64,10 @@ class Options:
 
     @property
     def task_list(self) -> list[str]:
-        return list(PROBES) if self.tasks == "all" else [task.strip() for task in self.tasks.split(",")]
+        if self.tasks == "all":
+            return list(PROBES)
+        names = list(RULER) if self.tasks == "ruler" else [task.strip() for task in self.tasks.split(",")]
+        return [RULER.get(name, name) for name in names]
 
 
 def main(arguments: list[str]) -> int:
@@ -97,6 +102,9 @@ def main(arguments: list[str]) -> int:
                     seed=options.seed,
                     haystack=haystack,
                 )
+                if not sys.stdout.isatty():
+                    told = f"{result.accuracy:.0%}" if result else "too long for the task"
+                    print(f"{name}: {task} at {length}: {told}", file=sys.stderr, flush=True)
                 kept.append(known | (asdict(result) if result else {"accuracy": None}))
                 options.out.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, json.dumps({"results": kept}, indent=1) + "\n")

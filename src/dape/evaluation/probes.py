@@ -272,5 +272,15 @@ PROBES: dict[str, Probe] = {
     "sort": Probe(_sequence(sorted, "sort"), "a sequence in order", "sort"),
     "addition": Probe(_addition, "the sum of two numbers, digit by digit", "addition"),
 }
+# Our tasks by the names that RULER (Hsieh et al. 2024) gives to their kind; the wording of its prompts is another.
+RULER = {
+    "niah_single_1": "needle",
+    "niah_multikey_1": "needle-keys",
+    "niah_multivalue": "needle-values",
+    "niah_multiquery": "needle-queries",
+    "ruler_vt": "variables",
+    "ruler_cwe": "common-word",
+    "ruler_fwe": "frequent-word",
+}
 # The generated tasks that train small models for the suite.
 TRAINED = tuple(dict.fromkeys(probe.task for probe in PROBES.values()))
