@@ -224,6 +224,7 @@ class DapeModel(DapePreTrainedModel):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.encoding_index = config.encoding_index
+        self.has_canon = any(method.canon for method in config.layer_methods)
         self.encodings = nn.ModuleList(
             config.layer_methods[self.encoding_index.index(number)].build_position(
                 num_heads=config.num_attention_heads,
@@ -286,8 +287,7 @@ class DapeModel(DapePreTrainedModel):
         begun = past_key_values is not None and not torch.compiler.is_compiling()
         begun = begun and past_key_values is not None and int(past_key_values.get_seq_length()) > 0
         packed = not begun and starts_again(position_ids, attention_mask)
-        mixes = any(method.canon for method in self.config.layer_methods)
-        if mixes and (past_key_values is not None or use_cache):
+        if self.has_canon and (past_key_values is not None or use_cache):
             raise ValueError(
                 f"{self.config.method} mixes hidden states of neighbours, which a cache of keys and values does not "
                 f"keep: pass use_cache=False"
@@ -317,7 +317,7 @@ class DapeModel(DapePreTrainedModel):
         )
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
         arranged = without_holes(attention_mask, positions, past_key_values, x.shape[1])
-        if arranged is not None and (mixes or self._reads_earlier_queries()):
+        if arranged is not None and (self.has_canon or self._reads_earlier_queries()):
             raise ValueError(
                 f"attention_mask has padding between tokens, across which {self.config.method} would convolve: "
                 f"pad at the ends of rows alone"
@@ -360,7 +360,7 @@ class DapeModel(DapePreTrainedModel):
         keep_states: bool,
     ) -> BaseModelOutputWithPast:
         """Hidden states of this process's tokens; the input is the whole sequence."""
-        if any(method.canon for method in self.config.layer_methods):
+        if self.has_canon:
             raise ValueError(
                 f"{self.config.method} mixes hidden states of neighbours, on other processes: no shares"
             )
