@@ -23,7 +23,6 @@ from dape.lab.figures import LOOK, canvas, style_of
 from dape.lab.runs import Job, digest
 from dape.lab.tables import Cell, Row, Table
 from dape.methods import parse_method
-from dape.positions import POSITIONS
 from dape.tasks.base import Protocol, Task, generator_for
 from dape.tasks.registry import TASKS, build_task
 from dape.training import LoopSettings, fit
@@ -49,8 +48,7 @@ class TaskRun(Job):
 
     def __post_init__(self) -> None:
         task, plan = self.build(), self.plan
-        encoding = POSITIONS[parse_method(self.name).position]
-        if task.model == "encoder" and encoding.direction == "causal":
+        if task.model == "encoder" and parse_method(self.name).direction == "causal":
             raise ValueError(f'"{self.name}" has no meaning where the future is visible, as in "{self.task}"')
         if not plan.train_lengths or not plan.test_lengths:
             raise ValueError("there must be at least one length to train and one to test")
