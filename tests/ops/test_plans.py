@@ -115,3 +115,13 @@ def test_planned_calls_equal_the_reference(method):
                 results.append((bare, out.detach(), *gradients))
             for found, expected in zip(*results, strict=True):
                 torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("queries", [1, 12])
+@torch.no_grad()
+def test_calls_alike_give_the_same_in_every_dtype_of_the_program_and_the_bias(queries):
+    conv, (q, k, v) = dape.ScoreConv(4).bfloat16(), torch.randn(3, 1, 4, 40, 8).bfloat16()
+    for values in (torch.randn(4, 40), torch.randn(4, 40).bfloat16()):
+        bias = dape.DistanceBias(values)
+        first, second = (dape.attention(q[:, :, -queries:], k, v, conv, bias=bias) for _ in range(2))
+        assert torch.equal(first, second)

@@ -53,9 +53,13 @@ PLANS = Plans()
 def _plan(problem: Problem) -> Plan | None:
     tensors, plan, _ = cpu.describe(problem)
     names = tuple(name for name, tensor in tensors.items() if tensor is not None)
-    # Tensors that are computed from several arguments, tables for instance, need the whole description each time.
-    own = {"q", "k", "v", "values", "first", "last", *(name for name, _ in problem.program.tensors())}
-    return (names, plan) if own.issuperset(names) else None
+    # Tensors that are computed from arguments, tables or another dtype for instance, need the description each time.
+    visible, bias = problem.visible, problem.bias
+    own = {"q": problem.q, "k": problem.k, "v": problem.v, "first": visible.first, "last": visible.last}
+    own |= dict(problem.program.tensors()) | (
+        {"values": bias.values} if isinstance(bias, DistanceBias) else {}
+    )
+    return (names, plan) if all(tensors[name] is own.get(name) for name in names) else None
 
 
 def sign(
