@@ -61,15 +61,13 @@ def test_the_encoding_of_the_contributing_guide_works():
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     code = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
     assert code
-    import textwrap
-
     import torch
 
     from dape import Positions
     from dape.positions import DistanceEncoding
 
     names: dict = {"DistanceEncoding": DistanceEncoding, "Tensor": torch.Tensor}
-    exec(textwrap.dedent("   " + code[1]), names)
+    exec(code[1], names)
     bias = names["Linear"](2).bias(
         torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4), Positions.of(5), scale=1.0
     )
