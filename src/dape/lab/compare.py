@@ -281,8 +281,9 @@ def run_comparison(
     runs = config.runs(over)
     check(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    data = pack(config, Path(runs[0].data(config.folder)), progress=progress)
-    runs = [replace(run, config=replace(run.config, data=str(data))) for run in runs]
+    runs = [replace(run, config=replace(run.config, data=run.data(config.folder))) for run in runs]
+    for run in {run.config.data: run for run in runs}.values():
+        pack(run, progress=progress)
     options: dict[str, Any] = {"jobs": config.jobs, "launcher": config.launcher, "in_process": in_process}
 
     def execute(runs: Sequence[Run], view: str) -> Outcome:
@@ -341,20 +342,19 @@ def check(config: CompareConfig) -> None:
         check_memory(config)
 
 
-def pack(config: CompareConfig, folder: Path, *, progress: bool) -> Path:
+def pack(run: Run, *, progress: bool) -> None:
     """Pack the text, and raise before anything is trained if no document is as long as the longest evaluation."""
+    config, how = run.config, run.evaluation
     data = prepare(
         config.corpus,
-        folder,
+        Path(config.data or ""),
         tokenizer=config.tokenizer,
         validation=config.held_out(),
         field=config.field,
         progress=progress,
     )
-    same_targets(
-        data.validation, max(config.length_list), config.num_last, config.windows, context=config.context
-    )
-    return folder
+    longest, last = how.longest or max(run.lengths), how.last or default_last(run.lengths)
+    same_targets(data.validation, longest, last, how.windows, context=how.context)
 
 
 def shown_of(

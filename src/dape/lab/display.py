@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from dape.evaluation.statistics import perplexity
 from dape.evaluation.table import means
+from dape.files import parse_text
 from dape.lab.experiment import Announce, Watcher
 from dape.lab.runs import Job
 from dape.training.display import clock
@@ -119,7 +119,7 @@ def last_record(run: Path) -> dict[str, float]:
         # A line may be incomplete at the end, or at the offset where reading began.
         for line in reversed(lines):
             try:
-                record = json.loads(line)
+                record = parse_text(line)
                 return {**record, "step": int(record["step"])}
             except (ValueError, KeyError, TypeError):
                 continue

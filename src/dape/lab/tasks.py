@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +17,7 @@ from matplotlib.style import context
 
 from dape.evaluation.statistics import Estimate, mean_over_seeds, paired_mean
 from dape.evaluation.table import make_table, means
+from dape.files import parse_text
 from dape.lab import solving
 from dape.lab.figures import LOOK, canvas, style_of
 from dape.lab.runs import Job, digest
@@ -146,7 +146,7 @@ class TaskRun(Job):
 @cache
 def paper_table() -> dict[str, Any]:
     """The paper's table: `methods`, and `accuracy` in percent by task, in the order of the methods."""
-    return json.loads((resources.files("dape.tasks") / "paper.json").read_text("utf-8"))
+    return parse_text((resources.files("dape.tasks") / "paper.json").read_text("utf-8"))
 
 
 def paper_accuracy(task: str, method: str) -> float | None:
