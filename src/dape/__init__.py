@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dape.retrofitting import load_adapter, load_retrofitted, remove_retrofit, retrofit, save_adapter
     from dape.retrofitting.adapt import adapt as adapt
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "POSITIONS",
