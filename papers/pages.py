@@ -115,6 +115,23 @@ def grid(corner: str, cells: dict[str, dict[str, str]], heads: list[str] | None 
     return table([corner, *heads], rows)
 
 
+def length_table(paper: str, experiment: Experiment) -> str:
+    """Perplexity of every method at every evaluated length of 128 and more, and how many seeds it is a mean of."""
+    frame = ledger(paper).table(experiment.name)
+    assert frame is not None
+    losses = frame[(frame["metric"] == "loss") & (frame["slice"] == ALL)]
+    sums = losses.groupby(["method", "length"])[["sum", "count"]].sum()
+    values = (
+        (sums["sum"] / sums["count"])
+        .map(math.exp)
+        .unstack()
+        .sort_values(losses["length"].max(), ascending=False)
+    )
+    seeds = losses.groupby("method")["seed"].nunique()
+    rows = [[f"`{m}`", *map(number, row), str(seeds[m])] for m, row in values.iterrows()]
+    return table(["tokens of input", *map(str, values.columns), "seeds"], rows)
+
+
 def start_and_end(rows: pd.DataFrame, train: int) -> str:
     sums = rows.groupby("length")[["sum", "count"]].sum()
     values = (sums["sum"] / sums["count"]).map(math.exp)
@@ -281,7 +298,7 @@ BLOCKS = {
     "counts": lambda: counts("dape_v2"),
     "counts beyond": lambda: counts("beyond"),
     "headline": lambda: "\n" + perplexity_table("dape_v2", experiments("dape_v2")[0]) + "\n",
-    "code": lambda: "\n" + perplexity_table("dape_v2", experiments("dape_v2")[1]) + "\n",
+    "code": lambda: "\n" + length_table("dape_v2", experiments("dape_v2")[1]) + "\n",
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dape.data.chunks import Chunk, cut_documents
+from dape.data.corpora import default_validation
 from dape.files import write_atomically
 
 
@@ -89,7 +90,7 @@ TEXTS = {
     ),
     "python": Text(
         "sources of installed Python packages, matplotlib, networkx and numpy held out", "",
-        ("matplotlib/", "networkx/", "numpy/"), "`dape data --corpus python` draws it from what is installed.",
+        tuple(default_validation("python").split(",")), "Built in: `--corpus python`.",
     ),
     "arxiv": Text(
         "the Arxiv part of the Pile", "arxiv", 0.01,
