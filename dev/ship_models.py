@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from dape.evaluate import losses_by_length
+from dape.evaluation import losses_by_length
 from transformers import AutoTokenizer
 
 from dape.checksums import write_checksums
@@ -18,7 +18,7 @@ from dape.models.export import export
 from dape.training import load_run
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
-LAST, WINDOWS = 64, 96
+LAST, WINDOWS = 64, 64
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
