@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import torch
-from dape.evaluation import losses_by_length
 from transformers import AutoTokenizer
 
 from dape.checksums import write_checksums
 from dape.data.python_corpus import PACKAGES, listed
+from dape.evaluation import losses_by_length
 from dape.models.export import export
 from dape.training import load_run
 
