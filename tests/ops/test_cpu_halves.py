@@ -119,3 +119,26 @@ def test_memory_of_a_long_call():
     forward, both = memory.peak_extra_mb([("cpu", FORWARD, sizes), ("cpu", BOTH, sizes)], 2, torch.bfloat16)
     assert tensor <= forward <= tensor + 15
     assert 6 * tensor <= both <= 6 * tensor + 30
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tiled"])
+def test_gradients_that_nearly_cancel_are_as_good_as_pytorchs(backend):
+    """All three compute a row's sum of P · dP from the rounded output: see docs/kernels.md."""
+    torch.manual_seed(0)
+    draws = [torch.randn(1, 2, 64, 16) for _ in range(4)]
+    draws[2] += 3.0
+    q, k, v, grad = (x.half() for x in draws)
+
+    def error(dtype, attend):
+        leaves = [x.to(dtype).detach().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(attend(*leaves), leaves, grad.to(dtype))[0].double()
+
+    exact = error(torch.float64, lambda q, k, v: attention(q, k, v, backend="reference"))
+
+    def theirs(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    bound = 2 * (error(torch.float16, theirs) - exact).abs().max()
+    found = error(torch.float16, lambda q, k, v: attention(q, k, v, backend=backend))
+    assert (found - exact).abs().max() <= bound
+    assert bound < 0.2 * exact.abs().max()
