@@ -126,8 +126,6 @@ def test_text_from_outside_is_parsed_in_one_place():
         "bench/memory.py",  # of a process of our own
         "data/tokenizers.py",  # of the tokenizers library
         "files.py",
-        "lab/accuracies.py",  # within the package
-        "lab/runner.py",  # written the moment before
         "models/remote_code.py",  # code that is exported needs no other module of ours
     }
 

@@ -136,7 +136,7 @@ def test_run_writes_results_and_is_not_repeated(tmp_path, capsys):
     assert main(["tasks", "table", str(out)]) == 0
     assert "(50.1)" in capsys.readouterr().out
     # The runs of an earlier command stay.
-    assert main(["tasks", "run", "counting", "--method", "kerple", *TINY, *SHORT, "--out", str(out)]) == 0
+    assert main(["tasks", "run", "bucket_sort", "--method", "kerple", *TINY, *SHORT, "--out", str(out)]) == 0
     assert read_table(out / "results.csv.gz")["run"].nunique() == 5
 
 
