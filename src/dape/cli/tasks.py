@@ -51,6 +51,7 @@ class RunOptions:
     """Train and test methods on generated tasks; runs with results in the folder are skipped."""
 
     names: tuple[str, ...] = setting(
+        (),
         help="Tasks, or che (all fifteen), paper (the fourteen of the paper's table), suite (the length suite's), recall (all for decoders).",
         positional=True,
     )
