@@ -28,6 +28,7 @@ COLOURS = {
 }
 
 
+TO_FOLDER = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)\)")
 ENCODING = re.compile(r"^::: dape\.positions\.(\w+)$", re.MULTILINE)
 
 
@@ -87,7 +88,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         # As an image of its own, whose axis labels stay as drawn.
         return f'{found.group()}\n\n<img alt="What {name} adds to scores" class="picture" src="positions/{name}.svg">'
 
-    markdown = ENCODING.sub(pictured, markdown)
+    def unlinked(found: re.Match[str]) -> str:
+        """A link to a folder, which the site does not have, as its text."""
+        return found[1] if (source / found[2]).resolve().is_dir() else found.group()
+
+    markdown = ENCODING.sub(pictured, TO_FOLDER.sub(unlinked, markdown))
     markdown = FENCE.sub(title, LINK.sub(link, markdown))
     return (
         markdown.replace("<!-- commands -->", command_help()) if "<!-- commands -->" in markdown else markdown
