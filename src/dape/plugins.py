@@ -45,14 +45,14 @@ def take_imports(arguments: list[str]) -> list[str]:
 def load_plugins() -> None:
     """Load the plug-ins of the environment and of installed packages, each once."""
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        load(name)
+        load_once(name)
     for point in entry_points(group=GROUP):
         if point.name not in LOADED:
             point.load()
             LOADED[point.name] = point.value
 
 
-def load(name: str) -> None:
+def load_once(name: str) -> None:
     """Load a file, or a module by its name; no effect the second time, by either name."""
     if not name.endswith(".py"):
         try:

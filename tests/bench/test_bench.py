@@ -230,7 +230,7 @@ def test_a_backend_that_cannot_run_is_left_out_or_refused(monkeypatch, capsys):
 def test_every_candidate_computes_the_same_thing():
     sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, width=3, kernel=5)
     for backend in ("listing", "tiled", "reference", "sdpa"):
-        workload.check_backend(backend, sizes)
+        workload.compare_with_reference(backend, sizes)
     # The check compares with numbers that are not zero.
     assert all(result.abs().max() > 0 for result in Workload(sizes, torch.float64).results("reference")[:7])
 
@@ -238,7 +238,7 @@ def test_every_candidate_computes_the_same_thing():
 @pytest.mark.parametrize("bias", workload.BIASES)
 def test_every_form_of_bias(bias):
     sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, processor="mta", bias=bias)
-    workload.check_backend("tiled", sizes)
+    workload.compare_with_reference("tiled", sizes)
     reason = Workload(sizes).unsupported("listing")
     assert (reason is None) == (bias == "distance")
 

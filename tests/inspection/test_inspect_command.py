@@ -9,7 +9,7 @@ import torch
 
 from dape import devices
 from dape.cli import main
-from dape.cli.inspect import read_text
+from dape.cli.inspect import read_argument
 from dape.models import DapeForCausalLM, preset
 from dape.models.byte_tokenizer import byte_tokenizer
 
@@ -82,7 +82,7 @@ def test_mistakes_are_one_sentence(case, model, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("text", ["3.14", "word", "The end.", "read book.txt", "wait..."])
 def test_a_text_need_not_be_a_file(text):
-    assert read_text(text) == text
+    assert read_argument(text) == text
 
 
 def test_a_tokenizer_that_is_named_does_for_a_missing_one(model, tmp_path):

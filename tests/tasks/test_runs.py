@@ -18,7 +18,7 @@ from dape.cli.options import named, parse_option
 from dape.cli.tasks import parse_lengths, spans
 from dape.evaluation.table import means, read_table
 from dape.lab import solving
-from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
+from dape.lab.solving import GeneratedTask, accuracy_by_length, build_solver
 from dape.lab.tasks import TaskRun, paper_accuracy, paper_table, score
 from dape.tasks import IGNORED, TASKS, build_task
 
@@ -28,7 +28,7 @@ SHORT = ["--train-lengths", "1:6", "--test-lengths", "4,7,9"]
 
 def tiny_model(task, method="dape1x3-kerple", **changes):
     sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "seed": 0} | changes
-    return build_model(task, method, **sizes)
+    return build_solver(task, method, **sizes)
 
 
 class Answerer(nn.Module):

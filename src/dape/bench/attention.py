@@ -181,7 +181,7 @@ def candidates(text: str, sizes: Sizes, further: list[str], placement: Placement
             raise ValueError(f'unknown backend "{name}": choose from {", ".join(known)}')
         reason = call.unsupported(name)
         if reason is None:
-            workload.check_backend(name, sizes, placement.dtype, placement.device)
+            workload.compare_with_reference(name, sizes, placement.dtype, placement.device)
             chosen.append(name)
         elif text == "all":
             print(f"left out: {reason}")

@@ -19,7 +19,7 @@ BUDGET = 4.0
 Report = Callable[[str], None]
 
 
-def examine(device: torch.device, report: Report) -> dict[str, Any]:
+def examine_gpu(device: torch.device, report: Report) -> dict[str, Any]:
     """Everything in the report; `passes` says whether all calls of the self-test do."""
     findings: dict[str, Any] = {"device": device_facts(device)}
     # Triton's interpreter, on a CPU, runs the kernels too, but a thousand times slower.
@@ -86,7 +86,7 @@ def timed(run: Callable[[], None], *, graph: bool) -> dict[str, float]:
     return found
 
 
-def text(findings: dict[str, Any]) -> str:
+def gpu_text(findings: dict[str, Any]) -> str:
     """The findings as text."""
     lines = ["GPU", *(f"  {name:<16}{value}" for name, value in findings["device"].items()), "self-test"]
     for result in findings["self_test"]:

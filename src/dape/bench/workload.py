@@ -227,7 +227,7 @@ def required_bytes(sizes: Sizes, backend: str) -> int:
     return 4 * 10 * s.batch * s.heads * s.keys * s.head_width
 
 
-def check_backend(
+def compare_with_reference(
     backend: str, sizes: Sizes, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> float:
     """Largest error of a backend on a short call of these sizes; raises if it is wrong.

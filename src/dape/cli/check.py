@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dape.cli.parsing import parse
 from dape.methods import parse_method
-from dape.plugins import load
+from dape.plugins import load_once
 from dape.positions import POSITIONS
 from dape.scores import SCORES
 from dape.settings import setting
@@ -31,7 +31,7 @@ class Options:
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape check")
     before = {*POSITIONS}, {*SCORES}
-    load(str(options.file))
+    load_once(str(options.file))
     # --import and DAPE_IMPORT may have loaded the same file before.
     encodings = [
         name

@@ -185,12 +185,12 @@ def train_and_test(
     method: str, options: DemoOptions, show: Callable[[dict[str, float]], None]
 ) -> tuple[dict[int, float], Any]:
     """Accuracy by length of a model trained from scratch, and the model."""
-    from dape.lab.solving import GeneratedTask, accuracy_by_length, build_model
+    from dape.lab.solving import GeneratedTask, accuracy_by_length, build_solver
     from dape.tasks import build_task
     from dape.training import LoopSettings, fit
 
     task = build_task("associative_recall")
-    model = build_model(task, method, num_layers=1, hidden_size=64, num_heads=2, seed=options.seed)
+    model = build_solver(task, method, num_layers=1, hidden_size=64, num_heads=2, seed=options.seed)
     training = GeneratedTask(task, model, 64, (TRAIN_LENGTH,), options.seed)
     settings = LoopSettings(
         steps=options.steps,

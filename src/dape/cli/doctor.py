@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     if with_gpu := options.gpu or options.report is not None:
         from dape.bench import gpu
 
-        findings["gpu"] = gpu.examine(
+        findings["gpu"] = gpu.examine_gpu(
             find_device("auto"), lambda line: print(line, file=sys.stderr, flush=True)
         )
     if options.report is not None:
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(findings, indent=2))
     else:
-        print("\n".join([text(findings), *([gpu.text(findings["gpu"])] if with_gpu else [])]))
+        print("\n".join([text(findings), *([gpu.gpu_text(findings["gpu"])] if with_gpu else [])]))
     return int(with_gpu and not findings["gpu"]["passes"])
 
 
@@ -142,7 +142,7 @@ def kernels(device: torch.device) -> list[dict[str, Any]]:
                 try:
                     result |= {
                         "passes": True,
-                        "error": workload.check_backend(backend["name"], sizes, dtype, device),
+                        "error": workload.compare_with_reference(backend["name"], sizes, dtype, device),
                     }
                 # A kernel may fail in any way, and the others must still be tested.
                 except Exception as error:

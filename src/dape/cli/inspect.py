@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     if not options.runs:
         raise ValueError("name at least one run")
     console = Console()
-    text, inspections = read_text(options.text), []
+    text, inspections = read_argument(options.text), []
     for name, model, tokenizer in open_models(options.runs, options.tokenizer):
         ids = tokenizer.encode(text)
         for length in lengths:
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def read_text(text: str) -> str:
+def read_argument(text: str) -> str:
     """Contents of the file if one of that name exists, else the text itself."""
     path = Path(text)
     try:

@@ -62,11 +62,11 @@ def main(arguments: list[str]) -> int:
     except TrainingStopped as stopped:
         console.print(f"{stopped}: the same command continues", soft_wrap=True, markup=False)
         return 1
-    show(adapted, console)
+    print_report(adapted, console)
     return 0
 
 
-def show(adapted: Adapted, console: Console) -> None:
+def print_report(adapted: Adapted, console: Console) -> None:
     """Print the table, what it says, and where everything is."""
     console.print(adapted.table())
     for sentence in adapted.sentences():

@@ -160,7 +160,7 @@ def main(arguments: list[str]) -> int:
         "list": list_tasks,
         "show": show_example,
         "run": run_tasks,
-        "table": print_table,
+        "table": print_results,
     }
     if not arguments or arguments[0] not in actions:
         asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help")
@@ -301,7 +301,7 @@ def commands_in(folder: Path) -> list[str]:
     return path.read_text("utf-8").splitlines() if path.exists() else []
 
 
-def print_table(arguments: list[str]) -> int:
+def print_results(arguments: list[str]) -> int:
     options: TableOptions = parse(TableOptions, arguments, prog="dape tasks table")
     if results_in(options.folder).empty:
         raise FileNotFoundError(f"no results in {options.folder}: `dape tasks run` makes some")

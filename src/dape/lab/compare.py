@@ -279,7 +279,7 @@ def run_comparison(
     over: options of a sweep with their values. in_process: one run after the other in this process, without workers.
     """
     runs = config.runs(over)
-    check(config)
+    check_comparison(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     runs = [replace(run, config=replace(run.config, data=run.data(config.folder))) for run in runs]
     for run in {run.config.data: run for run in runs}.values():
@@ -324,7 +324,7 @@ def run_comparison(
     return comparison
 
 
-def check(config: CompareConfig) -> None:
+def check_comparison(config: CompareConfig) -> None:
     """Raise before any work for settings that cannot be trained or evaluated."""
     check_trackers(config)
     # A method whose sizes do not fit does not stop the comparison of the others; an option that does not fit does.

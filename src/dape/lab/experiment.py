@@ -349,7 +349,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, at_once: int, watch: Watcher,
 
 def run_here(jobs: Sequence[Job], folder: Path, watch: Watcher) -> None:
     """Run short jobs in this process, without the cost of starting others."""
-    from dape.lab.run_job import sentence
+    from dape.lab.run_job import one_line
     from dape.training import TrainingStopped
 
     for job in jobs:
@@ -360,7 +360,7 @@ def run_here(jobs: Sequence[Job], folder: Path, watch: Watcher) -> None:
         except Exception as error:
             if type(error) is TrainingStopped:
                 raise KeyboardInterrupt from error
-            watch(job, sentence(error))
+            watch(job, one_line(error))
         else:
             watch(job, "")
 

@@ -41,12 +41,12 @@ def main(arguments: list[str]) -> int:
                 job.work(folder)
     except Exception as error:
         traceback.print_exc()
-        write_atomically(spec.with_suffix(".failure"), sentence(error))
+        write_atomically(spec.with_suffix(".failure"), one_line(error))
         return 1
     return 0
 
 
-def sentence(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or "no reason given"
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 

@@ -60,7 +60,7 @@ READERS = {
 }
 
 
-def build_model(
+def build_solver(
     task: Task, method: str, *, num_layers: int, hidden_size: int, num_heads: int, seed: int
 ) -> nn.Module:
     """Build a model for the task; modules that methods share start equal for a seed."""

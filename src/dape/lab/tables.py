@@ -61,7 +61,7 @@ class Table:
         heads = [self.corner, *(head.replace("\n", " ") for head in self.heads)]
         lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---' for _ in heads)}|"]
         for row in self.rows:
-            cells = [f"**{shown(cell)}**" if cell.best else shown(cell) for cell in row.cells]
+            cells = [f"**{cell_text(cell)}**" if cell.best else cell_text(cell) for cell in row.cells]
             lines.append(f"| {' | '.join([row.label.replace('|', chr(92) + '|'), *cells])} |")
         return "\n".join(lines)
 
@@ -93,13 +93,13 @@ class Table:
         for row in self.rows:
             cells: list[Any] = [Text(row.label, style="bold" if row.best else "")]
             for cell in (row.cells[index] for index in chosen):
-                text = shown(cell) if cell.text[:1] in "+−" else cell.text
+                text = cell_text(cell) if cell.text[:1] in "+−" else cell.text
                 cells.append(Text(text, style=STYLES[cell.mark]))
             table.add_row(*cells)
         return table
 
 
-def shown(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     return f"{cell.text} {cell.error}".strip()
 
 

@@ -105,7 +105,7 @@ class TaskRun(Job):
     def work(self, folder: Path) -> None:
         task, plan = self.build(), self.plan
         sizes = {"num_layers": plan.num_layers, "hidden_size": plan.hidden_size, "num_heads": plan.num_heads}
-        model = solving.build_model(task, self.name, **sizes, seed=self.seed)
+        model = solving.build_solver(task, self.name, **sizes, seed=self.seed)
         settings = LoopSettings(
             steps=plan.steps,
             learning_rate=plan.learning_rate,
