@@ -51,7 +51,7 @@ def _odd(number: int) -> None:
         ({"pair": (0.5,)}, r"pair=\(0.5,\): expected"),
         ({"kind": "c"}, 'kind="c": choose one of a, b'),
         ({"lengths": "1,x"}, 'lengths="1,x": expected whole numbers, separated by commas'),
-        ({"lengths": "1,1"}, 'lengths="1,1" names one of them twice'),
+        ({"lengths": "1,1"}, 'lengths="1,1" contains a duplicate'),
         ({"lengths": ","}, 'lengths="," is empty'),
         ({"lengths": "5,0"}, 'lengths="5,0" must be at least 1'),
         ({"picture": Path("a.bmp")}, 'picture="a.bmp" must end in .svg, .png'),

@@ -237,7 +237,7 @@ def _rule_problem(value: Any, rule: Rule) -> str | None:
         if not items:
             return " is empty: give at least one"
         if len(set(items)) < len(items):
-            return " names one of them twice"
+            return " contains a duplicate"
         value = items if rule.listed is int else value
     for item in value if isinstance(value, tuple | list) else (value,):
         if isinstance(item, numbers.Real) and not isinstance(item, bool):

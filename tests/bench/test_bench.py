@@ -342,7 +342,7 @@ def test_flexattention_is_a_candidate_where_it_can_run(capsys):
         with pytest.warns(UserWarning, match="flex_attention"):
             out = call.attend(workload.FLEX)
         torch.testing.assert_close(out, call.attend("reference"))
-    assert "no backward pass on the processor" in call.unsupported(workload.FLEX)
+    assert "no backward pass on the CPU" in call.unsupported(workload.FLEX)
     assert "sees one score" in Workload(Sizes(5, 5, heads=2, head_width=4)).unsupported(workload.FLEX)
     assert workload.FLEX not in attention.candidates("all", sizes, [workload.FLEX], Placement())
     assert "left out: FlexAttention" in capsys.readouterr().out

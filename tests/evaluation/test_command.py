@@ -190,7 +190,7 @@ MISTAKES = {
         ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "a,b"],
         '--lengths="a,b": expected whole numbers',
     ),
-    "twice": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16,16"], "names one of them twice"),
+    "twice": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16,16"], "contains a duplicate"),
     "both": (["hf:{}/gpt2", "--data", "{}/data", "--corpus", "{}/texts"], "token data or a corpus, not both"),
     "long": (
         ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "64,99999"],

@@ -121,7 +121,7 @@ for name in [*sys.argv[1:], "dape1x3-cope[groups=2]", "relative", "learned"]:
     assert torch.equal(shared.eval().generate(ids, **given), whole.eval().generate(ids, **given))
 for name, options, sentence in (
     ("dape1x3-kerple", {}, "mixes heads of different processes"),
-    ("kerple", {"num_key_value_heads": 1}, "num_key_value_heads=1 cannot be shared out between 2 processes"),
+    ("kerple", {"num_key_value_heads": 1}, "num_key_value_heads=1 does not divide evenly across 2 ranks"),
     ("kerple", {"intermediate_size": 63}, "intermediate_size=63 cannot"),
     ("learned-with-bias", {}, "LearnedWithBias has parameters, embeds tokens and changes heads"),
 ):

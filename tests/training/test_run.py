@@ -155,7 +155,7 @@ def test_the_same_command_again_does_nothing_and_another_run_is_refused(run_fold
     assert cli.main(again) == 0
     assert (run_folder / "metrics.jsonl").read_text() == before
     assert cli.main([*again, "--method", "rope"]) == 2
-    assert "holds a run with method=dape1x3-kerple, now method=rope is asked for" in capsys.readouterr().err
+    assert "holds a run with method=dape1x3-kerple, now method=rope was given" in capsys.readouterr().err
 
 
 def test_a_run_that_moved_with_its_data_still_opens(run_folder, tmp_path):

@@ -65,7 +65,7 @@ class Options:
         listed=str,
     )
     passes: str = setting(f"{FORWARD},{BOTH}", help="Passes to time, separated by commas.", listed=str)
-    batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
+    batch: int = setting(1, help="Batch size.", low=1, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
     head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
     width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)

@@ -34,7 +34,7 @@ class Options:
         help="Candidates, separated by commas: sdpa and the op's own backends; all: those that can run here.",
         listed=str,
     )
-    batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
+    batch: int = setting(1, help="Batch size.", low=1, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
     head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
     width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)

@@ -32,7 +32,7 @@ class Options(steps.StepOptions):
 
     methods: str = setting("kerple,dape1x3-kerple", help="Methods, separated by commas.", listed=str)
     length: int = setting(32, help="Tokens of the prompt.", low=1, high=2**24)
-    batch: int = setting(1, help="Prompts at a time.", low=1, high=2**20)
+    batch: int = setting(1, help="Batch size.", low=1, high=2**20)
     tokens: int = setting(256, help="New tokens.", low=1, high=2**24)
     rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
 

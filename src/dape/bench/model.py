@@ -31,7 +31,7 @@ class Options(steps.StepOptions):
         "rope,alibi,kerple,dape-kerple,dape1x3-kerple", help=steps.METHODS_HELP, listed=str
     )
     length: int = setting(512, help="Tokens of an input.", low=1, high=2**24)
-    batch: int = setting(1, help="Inputs at a time.", low=1, high=2**20)
+    batch: int = setting(1, help="Batch size.", low=1, high=2**20)
     rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
 
 

@@ -24,7 +24,7 @@ class StepOptions:
     preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
     methods: str = setting(f"{BASELINE},dape1x3-kerple", help=METHODS_HELP, listed=str)
     length: int = setting(64, help="Tokens of an input.", low=1, high=2**24)
-    batch: int = setting(16, help="Inputs at a time.", low=1, high=2**20)
+    batch: int = setting(16, help="Batch size.", low=1, high=2**20)
     backend: str = setting("auto", help="Backend of the attention op.")
     device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.")
     dtype: str = setting("fp32", help="Dtype of the autocast: fp32 (none), fp16 or bf16.")

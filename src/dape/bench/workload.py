@@ -186,7 +186,7 @@ class Workload:
         if backend == FLEX and not self.program.is_plain:
             return "FlexAttention's score function sees one score, the convolutions read those of other keys and heads"
         if backend == FLEX and self.device.type == "cpu":
-            return "FlexAttention has no backward pass on the processor"
+            return "FlexAttention has no backward pass on the CPU"
         if backend not in BACKENDS and self.sizes.bias != "distance":
             return f'"{backend}" is written here for a bias by distance, not bias="{self.sizes.bias}"'
         if backend not in BACKENDS or backend == SDPA:

@@ -40,7 +40,7 @@ class Options:
         high=10_000,
     )
     limit: int | None = setting(None, help="Maximum examples per task, for a quick test.", low=1, high=10**9)
-    batch_size: int = setting(8, help="Requests at a time.", low=1, high=2**20)
+    batch_size: int = setting(8, help="Batch size.", low=1, high=2**20)
     max_length: int = setting(2048, help="Tokens of context.", low=2, high=2**24)
     device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)
     out: Path | None = setting(None, help="Also write the results to this JSON file.", writes="file")

@@ -42,7 +42,7 @@ def check_methods(text: str) -> None:
     if not names:
         raise ValueError("give at least one method")
     if len(set(names)) < len(names):
-        raise ValueError("names one of them twice")
+        raise ValueError("contains a duplicate")
 
 
 def check_metrics(text: str) -> None:

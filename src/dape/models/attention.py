@@ -146,9 +146,9 @@ class Attention(nn.Module):
                 f"attention_dropout={self.dropout} has no meaning across processes, whose draws differ: set it to 0"
             )
         if self.heads is not None:
-            raise ValueError("heads and tokens cannot both be shared out between processes: choose one")
+            raise ValueError("heads and tokens cannot both be sharded: choose one")
         if self.window is not None:
-            raise ValueError(f"tokens cannot be shared out between processes with window={self.window}")
+            raise ValueError(f"tokens cannot be sharded with window={self.window}")
         if rotates_late(self.scores, encoding):
             raise ValueError(
                 "keys shifted before they are rotated need their neighbours on other processes: choose a method without "

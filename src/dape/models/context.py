@@ -33,7 +33,7 @@ class Shares:
         self.world, self.rank = dist.get_world_size(group), dist.get_rank(group)
         if num_tokens % (2 * self.world):
             raise ValueError(
-                f"{num_tokens} tokens cannot be shared out evenly between {self.world} processes: pad them to a "
+                f"{num_tokens} tokens do not divide evenly across {self.world} ranks: pad them to a "
                 f"multiple of {2 * self.world}"
             )
         self.num_tokens, self.size = num_tokens, num_tokens // (2 * self.world)

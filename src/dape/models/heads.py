@@ -97,6 +97,6 @@ def bias_of_heads(bias: Bias, part: int, parts: int) -> Bias:
 
 def _share(x: Tensor, dim: int, part: int, parts: int) -> Tensor:
     if x.shape[dim] % parts:
-        raise ValueError(f"{x.shape[dim]} heads or channels cannot be shared out between {parts} processes")
+        raise ValueError(f"{x.shape[dim]} heads or channels do not divide evenly across {parts} ranks")
     size = x.shape[dim] // parts
     return x.narrow(dim, part * size, size)

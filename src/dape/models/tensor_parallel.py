@@ -59,10 +59,10 @@ def share_heads(model: DapePreTrainedModel, group: dist.ProcessGroup | None = No
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     for layer in layers:
         if layer.heads is not None:
-            raise ValueError("the heads of this model are shared out already")
+            raise ValueError("the heads of this model are already sharded")
         for name in ("num_heads", "num_key_value_heads"):
             if (count := getattr(layer, name)) % share.parts:
-                raise ValueError(f"{name}={count} cannot be shared out between {share.parts} processes")
+                raise ValueError(f"{name}={count} does not divide evenly across {share.parts} ranks")
         program_of_heads(layer.scores.program(), share.part, share.parts)
     for encoding in _encodings(model):
         if _embeds(encoding) and _reads_heads(encoding) and any(True for _ in encoding.parameters()):
@@ -74,7 +74,7 @@ def share_heads(model: DapePreTrainedModel, group: dist.ProcessGroup | None = No
     for mlp in mlps:
         if mlp.up.out_features % share.parts:
             raise ValueError(
-                f"intermediate_size={mlp.up.out_features} cannot be shared out between {share.parts} processes"
+                f"intermediate_size={mlp.up.out_features} does not divide evenly across {share.parts} ranks"
             )
     for layer in layers:
         for name in ("query", "key", "value", "gate"):
@@ -91,7 +91,7 @@ def sum_shared_gradients(model: DapePreTrainedModel) -> None:
     """Sum the gradients of replicated parameters that each process uses for its own heads alone."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if any(layer.heads is None for layer in layers):
-        raise ValueError("the heads of this model are not shared out: call share_heads before the first pass")
+        raise ValueError("the heads of this model are not sharded: call share_heads before the first pass")
     # What is added to the embeddings is the same on every process, and so is its gradient.
     partly: list[nn.Module] = [encoding for encoding in _encodings(model) if not _embeds(encoding)]
     partly += [module for module in model.modules() if isinstance(module, ScoreProcessor)]

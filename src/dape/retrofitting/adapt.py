@@ -113,7 +113,7 @@ class AdaptSettings(LoopSettings):
     )
     untrained: str | None = setting(
         None,
-        help="Methods to put beside it without training, by commas, such as rope[scaling=yarn,factor=8]; rope-scalings "
+        help="Methods to compare with without training, separated by commas, such as rope[scaling=yarn,factor=8]; rope-scalings "
         "stands for position interpolation, NTK, dynamic NTK, YaRN and, in our own models, a window of keys.",
         fixes_run=False,
     )

@@ -419,7 +419,7 @@ def check_same_task(before: Any, now: Any) -> None:
 
 def _other_run(name: str, old: Any, new: Any) -> ValueError:
     return ValueError(
-        f"the run in this folder has {name}={old}, now {name}={new} is asked for: a run continues with its own "
+        f"the run in this folder has {name}={old}, now {name}={new} was given: a run continues with its original "
         f"settings; give a new one another folder"
     )
 

@@ -371,7 +371,7 @@ def check_continues(folder: Path, config: TrainConfig) -> None:
         if folder.exists() and any(
             p.name != ".lock" and not p.name.startswith(WRITING) for p in folder.iterdir()
         ):
-            raise ValueError(f"{folder} exists and is no run: choose another --out")
+            raise ValueError(f"{folder} is not a run folder: choose another --out")
         return
     # The text may have moved: once it is packed, `check_data` compares its contents.
     before = {**vars(load_run(folder).config), "corpus": config.corpus}
@@ -390,7 +390,7 @@ def check_data(folder: Path, data: TokenData) -> None:
 
 def another_run(folder: Path, name: str, old: Any, new: Any) -> ValueError:
     return ValueError(
-        f"{folder} holds a run with {name}={old}, now {name}={new} is asked for: choose another --out, or delete that run"
+        f"{folder} holds a run with {name}={old}, now {name}={new} was given: choose another --out, or delete that run"
     )
 
 

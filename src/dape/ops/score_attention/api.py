@@ -336,6 +336,6 @@ def _check_program(problem: Problem) -> None:
 def _check_companion(name: str, tensor: Tensor, q: Tensor, allowed: set[torch.dtype]) -> None:
     if tensor.dtype not in allowed:
         expected = " or ".join(sorted(str(dtype) for dtype in allowed))
-        raise TypeError(f"{name} has dtype {tensor.dtype} beside q of {q.dtype}, expected {expected}")
+        raise TypeError(f"{name} has dtype {tensor.dtype} but q has {q.dtype}; expected {expected}")
     if tensor.device != q.device:
         raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")

@@ -35,7 +35,7 @@ GRADIENTS = {name: f"d{kernel}" for name, kernel in NAMES.items()}
 def unsupported(problem: Problem) -> str | None:
     program = problem.program
     if problem.q.device.type != "cpu":
-        return f"it runs on the processor, the tensors are on {problem.q.device}"
+        return f"CPU only; the tensors are on {problem.q.device}"
     if problem.compute_dtype != torch.float32:
         return f"it computes in float32, the tensors are {problem.q.dtype}"
     if problem.dropout:

@@ -259,7 +259,7 @@ class ScoreProgram:
         if self.softcap is not None and not 0 < self.softcap < float("inf"):
             raise ValueError(f"softcap={self.softcap} must be positive and finite")
         if self.length_offset is not None and self.length_scale is None:
-            raise ValueError("length_offset stands beside a length_scale, got length_scale=None")
+            raise ValueError("length_offset needs a length_scale, got length_scale=None")
         for name in VECTORS:
             if (vector := getattr(self, name)) is not None and tuple(vector.shape) != (num_heads,):
                 raise ValueError(f"{name} has shape {tuple(vector.shape)}, expected [{num_heads} heads]")

@@ -69,7 +69,7 @@ class Visible:
     def from_mask(mask: Tensor) -> Visible:
         """The interval of True in each row of a boolean mask [B, Tq, Tk] or [B, 1, Tq, Tk]."""
         if mask.dtype != torch.bool:
-            raise TypeError(f"a mask says who sees whom in booleans, got {mask.dtype}")
+            raise TypeError(f"the mask must be boolean, got {mask.dtype}")
         if mask.dim() == 4 and mask.shape[1] == 1:
             mask = mask[:, 0]
         if mask.dim() != 3:
