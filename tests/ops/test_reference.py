@@ -153,7 +153,7 @@ WRONG = {
     "fewer keys than queries": (
         {"k": Q[:, :, :5], "v": Q[:, :, :5]}, ValueError, "a key for every query, got 6 queries and 5 keys"),
     "bias shape": ({"bias": BIAS[:, :, :5]}, ValueError, "bias has shape .1, 4, 5, 6., expected .1 or 2, 4, 6, 6"),
-    "bias dtype": ({"bias": BIAS.double()}, TypeError, "bias has dtype torch.float64 beside q of torch.float32"),
+    "bias dtype": ({"bias": BIAS.double()}, TypeError, "bias has dtype torch.float64 but q has torch.float32"),
     "bias device": ({"bias": BIAS.to("meta")}, ValueError, "bias is on meta, q on cpu"),
     "bias by distance, heads": (
         {"bias": DistanceBias(torch.zeros(3, 6))}, ValueError, "bias.values has shape .3, 6., expected .4 heads"),
@@ -182,7 +182,7 @@ WRONG = {
     "offset": (
         {"program": staged(1, offset=torch.zeros(5))}, ValueError, r"pre.1..offset has shape .5,., expected .4,."),
     "program dtype": (
-        {"program": CONV.to(torch.float64)}, TypeError, "pre.0.weight has dtype torch.float64 beside q"),
+        {"program": CONV.to(torch.float64)}, TypeError, "pre.0.weight has dtype torch.float64 but q has"),
     "left": ({"program": staged(0, left=3)}, ValueError, r"pre.0..left=3 is outside its kernel of 3 keys"),
     "slope": ({"program": staged(0, slope=-0.1)}, ValueError, r"pre.0..slope=-0.1 must be finite and not negative"),
     "groups of outputs": (

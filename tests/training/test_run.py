@@ -222,7 +222,7 @@ def test_a_run_that_saved_nothing_makes_room_for_another(tmp_path, corpus):
 
 def test_a_folder_of_something_else_is_refused(tmp_path, corpus):
     (tmp_path / "precious").write_text("mine")
-    with pytest.raises(ValueError, match="exists and is no run"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         train(parse_training([*SMALL, "--corpus", str(corpus), "--out", str(tmp_path)]), progress=False)
     with pytest.raises(FileNotFoundError, match="is not a run"):
         load_run(tmp_path)
