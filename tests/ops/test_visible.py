@@ -19,7 +19,7 @@ def test_a_mask_of_runs_is_an_interval():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (torch.zeros(1, 3, 3), "in booleans, got torch.float32"),
+        (torch.zeros(1, 3, 3), "must be boolean, got torch.float32"),
         (torch.ones(3, 3, dtype=torch.bool), "expected .batch, queries, keys."),
         (torch.ones(1, 2, 3, 3, dtype=torch.bool), "one for all heads"),
         (torch.tensor([[[True, False, True]]]), "gap between them"),
