@@ -1,7 +1,6 @@
 """Retrofitting: nothing changes at first, everything that transformers does goes on working, and it can be undone."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -494,7 +493,7 @@ def test_half_precision():
 
 
 def test_the_adapter_of_a_seven_billion_llama():
-    """The figures in docs/retrofit.md."""
+    """A thirty-thousandth of the model."""
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig())
     base = sum(p.numel() for p in model.parameters())
@@ -502,9 +501,6 @@ def test_the_adapter_of_a_seven_billion_llama():
     added = sum(p.numel() for p in adapter_parameters(model).values())
     # A layer: 32·32·3 + 32 and 32·32·3 + 32.
     assert (base, added) == (6_738_415_616, 32 * (2 * (32 * 32 * 3 + 32)))
-    text = (Path(__file__).parents[2] / "docs/retrofit.md").read_text()
-    assert f"{added:,}" in text
-    assert f"{base:,}" in text
 
 
 def edited(folder, **changes):
@@ -612,11 +608,13 @@ def test_an_implementation_that_hides_the_scores_is_refused():
         model(torch.ones(1, 3, dtype=torch.long))
 
 
-# Every registered processor, with the first kernels of its list.
+# Every registered processor that can begin as the identity, with the first kernels of its list.
 PROCESSORS = [
     method.name.removesuffix("-nope")
     for method in dape.all_methods()
-    if method.position == "nope" and method.processor != "plain" and method.kernel not in ((1, 5), (1, 7))
+    if method.position == "nope"
+    and method.processor not in ("plain", "diff")
+    and method.kernel not in ((1, 5), (1, 7))
 ]
 
 

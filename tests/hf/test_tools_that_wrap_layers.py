@@ -241,17 +241,3 @@ def test_what_is_pushed_to_the_hub_has_the_code(way, tmp_path, monkeypatch):
     else:
         model.save_pretrained(tmp_path / "model", push_to_hub=True)
     assert {"config.json", "model.safetensors", "dape_from_package.py"} <= set(sent)
-
-
-def test_a_saved_model_from_before_the_numbers_of_fire_had_a_dimension_loads(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    model = tiny("dape1x3-fire")
-    model.model.encodings[0].rate.data += 0.25
-    model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    scalars = (".rate", ".threshold_factor")
-    weights = {name: value[0] if name.endswith(scalars) else value for name, value in weights.items()}
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    found = DapeForCausalLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(found.state_dict(), model.state_dict())

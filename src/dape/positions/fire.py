@@ -47,13 +47,6 @@ class FIRE(PositionEncoding):
         for layer in self.mlp.values():
             cast(LinearMap, layer).reset_parameters()
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """Also load checkpoints in which the rate and the threshold are scalars."""
-        for name in ("rate", "threshold_factor"):
-            if prefix + name in state_dict and state_dict[prefix + name].dim() == 0:
-                state_dict[prefix + name] = state_dict[prefix + name][None]
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
     def bias(
         self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
