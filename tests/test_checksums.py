@@ -27,7 +27,7 @@ from dape.training.run import Run, make_loadable
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "score_width": 4}
 
-TEXT = str(Path(dape.__file__).parent / "names.py")
+TEXT = str(Path(dape.__file__).parent / "settings.py")
 
 
 @pytest.fixture(scope="module")

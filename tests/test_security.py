@@ -50,7 +50,7 @@ def hostile(tmp_path):
 def test_nothing_in_a_folder_runs(hostile):
     folder, mark = hostile
     Run(folder.parent, TrainConfig()).model()
-    with open_for_evaluation(f"hf:{folder}", corpus=str(SOURCES / "names.py")):
+    with open_for_evaluation(f"hf:{folder}", corpus=str(SOURCES / "settings.py")):
         pass
     assert not mark.exists()
 

@@ -66,24 +66,12 @@ def effect(at: Scale) -> list[Run]:
 
 
 def code(at: Scale) -> list[Run]:
-    """The headline on source code, with the ladder of ingredients, in the paper's lengths: 6.1 million tokens in windows of 128."""
+    """The headline on source code, with the ladder of ingredients: 6.1 million tokens in windows of 128."""
     if at.name != LAPTOP:
         return at(PLAIN, V2, trains=at.trains[:1])
-    ladder = (
-        "nope",
-        "rope",
-        "alibi",
-        PLAIN,
-        "fire",
-        "keyconv1x3-kerple",
-        DAPE,
-        V2,
-        "dape1x3-nope",
-        "keyshift-kerple",
-    )
-    return LONG(
-        *ladder, corpora=("python",), trains=(128,), windows=192, num_layers=4, batch_size=16, steps=3000, learning_rate=1.5e-3,
-    )  # fmt: skip
+    ladder = "nope rope alibi kerple fire keyconv1x3-kerple dape-kerple dape1x3-kerple dape1x3-nope keyshift-kerple"
+    train = {"num_layers": 4, "batch_size": 16, "steps": 3000, "learning_rate": 1.5e-3}
+    return LONG(*ladder.split(), corpora=("python",), trains=(128,), windows=192, **train)
 
 
 def length_1024(at: Scale) -> list[Run]:

@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,18 +72,6 @@ def test_arms_run_once_and_are_reported(driver, tmp_path, monkeypatch):
     assert "kerple seed 1" in text
 
 
-def test_the_first_page_has_the_numbers_of_the_files():
-    text = (ROOT / "README.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| ((?:base|retrofitted)[^|]*) \| (.*) \|$", text, re.MULTILINE))
-    arms = {"base": "base", "base + YaRN, without training": "base-yarn"}
-    cut = rows.pop("base, input cut to its last 256 tokens").split(" | ")
-    assert cut == perplexities("base")[:1] * 5
-    arms |= {f"retrofitted with `{method}`": method for method in ("kerple", "dape1x3-kerple")}
-    assert rows.keys() == arms.keys()
-    for row, arm in arms.items():
-        assert rows[row].replace("*", "").split(" | ") == perplexities(arm)
-
-
 def test_a_training_that_was_stopped_is_not_reported(driver, tmp_path):
     """One arm had stopped after 27 of 600 steps, and was averaged with one that had not."""
     settings = {"steps": 600, "batch_size": 2, "train_length": 512}
@@ -93,10 +79,3 @@ def test_a_training_that_was_stopped_is_not_reported(driver, tmp_path):
     (tmp_path / "trained-on-seed0.json").write_text(json.dumps(result))
     with pytest.raises(ValueError, match="trained on 27,648 of 614,400 tokens"):
         driver.report(tmp_path)
-
-
-def perplexities(arm):
-    """Means over seeds, by length, as the pages print them."""
-    results = [json.loads(p.read_text()) for p in (ROOT / "results/stories15m").glob(f"{arm}-seed*.json")]
-    losses = [[sum(w) / len(w) for w in result["by_length"].values()] for result in results]
-    return [f"{math.exp(sum(column) / len(column)):.2f}" for column in zip(*losses, strict=True)]
