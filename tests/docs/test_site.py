@@ -62,7 +62,7 @@ def test_every_page_is_in_the_menu():
 
 def test_every_link_leads_somewhere(site):
     found = pages(site)
-    assert site / "results" / "demo" / "index.html" in found  # results that are linked to
+    assert site / "papers" / "dape_v2" / "index.html" in found  # results that are linked to
     for path, page in found.items():
         if path.name == "404.html":
             continue

@@ -60,7 +60,7 @@ def test_two_models_side_by_side(folder, tmp_path, capsys):
 
     drawn = files["svg"].read_text()
     assert "one standard error" in drawn  # paired bars, as in the reports
-    assert all(f">{name}</text>" in drawn for name in ("gpt2", "dape1x3-kerple"))
+    assert all(f">{name}</text>" in drawn for name in ("gpt2", "dape"))
 
     tokens = open_data(folder / "data").validation
     models = [
