@@ -122,7 +122,7 @@ for name in [*sys.argv[1:], "dape1x3-cope[groups=2]", "relative", "learned"]:
 for name, options, sentence in (
     ("dape1x3-kerple", {}, "mixes heads of different processes"),
     ("kerple", {"num_key_value_heads": 1}, "num_key_value_heads=1 does not divide evenly across 2 ranks"),
-    ("kerple", {"intermediate_size": 63}, "intermediate_size=63 cannot"),
+    ("kerple", {"intermediate_size": 63}, "intermediate_size=63 does not divide"),
     ("learned-with-bias", {}, "LearnedWithBias has parameters, embeds tokens and changes heads"),
 ):
     config = DapeConfig(
