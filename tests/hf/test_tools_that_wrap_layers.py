@@ -11,7 +11,7 @@ from torch import nn
 import dape
 from dape import POSITIONS, Positions, SeparableBias
 from dape.models import DapeConfig, DapeForCausalLM
-from dape.positions import FIRE, PositionEncoding
+from dape.positions import PositionEncoding
 
 METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")]
 
@@ -92,15 +92,6 @@ def test_adapters_of_the_convolutions_get_gradients_and_change_the_output(build,
     with_adapters = model(input_ids=ids).logits
     merged = model.merge_and_unload()(input_ids=ids).logits
     torch.testing.assert_close(merged, with_adapters, rtol=1e-3, atol=1e-4)
-
-
-def test_weights_of_fire_from_before_its_numbers_had_a_dimension_load():
-    old = FIRE(4)
-    state = {name: value[0] if value.numel() == 1 else value for name, value in old.state_dict().items()}
-    assert state["rate"].dim() == 0
-    new = FIRE(4)
-    new.load_state_dict(state)
-    torch.testing.assert_close(dict(new.state_dict()), dict(old.state_dict()))
 
 
 @pytest.mark.parametrize("name", POSITIONS)

@@ -252,7 +252,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 def test_other_settings_do_not_continue_a_run(tmp_path):
     toy.train(tmp_path)
-    with pytest.raises(ValueError, match=r"has learning_rate=0\.002, now learning_rate=0\.001 is asked"):
+    with pytest.raises(ValueError, match=r"has learning_rate=0\.002, now learning_rate=0\.001 was given"):
         toy.train(tmp_path, learning_rate=1e-3)
 
 

@@ -373,7 +373,7 @@ def test_a_kill_in_the_first_write_of_a_run_does_not_block_its_folder(tmp_path):
     (tmp_path / ".writing-123456-run.abc.json").write_text('{"half')
     check_continues(tmp_path, config)
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         check_continues(tmp_path, config)
 
 
