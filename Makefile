@@ -18,7 +18,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
-demo: $(READY)  ## the idea in four minutes: recall, reading past the training length, training, retrofit
+demo: $(READY)  ## the idea in four parts: recall, reading past the training length, training, retrofit
 	$(BIN)/dape demo
 
 docs: $(READY)  ## the guide and the API reference as a static site with search, in site/
