@@ -1,4 +1,4 @@
-"""`dape demo`: what the convolution does, in four parts of about a minute: recall, reading, training, retrofit."""
+"""`dape demo`: what the convolution does, in four parts: recall, reading, training, retrofit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """The idea in four minutes: a one-layer model that recalls; shipped models that read source code they have never
+    """The idea in four parts: a one-layer model that recalls; shipped models that read source code they have never
     seen, at up to 32 times their training length; two models trained before your eyes; and the model that breaks,
     repaired. The same command continues what was interrupted."""
 
