@@ -43,7 +43,7 @@ def options(tmp_path, monkeypatch):
         "steps": 4,
     }
     monkeypatch.setattr(demo, "LIVE", {**demo.LIVE, **live, "warmup_steps": 1, "log_every": 1})
-    repair = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "windows": 6, "last": 4, "lengths": "16,32"}
+    repair = {"steps": 3, "train_length": 32, "batch_size": 2, "windows": 6, "last": 4, "lengths": "16,32"}
     monkeypatch.setattr(demo, "REPAIR", {**demo.REPAIR, **repair})
     monkeypatch.setattr(demo, "prepared", lambda options: tmp_path / "data")
     return demo.DemoOptions(models=tmp_path / "models", text=text, out=tmp_path / "out")
@@ -66,9 +66,9 @@ def test_reading_training_and_retrofit_are_on_the_page(options):
     assert [row[0] for row in reading["table"][1]] == list(demo.MODELS)
     assert [row[0] for row in training["table"][1]] == ["kerple", "dape1x3-kerple"]
     assert [row[0] for row in repair["table"][1]][:3] == [
-        "base",
         "base, cut to 16",
         "base trained on, cut to 16",
+        "base",
     ]
     assert html.count("data:image/svg+xml;base64,") == 2
 

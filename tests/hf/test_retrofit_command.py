@@ -1,7 +1,6 @@
 """`dape retrofit`: from a pretrained model to a retrofitted one, interrupted and continued, from any text."""
 
 import json
-import math
 
 import numpy as np
 import pandas as pd
@@ -12,12 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 import dape
 from dape import cli
 from dape.data import ByteTokenizer
-from dape.evaluation import WindowLosses
-from dape.evaluation.windows import Windows
+from dape.evaluation.table import make_table, perplexities, read_table
 from dape.loading import load_causal_lm
 from dape.retrofitting import parameter_groups
-from dape.retrofitting.adapt import Adapted
+from dape.retrofitting.adapt import with_sinks
 from dape.retrofitting.matching import LayerMatching, Overlapping
+from dape.retrofitting.report import Report
 from dape.retrofitting.tuning import Tuning, sample
 
 
@@ -57,13 +56,12 @@ def weights(out):
 def test_text_of_its_own(base, tmp_path, capsys):
     assert run(base, tmp_path / "run", *SELF, "--distill", "0.5") == 0
     printed = capsys.readouterr().out
-    losses = pd.read_csv(tmp_path / "run" / "losses.csv")
-    whole = losses[losses["slice"] == "all"].groupby(["run", "length"])[["sum", "count"]].sum()
-    ppl = np.exp(whole["sum"] / whole["count"])
-    assert list(ppl["base"].index) == [4, 8, 16, 32, 64, 128]
-    assert list(ppl["retrofit"].index) == [16, 32, 64, 128]
-    assert f"{ppl['base'][128]:.2f}" in printed
-    assert f"{ppl['retrofit'][128]:.2f}" in printed
+    table = read_table(tmp_path / "run" / "results.csv.gz")
+    ppl = perplexities(table)
+    assert list(ppl.loc["base"].dropna().index) == [4, 8, 16, 32, 64, 128]
+    assert list(ppl.loc["dape1x3-kerple"].dropna().index) == [16, 32, 64, 128]
+    assert f"{ppl.loc['base'][128]:.2f}" in printed
+    assert f"{ppl.loc['dape1x3-kerple'][128]:.2f}" in printed
     assert "base, cut to 16" in printed
     model = dape.load_retrofitted(tmp_path / "run" / "model")
     assert model.config.dape_retrofit["method"] == "dape1x3-kerple"
@@ -337,22 +335,43 @@ def test_the_base_trained_on_stands_beside_the_retrofit(base, tmp_path):
         device="cpu",
     )
     assert {arm: result.steps for arm, result in adapted.results.items()} == {
-        "base trained on": 8,
-        "retrofit": 8,
+        ("base trained on", 0): 8,
+        ("retrofit", 0): 8,
     }
     assert len({result.tokens for result in adapted.results.values()}) == 1
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    own, cut = adapted.losses["base trained on"].losses[16], adapted.losses["base"].losses[16]
-    gain, error = adapted.gain(64, over="base trained on")
-    assert gain == pytest.approx((own - adapted.losses["retrofit"].losses[64]).mean(), abs=1e-6)
-    assert (own != cut).any()
-    assert math.isfinite(error)
-    assert [row[0] for row in adapted.rows()][:4] == [
-        "base",
+    report = adapted.report
+    own, cut = report.loss("base trained on", 16), report.loss("base", 16)
+    assert own.value != cut.value
+    gain = report.gain("kerple", 64)
+    assert gain.value == pytest.approx(own.value - report.loss("kerple", 64).value, abs=1e-6)
+    assert gain.low < gain.value < gain.high
+    # What costs nothing stands first.
+    assert [row[0] for row in report.rows()][:4] == [
         "base, cut to 16",
         "base trained on, cut to 16",
-        "retrofit (kerple)",
+        "base",
+        "kerple",
     ]
+
+
+def test_seeds_are_trained_side_by_side_and_decide_together(base, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000)))
+    model = LlamaForCausalLM.from_pretrained(base)
+    how = {"steps": 2, "batch_size": 2, "windows": 4, "control": True, "lengths": "16,32", "device": "cpu"}
+    both = dape.adapt(model, "kerple", str(texts), seeds=2, jobs=2, out=tmp_path / "both", **how)
+    one = dape.adapt(model, "kerple", str(texts), seed=0, out=tmp_path / "one", **how)
+    assert both.report.gain("kerple", 32).seeds == 2
+    assert set(both.table["seed"]) == {0, 1}
+    first = both.table[both.table["seed"] == 0].reset_index(drop=True)
+    pd.testing.assert_frame_equal(
+        first.drop(columns="corpus"), one.table.drop(columns="corpus"), check_exact=False, rtol=1e-5
+    )
+    # A seed more leaves those that are trained as they are.
+    more = dape.adapt(model, "kerple", str(texts), seeds=3, out=tmp_path / "both", **how)
+    assert len(more.results) == 6
+    assert more.report.gain("kerple", 32).seeds == 3
 
 
 def test_untrained_scalings_stand_beside_it(base, tmp_path):
@@ -369,23 +388,36 @@ def test_untrained_scalings_stand_beside_it(base, tmp_path):
         lengths="16,64",
         untrained="rope-scalings",
     )
-    arms = [arm for arm in adapted.losses if arm not in ("base", "retrofit")]
-    kinds = [arm.split(",")[0] for arm in arms]
-    assert kinds == [f"rope[scaling={kind}" for kind in ("linear", "ntk", "dynamic", "yarn")]
-    # Position interpolation changes every length, dynamic NTK none up to the window.
-    whole, linear, dynamic = (adapted.losses[arm].losses[16] for arm in ("base", arms[0], arms[2]))
-    np.testing.assert_allclose(dynamic, whole, rtol=1e-4, atol=1e-5)
-    assert np.abs(linear - whole).max() > 1e-4
-    assert sum("untrained" in label for label, _ in adapted.rows()) == 4
+    ppl = perplexities(adapted.table)
+    arms = [arm for arm in ppl.index if arm.endswith(", untrained")]
+    assert [arm.split(",")[0] for arm in arms] == [
+        *(f"rope[scaling={kind}" for kind in ("linear", "ntk", "dynamic", "yarn")),
+        *("selfextend[near=8", "selfextend[near=8]", "rope[normaliser=ssmax", "sinks"),
+    ]
+    # Position interpolation changes every length; dynamic NTK and an input that needs no cut none up to the window.
+    for arm in (arms[2], "sinks, untrained"):
+        assert ppl.loc[arm][16] == pytest.approx(ppl.loc["base"][16], rel=1e-4)
+    assert abs(ppl.loc[arms[0]][16] - ppl.loc["base"][16]) > 1e-3
+    assert abs(ppl.loc["sinks, untrained"][64] - ppl.loc["base"][64]) > 1e-3
+    assert sum("untrained" in label for label, _ in adapted.report.rows()) == 8
+
+
+def test_sinks_are_the_first_tokens_of_what_is_cut():
+    ids = np.arange(41)[None]
+    assert with_sinks(ids, 10).tolist() == [[0, 1, 2, 3, *range(34, 41)]]
+    assert with_sinks(ids, 40) is ids
 
 
 def test_a_base_that_ignores_its_context_is_said_to():
-    losses = {n: np.full((6, 4), 2.0) for n in (4, 8, 16, 32)}
-    windows = Windows(np.arange(6), np.arange(6))
-    flat = {"base": WindowLosses(windows, 4, losses), "retrofit": WindowLosses(windows, 4, losses)}
-    adapted = Adapted(None, "kerple", 16, flat)
-    assert any("no measurable use" in sentence for sentence in adapted.sentences())
-    assert not any("below" in sentence for sentence in adapted.sentences())
+    rows = [
+        {"run": m, "method": m, "metric": "loss", "train_length": 16, "length": n, "document": d, "sum": 8.0, "count": 4}
+        for m in ("base", "kerple")
+        for n in (4, 8, 16, 32)
+        for d in range(6)
+    ]  # fmt: skip
+    sentences = Report(make_table(rows)).sentences()
+    assert any("no measurable use" in sentence for sentence in sentences)
+    assert not any("below" in sentence for sentence in sentences)
 
 
 def test_a_run_of_ours_is_a_base_too(tmp_path):

@@ -40,9 +40,10 @@ LIVE: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 256, "num_heads": 4, "train_length": WINDOW, "batch_size": 16, "steps": 200,
     "warmup_steps": 20, "learning_rate": 2e-3, "log_every": 2, "checkpoint_every": 100,
 }  # fmt: skip
+REPAIRED = f"dape1x3-rope[scaling=yarn,factor=8,original_length={WINDOW}]"
 REPAIR: dict[str, Any] = {
-    "steps": 60, "learning_rate": 1e-3, "final_learning_rate": 5e-5, "warmup_steps": 5, "weight_decay": 0.1,
-    "batch_size": 16, "control": True, "windows": 64, "last": LAST, "lengths": "128,256,512,1024", "device": "cpu",
+    "steps": 60, "learning_rate": 3e-4, "control_learning_rate": 3e-5, "train_length": 4 * WINDOW, "batch_size": 4,
+    "control": True, "jobs": 2, "windows": 64, "last": LAST, "lengths": "128,256,512,1024", "device": "cpu",
 }  # fmt: skip
 # Training from scratch in place of the shipped models.
 SCRATCH: dict[str, Any] = LIVE | {
@@ -544,24 +545,25 @@ def repair(options: DemoOptions, console: Console, page: Page) -> None:
     from dape.retrofitting.adapt import adapt
 
     part = heading(
-        console, page, "4. Retrofit", "The RoPE model breaks beyond its window. Its method is exchanged for Kerple with "
-        f"the convolution and trained on for {REPAIR['steps']} steps at length {WINDOW}; so is the model as it was.",
+        console, page, "4. Retrofit", "The RoPE model breaks beyond its window. Its rotation is stretched eight times, the "
+        f"convolution added, and both trained for {REPAIR['steps']} steps; so is the model as it was, in its own window.",
     )  # fmt: skip
     folder = options.out / "scratch" / "rope" / "model" if options.train else options.models / "rope"
-    adapted = adapt(
-        load_model(folder),
-        CONVOLVED,
-        open_data(prepared(options)),
-        tokenizer=str(folder),
-        window=WINDOW,
-        out=options.out / "retrofit",
-        progress=console.is_terminal,
-        **REPAIR,
-        seed=options.seed,
-    )
-    rows = [[label, *cells] for label, cells in adapted.rows()]
-    show_table(console, part, ["perplexity at", *map(str, adapted.lengths)], rows, bold=3)
-    for sentence in adapted.sentences():
+    with console.status("training both, and measuring"):
+        report = adapt(
+            load_model(folder),
+            REPAIRED,
+            open_data(prepared(options)),
+            tokenizer=str(folder),
+            window=WINDOW,
+            out=options.out / "retrofit",
+            **REPAIR,
+            seed=options.seed,
+        ).report
+    rows = [[label, *cells] for label, cells in report.rows()]
+    bold = [label for label, _ in report.rows()].index(report.retrofits[-1])
+    show_table(console, part, ["perplexity at", *map(str, report.lengths)], rows, bold=bold)
+    for sentence in report.sentences():
         say(console, part, sentence)
     part["figure"] = options.out / "retrofit" / "perplexity.svg"
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from dape.cli.parsing import parse
-from dape.loading import load_base
-from dape.retrofitting.adapt import FIGURE, LOSSES, WEIGHTS, Adapted, AdaptSettings, adapt
+from dape.retrofitting.settings import AdaptSettings
 from dape.settings import setting
 from dape.training.config import TrainingStopped
 from dape.training.display import clock
+
+if TYPE_CHECKING:
+    from dape.retrofitting.adapt import Adapted
 
 DESCRIPTION = """Give a pretrained model the positions and score processor of a method, and tune it.
 
@@ -33,7 +36,7 @@ class Options(AdaptSettings):
     )
     corpus: str = setting(
         "python",
-        help="Text to train on, as for `dape data prepare`, or self: text sampled from the model.",
+        help="Text to train on, as for `dape data prepare`, a folder that it packed, or self: text sampled from the model.",
     )
     window: int | None = setting(
         None,
@@ -46,6 +49,9 @@ class Options(AdaptSettings):
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape retrofit", description=DESCRIPTION)
+    from dape.loading import load_base
+    from dape.retrofitting.adapt import adapt
+
     console = Console(width=80 if not os.isatty(1) else None, highlight=False)
     base = load_base(options.model, options.device)
     settings = AdaptSettings(**{f.name: getattr(options, f.name) for f in fields(AdaptSettings)})
@@ -68,13 +74,13 @@ def main(arguments: list[str]) -> int:
 
 def print_report(adapted: Adapted, console: Console) -> None:
     """Print the table, what it says, and where everything is."""
-    console.print(adapted.table())
-    for sentence in adapted.sentences():
+    from dape.retrofitting.adapt import FIGURE, RESULTS, WEIGHTS
+
+    console.print(adapted.report.rich())
+    for sentence in adapted.report.sentences():
         console.print(sentence, markup=False)
-    result = adapted.results["retrofit"]
-    console.print(
-        f"\n{adapted.added:,} parameters added, {result.steps} steps in {clock(result.seconds)}.",
-        markup=False,
-    )
-    for name, file in (("model", WEIGHTS), ("losses", LOSSES), ("figure", FIGURE)):
+    steps = sum(result.steps for result in adapted.results.values())
+    seconds = sum(result.seconds for result in adapted.results.values())
+    console.print(f"\n{adapted.added:,} parameters added, {steps} steps in {clock(seconds)}.", markup=False)
+    for name, file in (("model", WEIGHTS), ("losses", RESULTS), ("figure", FIGURE)):
         console.print(f"{name:<8}{adapted.folder}/{file}", markup=False, soft_wrap=True)

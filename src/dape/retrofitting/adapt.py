@@ -8,347 +8,76 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import math
+import multiprocessing
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from dape.data import TokenData, Tokens, prepare
-from dape.evaluation.by_length import WindowLosses, losses_of_windows
+from dape.data import TokenData, Tokens, open_data, prepare
 from dape.evaluation.evaluator import evaluating
-from dape.evaluation.statistics import clustered_mean, perplexity
+from dape.evaluation.metrics import target_checksums
+from dape.evaluation.table import ALL, make_table, write_table
 from dape.evaluation.windows import Context, Windows, same_targets
 from dape.files import check_output, read_json, replacing, write_atomically
 from dape.hub import hub_options
-from dape.methods import parse_layers, split_outside_brackets
+from dape.methods import parse_layers
 from dape.models import DapeForCausalLM
 from dape.models.export import export
 from dape.positions import PositionEncoding
-from dape.retrofitting.attach import Trains, is_retrofitted, retrofit
+from dape.retrofitting.attach import is_retrofitted, retrofit
 from dape.retrofitting.attach import parse_plan as parse_method
-from dape.retrofitting.rates import ADDED_RATE
 from dape.retrofitting.replace_method import replace_method
+from dape.retrofitting.report import BASE, KEY, KEY_GAIN, TRAINED_ON, UNTRAINED, Report
+from dape.retrofitting.settings import SINKS, AdaptSettings
 from dape.retrofitting.tuning import Tuning, sample
 from dape.scores import ScoreProcessor
-from dape.settings import SettingError, setting, split_numbers
+from dape.settings import SettingError
 from dape.training.checkpoint import check_same_run
-from dape.training.config import LoopSettings
-from dape.training.loop import FitResult, fit
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+from dape.training.config import FitResult, TrainingStopped
+from dape.training.loop import fit
 
 # Share of sampled text held out from training for the table.
 HELD_OUT = 0.1
-# A target is a key token if the later half of the base's window lowers its loss by more than this many nats.
-KEY_GAIN = 0.5
-BASE, TRAINED_ON, RETROFIT = "base", "base trained on", "retrofit"
-WEIGHTS, LOSSES, FIGURE, RECORD = "model", "losses.csv", "perplexity.svg", "retrofit.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptSettings(LoopSettings):
-    """How a model is retrofitted, tuned and evaluated."""
-
-    method: str = setting(
-        "dape1x3-kerple", help="Score processor and position encoding; a processor alone keeps the positions."
-    )
-    steps: int = setting(300, help="Optimizer steps in all.", low=1, high=10**9)
-    learning_rate: float = setting(
-        1e-3, help="Highest learning rate of the base's own parameters.", above=0, high=1000
-    )
-    final_learning_rate: float | None = setting(  # type: ignore[assignment]  # derived where it is not given
-        None,
-        help="Learning rate of the last step; by default 1e-4, or the highest if less.",
-        low=0,
-        high=1000,
-    )
-    warmup_steps: int | None = setting(  # type: ignore[assignment]  # as above
-        None, help="Steps of linear warm-up; by default 6 % of the steps.", low=0, high=10**9
-    )
-    weight_decay: float = setting(0.01, help="Decay of the base's weight matrices.", low=0, high=1000)
-    added_rate: float = setting(
-        ADDED_RATE, help="Learning-rate multiplier of the added parameters.", above=0, high=1e6
-    )
-    trains: Trains = setting(
-        "all", help="Trainable parameters: all, those of attention layers, or added ones."
-    )
-    width: int = setting(32, help="Hidden channels of the score processor.", low=1, high=2**16)
-    train_length: int | None = setting(
-        None, help="Tokens of a training window; by default the model's own length.", low=2, high=2**24
-    )
-    batch_size: int = setting(8, help="Windows in a step.", low=1, high=2**24)
-    distill: float = setting(
-        0.0,
-        help="Share of distillation in the loss: the divergence from the base's predictions.",
-        low=0,
-        high=1,
-    )
-    predicted_share: float = setting(
-        1.0,
-        help="Share of a window's positions whose next token is predicted, drawn anew in each step.",
-        above=0,
-        high=1,
-    )
-    match_steps: int = setting(
-        0,
-        help="Number of initial steps that fit each attention layer to the output of the base's.",
-        low=0,
-        high=10**9,
-    )
-    control: bool = setting(
-        False,
-        help="Also train the base itself for as many steps, and cut its input: what more training alone brings.",
-    )
-    untrained: str | None = setting(
-        None,
-        help="Methods to compare with without training, separated by commas, such as rope[scaling=yarn,factor=8]; rope-scalings "
-        "stands for position interpolation, NTK, dynamic NTK, YaRN and, in our own models, a window of keys.",
-        fixes_run=False,
-    )
-    sample_tokens: int = setting(
-        200_000, help="Tokens to sample if the text is the model's own.", low=1, high=10**12
-    )
-    temperature: float = setting(0.8, help="Temperature of that sampling.", above=0, high=1e6)
-    lengths: str | None = setting(
-        None,
-        help="Tokens of input in the table, by commas; by default 1, 2, 4 and 8 times the model's own length.",
-        listed=int,
-        low=1,
-        high=2**24,
-        fixes_run=False,
-    )
-    last: int | None = setting(
-        None,
-        help="Tokens predicted at the end of each window of the table; by default a quarter of the model's own "
-        "length, at most 64.",
-        low=1,
-        high=2**24,
-        fixes_run=False,
-    )
-    windows: int = setting(32, help="Windows of the table, at most.", low=1, high=10**9, fixes_run=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.match_steps > self.steps:
-            raise SettingError("match_steps", self.match_steps, f" exceeds steps={self.steps}")
-
-    def untrained_list(self, window: int, *, own: bool) -> list[str]:
-        """Methods that the base's weights are read with as they are. own: the base is one of our models."""
-        if self.untrained is None:
-            return []
-        names = split_outside_brackets(self.untrained, ",")
-        factor = f"factor={max(self.length_list(window)) / window:g}"
-        known = [f"rope[scaling={kind},{factor}]" for kind in ("linear", "ntk")]
-        known += [f"rope[scaling={kind},{factor},original_length={window}]" for kind in ("dynamic", "yarn")]
-        # A retrofit of another's model keeps that model's windows.
-        known += [f"rope[window={window}]"] if own else []
-        return [name for given in names for name in (known if given == "rope-scalings" else [given])]
-
-    def length_list(self, window: int) -> list[int]:
-        """Lengths of the table, the window among them."""
-        if self.lengths is None:
-            return [window * times for times in (1, 2, 4, 8)]
-        return sorted({window, *split_numbers("lengths", self.lengths)})
-
-    def num_last(self, window: int) -> int:
-        return min(64, max(1, window // 4)) if self.last is None else self.last
+# First tokens that "sinks" keeps of an input that it cuts.
+NUM_SINKS = 4
+WEIGHTS, RESULTS, FIGURE, RECORD = "model", "results.csv.gz", "perplexity.svg", "retrofit.json"
 
 
 @dataclass
 class Adapted:
-    """A retrofitted model, and its losses beside those of its base, all on the same target tokens.
+    """A retrofitted model (that of the first seed), and the losses of base and arms on the same target tokens.
 
-    window: tokens that the base was made for. losses: by arm ("base", "base trained on", "retrofit") and length.
+    window: tokens that the base was made for. results: of each training, by arm and seed.
     """
 
     model: PreTrainedModel
-    method: str
     window: int
-    losses: dict[str, WindowLosses]
-    results: dict[str, FitResult] = field(default_factory=dict)
+    table: pd.DataFrame
+    results: dict[tuple[str, int], FitResult] = field(default_factory=dict)
     folder: Path | None = None
 
-    @property
-    def lengths(self) -> list[int]:
-        return sorted(self.losses[RETROFIT].losses)
+    @cached_property
+    def report(self) -> Report:
+        return Report(self.table)
 
     @property
     def added(self) -> int:
         """Number of parameters that the base does not have."""
         new = (m for m in self.model.modules() if isinstance(m, PositionEncoding | ScoreProcessor))
         return sum(value.numel() for value in {p for module in new for p in module.parameters()})
-
-    @cached_property
-    def key_tokens(self) -> np.ndarray:
-        """Targets [n, last] whose loss under the base falls by KEY_GAIN or more from half of its window to all of it."""
-        base = self.losses[BASE].losses
-        return base[self.window // 2] - base[self.window] > KEY_GAIN
-
-    def gain(self, length: int, *, over: str = BASE, keys: bool = False) -> tuple[float, float]:
-        """Loss of an arm cut to the window minus that of the retrofit at `length`, and its standard error over documents.
-
-        keys: over key tokens alone.
-        """
-        windows = self.losses[RETROFIT].windows
-        difference = self.losses[over].losses[self.window] - self.losses[RETROFIT].losses[length]
-        chosen = self.key_tokens if keys else np.ones(difference.shape, bool)
-        sums, counts = np.where(chosen, difference, 0.0).sum(1, dtype=np.float64), chosen.sum(1)
-        return clustered_mean(sums, counts, windows.documents) if counts.any() else (math.nan, math.nan)
-
-    def uses_context(self) -> tuple[float, float]:
-        """Loss of the base with half of its window minus its loss with all of it, and the standard error."""
-        base = self.losses[BASE]
-        difference = (base.losses[self.window // 2] - base.losses[self.window]).mean(1, dtype=np.float64)
-        return clustered_mean(difference, np.ones(len(difference)), base.windows.documents)
-
-    def sentences(self) -> list[str]:
-        """What the numbers say: the base's use of its context, and the gain over the base cut to its window."""
-        base = self.losses[BASE].losses
-        parts = {n: base[n].mean(dtype=np.float64) for n in (self.window // 4, self.window // 2, self.window)}
-        trail = ", ".join(f"{loss:.3f} with {n}" for n, loss in parts.items())
-        used, error = self.uses_context()
-        said = [f"The base's loss is {trail} tokens of input."]
-        if not used > 2 * error:
-            said.append(
-                f"It makes no measurable use of the later half of its window ({used:+.3f} ± {error:.3f}): on this text a "
-                "longer input has little to give, and a flat curve would show nothing."
-            )
-        longest = self.lengths[-1]
-        arm = TRAINED_ON if TRAINED_ON in self.losses else BASE
-        gain, error = self.gain(longest, over=arm)
-        best = (
-            f"the {arm} for as many steps, cut to {self.window}"
-            if arm != BASE
-            else f"the base cut to {self.window}"
-        )
-        if abs(gain) > 2 * error:
-            word = "below" if gain > 0 else "above"
-            said.append(
-                f"At {longest} tokens the retrofit's loss is {abs(gain):.3f} ± {error:.3f} {word} that of {best} "
-                f"({100 * math.expm1(-gain):+.0f} % perplexity); one seed, errors over documents."
-            )
-        else:
-            said.append(
-                f"At {longest} tokens the retrofit and {best} are not apart ({-gain:+.3f} ± {error:.3f}; one seed)."
-            )
-        if arm == BASE:
-            said.append("How much of this is the training itself, a run with --control shows.")
-        return said
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The losses as rows of the table of results: sums and counts by arm, length, document and slice."""
-        import pandas as pd
-
-        rows = []
-        for arm, measured in self.losses.items():
-            for length, losses in measured.losses.items():
-                for document in np.unique(measured.windows.documents):
-                    of = (measured.windows.documents == document)[:, None]
-                    for name, chosen in (("all", np.ones_like(self.key_tokens)), ("key", self.key_tokens)):
-                        mask = of & chosen
-                        rows.append(
-                            {
-                                "run": arm,
-                                "method": {RETROFIT: self.method}.get(
-                                    arm, "base" if arm in (BASE, TRAINED_ON) else arm
-                                ),
-                                "train_length": self.window,
-                                "length": length,
-                                "document": int(document),
-                                "slice": name,
-                                "metric": "loss",
-                                "sum": float(losses[mask].sum(dtype=np.float64)),
-                                "count": int(mask.sum()),
-                            }
-                        )
-        return pd.DataFrame(rows)
-
-    def rows(self) -> list[tuple[str, list[str]]]:
-        """The table's rows as text: a label, and a cell for each length."""
-        keys = self.key_tokens.mean()
-        rows = [
-            (BASE, [_ppl(self.losses[BASE].losses[n]) for n in self.lengths]),
-            (
-                f"base, cut to {self.window}",
-                [_ppl(self.losses[BASE].losses[self.window])] * len(self.lengths),
-            ),
-        ]
-        if TRAINED_ON in self.losses:
-            own = _ppl(self.losses[TRAINED_ON].losses[self.window])
-            rows.append((f"{TRAINED_ON}, cut to {self.window}", [own] * len(self.lengths)))
-        for arm in self.losses:
-            if arm not in (BASE, TRAINED_ON, RETROFIT):
-                rows.append((f"{arm}, untrained", [_ppl(self.losses[arm].losses[n]) for n in self.lengths]))
-        rows.append(
-            (f"retrofit ({self.method})", [_ppl(self.losses[RETROFIT].losses[n]) for n in self.lengths])
-        )
-        over = TRAINED_ON if TRAINED_ON in self.losses else BASE
-        rows.append((f"loss − {over}, cut", [_change(self.gain(n, over=over)) for n in self.lengths]))
-        if self.key_tokens.any():
-            label = f"… on key tokens ({100 * keys:.0f} %)"
-            rows.append((label, [_change(self.gain(n, over=over, keys=True)) for n in self.lengths]))
-        return rows
-
-    def table(self) -> Any:
-        """The rows as a rich table of perplexities, and paired differences of the loss."""
-        from rich.table import Table
-
-        drawn = Table("perplexity at", *(str(n) for n in self.lengths), title=None)
-        for column in drawn.columns[1:]:
-            column.justify = "right"
-        for label, cells in self.rows():
-            drawn.add_row(label, *cells, style="bold" if label.startswith(RETROFIT) else "")
-        return drawn
-
-    def figure(self) -> Figure:
-        """Perplexity by length: the base, the base cut to its window, and the retrofit."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
-        axes = figure.add_subplot()
-        for label, arm in (("base", BASE), (f"retrofit ({self.method})", RETROFIT)):
-            axes.plot(
-                self.lengths,
-                [np.exp(self.losses[arm].losses[n].mean()) for n in self.lengths],
-                marker="o",
-                label=label,
-            )
-        for arm, label in ((BASE, BASE), (TRAINED_ON, TRAINED_ON)):
-            if arm in self.losses:
-                value = np.exp(self.losses[arm].losses[self.window].mean())
-                axes.axhline(
-                    value,
-                    linestyle=":" if arm == BASE else "--",
-                    color="gray",
-                    label=f"{label}, cut to {self.window}",
-                )
-        axes.set(xscale="log", yscale="log", xlabel="tokens of input", ylabel="perplexity")
-        axes.set_xticks(self.lengths, map(str, self.lengths), minor=False)
-        axes.minorticks_off()
-        axes.legend(frameon=False)
-        return figure
-
-
-def _ppl(losses: np.ndarray) -> str:
-    return f"{perplexity(float(losses.mean(dtype=np.float64))):.2f}"
-
-
-def _change(gain: tuple[float, float]) -> str:
-    value, error = gain
-    return f"{-value:+.2f} ± {error:.2f}" if math.isfinite(error) else f"{-value:+.2f}"
 
 
 def adapt(
@@ -366,15 +95,18 @@ def adapt(
     """Retrofit a model, tune it on texts, and return it with its losses beside those of its base.
 
     model:     any causal language model that `dape.retrofit` takes, or one of ours. It is left unchanged.
-    texts:     a corpus as for `dape data prepare`, packed token data, or "self": text sampled from the model.
+    texts:     a corpus as for `dape data prepare`, packed token data or its folder, or "self": text that the model samples.
     tokenizer: folder or name of the model's tokenizer; by default that of the model.
     window:    tokens that the model was made for; by default what its configuration says.
     out:       folder of checkpoints, the model and the results; the same call resumes there. None: nothing is kept.
-    options:   fields of `AdaptSettings`, such as steps=300, learning_rate=1e-3, match_steps=100, control=True.
+    options:   fields of `AdaptSettings`, such as steps=300, learning_rate=1e-3, seeds=3, control=True.
 
     The model needs text with a past: a base whose loss does not fall with its context has nothing to gain from more.
     """
     settings = settings or AdaptSettings(method=method, **options)
+    if isinstance(texts, str) and (Path(texts) / "manifest.json").exists():
+        texts = open_data(texts)
+    corpus = str(texts.manifest["recipe"]["corpus"]) if isinstance(texts, TokenData) else texts
     if is_retrofitted(model):
         raise ValueError("the model is already retrofitted: give its base")
     window = window or own_length(model)
@@ -388,7 +120,8 @@ def adapt(
     own = isinstance(model, DapeForCausalLM)
     untrained = settings.untrained_list(window, own=own)
     for name in (settings.method, *untrained):
-        parse_layers(name) if own else parse_method(name, model)
+        if name != SINKS:
+            parse_layers(name) if own else parse_method(name, model)
     about = {"base": model.config._name_or_path, "texts": str(getattr(texts, "folder", texts))}
     with contextlib.ExitStack() as stack:
         if out is None:
@@ -403,41 +136,177 @@ def adapt(
         if not (folder / RECORD).exists():
             record = {**about, "settings": asdict(settings)}
             write_atomically(folder / RECORD, json.dumps(record, indent=1) + "\n")
-        chosen = same_targets(held_out, max(lengths), last, settings.windows, context=context)
-
-        def measure(subject: nn.Module, at: Iterable[int], kept: Path | None = None) -> WindowLosses:
-            return _measured(subject, held_out, chosen, sorted(set(at)), last, kept)
-
-        at = [window // 4, window // 2, window, *lengths]
-        adapted = Adapted(model, settings.method, window, {BASE: measure(model, at, folder / "base.npz")})
-        if settings.control:
-            adapted.results[TRAINED_ON], again = _trained_on(model, ids, settings, window, folder, progress)
-            adapted.losses[TRAINED_ON] = measure(again, [window])
-            del again
-        for name in untrained:
-            adapted.losses[name] = measure(_with_method(model, name, settings).eval(), lengths)
-        torch.manual_seed(settings.seed)
-        new = _with_method(model, settings.method, settings)
-        task = Tuning(
-            new,
-            ids,
-            train_length=settings.train_length or window,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            added_rate=settings.added_rate,
-            teacher=model if settings.distill or settings.match_steps else None,
-            distill=settings.distill,
-            predicted_share=settings.predicted_share,
-            match_steps=settings.match_steps,
-            teacher_length=window,
+        measured = Measured(
+            held_out, same_targets(held_out, max(lengths), last, settings.windows, context=context), last
         )
-        adapted.results[RETROFIT] = fit(task, settings, folder, progress=progress).complete()
-        adapted.model = new.eval()
-        adapted.losses[RETROFIT] = measure(new, lengths)
+        base = measured.losses(model, [window // 4, window // 2, window, *lengths], kept=folder / "base.npz")
+        measured.key = base[window // 2] - base[window] > KEY_GAIN
+        seeds = [settings.seed + number for number in range(settings.seeds)]
+        for seed in seeds:
+            measured.add(BASE, seed, base)
+        for name in untrained:
+            if name == SINKS:
+                measured.add(name + UNTRAINED, seeds[0], measured.losses(model, lengths, window=window))
+            else:
+                read = _with_method(model, name, settings).eval()
+                measured.add(name + UNTRAINED, seeds[0], measured.losses(read, lengths))
+        arms = [
+            _Arm(*arm) for arm in itertools.product(seeds, (True, False)) if settings.control or not arm[1]
+        ]
+        train = partial(_train, model, ids, settings, window, folder)
+        if settings.jobs > 1:
+            # Each in a process of its own; below, they are found trained.
+            with _pool(min(settings.jobs, len(arms))) as pool:
+                for arm, stopped in zip(arms, pool.map(partial(_work, train), arms), strict=True):
+                    if stopped:
+                        raise TrainingStopped(f"{arm.title}: {stopped}")
+        adapted = Adapted(model, window, make_table())
+        for arm in arms:
+            result, new = train(arm, progress=progress)
+            adapted.results[arm.title, arm.seed] = result.complete()
+            at = [window] if arm.control else lengths
+            measured.add(TRAINED_ON if arm.control else settings.method, arm.seed, measured.losses(new, at))
+            if arm == _Arm(seeds[0], False):
+                adapted.model = new
+        rows = pd.concat(measured.rows, ignore_index=True)
+        adapted.table = make_table(rows.assign(corpus=corpus, train_length=window).to_dict("records"))
         if out is not None:
             adapted.folder = folder
             _save(adapted, tokenizer or model.config._name_or_path)
     return adapted
+
+
+class Measured:
+    """Losses of the same targets under all arms, as rows of the table of results.
+
+    key: the key tokens among the targets [windows, last].
+    """
+
+    def __init__(self, tokens: Tokens, windows: Windows, last: int) -> None:
+        self.tokens, self.windows, self.last = tokens, windows, last
+        self.key = np.zeros((len(windows), last), bool)
+        self.rows: list[pd.DataFrame] = []
+
+    def losses(
+        self,
+        model: nn.Module,
+        lengths: Iterable[int],
+        *,
+        window: int | None = None,
+        kept: Path | None = None,
+    ) -> dict[int, np.ndarray]:
+        """Losses of the targets [windows, last] at each length.
+
+        window: inputs are cut to so many tokens, the first four among them (sinks).
+        kept: a file of those that are known for the same targets.
+        """
+        known: dict[int, np.ndarray] = {}
+        if kept is not None and kept.exists():
+            with np.load(kept) as file:
+                if file["last"] == self.last and np.array_equal(file["ends"], self.windows.ends):
+                    known = {int(name): file[name] for name in file.files if name.isdecimal()}
+        lengths = sorted(set(lengths))
+        missing = [n for n in lengths if n not in known]
+        if missing:
+            with evaluating(model) as evaluator:
+                for length in missing:
+                    size = evaluator.batch_size(window or length, self.last)
+                    parts = []
+                    for start in range(0, len(self.windows), size):
+                        ids = self.windows.ids(self.tokens, length, slice(start, start + size))
+                        parts.append(
+                            evaluator.losses(ids if window is None else with_sinks(ids, window), self.last)
+                        )
+                    known[length] = np.concatenate(parts)
+            if kept is not None:
+                arrays: dict[str, Any] = {str(n): known[n] for n in known}
+                with replacing(kept) as temporary:
+                    np.savez(temporary, last=self.last, ends=self.windows.ends, **arrays)
+        return {n: known[n] for n in lengths}
+
+    def add(self, method: str, seed: int, losses: dict[int, np.ndarray]) -> None:
+        """Add the rows of one arm: by length, document and slice."""
+        about = {"run": f"{method}, seed {seed}", "method": method, "seed": seed, "metric": "loss"}
+        checksums = target_checksums(self.tokens, self.windows, self.last)
+        self.rows.append(checksums.assign(**{**about, "metric": "targets"}))
+        for length, values in losses.items():
+            for name, chosen in ((ALL, np.ones_like(self.key)), (KEY, self.key)):
+                sums = pd.DataFrame(
+                    {
+                        "document": self.windows.documents,
+                        "sum": np.where(chosen, values, 0.0).sum(1, dtype=np.float64),
+                        "count": chosen.sum(1),
+                    }
+                )
+                sums = sums.groupby("document", as_index=False).sum()
+                self.rows.append(sums.assign(length=length, slice=name, **about))
+
+
+def with_sinks(ids: np.ndarray, window: int) -> np.ndarray:
+    """Ids [n, window + 1]: the first tokens of longer inputs, then the last ones (Xiao et al. 2023), read as one input."""
+    if ids.shape[1] <= window + 1:
+        return ids
+    return np.concatenate([ids[:, :NUM_SINKS], ids[:, NUM_SINKS - window - 1 :]], 1)
+
+
+class _Arm(NamedTuple):
+    """A training: the base trained on, or the retrofit."""
+
+    seed: int
+    control: bool
+
+    @property
+    def title(self) -> str:
+        return TRAINED_ON if self.control else "retrofit"
+
+
+def _train(
+    model: PreTrainedModel,
+    ids: np.ndarray,
+    settings: AdaptSettings,
+    window: int,
+    folder: Path,
+    arm: _Arm,
+    *,
+    progress: bool = False,
+) -> tuple[FitResult, PreTrainedModel]:
+    """Train an arm to its end, or as far as it is stopped; one that is trained is loaded."""
+    torch.manual_seed(arm.seed)
+    if arm.control:
+        settings = settings.for_control()
+        new = copy.deepcopy(model)
+        tokens = settings.batch_size * (settings.train_length or window)
+        length, batch_size = window, max(1, tokens // window)
+    else:
+        new = _with_method(model, settings.method, settings)
+        length, batch_size = settings.train_length or window, settings.batch_size
+    task = Tuning(
+        new,
+        ids,
+        train_length=length,
+        batch_size=batch_size,
+        seed=arm.seed,
+        added_rate=settings.added_rate,
+        teacher=model if settings.distill or settings.match_steps else None,
+        distill=settings.distill,
+        predicted_share=settings.predicted_share,
+        match_steps=settings.match_steps,
+        teacher_length=window,
+    )
+    place = folder / "arms" / f"{'control' if arm.control else 'retrofit'}-seed{arm.seed}"
+    result = fit(task, replace(settings, seed=arm.seed), place, progress=progress)
+    return result, new.eval()
+
+
+def _pool(jobs: int) -> Any:
+    """Worker processes that share the cores."""
+    threads = max(1, torch.get_num_threads() // jobs)
+    return multiprocessing.get_context("spawn").Pool(jobs, torch.set_num_threads, (threads,))
+
+
+def _work(train: Callable[[_Arm], tuple[FitResult, Any]], arm: _Arm) -> str:
+    """Train an arm in a worker; what stopped it, if it did not come to its end."""
+    return train(arm)[0].stopped_early or ""
 
 
 def own_length(model: PreTrainedModel) -> int | None:
@@ -450,22 +319,6 @@ def _with_method(model: PreTrainedModel, method: str, settings: AdaptSettings) -
     if isinstance(model, DapeForCausalLM):
         return replace_method(model, method, width=settings.width)
     return retrofit(copy.deepcopy(model), method, width=settings.width, trains=settings.trains)
-
-
-def _trained_on(
-    model: PreTrainedModel,
-    ids: np.ndarray,
-    settings: AdaptSettings,
-    window: int,
-    folder: Path,
-    progress: bool,
-) -> tuple[FitResult, PreTrainedModel]:
-    """The base after as many steps on as many tokens of its own window, unchanged in method."""
-    again = copy.deepcopy(model)
-    tokens = settings.batch_size * (settings.train_length or window)
-    task = Tuning(again, ids, train_length=window, batch_size=max(1, tokens // window), seed=settings.seed)
-    result = fit(task, replace(settings, match_steps=0, distill=0.0), folder / "base", progress=progress)
-    return result.complete(), again.eval()
 
 
 def _text(
@@ -519,26 +372,6 @@ def _text(
     return documents[kept:].reshape(-1), Tokens.of(list(documents[:kept])), "stream"
 
 
-def _measured(
-    model: nn.Module, tokens: Tokens, windows: Windows, lengths: Sequence[int], last: int, kept: Path | None
-) -> WindowLosses:
-    """Losses of the windows at each length; kept: a file of those that are known for the same targets."""
-    known: dict[int, np.ndarray] = {}
-    if kept is not None and kept.exists():
-        with np.load(kept) as file:
-            if file["last"] == last and np.array_equal(file["ends"], windows.ends):
-                known = {int(name): file[name] for name in file.files if name.isdecimal()}
-    missing = [n for n in lengths if n not in known]
-    if missing:
-        with evaluating(model) as evaluator:
-            known |= {n: losses_of_windows(evaluator, tokens, windows, n, last, None) for n in missing}
-        if kept is not None:
-            arrays: dict[str, Any] = {str(n): known[n] for n in known}
-            with replacing(kept) as temporary:
-                np.savez(temporary, last=last, ends=windows.ends, **arrays)
-    return WindowLosses(windows, last, {n: known[n] for n in lengths})
-
-
 def _check_same(folder: Path, settings: AdaptSettings, about: dict[str, str]) -> None:
     """Raise if the folder holds another retrofit, or cannot be written."""
     check_output(folder, folder=True)
@@ -559,14 +392,13 @@ def _save(adapted: Adapted, base: str) -> None:
     except (OSError, ValueError):
         tokenizer = None
     export(adapted.model, adapted.folder / WEIGHTS, tokenizer=tokenizer)
-    with replacing(adapted.folder / LOSSES) as temporary:
-        adapted.frame.to_csv(temporary, index=False)
+    write_table(adapted.table, adapted.folder / RESULTS)
     with replacing(adapted.folder / FIGURE) as temporary:
-        adapted.figure().savefig(temporary)
+        adapted.report.figure().savefig(temporary)
     record = read_json(adapted.folder / RECORD)
     record |= {
-        "result": [*adapted.sentences()],
+        "result": adapted.report.sentences(),
         "parameters added": adapted.added,
-        "training": {arm: asdict(result) for arm, result in adapted.results.items()},
+        "training": {f"{arm}, seed {seed}": asdict(r) for (arm, seed), r in adapted.results.items()},
     }
     write_atomically(adapted.folder / RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 from torch import nn
@@ -22,11 +22,11 @@ from dape.positions.kerple import FLOOR, Kerple
 from dape.positions.rope import SCALINGS
 from dape.rebuildable import constructor_parameters
 from dape.retrofitting import check, positions
+from dape.retrofitting.settings import Trains
 from dape.scores import SCORES as PROCESSORS
 from dape.scores import PlainScores, ScoreProcessor
 
 Model = TypeVar("Model", bound=nn.Module)
-Trains = Literal["all", "attention", "added"]
 
 # Attribute of the model's configuration that records the retrofit, so that it is saved with the model.
 RECORD = "dape_retrofit"

@@ -7,9 +7,7 @@ from typing import Any
 from torch import nn
 
 from dape.retrofitting.attach import adapter_parameters
-
-# New parameters take a higher rate than pretrained ones, as in adapters.
-ADDED_RATE = 5.0
+from dape.retrofitting.settings import ADDED_RATE
 
 
 def parameter_groups(

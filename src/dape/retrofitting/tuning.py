@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from dape.positions import PositionEncoding
 from dape.retrofitting.matching import LayerMatching, Overlapping
-from dape.retrofitting.rates import ADDED_RATE
+from dape.retrofitting.settings import ADDED_RATE
 from dape.scores import ScoreProcessor
 from dape.training.run import LanguageModelling
 

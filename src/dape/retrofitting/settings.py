@@ -1,0 +1,149 @@
+"""Settings of `adapt`; no import of transformers, so that `dape retrofit --help` is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dape.methods import split_outside_brackets
+from dape.settings import SettingError, setting, split_numbers
+from dape.training.config import LoopSettings
+
+# Which parameters are trained.
+Trains = Literal["all", "attention", "added"]
+# New parameters take a higher rate than pretrained ones, as in adapters.
+ADDED_RATE = 5.0
+# An input cut to the window, its first tokens kept (StreamingLLM), among methods to compare with.
+SINKS = "sinks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptSettings(LoopSettings):
+    """How a model is retrofitted, tuned and evaluated."""
+
+    method: str = setting(
+        "dape1x3-kerple", help="Score processor and position encoding; a processor alone keeps the positions."
+    )
+    steps: int = setting(300, help="Optimizer steps in all.", low=1, high=10**9)
+    learning_rate: float = setting(
+        1e-3, help="Highest learning rate of the base's own parameters.", above=0, high=1000
+    )
+    final_learning_rate: float | None = setting(  # type: ignore[assignment]  # derived where it is not given
+        None,
+        help="Learning rate of the last step; by default a twentieth of the highest.",
+        low=0,
+        high=1000,
+    )
+    warmup_steps: int | None = setting(  # type: ignore[assignment]  # as above
+        None, help="Steps of linear warm-up; by default 6 % of the steps.", low=0, high=10**9
+    )
+    weight_decay: float = setting(0.01, help="Decay of the base's weight matrices.", low=0, high=1000)
+    added_rate: float = setting(
+        ADDED_RATE, help="Learning-rate multiplier of the added parameters.", above=0, high=1e6
+    )
+    trains: Trains = setting(
+        "all", help="Trainable parameters: all, those of attention layers, or added ones."
+    )
+    width: int = setting(32, help="Hidden channels of the score processor.", low=1, high=2**16)
+    train_length: int | None = setting(
+        None, help="Tokens of a training window; by default the model's own length.", low=2, high=2**24
+    )
+    batch_size: int = setting(8, help="Windows in a step.", low=1, high=2**24)
+    distill: float = setting(
+        0.0,
+        help="Share of distillation in the loss: the divergence from the base's predictions.",
+        low=0,
+        high=1,
+    )
+    predicted_share: float = setting(
+        1.0,
+        help="Share of a window's positions whose next token is predicted, drawn anew in each step.",
+        above=0,
+        high=1,
+    )
+    match_steps: int = setting(
+        0,
+        help="Number of initial steps that fit each attention layer to the output of the base's.",
+        low=0,
+        high=10**9,
+    )
+    control: bool = setting(
+        False,
+        help="Also train the base itself for as many steps, and cut its input: what more training alone brings.",
+    )
+    control_learning_rate: float = setting(
+        1e-4, help="Highest learning rate of the base trained on, the best in our trials.", above=0, high=1000
+    )
+    seeds: int = setting(
+        1, help="Number of seeds: --seed and those after it.", low=1, high=10**6, fixes_run=False
+    )
+    jobs: int = setting(
+        1, help="Trainings at a time, each in a process of its own.", low=1, high=2**10, fixes_run=False
+    )
+    untrained: str | None = setting(
+        None,
+        help="Methods to compare with without training, separated by commas, such as rope[scaling=yarn,factor=8]. sinks: "
+        "the input cut to its first four and its last tokens. rope-scalings: position interpolation, NTK, dynamic NTK, "
+        "YaRN, SelfExtend, ReRoPE, log-n temperature, sinks and, in our own models, a window of keys.",
+        fixes_run=False,
+    )
+    sample_tokens: int = setting(
+        200_000, help="Tokens to sample if the text is the model's own.", low=1, high=10**12
+    )
+    temperature: float = setting(0.8, help="Temperature of that sampling.", above=0, high=1e6)
+    lengths: str | None = setting(
+        None,
+        help="Tokens of input in the table, by commas; by default 1, 2, 4 and 8 times the model's own length.",
+        listed=int,
+        low=1,
+        high=2**24,
+        fixes_run=False,
+    )
+    last: int | None = setting(
+        None,
+        help="Tokens predicted at the end of each window of the table; by default a quarter of the model's own "
+        "length, at most 64.",
+        low=1,
+        high=2**24,
+        fixes_run=False,
+    )
+    windows: int = setting(32, help="Windows of the table, at most.", low=1, high=10**9, fixes_run=False)
+
+    def derive(self) -> None:
+        if self.final_learning_rate is None and isinstance(self.learning_rate, float | int):
+            self._set(final_learning_rate=self.learning_rate / 20)
+        super().derive()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.match_steps > self.steps:
+            raise SettingError("match_steps", self.match_steps, f" exceeds steps={self.steps}")
+
+    def untrained_list(self, window: int, *, own: bool) -> list[str]:
+        """Methods that the base's weights are read with as they are. own: the base is one of our models."""
+        if self.untrained is None:
+            return []
+        names = split_outside_brackets(self.untrained, ",")
+        factor = f"factor={max(self.length_list(window)) / window:g}"
+        known = [f"rope[scaling={kind},{factor}]" for kind in ("linear", "ntk")]
+        known += [f"rope[scaling={kind},{factor},original_length={window}]" for kind in ("dynamic", "yarn")]
+        group = max(2, 2 * max(self.length_list(window)) // window)
+        known += [f"selfextend[near={window // 2},group={group}]", f"selfextend[near={window // 2}]"]
+        known += [f"rope[normaliser=ssmax,length={window}]", SINKS]
+        # A retrofit of another's model keeps that model's windows.
+        known += [f"rope[window={window}]"] if own else []
+        return [name for given in names for name in (known if given == "rope-scalings" else [given])]
+
+    def length_list(self, window: int) -> list[int]:
+        """Lengths of the table, the window among them."""
+        if self.lengths is None:
+            return [window * times for times in (1, 2, 4, 8)]
+        return sorted({window, *split_numbers("lengths", self.lengths)})
+
+    def num_last(self, window: int) -> int:
+        return min(64, max(1, window // 4)) if self.last is None else self.last
+
+    def for_control(self) -> AdaptSettings:
+        """Settings of the base trained on: its own learning rate, and no teacher."""
+        rate, share = self.control_learning_rate, self.final_learning_rate / self.learning_rate
+        return replace(self, learning_rate=rate, final_learning_rate=share * rate, match_steps=0, distill=0.0)
