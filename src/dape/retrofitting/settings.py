@@ -145,5 +145,6 @@ class AdaptSettings(LoopSettings):
 
     def for_control(self) -> AdaptSettings:
         """Settings of the base trained on: its own learning rate, and no teacher."""
+        assert self.final_learning_rate is not None
         rate, share = self.control_learning_rate, self.final_learning_rate / self.learning_rate
         return replace(self, learning_rate=rate, final_learning_rate=share * rate, match_steps=0, distill=0.0)
