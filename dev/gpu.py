@@ -48,7 +48,7 @@ def arguments_of(
     dtype: torch.dtype = torch.float16,
     num_heads: int = 12,
     num_groups: int | None = None,
-    head_width: int = 64,
+    head_dim: int = 64,
     width: int | None = 32,
     kernel_size: int = 3,
     signature: tuple | None = None,
@@ -65,8 +65,8 @@ def arguments_of(
     unless given.
     """
     groups, queries = num_groups or num_heads, queries or length
-    q = torch.zeros(batch, num_heads, queries, head_width, dtype=dtype)
-    k, v = (torch.zeros(batch, groups, length, head_width, dtype=dtype) for _ in range(2))
+    q = torch.zeros(batch, num_heads, queries, head_dim, dtype=dtype)
+    k, v = (torch.zeros(batch, groups, length, head_dim, dtype=dtype) for _ in range(2))
     program = PLAIN
     if signature is not None:
         program = backend.program_of(signature, num_heads)

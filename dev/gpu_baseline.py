@@ -71,13 +71,13 @@ def flash_kernel(
 
 
 def launches(
-    *, num_heads: int, head_width: int, dtype: torch.dtype, num_groups: int | None = None
+    *, num_heads: int, head_dim: int, dtype: torch.dtype, num_groups: int | None = None
 ) -> list[Launch]:
     """Launches of plain attention for a shape, one per configuration."""
-    part = head_part(head_width)
-    shape: dict[str, Any] = {"H": num_heads, "G": num_groups or num_heads, "D": head_width}
-    shape |= {"PART": part, "PARTS": -(-head_width // part), "length": 2048, "scale": 0.125}
-    shape |= {"q_head": 2048 * head_width, "k_head": 2048 * head_width, "q_token": head_width}
+    part = head_part(head_dim)
+    shape: dict[str, Any] = {"H": num_heads, "G": num_groups or num_heads, "D": head_dim}
+    shape |= {"PART": part, "PARTS": -(-head_dim // part), "length": 2048, "scale": 0.125}
+    shape |= {"q_head": 2048 * head_dim, "k_head": 2048 * head_dim, "q_token": head_dim}
     shape |= {name: torch.zeros(1, dtype=dtype) for name in ("q", "k", "v", "out")}
     return [
         Launch(

@@ -24,11 +24,11 @@ from dev.gpu import inspect, record_launches
 from dev.gpu_simulator import MACHINES, clocks_per_trip, disassemble, main_loop, resident_blocks
 
 SHAPES: dict[str, dict[str, int]] = {
-    "125m": {"num_heads": 12, "head_width": 64},
-    "350m": {"num_heads": 16, "head_width": 64},
-    "2.7b": {"num_heads": 32, "head_width": 80},
-    "6.7b": {"num_heads": 32, "head_width": 128},
-    "llama-3-8b": {"num_heads": 32, "num_groups": 8, "head_width": 128},
+    "125m": {"num_heads": 12, "head_dim": 64},
+    "350m": {"num_heads": 16, "head_dim": 64},
+    "2.7b": {"num_heads": 32, "head_dim": 80},
+    "6.7b": {"num_heads": 32, "head_dim": 128},
+    "llama-3-8b": {"num_heads": 32, "num_groups": 8, "head_dim": 128},
 }
 # Multiprocessors of an A100, A40, H100 and B200.
 MULTIPROCESSORS = {80: 108, 86: 84, 90: 132, 100: 148}

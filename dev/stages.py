@@ -59,7 +59,7 @@ class Options:
 
     length: int = setting(2048, help="Tokens of the call that the chunk is taken from.", low=64, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
-    head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
+    head_dim: int = setting(64, help="Width of a head.", low=1, high=2**16)
     width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(3, help="Kernel size of the convolutions; odd.", low=1, high=1023)
     build: str = setting(
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
     records = run(options)
     peak = records[0]["peak_gmacs"]
     title = (
-        f"{options.heads} heads × {options.head_width}, width {options.width}, kernel {options.kernel}, "
+        f"{options.heads} heads × {options.head_dim}, width {options.width}, kernel {options.kernel}, "
         f"{records[0]['build']}, one core, peak {peak:.1f} GMAC/s"
     )
     report.print_table(title, COLUMNS, records)
@@ -122,7 +122,7 @@ def _record(
 def _backward_call(options: Options) -> tuple[native.Call, list[object]]:
     """A causal call of the kernel with a bias by distance, and the tensors that it points to."""
     sizes = Sizes(
-        options.length, options.length, 1, options.heads, options.head_width, options.width, options.kernel
+        options.length, options.length, 1, options.heads, options.head_dim, options.width, options.kernel
     )
     work = Workload(sizes)
     with torch.no_grad():

@@ -16,7 +16,7 @@ needs_kernel = pytest.mark.skipif(native.PROBLEM is not None, reason="no compile
 def test_stages_of_the_kernel(build, tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "LEAST_SECONDS", 0.0)
     file = tmp_path / "stages.json"
-    sizes = ["--length", "100", "--heads", "3", "--head-width", "5", "--width", "9", "--rounds", "1"]
+    sizes = ["--length", "100", "--heads", "3", "--head-dim", "5", "--width", "9", "--rounds", "1"]
     assert stages.main([*sizes, "--build", build, "--json", str(file)]) == 0
     records = json.loads(file.read_text())
     assert {r["stage"] for r in records} == {"all", *(stage for _, stage, _ in stages.STAGES.values())}

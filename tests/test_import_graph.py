@@ -2,10 +2,14 @@
 
 import ast
 import collections
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+import dape
 
 SOURCE = Path(__file__).parents[1] / "src" / "dape"
 
@@ -54,3 +58,20 @@ def test_the_graph_sees_lazy_imports(line, error, tmp_path):
     (tmp_path / "a" / "y.py").write_text(f"def late():\n{line}\n")
     with pytest.raises(error):
         TopologicalSorter(graph(tmp_path)).prepare()
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import sys, dape.cli; dape.cli.main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_every_name_of_the_package_is_imported_on_access():
+    for name in {*dape.__all__, *(name for names in dape.NAMES.values() for name in names)}:
+        assert getattr(dape, name) is not None
+    tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    names = {(node.module, alias.name) for node in typed.body for alias in node.names}
+    later = {(module, name) for module, names in dape.NAMES.items() for name in names}
+    assert names - {("dape", "models")} == later
+    with pytest.raises(AttributeError, match="no attribute 'atention'"):
+        dape.atention  # noqa: B018

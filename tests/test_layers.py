@@ -186,7 +186,7 @@ REFUSED = {
     "backward": (wrong("fox", is_causal=False, hidden=torch.zeros(2, TOKENS, 32).double()), "no meaning where the future"),
     "both": (wrong(is_causal=False, cache=dape.Cache()), "a cache is for causal attention"),
     "cross": (wrong(is_causal=False, q=(slice(None), slice(None), slice(2))), "q has 2 tokens and k 11"),
-    "numbers": (wrong(mask=torch.full((2, 1, TOKENS, TOKENS), 0.5)), "offsets of scores belong in a bias"),
+    "numbers": (wrong(mask=torch.full((2, 1, TOKENS, TOKENS), 0.5)), "pass offsets of the scores as a bias"),
     "short mask": (wrong(mask=torch.ones(2, 5, dtype=torch.long)), "covers 5 tokens, but there are 11"),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.methods import Method
-from dape.models.attention import Attention
+from dape.models.attention import Attention, Context
 from dape.ops.score_attention import Visible
 from dape.positions import PositionEncoding, Positions, randomized_positions
 
@@ -44,7 +44,7 @@ class Layer(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.encoding: PositionEncoding = method.build_position(
-                num_heads=HEADS, head_width=HIDDEN // HEADS, hidden_size=HIDDEN
+                num_heads=HEADS, head_dim=HIDDEN // HEADS, hidden_size=HIDDEN
             )
             self.attention = Attention(
                 HIDDEN,
@@ -63,7 +63,8 @@ class Layer(nn.Module):
         self.to(dtype)
 
     def forward(self, x: Tensor, positions: Positions, cache: Cache | None = None) -> Tensor:
-        return self.attention(self.encoding.embed(x, positions.queries), self.encoding, positions, cache)
+        x = self.encoding.embed(x, positions.queries)
+        return self.attention(x, self.encoding, Context(positions), cache)
 
 
 def tokens(batch: int = 1, count: int = TOKENS, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
@@ -198,7 +199,7 @@ def the_weights_shown_are_the_weights_used(method: Method, causal: bool) -> None
     positions = Positions.of(TOKENS, causal=causal)
     inputs = layer.encoding.embed(x, positions.queries)
     weights = layer.attention.weights(inputs, layer.encoding, positions)
-    values = layer.attention.inputs(inputs, layer.encoding, positions).v
+    values = layer.attention.inputs(inputs, layer.encoding, Context(positions)).v
     mixed = weights @ values.repeat_interleave(HEADS // values.shape[1], 1)
     same(layer.attention.out(mixed.transpose(1, 2).flatten(2)), layer(x, positions))
 

@@ -68,7 +68,7 @@ def generate_text(
     """
     ids = tokenizer.encode(prompt)
     if not ids:
-        raise ValueError("the prompt is empty: a model continues something")
+        raise ValueError("the prompt is empty")
     if tokens < 1:
         raise ValueError(f"tokens={tokens} must be at least 1")
     if temperature < 0:

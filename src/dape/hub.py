@@ -19,7 +19,7 @@ def not_loaded(what: str, name: str, error: Exception) -> str:
         reason = f"{type(error).__name__}: {reason}"
     if os.path.isdir(name):
         return f'no {what} in the folder "{name}": {reason}'
-    return f'no {what} "{name}": there is no such folder here, and the Hugging Face hub did not give it ({reason})'
+    return f'no {what} "{name}": there is no such folder here, and it could not be downloaded from the Hugging Face hub ({reason})'
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ class ScoreAttention(nn.Module):
             raise ValueError(f"window={window}: a query sees at least its own key")
         parsed = parse_method(method)
         self.encoding: PositionEncoding = parsed.build_position(
-            num_heads=num_heads, head_width=head_dim, hidden_size=hidden_size or num_heads * head_dim
+            num_heads=num_heads, head_dim=head_dim, hidden_size=hidden_size or num_heads * head_dim
         )
         if type(self.encoding).embed is not PositionEncoding.embed:
             raise ValueError(

@@ -150,7 +150,7 @@ def _check_tokenizer(data: TokenData, source: str, name: str) -> None:
     text = data.tokenizer.decode(tokens.document(0)[:PROBED].tolist())
     if list(own.encode(text)) != list(data.tokenizer.encode(text)):
         raise ValueError(
-            f"{data.folder} was packed with another tokenizer than that of {name}: pack the text with --tokenizer "
+            f"{data.folder} was packed with a different tokenizer than {name}: pack the text with --tokenizer "
             f"{source}, or give --corpus TEXT instead"
         )
 

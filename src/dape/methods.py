@@ -108,14 +108,14 @@ class Method:
         return f"{said}; {options}" if options else said
 
     def build_position(
-        self, *, num_heads: int, head_width: int, hidden_size: int, **options: Any
+        self, *, num_heads: int, head_dim: int, hidden_size: int, **options: Any
     ) -> PositionEncoding:
         """Build the position encoding; `options` are in addition to those in the name."""
         own = {name: value for name, value in self.options if self._is_position_option(name)}
         return build_position(
             self.position,
             num_heads=num_heads,
-            head_width=head_width,
+            head_dim=head_dim,
             hidden_size=hidden_size,
             **(own | options),
         )
@@ -179,7 +179,7 @@ def parse_method(name: str) -> Method:
     if not options:
         return method
     encoding, processor = _parameters(POSITIONS[method.position]), _parameters(SCORES[method.processor])
-    valid = [n for n in (*encoding, *processor) if n not in (*OWN, "head_width", "hidden_size")]
+    valid = [n for n in (*encoding, *processor) if n not in (*OWN, "head_dim", "hidden_size")]
     for option in options:
         if option not in (
             *valid,

@@ -18,10 +18,10 @@ from dape.ops.score_attention import api, native
 
 needs_kernel = pytest.mark.skipif(native.PROBLEM is not None, reason="no compiled kernel")
 
-SMALL = ["--heads", "2", "--head-width", "4", "--width", "3", "--rounds", "2"]
+SMALL = ["--heads", "2", "--head-dim", "4", "--width", "3", "--rounds", "2"]
 KEYS = {
     "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
-    "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_width", "width",
+    "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_dim", "width",
     "kernel", "processor", "bias", "clock", "busy", "busy_milliseconds", "busy_ratio",
 }  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_decode_and_its_memory(tmp_path):
 
 
 def test_memory_sees_what_a_pass_allocates():
-    sizes = Sizes(keys=512, queries=512, heads=2, head_width=4, width=8)
+    sizes = Sizes(keys=512, queries=512, heads=2, head_dim=4, width=8)
     listing, tiled = memory.peak_extra_mb([("listing", BOTH, sizes), ("tiled", BOTH, sizes)], threads=1)
     # The listing keeps at least its image, hidden map and scores: 4 + 8 + 8 + 2 numbers a pair.
     assert listing > 512 * 512 * 22 * 4 / 1e6
@@ -90,7 +90,7 @@ def test_memory_sees_what_a_pass_allocates():
 
 @pytest.mark.parametrize("backend", ["cpu", "tiled", "sdpa"])
 def test_memory_counts_at_least_the_output_and_the_gradients(backend):
-    sizes = Sizes(keys=1024, queries=1024, heads=8, head_width=64, width=8)
+    sizes = Sizes(keys=1024, queries=1024, heads=8, head_dim=64, width=8)
     (peak,) = memory.peak_extra_mb([(backend, BOTH, sizes)], threads=1)
     assert peak > 4 * 1024 * 8 * 64 * 4 / 1e6
 
@@ -107,7 +107,7 @@ def test_memory_alone(tmp_path):
 
 
 def test_memory_that_cannot_be_measured_is_said(capsys):
-    sizes = Sizes(keys=8, queries=8, heads=1, head_width=1, processor="talking")
+    sizes = Sizes(keys=8, queries=8, heads=1, head_dim=1, processor="talking")
     good, bad = memory.peak_extra_mb([("tiled", BOTH, sizes), ("no such backend", BOTH, sizes)], threads=1)
     assert good is not None
     assert bad is None
@@ -188,7 +188,7 @@ def test_a_wrong_model_is_caught(monkeypatch):
 def test_what_does_not_fit_in_memory_is_skipped_with_a_sentence(monkeypatch, capsys):
     monkeypatch.setattr(attention, "available_bytes", lambda device: 10_000)
     options = attention.Options(
-        lengths="64", backends="listing,sdpa", heads=1, head_width=1, width=2, memory=False, rounds=1
+        lengths="64", backends="listing,sdpa", heads=1, head_dim=1, width=2, memory=False, rounds=1
     )
     listing, sdpa = [r for r in attention.run(options) if r["pass"] == FORWARD]
     assert listing["milliseconds"] is None
@@ -211,16 +211,14 @@ def test_what_does_not_fit_in_memory_is_skipped_with_a_sentence(monkeypatch, cap
     ],
 )
 def test_a_mistake_is_a_sentence(arguments, sentence, capsys):
-    assert (
-        main(["bench", "attention", "--heads", "2", "--head-width", "4", "--lengths", "5", *arguments]) == 2
-    )
+    assert main(["bench", "attention", "--heads", "2", "--head-dim", "4", "--lengths", "5", *arguments]) == 2
     assert sentence in capsys.readouterr().err
 
 
 def test_a_backend_that_cannot_run_is_left_out_or_refused(monkeypatch, capsys):
     cannot = SimpleNamespace(unsupported=lambda problem: "it wants a moon", attend=None)
     monkeypatch.setitem(api.BACKENDS, "lunar", cannot)
-    sizes = Sizes(5, 5, heads=2, head_width=4, width=3)
+    sizes = Sizes(5, 5, heads=2, head_dim=4, width=3)
     assert "lunar" not in attention.candidates("all", sizes, [], attention.Placement())
     assert "it wants a moon" in capsys.readouterr().out
     with pytest.raises(ValueError, match="it wants a moon"):
@@ -228,7 +226,7 @@ def test_a_backend_that_cannot_run_is_left_out_or_refused(monkeypatch, capsys):
 
 
 def test_every_candidate_computes_the_same_thing():
-    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, width=3, kernel=5)
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_dim=4, width=3, kernel=5)
     for backend in ("listing", "tiled", "reference", "sdpa"):
         workload.compare_with_reference(backend, sizes)
     # The check compares with numbers that are not zero.
@@ -237,7 +235,7 @@ def test_every_candidate_computes_the_same_thing():
 
 @pytest.mark.parametrize("bias", workload.BIASES)
 def test_every_form_of_bias(bias):
-    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, processor="mta", bias=bias)
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_dim=4, processor="mta", bias=bias)
     workload.compare_with_reference("tiled", sizes)
     reason = Workload(sizes).unsupported("listing")
     assert (reason is None) == (bias == "distance")
@@ -304,7 +302,7 @@ def test_every_processor_is_checked_and_timed(processor):
         lengths="12",
         backends="listing,tiled,sdpa",
         heads=2,
-        head_width=4,
+        head_dim=4,
         width=4,
         memory=False,
         rounds=1,
@@ -324,7 +322,7 @@ def test_plain_attention_with_a_bias_is_timed_beside_pytorchs_own():
         lengths="12",
         backends="sdpa with bias,cpu",
         heads=2,
-        head_width=4,
+        head_dim=4,
         memory=False,
         rounds=1,
         processor="plain",
@@ -333,7 +331,7 @@ def test_plain_attention_with_a_bias_is_timed_beside_pytorchs_own():
 
 
 def test_flexattention_is_a_candidate_where_it_can_run(capsys):
-    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_width=4, processor="plain")
+    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_dim=4, processor="plain")
     call = Workload(sizes, torch.float64)
     for tensor in call.leaves:
         tensor.requires_grad_(False)
@@ -343,7 +341,7 @@ def test_flexattention_is_a_candidate_where_it_can_run(capsys):
             out = call.attend(workload.FLEX)
         torch.testing.assert_close(out, call.attend("reference"))
     assert "no backward pass on the CPU" in call.unsupported(workload.FLEX)
-    assert "sees one score" in Workload(Sizes(5, 5, heads=2, head_width=4)).unsupported(workload.FLEX)
+    assert "sees one score" in Workload(Sizes(5, 5, heads=2, head_dim=4)).unsupported(workload.FLEX)
     assert workload.FLEX not in attention.candidates("all", sizes, [workload.FLEX], Placement())
     assert "left out: FlexAttention" in capsys.readouterr().out
 
@@ -381,7 +379,7 @@ def test_half_precision_is_checked_and_timed(tmp_path):
         "16",
         "--heads",
         "2",
-        "--head-width",
+        "--head-dim",
         "16",
         "--dtype",
         "bf16",
@@ -422,7 +420,7 @@ def test_a_decoding_step_of_any_processor_is_timed_by_either_clock(tmp_path, cap
         "9",
         "--heads",
         "2",
-        "--head-width",
+        "--head-dim",
         "4",
         "--batch",
         "2",

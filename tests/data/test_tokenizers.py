@@ -87,7 +87,7 @@ def test_a_name_that_is_nowhere_is_looked_for_here_and_on_the_hub(monkeypatch):
         raise OSError("no connection.\nCheck it.")
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", unreachable)
-    sentence = r'no tokenizer "nosuch": there is no such folder here, and the .* hub did not give it \(no connection\)$'
+    sentence = r'no tokenizer "nosuch": there is no such folder here, and it could not be downloaded from the .* hub \(no connection\)$'
     with pytest.raises(ValueError, match=sentence):
         load_tokenizer("nosuch")
 

@@ -224,7 +224,7 @@ def test_a_model_that_is_nowhere_is_said_to_be_no_model(capsys, monkeypatch):
     assert main(["eval", "hf:nosuch"]) == 2
     said = capsys.readouterr().err
     assert 'no causal language model "nosuch": there is no such folder here, and' in said
-    assert "hub did not give it (no connection)" in said
+    assert "Hugging Face hub (no connection)" in said
 
 
 def test_data_prepare_and_show(folder, tmp_path, capsys):
@@ -251,7 +251,7 @@ def test_data_of_another_tokenizer_is_refused_for_any_model(folder, tmp_path, ca
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
     other.save(tmp_path / "model")
     assert evaluate(folder, f"hf:{tmp_path}/model", "--data", folder / "data", "--lengths", "32") == 2
-    assert "was packed with another tokenizer than that of" in " ".join(capsys.readouterr().err.split())
+    assert "was packed with a different tokenizer than" in " ".join(capsys.readouterr().err.split())
 
 
 def test_how_often_training_had_an_ngram_needs_the_training_text(folder, capsys):

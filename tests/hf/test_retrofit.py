@@ -401,10 +401,10 @@ def test_masks_that_a_caller_makes_are_taken():
     additive = torch.zeros(2, 1, 17, 17).masked_fill(~causal, torch.finfo(torch.float32).min)
     torch.testing.assert_close(model(ids, attention_mask=additive, use_cache=False).logits, plain)
     additive[..., 3] -= 0.5
-    with pytest.raises(ValueError, match="offsets of scores belong in a bias"):
+    with pytest.raises(ValueError, match="pass offsets of the scores as a bias"):
         model(ids, attention_mask=additive, use_cache=False)
     causal[:, :, 9, 4] = False
-    with pytest.raises(ValueError, match="keys with a gap between them"):
+    with pytest.raises(ValueError, match="the mask has gaps"):
         model(ids, attention_mask=causal)
 
 

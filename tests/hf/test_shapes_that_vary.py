@@ -122,6 +122,6 @@ def test_a_mask_by_query_is_refused_where_cached_queries_are_read_again():
     model, ids = tiny("mta-kerple"), torch.randint(1, 40, (1, 6))
     cache = model(ids[:, :5], use_cache=True).past_key_values
     with pytest.raises(
-        ValueError, match="does not say what cached queries saw, which mta-kerple reads again"
+        ValueError, match="does not say which keys the cached queries saw, which mta-kerple reads again"
     ):
         model(ids[:, 5:], attention_mask=torch.ones(1, 1, 1, 6, dtype=torch.bool), past_key_values=cache)

@@ -73,7 +73,7 @@ def test_a_failed_method_does_not_sink_the_others(compared) -> None:
     _, code, found = compared
     assert code == 1
     assert [(one.title, one.view) for one in found.about.failures] == [("rope, seed 0", STEP)]
-    assert "head_width=3" in found.about.failures[0].error
+    assert "head_dim=3" in found.about.failures[0].error
     for view in (STEP, TIME):
         assert set(found.tables[view]["method"]) == {"alibi", "dape1x3-kerple"}
 

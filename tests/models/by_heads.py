@@ -9,8 +9,13 @@ import torch.distributed as dist
 import dape
 from dape.methods import parse_method
 from dape.models import DapeConfig, DapeForCausalLM
-from dape.models.heads import bias_of_heads, program_of_heads
-from dape.models.tensor_parallel import share_heads, sum_shared_gradients
+from dape.models.parallel import (
+    SharedAttention,
+    bias_of_heads,
+    program_of_heads,
+    share_heads,
+    sum_shared_gradients,
+)
 from dape.positions import Positions
 
 dist.init_process_group("gloo")
@@ -24,7 +29,7 @@ class Layer:
     def __init__(self, name):
         method = parse_method(name)
         self.scores = method.build_scores(HEADS, width=8).double()
-        self.encoding = method.build_position(num_heads=HEADS, head_width=WIDTH, hidden_size=HIDDEN).double()
+        self.encoding = method.build_position(num_heads=HEADS, head_dim=WIDTH, hidden_size=HIDDEN).double()
         self.qkv, self.project = (
             torch.randn(3, HIDDEN, HIDDEN).double() / 6,
             torch.randn(HIDDEN, HIDDEN).double(),
@@ -131,7 +136,7 @@ for name, options, sentence in (
     model = DapeForCausalLM(config)
     with pytest.raises(ValueError, match=sentence):
         share_heads(model)
-    assert model.model.layers[0].attention.heads is None
+    assert not isinstance(model.model.layers[0].attention, SharedAttention)
     model(ids)
 print("shared heads and all heads are the same", flush=True)
 dist.destroy_process_group()

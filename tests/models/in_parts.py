@@ -9,7 +9,7 @@ import torch.distributed as dist
 import dape
 from dape.methods import parse_method
 from dape.models import DapeConfig, DapeForCausalLM
-from dape.models.context import Shares, context_attention
+from dape.models.parallel import Shares, context_attention
 from dape.positions import Positions
 
 dist.init_process_group("gloo")
@@ -19,7 +19,7 @@ for name in sys.argv[1:]:
     torch.manual_seed(0)
     method = parse_method(name)
     scores = method.build_scores(HEADS, width=8).double()
-    encoding = method.build_position(num_heads=HEADS, head_width=WIDTH, hidden_size=HIDDEN).double()
+    encoding = method.build_position(num_heads=HEADS, head_dim=WIDTH, hidden_size=HIDDEN).double()
     q = torch.randn(2, HEADS, TOKENS, WIDTH).double().requires_grad_()
     k, v = (torch.randn(2, GROUPS, TOKENS, WIDTH).double().requires_grad_() for _ in range(2))
     x = torch.randn(2, TOKENS, HIDDEN).double().requires_grad_()

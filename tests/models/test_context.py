@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dape
-from dape.models.heads import program_of_heads
+from dape.models.parallel import program_of_heads
 from dape.ops.score_attention import ScoreProgram, Stage
 
 METHODS = [

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MistralConfig, StaticCache
 
 from dape import POSITIONS, randomized_positions
-from dape.models import DapeConfig, DapeForCausalLM, export, preset
+from dape.models import Context, DapeConfig, DapeForCausalLM, export, preset
 from dape.training import TrainConfig
 
 METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")] + ["dape3x3-kerple"]
@@ -195,9 +195,9 @@ def test_weights_times_values_is_what_attention_computes():
 
     x = block.attention_norm(model.model.embed(ids))
     positions = Positions.of(8)
-    v = block.attention.inputs(x, encoding, positions).v
+    v = block.attention.inputs(x, encoding, Context(positions)).v
     shown = (block.attention.weights(x, encoding, positions) @ v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(block.attention.out(shown), block.attention(x, encoding, positions))
+    torch.testing.assert_close(block.attention.out(shown), block.attention(x, encoding, Context(positions)))
 
 
 def test_the_initialisation_is_the_papers():

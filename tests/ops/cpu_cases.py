@@ -39,7 +39,7 @@ class Case:
     groups: int = 4
     queries: int = 40
     keys: int = 40
-    head_width: int = 16
+    head_dim: int = 16
     width: int = 8  # 0: no convolution
     kernel_size: int = 3
     left: int = 1
@@ -57,23 +57,21 @@ class Case:
 # Ragged against every block size of the kernel: rows, chunks of keys, channels, lanes.
 SHAPES = {
     "tile": Case(queries=48, keys=48),
-    "one key": Case(queries=1, keys=1, heads=1, groups=1, head_width=1, width=1),
-    "two tiles": Case(queries=25, keys=49, heads=6, groups=3, head_width=20, width=7, kernel_size=5, left=2),
+    "one key": Case(queries=1, keys=1, heads=1, groups=1, head_dim=1, width=1),
+    "two tiles": Case(queries=25, keys=49, heads=6, groups=3, head_dim=20, width=7, kernel_size=5, left=2),
     "kernel 1": Case(
-        batch=2, heads=3, groups=1, queries=37, keys=53, head_width=10, width=5, kernel_size=1, left=0
+        batch=2, heads=3, groups=1, queries=37, keys=53, head_dim=10, width=5, kernel_size=1, left=0
     ),
     "even kernel": Case(
-        batch=2, heads=2, groups=2, queries=11, keys=90, head_width=8, width=4, kernel_size=4, left=2
+        batch=2, heads=2, groups=2, queries=11, keys=90, head_dim=8, width=4, kernel_size=4, left=2
     ),
     "causal padding": Case(
-        heads=4, groups=2, queries=30, keys=30, head_width=7, width=9, kernel_size=7, left=6
+        heads=4, groups=2, queries=30, keys=30, head_dim=7, width=9, kernel_size=7, left=6
     ),
-    "long reach": Case(
-        heads=2, groups=2, queries=33, keys=40, head_width=5, width=3, kernel_size=31, left=15
-    ),
-    "decode": Case(batch=3, heads=5, groups=5, queries=1, keys=600, head_width=70, width=6),
-    "few queries": Case(heads=4, groups=1, queries=3, keys=310, head_width=9, width=6, kernel_size=5, left=2),
-    "default widths": Case(heads=12, groups=12, queries=50, keys=74, head_width=64, width=32),
+    "long reach": Case(heads=2, groups=2, queries=33, keys=40, head_dim=5, width=3, kernel_size=31, left=15),
+    "decode": Case(batch=3, heads=5, groups=5, queries=1, keys=600, head_dim=70, width=6),
+    "few queries": Case(heads=4, groups=1, queries=3, keys=310, head_dim=9, width=6, kernel_size=5, left=2),
+    "default widths": Case(heads=12, groups=12, queries=50, keys=74, head_dim=64, width=32),
     "no convolution": Case(batch=2, queries=51, keys=51, width=0),
 }
 NAMES = ("q", "k", "v", "expand_weight", "expand_bias", "project_weight", "project_bias", "bias")
@@ -88,10 +86,10 @@ def tensors(case: Case) -> dict[str, Tensor]:
 
     batch, heads, queries, keys = case.batch, case.heads, case.queries, case.keys
     made = {
-        "q": normal(batch, heads, queries, case.head_width),
-        "k": normal(batch, case.groups, keys, case.head_width),
-        "v": normal(batch, case.groups, keys, case.head_width),
-        "grad": normal(batch, heads, queries, case.head_width),
+        "q": normal(batch, heads, queries, case.head_dim),
+        "k": normal(batch, case.groups, keys, case.head_dim),
+        "v": normal(batch, case.groups, keys, case.head_dim),
+        "grad": normal(batch, heads, queries, case.head_dim),
     }
     if case.width:
         channels = heads * (1 if case.bias == "none" else 2)

@@ -32,7 +32,7 @@ class Case:
     groups: int = 3
     queries: int = 11
     keys: int = 11
-    head_width: int = 4
+    head_dim: int = 4
     width: int = 5
     kernel: int | None = 3
     padding: str = "same"
@@ -88,8 +88,8 @@ def build(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Call
         return leaves[name]
 
     c = case
-    q = draw("q", c.batch, c.heads, c.queries, c.head_width)
-    k, v = (draw(name, c.batch, c.groups, c.keys, c.head_width) for name in "kv")
+    q = draw("q", c.batch, c.heads, c.queries, c.head_dim)
+    k, v = (draw(name, c.batch, c.groups, c.keys, c.head_dim) for name in "kv")
     program = None
     if c.program is not None:
         program = PROGRAMS[c.program](c, draw)

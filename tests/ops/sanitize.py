@@ -39,7 +39,7 @@ def main(path: str) -> None:
         for visible in VISIBLE
     ]
     # More threads than cores, so that some wait and put gradients aside.
-    long = Case(heads=12, groups=12, head_width=8, queries=300, keys=300, bias="distance")
+    long = Case(heads=12, groups=12, head_dim=8, queries=300, keys=300, bias="distance")
     crowded = [long.but(width=width, batch=batch) for width in (0, 6) for batch in (1, 3)]
     PROGRAMS.update(MORE)
     names = [*RUNS, *MORE]
@@ -82,9 +82,7 @@ def main(path: str) -> None:
                 for case in few:
                     build(case, torch.float32).attend("cpu")
             for width in (9, 16):
-                stages.run(
-                    stages.Options(length=100, heads=3, head_width=5, width=width, build=name, rounds=1)
-                )
+                stages.run(stages.Options(length=100, heads=3, head_dim=5, width=width, build=name, rounds=1))
         print(f"{name}: {len(cases) + len(programs)} calls, forward and backward, without a complaint")
 
 

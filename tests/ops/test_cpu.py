@@ -60,7 +60,7 @@ def test_every_reach_at_every_place_in_a_chunk(kernel_size, left, causal):
     """Nothing is lost at the end of the walk, wherever the last key falls around the end of a chunk of keys."""
     torch.set_num_threads(1)
     # Linear, so that no sign can flip and a plain tolerance holds.
-    small = Case(heads=1, groups=1, head_width=2, width=2, kernel_size=kernel_size, left=left, slope=1.0)
+    small = Case(heads=1, groups=1, head_dim=2, width=2, kernel_size=kernel_size, left=left, slope=1.0)
     # A chunk has 24 keys, or 72 in a build for few queries.
     for keys, bias in itertools.product(range(61, 75), BIASES):
         case = small.but(queries=keys, keys=keys, causal=causal, bias=bias, seed=keys)
@@ -144,7 +144,7 @@ def test_random_shapes(data):
         groups=groups,
         queries=queries,
         keys=queries + data.draw(st.integers(0, 40)),
-        head_width=data.draw(st.integers(1, 40)),
+        head_dim=data.draw(st.integers(1, 40)),
         width=data.draw(st.integers(0, 10)),
         kernel_size=kernel_size,
         left=data.draw(st.integers(0, kernel_size - 1)),
@@ -181,7 +181,7 @@ def test_threads(shape, bias):
 def test_threads_that_lose_their_core(batch, width, dtype):
     """More threads than cores: gradients of keys that were put aside are added in the same order."""
     case = Case(
-        batch=batch, heads=12, groups=12, head_width=8, queries=700, keys=700, width=width, bias="distance"
+        batch=batch, heads=12, groups=12, head_dim=8, queries=700, keys=700, width=width, bias="distance"
     )
     inputs = tensors(case)
     torch.set_num_threads(1)
@@ -254,9 +254,9 @@ def test_chosen_for_plain_calls(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"q": torch.zeros(1, 2, 3, 4, dtype=torch.float64)}, "computes in float32"),
+        ({"q": torch.zeros(1, 2, 3, 4, dtype=torch.float64)}, "float32 only"),
         ({"q": torch.zeros(1, 2, 3, 4, device="meta")}, "tensors are on meta"),
-        ({"dropout": 0.1}, "no dropout"),
+        ({"dropout": 0.1}, "dropout is not supported"),
         ({"leak_future": True}, "leak_future"),
     ],
 )

@@ -75,7 +75,7 @@ def test_results_of_every_build(name, dtype, twice):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_results_of_every_program(program, dtype, twice):
     """Those over several rows add to each other's gradients of q."""
-    case = Case(heads=4, groups=2, queries=61, keys=75, head_width=9, width=9, program=program)
+    case = Case(heads=4, groups=2, queries=61, keys=75, head_dim=9, width=9, program=program)
     build(case, dtype).results("cpu")
     with torch.no_grad():
         build(replace(case, queries=5, keys=300), dtype).attend("cpu")
@@ -100,7 +100,7 @@ def test_every_number_is_read_and_written(name, queries, dtype):
 @pytest.mark.parametrize("dtype", HALVES)
 def test_no_tensor_is_copied_to_float32(dtype):
     """What PyTorch allocates: the results, and two bytes beside each number of the gradients of k and v."""
-    call = Workload(Sizes(512, 512, batch=2, heads=2, head_width=128, processor="plain"), dtype)
+    call = Workload(Sizes(512, 512, batch=2, heads=2, head_dim=128, processor="plain"), dtype)
     tensor = 2 * call.q.numel()
     allocated = {}
     for name in (FORWARD, BOTH):
@@ -114,7 +114,7 @@ def test_no_tensor_is_copied_to_float32(dtype):
 @pytest.mark.slow
 def test_memory_of_a_long_call():
     """All that the process takes, the kernel's own memory included: a float32 copy of one tensor would be 50 MB."""
-    sizes = Sizes(8192, 8192, batch=2, heads=4, head_width=192, processor="plain")
+    sizes = Sizes(8192, 8192, batch=2, heads=4, head_dim=192, processor="plain")
     tensor = 2 * 2 * 4 * 8192 * 192 / 1e6
     forward, both = memory.peak_extra_mb([("cpu", FORWARD, sizes), ("cpu", BOTH, sizes)], 2, torch.bfloat16)
     assert tensor <= forward <= tensor + 15

@@ -24,7 +24,7 @@ pytestmark = needs_kernel
 RUNS = list(PROGRAMS)
 BIASES = ("none", "dense", "dense of the batch", "distance", "separable", "tile")
 VISIBLE = ("all", "left padding", "window", "documents", "rows that see nothing")
-RAGGED = Case(heads=4, groups=2, queries=61, keys=75, head_width=9, width=9)
+RAGGED = Case(heads=4, groups=2, queries=61, keys=75, head_dim=9, width=9)
 
 
 # Sums over the whole image, most of whose terms cancel: their errors are those of the rows.
@@ -205,7 +205,7 @@ def test_every_reach_at_every_place_in_a_chunk(left, taps, monkeypatch):
 
     monkeypatch.setitem(PROGRAMS, "reach", program)
     for keys in range(24, 48):
-        case = Case(batch=1, heads=1, groups=1, queries=keys, keys=keys, head_width=2, bias="none")
+        case = Case(batch=1, heads=1, groups=1, queries=keys, keys=keys, head_dim=2, bias="none")
         case = replace(case, program="reach", causal=keys % 2 == 0)
         exact, ours = build(case).results("reference"), build(case, torch.float32).results("cpu")
         for name, value in ours.items():

@@ -32,7 +32,7 @@ def test_every_output_is_written(shape, visible, monkeypatch):
 @pytest.mark.parametrize("queries", [1, 40])
 @pytest.mark.parametrize("factor", [30.0, 1e4])
 def test_large_scores(factor, queries, backend):
-    case = Case(queries=queries, bias="distance", head_width=64)
+    case = Case(queries=queries, bias="distance", head_dim=64)
     inputs = tensors(case)
     inputs["q"] = inputs["q"] * factor
     exact = evaluate(case, inputs, torch.float64, "reference")["out"]

@@ -160,7 +160,7 @@ def test_no_race_between_threads(tmp_path):
     # setarch: without the random addresses of some systems, which it does not know.
     runner = ("env", "TSAN_OPTIONS=halt_on_error=1", "setarch", "-R")
     sanitized = Processor(COMPILER, ("-fsanitize=thread",), runner)
-    case = cpu_cases.Case(heads=12, groups=12, head_width=8, queries=300, keys=300, bias="distance")
+    case = cpu_cases.Case(heads=12, groups=12, head_dim=8, queries=300, keys=300, bias="distance")
     with runs_on(sanitized, tmp_path) as ran:
         torch.set_num_threads(6)
         for batch, width in itertools.product((1, 3), (0, 6)):

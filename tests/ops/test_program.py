@@ -104,7 +104,7 @@ def by_words(call):
     return mixed
 
 
-SMALL = {"heads": 2, "groups": 1, "head_width": 2, "width": 2}
+SMALL = {"heads": 2, "groups": 1, "head_dim": 2, "width": 2}
 
 
 @pytest.mark.parametrize("visible", [*VISIBILITIES, "documents"])
@@ -125,7 +125,7 @@ def test_the_definition_is_its_words(query_kernel, kernel, depth, keys, causal, 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_definition_of_every_program_is_its_words(program, causal, visible):
     bias = "none" if program == "talking" else "separable"
-    case = Case(program=program, batch=2, heads=4, groups=2, head_width=2, width=3, queries=5, keys=6,
+    case = Case(program=program, batch=2, heads=4, groups=2, head_dim=2, width=3, queries=5, keys=6,
                 bias=bias, causal=causal, visible=visible)  # fmt: skip
     call = build(case)
     with torch.no_grad():
@@ -222,7 +222,7 @@ def test_chunks_that_bring_their_earlier_queries_equal_the_whole(number, backend
 
 def test_dropout_is_the_same_in_both_passes(monkeypatch):
     monkeypatch.setattr(tiled_program, "MOST_ROWS", 5)
-    call = build(stack(0, queries=12, keys=12, head_width=12))
+    call = build(stack(0, queries=12, keys=12, head_dim=12))
     weights = reference.weights(problem(call))
     identity = torch.eye(12, dtype=torch.float64).expand_as(call.v)
     torch.manual_seed(5)
@@ -245,7 +245,7 @@ def test_auto_takes_the_backend_that_can_and_the_others_say_why(monkeypatch):
     assert choose(problem(call)).__name__.endswith(".cpu")
     monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
     assert choose(problem(call)).__name__.endswith(".tiled")
-    sentence = 'backend="sdpa" cannot run this call: it cannot process scores'
+    sentence = 'backend="sdpa" cannot run this call: it supports plain scores only'
     with pytest.raises(ValueError, match=sentence):
         call.attend("sdpa")
 

@@ -111,7 +111,7 @@ def test_rows_that_see_nothing_are_zero_with_zero_gradients(bias):
 
 
 def test_reference_differentiates_twice():
-    call = build(Case(batch=1, heads=2, groups=2, queries=4, keys=4, head_width=2, width=3))
+    call = build(Case(batch=1, heads=2, groups=2, queries=4, keys=4, head_dim=2, width=3))
     # Away from zero LeakyReLU is smooth.
     inputs = (call.q, call.k, call.v)
     attend = lambda q, k, v: attention(  # noqa: E731 (a name for a line)
@@ -147,7 +147,7 @@ WRONG = {
     "mixed devices": ({"k": Q.to("meta")}, ValueError, "different devices: cpu, meta, cpu"),
     "k unlike v": ({"v": Q[:, :, :5]}, ValueError, "k has shape .2, 4, 6, 8. and v .2, 4, 5, 8."),
     "batches": ({"k": Q[:1], "v": Q[:1]}, ValueError, "q has batch size 2 and k 1"),
-    "head widths": ({"k": Q[..., :4], "v": Q[..., :4]}, ValueError, "q has head width 8 and k 4"),
+    "head widths": ({"k": Q[..., :4], "v": Q[..., :4]}, ValueError, "q has head_dim 8 and k 4"),
     "heads": ({"k": Q[:, :3], "v": Q[:, :3]}, ValueError, "3 key/value heads do not divide 4 query heads"),
     "no keys": ({"k": Q[:, :, :0], "v": Q[:, :, :0]}, ValueError, "no keys to attend to"),
     "fewer keys than queries": (
@@ -215,7 +215,7 @@ WRONG = {
     "scale": ({"scale": float("nan")}, ValueError, "scale=nan is not finite"),
     "dropout": ({"dropout": 1.0}, ValueError, "dropout=1.0 is not a probability"),
     "unknown backend": ({"backend": "fast"}, ValueError, 'unknown backend "fast": choose "auto" or one of'),
-    "backend that cannot": ({"backend": "sdpa"}, ValueError, 'backend="sdpa" cannot run this call: it cannot process scores'),
+    "backend that cannot": ({"backend": "sdpa"}, ValueError, 'backend="sdpa" cannot run this call: it supports plain scores only'),
 }  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def test_no_queries_give_no_output(bias):
     assert call.attend("auto").shape == call.q.shape
 
 
-def test_a_head_width_of_zero_is_refused():
+def test_a_head_dim_of_zero_is_refused():
     q = torch.zeros(1, 2, 3, 0)
-    with pytest.raises(ValueError, match="q has head width 0"):
+    with pytest.raises(ValueError, match="head_dim must be at least 1"):
         attention(q, q, q, None)

@@ -57,7 +57,7 @@ OTHERS = {
     "plain attention, windows, bias by distance": Case(kernel=None, visible="rows that see nothing", keys=70),
     "grouped heads": Case(heads=6, groups=2, queries=9, keys=33),
     "one key head": Case(heads=4, groups=1, bias="none"),
-    "one head, one channel": Case(heads=1, groups=1, width=1, head_width=1),
+    "one head, one channel": Case(heads=1, groups=1, width=1, head_dim=1),
     "kernel longer than the row": Case(kernel=9, queries=2, keys=2),
     "decoding": Case(batch=3, queries=1, keys=70),
     "whole batch in a tile": Case(batch=9, queries=5, keys=5),
@@ -86,7 +86,7 @@ def test_equals_the_reference_at_random(data):
     kernel = draw(None, 1, 2, 3, 4, 5, 6, 7)
     case = Case(
         batch=draw(1, 2, 5), heads=groups * draw(1, 3), groups=groups, keys=keys,
-        queries=data.draw(st.integers(1, keys if causal else 70)), head_width=draw(1, 6), width=draw(1, 4, 9),
+        queries=data.draw(st.integers(1, keys if causal else 70)), head_dim=draw(1, 6), width=draw(1, 4, 9),
         kernel=kernel, padding=draw("same", "causal"), bias=draw(*BIASES), causal=causal,
         visible=draw(*VISIBILITIES), residual=draw("scores+bias", "scores"), leak=draw(False, False, True),
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_half_precision_is_computed_in_float32(dtype):
 @pytest.mark.usefixtures("_tiles")
 def test_dropout_is_the_same_in_both_passes():
     # With the identity for values the output is the weights, so the mask can be read off.
-    call = build(Case(queries=24, keys=24, head_width=24))
+    call = build(Case(queries=24, keys=24, head_dim=24))
     problem = Problem(call.q, call.k, call.v, call.program, call.bias, call.visible, True, 24**-0.5, 0.4)
     weights = reference.weights(problem)
     identity = torch.eye(24, dtype=torch.float64).expand_as(call.v)
@@ -221,7 +221,7 @@ def test_is_a_well_behaved_operator(case, monkeypatch):
     forward = op._forward
     monkeypatch.setattr(op, "_watched", lambda tensors: True)
     monkeypatch.setattr(op, "_forward", lambda *arguments: calls.append(arguments) or forward(*arguments))
-    build(replace(case, head_width=3), torch.float32).attend("tiled")
+    build(replace(case, head_dim=3), torch.float32).attend("tiled")
     tensors, *rest = calls[0]
     leaves = [x.detach().requires_grad_() if x.requires_grad else x for x in tensors]
     torch.library.opcheck(forward, (leaves, *rest))

@@ -70,9 +70,9 @@ def code_of(launched) -> tuple:
 SHAPES = {
     "125m": {},
     "350m": {"num_heads": 16},
-    "2.7b": {"num_heads": 32, "head_width": 80},
-    "6.7b": {"num_heads": 32, "head_width": 128},
-    "llama-3-8b": {"num_heads": 32, "num_groups": 8, "head_width": 128},
+    "2.7b": {"num_heads": 32, "head_dim": 80},
+    "6.7b": {"num_heads": 32, "head_dim": 128},
+    "llama-3-8b": {"num_heads": 32, "num_groups": 8, "head_dim": 128},
 }
 
 
@@ -88,8 +88,8 @@ def test_the_shapes_of_models_compile_without_spills(capability, shape):
 
 ASSEMBLED = {
     "standard": {},
-    "tiny preset": {"dtype": torch.float32, "num_heads": 4, "head_width": 32},
-    "wide float32": {"dtype": torch.float32, "num_heads": 2, "head_width": 128, "bias": "separable"},
+    "tiny preset": {"dtype": torch.float32, "num_heads": 4, "head_dim": 32},
+    "wide float32": {"dtype": torch.float32, "num_heads": 2, "head_dim": 128, "bias": "separable"},
     "seven keys": {"kernel_size": 7},
     "dense bfloat16": {"dtype": torch.bfloat16, "bias": "dense"},
     "talking heads": {
@@ -161,9 +161,7 @@ def test_launches_fill_the_gpu(length, shape):
     assert sum(math.prod(x.grid) >= 2 * 108 for x in launches) >= 0.7 * len(launches)
 
 
-@pytest.mark.parametrize(
-    "shape", [{}, {"num_heads": 32, "num_groups": 8, "head_width": 128}, {"width": None}]
-)
+@pytest.mark.parametrize("shape", [{}, {"num_heads": 32, "num_groups": 8, "head_dim": 128}, {"width": None}])
 def test_a_decoding_step_runs_on_many_multiprocessors(shape):
     pytest.importorskip("triton")
     launches = gpu.record_launches(length=8192, queries=1, backward=False, **shape)

@@ -22,7 +22,7 @@ def test_a_mask_of_runs_is_an_interval():
         (torch.zeros(1, 3, 3), "must be boolean, got torch.float32"),
         (torch.ones(3, 3, dtype=torch.bool), "expected .batch, queries, keys."),
         (torch.ones(1, 2, 3, 3, dtype=torch.bool), "one for all heads"),
-        (torch.tensor([[[True, False, True]]]), "gap between them"),
+        (torch.tensor([[[True, False, True]]]), "the mask has gaps"),
     ],
 )
 def test_masks_that_are_none(mask, message):
@@ -47,7 +47,7 @@ def test_a_mask_of_numbers_hides_by_any_large_one(hidden, dtype):
 def test_a_mask_with_offsets_is_refused(offset):
     mask = torch.full((1, 1, 5, 5), -torch.inf).triu(1)
     mask[..., 3, 1] = offset
-    with pytest.raises(ValueError, match="offsets of scores belong in a bias"):
+    with pytest.raises(ValueError, match="pass offsets of the scores as a bias"):
         shown_by(mask)
 
 
@@ -91,7 +91,7 @@ def test_a_float_mask_is_no_bias_for_a_program_that_reads_it(hidden, head):
 
 @pytest.mark.parametrize("name", [name for name, encoding in POSITIONS.items() if encoding.additive])
 def test_positions_are_those_of_queries_and_keys(name):
-    encoding = build_position(name, num_heads=2, head_width=4, hidden_size=8)
+    encoding = build_position(name, num_heads=2, head_dim=4, hidden_size=8)
     q, k, state = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5)
     with pytest.raises(ValueError, match=r"positions.queries has shape .1, 6., but q has 5 tokens"):
         encoding.bias(q, k, Positions.of(6), scale=0.5, state=state)

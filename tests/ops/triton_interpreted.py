@@ -48,7 +48,7 @@ class Case:
     groups: int | None = None
     queries: int = 19
     keys: int | None = None
-    head_width: int = 32
+    head_dim: int = 32
     width: int = 32
     kernel: int = 3
     left: int | None = None
@@ -83,9 +83,9 @@ class Case:
         groups = self.groups or self.heads
         channels = self.heads * (1 if self.bias == "none" else 2)
         tensors = {
-            "q": draw(self.batch, self.heads, self.queries, self.head_width),
-            "k": draw(self.batch, groups, self.num_keys, self.head_width),
-            "v": draw(self.batch, groups, self.num_keys, self.head_width),
+            "q": draw(self.batch, self.heads, self.queries, self.head_dim),
+            "k": draw(self.batch, groups, self.num_keys, self.head_dim),
+            "v": draw(self.batch, groups, self.num_keys, self.head_dim),
         }
         if self.conv:
             tensors |= {
@@ -115,7 +115,7 @@ class Case:
         bias = tensors.get("bias")
         if bias is not None and self.bias == "distance":
             bias = DistanceBias(bias, self.lowest)
-        scale = self.head_width**-0.5
+        scale = self.head_dim**-0.5
         return Problem(*(tensors[x] for x in "qkv"), conv, bias, self.visible, self.causal, scale, 0.0)
 
 
@@ -245,9 +245,9 @@ FORWARD = {
     "one key": Case(queries=1),
     "decoding": Case(queries=1, keys=70, heads=4, groups=2),
     "one tile exactly": Case(queries=16, keys=16),
-    "standard shape": Case(heads=12, head_width=64, queries=18),
-    "many heads": Case(heads=17, kernel=1, head_width=16),
-    "wide heads": Case(head_width=128, kernel=2),
+    "standard shape": Case(heads=12, head_dim=64, queries=18),
+    "many heads": Case(heads=17, kernel=1, head_dim=16),
+    "wide heads": Case(head_dim=128, kernel=2),
     "all to the right": Case(left=0),
     "all to the left": Case(left=2),
     "an empty row": Case(
@@ -255,50 +255,50 @@ FORWARD = {
     ),
     "window": Case(visible=Visible(first=torch.arange(19)[None] - 4)),
     "more queries than keys": Case(causal=False, queries=21, keys=9),
-    "float16": Case(queries=37, keys=40, dtype=torch.float16, heads=2, head_width=16),
+    "float16": Case(queries=37, keys=40, dtype=torch.float16, heads=2, head_dim=16),
     "float16, window": Case(
-        dtype=torch.float16, visible=Visible(first=torch.arange(19)[None] - 4), head_width=16
+        dtype=torch.float16, visible=Visible(first=torch.arange(19)[None] - 4), head_dim=16
     ),
 }
 
 SLOW_FORWARD = {
     "longer": Case(queries=67, heads=2),
     "very long": Case(queries=300, heads=2, dtype=torch.float16),
-    "128 heads": Case(heads=128, groups=8, head_width=16, width=16, queries=6),
+    "128 heads": Case(heads=128, groups=8, head_dim=16, width=16, queries=6),
     "128 hidden channels": Case(width=128, kernel=5, queries=9),
     "15 keys": Case(kernel=15, queries=20),
     "15 keys to the left": Case(kernel=15, left=14, queries=20),
-    "head width 256": Case(head_width=256, heads=2, queries=9),
+    "head width 256": Case(head_dim=256, heads=2, queries=9),
     "documents": Case(visible=Visible(first=torch.tensor([[0] * 7 + [7] + [8] * 11]))),
 }
 
 GRADIENTS = {
-    "distance": Case(queries=17, head_width=16, heads=2),
-    "none": Case(bias="none", kernel=2, queries=12, head_width=16),
-    "dense": Case(bias="dense", batch=2, shared=True, residual="scores", queries=9, head_width=16),
-    "grouped heads, a chunk": Case(heads=4, groups=2, queries=5, keys=23, head_width=16),
-    "left padding": Case(batch=2, visible=PADDED, kernel=2, left=0, queries=9, head_width=16),
-    "last key": Case(batch=2, visible=CUT, queries=9, keys=17, head_width=16),
-    "bidirectional": Case(causal=False, queries=9, keys=12, head_width=16),
+    "distance": Case(queries=17, head_dim=16, heads=2),
+    "none": Case(bias="none", kernel=2, queries=12, head_dim=16),
+    "dense": Case(bias="dense", batch=2, shared=True, residual="scores", queries=9, head_dim=16),
+    "grouped heads, a chunk": Case(heads=4, groups=2, queries=5, keys=23, head_dim=16),
+    "left padding": Case(batch=2, visible=PADDED, kernel=2, left=0, queries=9, head_dim=16),
+    "last key": Case(batch=2, visible=CUT, queries=9, keys=17, head_dim=16),
+    "bidirectional": Case(causal=False, queries=9, keys=12, head_dim=16),
     "plain, distance": Case(conv=False, queries=33, keys=35, batch=2),
     "plain, dense": Case(conv=False, bias="dense", batch=2, heads=5),
     "plain": Case(conv=False, bias="none", visible=PADDED, batch=2),
-    "float16": Case(dtype=torch.float16, queries=17, head_width=16),
-    "bfloat16": Case(dtype=torch.bfloat16, queries=9, head_width=16),
+    "float16": Case(dtype=torch.float16, queries=17, head_dim=16),
+    "bfloat16": Case(dtype=torch.bfloat16, queries=9, head_dim=16),
     "bfloat16, plain": Case(dtype=torch.bfloat16, conv=False),
 }
 
 SLOW_GRADIENTS = {
-    "standard shape": Case(heads=12, head_width=64, queries=33),
+    "standard shape": Case(heads=12, head_dim=64, queries=33),
     "k=1": Case(kernel=1, batch=2),
     "k=5": Case(kernel=5, queries=17, keys=23),
     "k=7 to the left": Case(kernel=7, left=6, queries=20),
     "k=15": Case(kernel=15, queries=20, bias="none"),
     "scores alone": Case(residual="scores", left=2, width=20),
-    "odd widths": Case(head_width=40, width=20, heads=5, bias="dense"),
+    "odd widths": Case(head_dim=40, width=20, heads=5, bias="dense"),
     "wide hidden": Case(width=128, kernel=2, bias="none", queries=9),
-    "many heads": Case(heads=40, groups=8, queries=9, head_width=16),
-    "many heads, dense": Case(heads=33, queries=5, head_width=16, bias="dense", kernel=1),
+    "many heads": Case(heads=40, groups=8, queries=9, head_dim=16),
+    "many heads, dense": Case(heads=33, queries=5, head_dim=16, bias="dense", kernel=1),
     "bidirectional, dense": Case(causal=False, bias="dense", queries=10, width=64, kernel=1),
     "plain, bidirectional": Case(conv=False, causal=False),
     "window": Case(visible=Visible(first=torch.arange(40)[None] - 5), queries=40),
@@ -335,17 +335,17 @@ def test_gradients_of_larger_calls(case):
 
 
 # No multiple of 16, multiples of 16 and 32 between powers of two: a tile of the head width ends inside a row.
-@pytest.mark.parametrize("head_width", [1, 24, 48, 80, 96, 112, 160, 192])
-def test_every_head_width(head_width):
-    case = Case(heads=2, groups=1, head_width=head_width, queries=5, conv=False)
+@pytest.mark.parametrize("head_dim", [1, 24, 48, 80, 96, 112, 160, 192])
+def test_every_head_dim(head_dim):
+    case = Case(heads=2, groups=1, head_dim=head_dim, queries=5, conv=False)
     compare(case, gradients=True)
     compare(replace(case, dtype=torch.float16, conv=True, kernel=1, width=4), gradients=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head_width", [1, 24, 48, 80, 96, 112, 160, 192, 256])
-def test_gradients_of_every_head_width(head_width):
-    compare(Case(heads=2, groups=1, head_width=head_width, queries=7, kernel=2, width=4), gradients=True)
+@pytest.mark.parametrize("head_dim", [1, 24, 48, 80, 96, 112, 160, 192, 256])
+def test_gradients_of_every_head_dim(head_dim):
+    compare(Case(heads=2, groups=1, head_dim=head_dim, queries=7, kernel=2, width=4), gradients=True)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_gradients_of_every_head_width(head_width):
 def test_blocks_of_several_steps(monkeypatch, case):
     monkeypatch.setattr(calls, "BLOCK_R", 32)
     monkeypatch.setattr(calls, "ROWS", 16)
-    compare(replace(case, heads=2, head_width=16, width=4), gradients=True)
+    compare(replace(case, heads=2, head_dim=16, width=4), gradients=True)
 
 
 @pytest.mark.slow
@@ -362,14 +362,14 @@ def test_blocks_of_several_steps(monkeypatch, case):
 def test_blocks_of_the_real_size(monkeypatch, dtype):
     monkeypatch.setattr(calls, "BLOCK_R", 64)
     monkeypatch.setattr(calls, "BLOCK_K", 64)
-    compare(Case(queries=150, keys=160, heads=2, dtype=dtype, head_width=16), gradients=True)
+    compare(Case(queries=150, keys=160, heads=2, dtype=dtype, head_dim=16), gradients=True)
 
 
 @pytest.mark.parametrize("case", [Case(), pytest.param(Case(dtype=torch.float16), marks=pytest.mark.slow)])
 def test_chunks_of_rows_batches_and_splits_of_keys_change_nothing(monkeypatch, case):
     monkeypatch.setattr(calls, "SCRATCH", 0)
     monkeypatch.setattr(calls, "card", lambda device: (10**6, 1))
-    case = replace(case, heads=1, head_width=16, width=4)
+    case = replace(case, heads=1, head_dim=16, width=4)
     compare(replace(case, queries=18, keys=70, kernel=2), gradients=False)
     compare(replace(case, queries=17, batch=2, kernel=1), gradients=True)
     sunk = ScoreProgram(sink=draw(4))
@@ -389,7 +389,7 @@ CHUNKED = {
 @pytest.mark.parametrize("case", CHUNKED.values(), ids=CHUNKED.keys())
 def test_chunks_of_rows_change_nothing_in_larger_calls(monkeypatch, case):
     monkeypatch.setattr(calls, "SCRATCH", 0)
-    compare(replace(case, head_width=16, width=4), gradients=True)
+    compare(replace(case, head_dim=16, width=4), gradients=True)
 
 
 @pytest.mark.slow
@@ -512,7 +512,7 @@ def compare_program(program: ScoreProgram, bias: str, *, causal: bool, keys: int
 
 
 def test_the_same_call_gives_the_same_bits():
-    case = Case(dtype=torch.float16, queries=9, heads=2, head_width=16, kernel=1)
+    case = Case(dtype=torch.float16, queries=9, heads=2, head_dim=16, kernel=1)
     one, two = (outputs(case, case.dtype, backend.attend, gradients=True) for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -553,7 +553,7 @@ def test_the_public_function_chooses_it():
 
 
 def training_call(**changes) -> tuple[Case, dict[str, Tensor]]:
-    case = Case(heads=2, queries=5, head_width=16, kernel=1, width=4, **changes)
+    case = Case(heads=2, queries=5, head_dim=16, kernel=1, width=4, **changes)
     companion = torch.float32
     tensors = {
         name: x.to(case.dtype if name in "qkv" else companion).requires_grad_()
@@ -652,7 +652,7 @@ def test_doctor_runs_the_kernels(monkeypatch):
 
 def test_the_benchmark_checks_and_times_the_kernels(tmp_path):
     file = tmp_path / "cells.json"
-    sizes = ["--lengths", "6", "--heads", "2", "--head-width", "16", "--width", "4", "--kernel", "1"]
+    sizes = ["--lengths", "6", "--heads", "2", "--head-dim", "16", "--width", "4", "--kernel", "1"]
     arguments = ["--backends", "triton,sdpa", "--rounds", "1", "--no-memory", "--json", str(file)]
     assert main(["bench", "attention", *sizes, *arguments]) == 0
     assert {(x["backend"], x["pass"]) for x in json.loads(file.read_text())} == {

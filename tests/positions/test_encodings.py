@@ -151,7 +151,7 @@ def test_transformer_xl_is_its_formula():
 
 def test_encodings_by_distance_hand_out_a_vector():
     for name in ("alibi", "kerple", "kerple-power", "sandwich", "t5"):
-        encoding = build_position(name, num_heads=4, head_width=8, hidden_size=32)
+        encoding = build_position(name, num_heads=4, head_dim=8, hidden_size=32)
         q = torch.randn(2, 4, 3, 8)
         bias = encoding.bias(
             q,
@@ -165,7 +165,7 @@ def test_encodings_by_distance_hand_out_a_vector():
 
 def test_t5_shares_one_table():
     assert T5Bias.shared
-    assert parse_method("t5").build_position(num_heads=2, head_width=4, hidden_size=8).table.shape == (32, 2)
+    assert parse_method("t5").build_position(num_heads=2, head_dim=4, hidden_size=8).table.shape == (32, 2)
 
 
 def test_randomized_positions_are_sorted_distinct_and_reproducible():
@@ -181,10 +181,10 @@ def test_randomized_positions_are_sorted_distinct_and_reproducible():
 
 
 REFUSALS = {
-    "no rope": (lambda: RoPE(0), "head_width=0 must be at least 1"),
+    "no rope": (lambda: RoPE(0), "head_dim=0 must be at least 1"),
     "no sinusoids": (lambda: Sinusoidal(0), "hidden_size=0 must be at least 1"),
-    "no count": (lambda: CoPE(0), "head_width=0 must be at least 1"),
-    "odd rope": (lambda: RoPE(5), "head_width=5 is odd"),
+    "no count": (lambda: CoPE(0), "head_dim=0 must be at least 1"),
+    "odd rope": (lambda: RoPE(5), "head_dim=5 is odd"),
     "unknown scaling": (
         lambda: RoPE(4, scaling="magic"),
         'unknown scaling "magic".*linear, ntk, dynamic, yarn, llama3, longrope',
@@ -201,7 +201,7 @@ REFUSALS = {
     ),
     "divisors": (
         lambda: RoPE(4, scaling="longrope", original_length=8, short=[1.0], long=[1.0, 2.0]),
-        "short has 1 numbers, expected head_width / 2 = 2",
+        "short has 1 numbers, expected head_dim / 2 = 2",
     ),
     "odd sinusoids": (lambda: Sinusoidal(7), "hidden_size=7 is odd"),
     "odd sandwich": (lambda: Sandwich(2, width=3), "width=3 must be even"),
@@ -213,11 +213,11 @@ REFUSALS = {
         "cannot draw 10 different positions below maximum=9",
     ),
     "unknown option": (
-        lambda: build_position("rope", num_heads=2, head_width=4, hidden_size=8, speed=3),
+        lambda: build_position("rope", num_heads=2, head_dim=4, hidden_size=8, speed=3),
         '"rope" has no option speed; its options: base, scaling',
     ),
     "a size as option": (
-        lambda: build_position("alibi", num_heads=2, head_width=4, hidden_size=8, depth=3),
+        lambda: build_position("alibi", num_heads=2, head_dim=4, hidden_size=8, depth=3),
         '"alibi" has no option depth; its options: none',
     ),
 }
@@ -228,7 +228,7 @@ REFUSALS = {
 )
 def test_no_heads_are_refused(name):
     with pytest.raises(ValueError, match="num_heads=0 must be at least 1"):
-        build_position(name, num_heads=0, head_width=4, hidden_size=8)
+        build_position(name, num_heads=0, head_dim=4, hidden_size=8)
 
 
 @pytest.mark.parametrize("case", REFUSALS)

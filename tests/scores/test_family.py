@@ -231,7 +231,7 @@ def test_differential_attention():
 def test_pope():
     """Gopalakrishnan et al. 2025: Σ_c μ(q_c) μ(k_c) cos((s − t) θ_c + δ_c), μ the softplus; values keep their width."""
     q, k, v = inputs()
-    encoding = parse_method("pope").build_position(num_heads=H, head_width=D, hidden_size=H * D).double()
+    encoding = parse_method("pope").build_position(num_heads=H, head_dim=D, hidden_size=H * D).double()
     torch.nn.init.uniform_(encoding.shift)
     theta = 10000.0 ** -(torch.arange(D, dtype=torch.float64) / D)
     at = torch.arange(T, dtype=torch.float64)
@@ -248,7 +248,7 @@ def test_far_distances_are_grouped_or_capped(group):
     q, k, v = (x[..., :4] for x in inputs())
     options = f",group={group}" if group else ""
     method = parse_method(f"selfextend[near=5{options}]")
-    encoding = method.build_position(num_heads=H, head_width=4, hidden_size=16)
+    encoding = method.build_position(num_heads=H, head_dim=4, hidden_size=16)
     rope, positions = RoPE(4), Positions.of(T)
     scores = torch.zeros(2, H, T, T, dtype=torch.float64)
     for i in range(T):
@@ -347,7 +347,7 @@ def fox_bias(encoding, x):
 def test_forgetting_transformer():
     q, k, v = inputs()
     x = torch.randn(2, T, 7, dtype=torch.float64)
-    encoding = parse_method("fox").build_position(num_heads=H, head_width=D, hidden_size=7).double()
+    encoding = parse_method("fox").build_position(num_heads=H, head_dim=D, hidden_size=7).double()
     bias = encoding.bias(q, k, Positions.of(T), scale=0.4, state=encoding.token_state(x))
     weights = masked(q @ k.mT * 0.4 + fox_bias(encoding, x)).softmax(-1)
     both_backends(q, k, v, None, weights @ v, bias=bias)
@@ -355,7 +355,7 @@ def test_forgetting_transformer():
 
 def test_fox_starts_with_the_forgetting_times_asked_for():
     encoding = parse_method("fox[shortest=2,longest=50]").build_position(
-        num_heads=H, head_width=D, hidden_size=7
+        num_heads=H, head_dim=D, hidden_size=7
     )
     nn.init.zeros_(encoding.weight)
     steps = encoding.token_state(torch.zeros(1, 1, 7))[0, :, 0]
@@ -364,8 +364,8 @@ def test_fox_starts_with_the_forgetting_times_asked_for():
 
 def test_data_dependent_alibi_starts_as_alibi():
     q, k, _ = inputs()
-    alibi = parse_method("alibi").build_position(num_heads=H, head_width=D, hidden_size=7)
-    learned = parse_method("data-alibi").build_position(num_heads=H, head_width=D, hidden_size=7).double()
+    alibi = parse_method("alibi").build_position(num_heads=H, head_dim=D, hidden_size=7)
+    learned = parse_method("data-alibi").build_position(num_heads=H, head_dim=D, hidden_size=7).double()
     positions, x = Positions.of(T), torch.randn(2, T, 7, dtype=torch.float64)
     bias = learned.bias(q, k, positions, scale=0.4, state=learned.token_state(x)).tiles().tile(slice(0, T), T)
     expected = alibi.bias(q, k, positions, scale=0.4).dense(T, T)
@@ -430,15 +430,15 @@ def test_lora_on_convolutions_trains_and_shows():
 
 
 def test_the_head_norm_is_scaled_by_depth():
-    from dape.models import Attention
+    from dape.models import Attention, Context
 
     layer = Attention(20, H, scores=PlainScores(), head_norm=True, layer=3).double()
     x, nope = (
         torch.randn(2, T, 20, dtype=torch.float64),
-        parse_method("nope").build_position(num_heads=H, head_width=5, hidden_size=20),
+        parse_method("nope").build_position(num_heads=H, head_dim=5, hidden_size=20),
     )
-    got = layer(x, nope, Positions.of(T))
-    q, k, v, *_ = layer.inputs(x, nope, Positions.of(T))
+    got = layer(x, nope, Context(Positions.of(T)))
+    q, k, v, *_ = layer.inputs(x, nope, Context(Positions.of(T)))
     heads = attention(q, k, v)
     factor = 1 - (0.8 - 0.6 * math.exp(-0.3 * 3))
     expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * factor

@@ -151,7 +151,7 @@ def test_with_every_checkpoint_damaged_training_starts_again_saying_so(tmp_path,
     fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(5), progress=False)
     for folder in (tmp_path / "checkpoints").iterdir():
         damage_flip(folder)
-    assert toy.train(tmp_path).notes[-1] == "no whole checkpoint is left: starting again from step 0"
+    assert toy.train(tmp_path).notes[-1] == "no intact checkpoint is left: starting from step 0"
     assert losses(tmp_path) == uninterrupted
 
 

@@ -67,7 +67,7 @@ class Options:
     passes: str = setting(f"{FORWARD},{BOTH}", help="Passes to time, separated by commas.", listed=str)
     batch: int = setting(1, help="Batch size.", low=1, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
-    head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
+    head_dim: int = setting(64, help="Width of a head.", low=1, high=2**16)
     width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(
         3, help="Kernel size of the convolutions; odd, as in the listing.", low=1, high=1023
@@ -98,7 +98,7 @@ class Options:
 def show(options: Options, records: list[Record]) -> None:
     """Print the table and write the files."""
     processor = options.processor or f"kernel {options.kernel}"
-    title = f"batch {options.batch}, {options.heads} heads × {options.head_width}, {processor}, "
+    title = f"batch {options.batch}, {options.heads} heads × {options.head_dim}, {processor}, "
     columns = (*COLUMNS[:6], *BUSY) if options.busy else COLUMNS
     report.print_table(title + f"{options.dtype}, {hardware(options.device)}", columns, records)
     write_records(records, options.json, options.plot)
@@ -230,7 +230,7 @@ def time_cases(
                     "busy_ratio": _ratio(busy_timing, timing),
                     "threads": torch.get_num_threads(), "torch": torch.__version__,
                     "device": placement.device, "hardware": hardware(placement.device), "dtype": str(placement.dtype),
-                    "heads": size.heads, "head_width": size.head_width, "width": size.width, "kernel": size.kernel,
+                    "heads": size.heads, "head_dim": size.head_dim, "width": size.width, "kernel": size.kernel,
                     "processor": size.processor, "bias": size.bias, "clock": clock,
                 })  # fmt: skip
     if memory_too:

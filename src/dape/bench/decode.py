@@ -36,7 +36,7 @@ class Options:
     )
     batch: int = setting(1, help="Batch size.", low=1, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
-    head_width: int = setting(64, help="Width of a head.", low=1, high=2**16)
+    head_dim: int = setting(64, help="Width of a head.", low=1, high=2**16)
     width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=1023)
     processor: str = setting(
@@ -55,7 +55,7 @@ class Options:
 
 def show(options: Options, records: list[report.Record]) -> None:
     """Print the table and write the files."""
-    title = f"one query, batch {options.batch}, {options.heads} heads × {options.head_width}, "
+    title = f"one query, batch {options.batch}, {options.heads} heads × {options.head_dim}, "
     title += options.processor or f"kernel {options.kernel}"
     columns = [column for column in COLUMNS if column[1] not in ("speedup_over_listing", "pass")]
     report.print_table(title, columns, records)

@@ -14,7 +14,7 @@ from dape.bench.attention import CLOCK_HELP
 from dape.bench.timing import check_clock, take_turns
 from dape.files import write_atomically
 from dape.methods import PRESETS, Method, all_methods, parse_method, split_outside_brackets
-from dape.models.attention import Attention
+from dape.models.attention import Attention, Context
 from dape.positions import POSITIONS, Positions
 from dape.settings import setting
 
@@ -117,9 +117,9 @@ class Layer:
 
     def __init__(self, method: Method, options: Options) -> None:
         self.method = method
-        head_width = options.hidden_size // options.heads
+        head_dim = options.hidden_size // options.heads
         self.encoding = method.build_position(
-            num_heads=options.heads, head_width=head_width, hidden_size=options.hidden_size
+            num_heads=options.heads, head_dim=head_dim, hidden_size=options.hidden_size
         )
         self.attention = Attention(
             options.hidden_size,
@@ -129,14 +129,14 @@ class Layer:
         )
         self.x = torch.randn(1, options.length, options.hidden_size)
         self.cache = _Filled()
-        whole = Positions.of(options.length)
+        self.whole = Context(Positions.of(options.length))
         with torch.no_grad():
-            self.attention(self.x, self.encoding, whole, self.cache)
+            self.attention(self.x, self.encoding, self.whole, self.cache)
         self.cache.filled = True
-        last = Positions(
-            torch.tensor([[options.length]]), torch.arange(options.length + 1)[None], consecutive=True
+        length = options.length
+        self.last = Context(
+            Positions(torch.tensor([[length]]), torch.arange(length + 1)[None], consecutive=True)
         )
-        self.whole, self.last = whole, last
 
     def train(self) -> None:
         self.attention(self.x, self.encoding, self.whole).sum().backward()

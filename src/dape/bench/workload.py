@@ -45,7 +45,7 @@ class Sizes:
     queries: int
     batch: int = 1
     heads: int = 12
-    head_width: int = 64
+    head_dim: int = 64
     width: int = 32
     kernel: int = 3
     processor: str = ""
@@ -86,8 +86,8 @@ class Workload:
             return numbers.to(device=self.device, dtype=dtype).requires_grad_()
 
         s = sizes
-        self.q = draw(s.batch, s.heads, s.queries, s.head_width)
-        self.k, self.v = (draw(s.batch, s.heads, s.keys, s.head_width) for _ in range(2))
+        self.q = draw(s.batch, s.heads, s.queries, s.head_dim)
+        self.k, self.v = (draw(s.batch, s.heads, s.keys, s.head_dim) for _ in range(2))
         expand, project = (2 * s.heads * s.kernel) ** -0.5, (s.width * s.kernel) ** -0.5
         if s.processor:
             with torch.random.fork_rng():
@@ -224,7 +224,7 @@ def required_bytes(sizes: Sizes, backend: str) -> int:
     s = sizes
     if backend in QUADRATIC:
         return 4 * s.batch * s.queries * s.keys * (11 * s.heads + 2 * s.width)
-    return 4 * 10 * s.batch * s.heads * s.keys * s.head_width
+    return 4 * 10 * s.batch * s.heads * s.keys * s.head_dim
 
 
 def compare_with_reference(
@@ -267,7 +267,7 @@ def _plain_attention(exact: Workload, rows: slice) -> list[Tensor]:
     ahead = torch.ones(exact.sizes.queries, exact.sizes.keys, dtype=torch.bool).triu(
         1 + exact.sizes.keys - exact.sizes.queries
     )
-    scores = exact.q @ exact.k.mT / exact.sizes.head_width**0.5
+    scores = exact.q @ exact.k.mT / exact.sizes.head_dim**0.5
     out = (scores.masked_fill(ahead, -torch.inf).softmax(-1) @ exact.v)[:, :, rows]
     grads = torch.autograd.grad(out, exact.leaves, exact.grad_out[:, :, rows], allow_unused=True)
     return [out.detach(), *(torch.zeros((), dtype=torch.float64) if g is None else g for g in grads)]

@@ -190,7 +190,7 @@ def text(findings: dict[str, Any]) -> str:
     lines += [
         "machine",
         f"  system       {host['system']}, {host['cores']} cores, {host['threads']} threads used",
-        f"  processor    {' '.join(host['cpu_features']) or 'no known vector extensions'} "
+        f"  CPU          {' '.join(host['cpu_features']) or 'no known vector extensions'} "
         f"(PyTorch uses {host['torch_cpu_capability']})",
         f"  GPU          {host['gpu'] or 'none that PyTorch can use'}",
         f"  C++ compiler {host['compiler'] or 'none found: install g++ or clang++ to build the CPU kernel'}",

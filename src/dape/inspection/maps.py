@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dape.devices import check_fits
+from dape.models.attention import Context
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
 from dape.models.interface import Inputs, watching
@@ -183,7 +184,7 @@ def _own_inputs(model: DapeForCausalLM, ids: Tensor, layers: Sequence[int]) -> I
         block = cast(DapeDecoderLayer, model.model.layers[layer])
         attention = block.attention
         q, k, _, bias, _, program = attention.inputs(
-            block.attention_norm(states[layer]), model.model.encoding(layer), positions
+            block.attention_norm(states[layer]), model.model.encoding(layer), Context(positions)
         )
         yield layer, Inputs(q, k, bias, program, attention.scale, positions.visible)
 
@@ -200,7 +201,7 @@ def _retrofitted_inputs(
 def _token_ids(ids: Tensor | Sequence[int]) -> Tensor:
     """[T], int64."""
     if len(ids) == 0:
-        raise ValueError("there is no token to look at")
+        raise ValueError("there are no tokens to inspect")
     tokens: Tensor | None = None
     with suppress(TypeError, ValueError, RuntimeError):
         tokens = torch.as_tensor(ids).flatten()

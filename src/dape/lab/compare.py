@@ -40,7 +40,7 @@ def check_methods(text: str) -> None:
     """Raise ValueError unless all are methods without repetition."""
     names = split_methods(text)
     if not names:
-        raise ValueError("give at least one method")
+        raise ValueError("pass at least one method")
     if len(set(names)) < len(names):
         raise ValueError("contains a duplicate")
 

@@ -5,7 +5,7 @@ Importing this package registers the models with transformers' Auto classes.
 
 from __future__ import annotations
 
-from dape.models.attention import Attention
+from dape.models.attention import Attention, Context
 from dape.models.auto import register
 from dape.models.config import DapeConfig
 from dape.models.decoder import (
@@ -21,6 +21,7 @@ from dape.models.presets import PRESETS, preset
 __all__ = [
     "PRESETS",
     "Attention",
+    "Context",
     "DapeConfig",
     "DapeForCausalLM",
     "DapeForSequenceClassification",

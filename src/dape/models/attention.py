@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dape.layers import rotated_late, rotates_late, with_cached
-from dape.models.context import Shares, context_attention
-from dape.models.heads import HeadShare, bias_of_heads, program_of_heads
 from dape.ops.score_attention import Bias, ScoreProgram, attention, attention_weights
 from dape.ops.score_attention.reference import repeat_heads
 from dape.positions import PositionEncoding, Positions
 from dape.positions.masks import KeyValueCache
 from dape.scores import ScoreProcessor
+
+if TYPE_CHECKING:
+    from dape.models.parallel import Shares
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all layers of one forward pass share.
+
+    positions: of queries and keys, with the mask between them.
+    arrange:   reordering of keys and values [B, G, Tk, …], the cached ones included, to the order of positions.keys.
+    shares:    context parallelism: the layers' input holds this process's tokens of the sequence.
+    shown:     list to which each layer appends its attention weights [B, H, Tq, Tk], computed by the reference path.
+    """
+
+    positions: Positions
+    arrange: Callable[[Tensor], Tensor] | None = None
+    shares: Shares | None = None
+    shown: list[Tensor] | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Context:
+        """With positions on `device`; tools that move a layer's inputs between devices call this method."""
+        return replace(self, positions=self.positions.to(device, non_blocking))
 
 
 class Inputs(NamedTuple):
@@ -42,11 +64,7 @@ class Attention(nn.Module):
     head_gate: multiply each head's output by σ(w · x), one gate per head.
     window:    number of keys that a query sees, its own and those right before it; None for all.
     layer:     index of this layer in a cache.
-
-    heads: this process's share of the heads after `dape.models.tensor_parallel.share_heads`.
     """
-
-    heads: HeadShare | None = None
 
     def __init__(
         self,
@@ -72,15 +90,15 @@ class Attention(nn.Module):
                 f"num_key_value_heads={num_key_value_heads} does not divide num_heads={num_heads}"
             )
         self.num_heads, self.num_key_value_heads = num_heads, num_key_value_heads
-        self.head_width = hidden_size // num_heads
-        self.scale = 1 / math.sqrt(self.head_width)
+        self.head_dim = hidden_size // num_heads
+        self.scale = 1 / math.sqrt(self.head_dim)
         self.dropout, self.window, self.backend, self.layer = dropout, window, backend, layer
-        groups = num_key_value_heads * self.head_width
+        groups = num_key_value_heads * self.head_dim
         self.query = nn.Linear(hidden_size, hidden_size, bias=qkv_bias)
         self.key = nn.Linear(hidden_size, groups, bias=qkv_bias)
         self.value = nn.Linear(hidden_size, groups, bias=qkv_bias)
         self.out = nn.Linear(hidden_size, hidden_size)
-        self.norm = nn.RMSNorm(self.head_width, eps=1e-5) if head_norm else None
+        self.norm = nn.RMSNorm(self.head_dim, eps=1e-5) if head_norm else None
         self.gate = nn.Linear(hidden_size, num_heads) if head_gate else None
         self.scores = scores
 
@@ -88,48 +106,52 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         encoding: PositionEncoding,
-        positions: Positions,
+        context: Context,
         past_key_values: KeyValueCache | None = None,
         last_rows: int | None = None,
-        shown: list[Tensor] | None = None,
-        shares: Shares | None = None,
-        arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Output [B, T, hidden] for the queries x; with a cache, keys and values of earlier calls come first.
 
         last_rows: compute only the last `last_rows` queries.
-        shown: list to which the attention weights [B, H, Tq, Tk] are appended, computed by the reference path.
-        shares: context parallelism; x holds this process's tokens of the sequence.
-        arrange: reordering of keys and values [B, G, Tk, …], the cached ones included, to the order of positions.keys.
         """
-        if self.heads is not None:
-            x = self.heads.enter(x)
-        if shares is not None:
-            return self._project(self._across(x, encoding, self.program(), shares), x)
-        q, k, v, bias, queried, program = self.inputs(
-            x, encoding, positions, past_key_values, last_rows, arrange=arrange
-        )
-        asked = x.shape[1] if last_rows is None else last_rows
-        options = {"causal": queried.causal, "visible": queried.visible, "scale": self.scale}
-        if shown is not None:
-            shown.append(attention_weights(q, k, program, bias=bias, **options)[:, :, -asked:])  # type: ignore[arg-type]  # options are as named
-        dropout = self.dropout if self.training else 0.0
+        if context.shares is not None:
+            return self._project(context.shares.attend(self, x, encoding), x)
+        q, k, v, bias, queried, program = self.inputs(x, encoding, context, past_key_values, last_rows)
+        rows = x.shape[1] if last_rows is None else last_rows
+        if context.shown is not None:
+            weights = attention_weights(
+                q,
+                k,
+                program,
+                bias=bias,
+                causal=queried.causal,
+                visible=queried.visible,
+                scale=self.scale,
+            )
+            context.shown.append(weights[:, :, -rows:])
         attended = attention(
             q,
             k,
             v,
             program,
             bias=bias,
-            dropout=dropout,
+            causal=queried.causal,
+            visible=queried.visible,
+            scale=self.scale,
+            dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
-            **options,  # type: ignore[arg-type]  # as above
-        )[:, :, -asked:]
-        return self._project(attended, x[:, -asked:])
+        )
+        return self._project(attended[:, :, -rows:], x[:, -rows:])
 
     def program(self) -> ScoreProgram:
         """The score program of this process's heads."""
-        program = self.scores.program()
-        return program if self.heads is None else program_of_heads(program, self.heads.part, self.heads.parts)
+        return self.scores.program()
+
+    def bias(
+        self, encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, **state: Tensor
+    ) -> Bias:
+        """The encoding's bias for this process's heads; `state` is left out where the encoding has none."""
+        return encoding.bias(q, k, positions, scale=self.scale, **state)
 
     def _project(self, attended: Tensor, x: Tensor) -> Tensor:
         """Output [B, T, hidden] from the heads' outputs [B, H, T, D] for queries x."""
@@ -139,63 +161,35 @@ class Attention(nn.Module):
             attended = attended * torch.sigmoid(self.gate(x)).transpose(1, 2)[..., None]
         return self.out(attended.transpose(1, 2).flatten(2))
 
-    def _across(self, x: Tensor, encoding: PositionEncoding, program: ScoreProgram, shares: Shares) -> Tensor:
-        """Heads' outputs for this process's tokens x, attending to the tokens of all processes."""
-        if self.dropout and self.training:
-            raise ValueError(
-                f"attention_dropout={self.dropout} has no meaning across processes, whose draws differ: set it to 0"
-            )
-        if self.heads is not None:
-            raise ValueError("heads and tokens cannot both be sharded: choose one")
-        if self.window is not None:
-            raise ValueError(f"tokens cannot be sharded with window={self.window}")
-        if rotates_late(self.scores, encoding):
-            raise ValueError(
-                "keys shifted before they are rotated need their neighbours on other processes: choose a method without "
-                "rotations, or do not share out tokens"
-            )
-        q, k, v = (self._heads(projection(x)) for projection in (self.query, self.key, self.value))
-        return context_attention(
-            q,
-            k,
-            v,
-            program,
-            shares=shares,
-            encoding=encoding,
-            state=encoding.token_state(x),
-            scale=self.scale,
-            backend=self.backend,
-        )
-
     def inputs(
         self,
         x: Tensor,
         encoding: PositionEncoding,
-        positions: Positions,
+        context: Context,
         past_key_values: KeyValueCache | None = None,
         last_rows: int | None = None,
-        *,
-        arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> Inputs:
         """Inputs of the attention op for the queries x, or the last rows of them and the earlier ones that they read."""
+        positions, arrange = context.positions, context.arrange
         program, late = self.program(), rotates_late(self.scores, encoding)
         earlier_rows = program.earlier_rows
-        k, v = self._heads(self.key(x)), self._heads(self.value(x))
+        k, v = self.heads(self.key(x)), self.heads(self.value(x))
         lengths = [positions.lengths()] if encoding.by_length else []
         if not late:
             k = encoding.rotate_keys(k, positions.queries, *lengths)
         state = encoding.token_state(x)
         alone = past_key_values is None and arrange is None
         num_tokens = last_rows + earlier_rows if alone and last_rows is not None else x.shape[1]
-        q = self._heads(self.query(x[:, -num_tokens:]))
-        expected = self.num_heads // (1 if self.heads is None else self.heads.parts)
-        if q.shape[1] != expected:
+        q = self.heads(self.query(x[:, -num_tokens:]))
+        if q.shape[1] != self.num_heads:
             raise ValueError(
-                f"the projection gives {q.shape[1]} of {expected} heads: split between processes by tensor "
-                f"parallelism, heads would be processed apart. Use dape.models.tensor_parallel.share_heads, or leave "
+                f"the projection gives {q.shape[1]} of {self.num_heads} heads: split between processes by tensor "
+                f"parallelism, heads would be processed apart. Use dape.models.parallel.share_heads, or leave "
                 f"query, key, value and out whole, and split the MLPs"
             )
-        q = encoding.rotate(q, *(x[:, -num_tokens:] for x in (positions.queries, *lengths)))
+        if lengths:
+            lengths = [lengths[0][:, -num_tokens:]]
+        q = encoding.rotate(q, positions.queries[:, -num_tokens:], *lengths)
         if alone:
             queried = positions.last(q.shape[2])
         else:
@@ -211,7 +205,7 @@ class Attention(nn.Module):
                 earlier_rows=earlier_rows,
                 asked=last_rows,
             )
-        if k.shape[2] != positions.num_keys:
+        if k.shape[2] != positions.keys.shape[1]:
             raise ValueError(
                 f"attention has {k.shape[2]} keys, but {positions.num_keys} are expected: with gradient "
                 f"checkpointing, pass no cached tokens"
@@ -221,24 +215,15 @@ class Attention(nn.Module):
             v = repeat_heads(v, q.shape[1])
         if self.window is not None:
             queried = queried.windowed(self.window)
-        # An encoding without a state may leave the argument out.
-        further = {} if state is None else {"state": state}
-        if self.heads is None:
-            bias = encoding.bias(q, k, queried, scale=self.scale, **further)
-        else:
-            # Encodings compute all heads. Repeated, this process's heads have their own indices; the rest is dropped.
-            part, parts = self.heads.part, self.heads.parts
-            all_q, all_k = q.repeat(1, parts, 1, 1), k.repeat(1, parts, 1, 1)
-            whole = encoding.bias(all_q, all_k, queried, scale=self.scale, **further)
-            bias = bias_of_heads(whole, part, parts)
+        bias = self.bias(encoding, q, k, queried, **({} if state is None else {"state": state}))
         return Inputs(q, k, v, bias, queried, program)
 
     def weights(self, x: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
         """Attention weights [B, H, Tq, Tk] by the reference, for inspection: T×T memory."""
         shown: list[Tensor] = []
-        self.forward(x, encoding, positions, shown=shown)
+        self.forward(x, encoding, Context(positions, shown=shown))
         return shown[0]
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def heads(self, x: Tensor) -> Tensor:
         """[B, T, n·D] → [B, n, T, D]."""
-        return x.view(x.shape[0], x.shape[1], -1, self.head_width).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], -1, self.head_dim).transpose(1, 2)

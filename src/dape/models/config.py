@@ -110,7 +110,7 @@ class DapeConfig(PretrainedConfig):
         return tuple(methods[layer % len(methods)] for layer in range(self.num_hidden_layers))
 
     @property
-    def head_width(self) -> int:
+    def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
     @property

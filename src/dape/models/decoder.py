@@ -6,9 +6,8 @@ ids → embed → n × [norm → attention; norm → MLP] → norm → logits
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +23,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import can_return_tuple
 
 from dape.checksums import verify_checksums, write_checksums
-from dape.models.attention import Attention
+from dape.models.attention import Attention, Context
 from dape.models.canon import TAPS, Canon
 from dape.models.config import DapeConfig
-from dape.models.context import Shares
 from dape.models.remote_code import write_entries
 from dape.positions import PositionEncoding, Positions, randomized_positions
 from dape.positions.masks import (
@@ -39,6 +37,9 @@ from dape.positions.masks import (
     without_holes,
 )
 from dape.scores import ScoreProcessor
+
+if TYPE_CHECKING:
+    from dape.models.parallel import Shares
 
 # Files that `save_pretrained` writes.
 SAVED = ("*config.json", "*.safetensors", "*.index.json", "dape_*.py")
@@ -86,12 +87,9 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         self,
         x: Tensor,
         encoding: PositionEncoding,
-        positions: Positions,
+        context: Context,
         past_key_values: KeyValueCache | None = None,
         last_rows: int | None = None,
-        shown: list[Tensor] | None = None,
-        shares: Shares | None = None,
-        arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         # By name, for tools that move arguments between devices: see _skip_keys_device_placement. Gradient
         # checkpointing, which calls the layer again, drops the cache by its name.
@@ -100,21 +98,14 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
             rows = min(last_rows + TAPS - 1, x.shape[1])
         inputs = self.attention_norm(x)
         if self.canon_a is not None:
-            inputs = self.canon_a(inputs, positions.starts())
+            inputs = self.canon_a(inputs, context.positions.starts())
         attended = self.attention(
-            inputs,
-            encoding=encoding,
-            positions=positions,
-            past_key_values=past_key_values,
-            last_rows=rows,
-            shown=shown,
-            shares=shares,
-            arrange=arrange,
+            inputs, encoding=encoding, context=context, past_key_values=past_key_values, last_rows=rows
         )
         x = (x if rows is None else x[:, -rows:]) + self.dropout(attended)
         inputs = self.mlp_norm(x)
         if self.canon_c is not None:
-            inputs = self.canon_c(inputs, positions.starts()[:, -inputs.shape[1] :])
+            inputs = self.canon_c(inputs, context.positions.starts()[:, -inputs.shape[1] :])
             x, inputs = (y if last_rows is None else y[:, -last_rows:] for y in (x, inputs))
         return x + self.dropout(self.mlp(inputs))
 
@@ -128,7 +119,7 @@ class DapePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DapeDecoderLayer"]  # noqa: RUF012 (transformers declares it so)
     # Arguments of layers that tools for spreading layers over devices do not move: encodings are modules with
     # hooks of their own.
-    _skip_keys_device_placement = ["past_key_values", "encoding", "shown", "shares", "arrange"]  # noqa: RUF012 (as above)
+    _skip_keys_device_placement = ["past_key_values", "encoding"]  # noqa: RUF012 (as above)
     _can_compile_fullgraph = True
 
     @classmethod
@@ -228,7 +219,7 @@ class DapeModel(DapePreTrainedModel):
         self.encodings = nn.ModuleList(
             config.layer_methods[self.encoding_index.index(number)].build_position(
                 num_heads=config.num_attention_heads,
-                head_width=config.head_width,
+                head_dim=config.head_dim,
                 hidden_size=config.hidden_size,
                 **(config.position_options or {}),
             )
@@ -329,18 +320,15 @@ class DapeModel(DapePreTrainedModel):
             and self._reads_earlier_queries()
         ):
             raise ValueError(
-                f"an attention_mask of each query by itself does not say what cached queries saw, which "
+                f"an attention_mask by query does not say which keys the cached queries saw, which "
                 f"{self.config.method} reads again: pass [batch, tokens], or no cache (use_cache=False)"
             )
-        output = self._run(
-            x,
+        context = Context(
             positions,
-            past_key_values,
-            bool(keep_states),
-            bool(keep_weights),
-            last_rows,
             arrange=None if arranged is None else arranged.arrange,
+            shown=[] if keep_weights else None,
         )
+        output = self._run(x, context, past_key_values, bool(keep_states), last_rows)
         output.past_key_values = past_key_values
         if arranged is not None and output.attentions is not None:
             output.attentions = cast(Any, tuple(map(arranged.in_original_order, output.attentions)))
@@ -362,7 +350,8 @@ class DapeModel(DapePreTrainedModel):
         """Hidden states of this process's tokens; the input is the whole sequence."""
         if self.has_canon:
             raise ValueError(
-                f"{self.config.method} mixes hidden states of neighbours, on other processes: no shares"
+                f"{self.config.method} mixes hidden states of neighbouring tokens, which other processes may hold: it "
+                f"cannot be used with shares"
             )
         for name, value in given.items():
             if value is not None:
@@ -371,7 +360,7 @@ class DapeModel(DapePreTrainedModel):
                 )
         if self.training and self.config.randomized_positions:
             raise ValueError(
-                "randomized_positions cannot be used with shares: the processes would draw others"
+                "randomized_positions cannot be used with shares: each process would draw different ones"
             )
         whole = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
         if whole.shape[1] != shares.num_tokens:
@@ -381,22 +370,16 @@ class DapeModel(DapePreTrainedModel):
             )
         own = shares.part(whole, 1)
         positions = shares.positions(own.device)
-        return self._run(
-            own if input_ids is None else self.embed(own),
-            Positions(positions, positions),
-            None,
-            keep_states,
-            False,
-            None,
-            shares,
-        )
+        context = Context(Positions(positions, positions), shares=shares)
+        return self._run(own if input_ids is None else self.embed(own), context, None, keep_states)
 
     def _check_cached_keys(self, cache: Cache | None, positions: Positions) -> None:
         """Raise if an encoding rotates the cached keys of a row differently in the longer input."""
-        by_length = [
-            encoding for encoding in map(self.encoding, range(len(self.encoding_index))) if encoding.by_length
-        ]
-        if cache is None or not by_length or torch.compiler.is_compiling() or not int(cache.get_seq_length()):
+        if cache is None or torch.compiler.is_compiling():
+            return
+        encodings = [cast(PositionEncoding, encoding) for encoding in self.encodings]
+        by_length = [encoding for encoding in encodings if encoding.by_length]
+        if not by_length or not int(cache.get_seq_length()):
             return
         after = positions.lengths()[:, -1]
         before = positions.queries[:, 0].expand_as(after)
@@ -418,40 +401,30 @@ class DapeModel(DapePreTrainedModel):
     def _run(
         self,
         x: Tensor,
-        positions: Positions,
+        context: Context,
         past_key_values: KeyValueCache | None,
         keep_states: bool,
-        keep_weights: bool,
-        last_rows: int | None,
-        shares: Shares | None = None,
-        arrange: Callable[[Tensor], Tensor] | None = None,
+        last_rows: int | None = None,
     ) -> BaseModelOutputWithPast:
         states: list[Tensor] = []
-        weights: list[Tensor] = []
-        x = self.dropout(self.encoding(0).embed(x, positions.queries))
+        x = self.dropout(self.encoding(0).embed(x, context.positions.queries))
         # Self-speculative decoding, which drafts with the first layers alone, lowers the configured number meanwhile.
         layers = self.layers[: self.config.num_hidden_layers]
         for index, layer in enumerate(layers):
-            encoding = self.encoding(index)
             states.append(x)
-            rows = last_rows if index + 1 == len(layers) else None
-            shown = weights if keep_weights else None
             x = layer(
                 x,
-                positions=positions,
-                encoding=encoding,
+                encoding=self.encoding(index),
+                context=context,
                 past_key_values=past_key_values,
-                last_rows=rows,
-                shown=shown,
-                shares=shares,
-                arrange=arrange,
+                last_rows=last_rows if index + 1 == len(layers) else None,
             )
         x = self.norm(x)
         states.append(x)
         return BaseModelOutputWithPast(
             last_hidden_state=cast(Any, x),
             hidden_states=cast(Any, tuple(states) if keep_states else None),
-            attentions=cast(Any, tuple(weights) if keep_weights else None),
+            attentions=cast(Any, None if context.shown is None else tuple(context.shown)),
         )
 
 
@@ -506,7 +479,7 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits [B, T or logits_to_keep, vocabulary], and the loss if labels are given.
 
-        shares: context parallelism (`dape.models.context.Shares`). Every process passes the same ids and labels;
+        shares: context parallelism (`dape.models.parallel.Shares`). Every process passes the same ids and labels;
                 logits are of its own tokens, the loss is its share: losses and gradients sum to those of the whole
                 sequence.
         """

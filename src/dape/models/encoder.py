@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dape.methods import parse_method
-from dape.models.attention import Attention
+from dape.models.attention import Attention, Context
 from dape.ops.score_attention import Visible
 from dape.ops.score_attention.types import EVERYTHING
 from dape.positions import POSITIONS, Positions
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
         self.encodings = nn.ModuleList(
             parsed.build_position(
                 num_heads=num_heads,
-                head_width=hidden_size // num_heads,
+                head_dim=hidden_size // num_heads,
                 hidden_size=hidden_size,
                 **(position_options or {}),
             )
@@ -99,9 +99,10 @@ class Encoder(nn.Module):
         if positions is not None:
             tokens, both = positions, Positions(positions, positions, False, visible)
         x = self.dropout(self.encodings[0].embed(self.embed(ids), tokens))  # type: ignore[operator]  # a ModuleList forgets types
+        context = Context(both)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, EncoderLayer)
             encoding = self.encodings[index % len(self.encodings)]
-            x = layer.attention_norm(x + layer.dropout(layer.attention(x, encoding, both)))
+            x = layer.attention_norm(x + layer.dropout(layer.attention(x, encoding, context)))
             x = layer.mlp_norm(x + layer.dropout(layer.down(F.relu(layer.up(x)))))
         return self.classify(x)

@@ -126,7 +126,7 @@ class Call:
 
     module: nn.Module
     num_heads: int
-    head_width: int
+    head_dim: int
     softcap: float | None = None
     causal: bool = True
     crosses: bool = False
@@ -259,7 +259,7 @@ def _program(module: nn.Module, kwargs: dict[str, Any]) -> ScoreProgram:
     if (sink := kwargs.get("s_aux")) is not None:
         if program.sink is not None:
             raise ValueError(
-                f"{type(module).__name__} has sinks of its own: choose a method without normaliser=sink"
+                f"{type(module).__name__} already has attention sinks: choose a method without normaliser=sink"
             )
         program = replace(program, sink=sink)
     return program

@@ -68,12 +68,12 @@ POSITIONS: dict[str, type[PositionEncoding]] = {
 
 
 def build_position(
-    name: str, *, num_heads: int, head_width: int, hidden_size: int, **options: object
+    name: str, *, num_heads: int, head_dim: int, hidden_size: int, **options: object
 ) -> PositionEncoding:
     """Build the encoding registered as `name`; its constructor receives the model sizes that it declares."""
     encoding = POSITIONS[name]
     parameters = constructor_parameters(encoding)
-    sizes = {"num_heads": num_heads, "head_width": head_width, "hidden_size": hidden_size}
+    sizes = {"num_heads": num_heads, "head_dim": head_dim, "hidden_size": hidden_size}
     unknown = [option for option in options if option not in parameters or option in sizes]
     if unknown:
         valid = ", ".join(option for option in parameters if option not in sizes) or "none"

@@ -14,7 +14,7 @@ from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, TileB
 from dape.rebuildable import Rebuildable
 
 UNKNOWN = (
-    "earlier queries of a cache are read again, but what each of them saw is not known: use padding, or "
+    "earlier queries of a cache are read again, but which keys each of them saw is not known: use padding, or "
     "pass the whole input without a cache (use_cache=False)"
 )
 
@@ -183,8 +183,12 @@ class Parameters(nn.Module):
     def forward(self, device: torch.device) -> tuple[Tensor, ...]:
         """The parameters on `device`, in order of definition, in float32 or finer."""
         # Not self.parameters(), whose generators take longer than a decoding step's bias.
-        own = self._parameters.values()
-        return tuple([at_least_float32(parameter.to(device)) for parameter in own if parameter is not None])
+        own: list[Tensor] = []
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                moved = parameter.to(device)
+                own.append(moved if moved.dtype is torch.float32 else at_least_float32(moved))
+        return tuple(own)
 
 
 class LinearMap(Parameters):
@@ -305,7 +309,7 @@ class DistanceEncoding(PositionEncoding):
         dtype = torch.promote_types(q.dtype, torch.float32)
         if positions.consecutive:
             lowest = 0 if positions.causal else 1 - positions.num_queries
-            distance = torch.arange(lowest, positions.num_keys, device=q.device)
+            distance = torch.arange(lowest, positions.keys.shape[1], device=q.device)
             return DistanceBias(self.at(distance, causal=positions.causal).to(dtype), lowest)
 
         def tile(rows: slice, num_keys: int) -> Tensor:

@@ -19,13 +19,13 @@ class CoPE(PositionEncoding):
     reference = "Golovneva et al. 2024, arXiv 2405.18719"
     direction = "causal"
 
-    def __init__(self, head_width: int, *, num_positions: int = 64, scaled: bool = False) -> None:
+    def __init__(self, head_dim: int, *, num_positions: int = 64, scaled: bool = False) -> None:
         super().__init__()
-        check_sizes(head_width=head_width)
+        check_sizes(head_dim=head_dim)
         if num_positions < 2:
             raise ValueError(f"num_positions={num_positions}: counting needs at least 2")
         self.num_positions, self.scaled = num_positions, scaled
-        self.embeddings = nn.Parameter(torch.empty(head_width, num_positions))
+        self.embeddings = nn.Parameter(torch.empty(head_dim, num_positions))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

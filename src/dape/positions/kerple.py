@@ -12,7 +12,7 @@ FLOOR = 0.01
 
 def positive(raw: Tensor, distance: Tensor) -> Tensor:
     """|raw| + 0.01, [H, 1, …]: at least 0.01 after any optimizer step, with slope ±1 in raw."""
-    return (raw.abs() + FLOOR).view(-1, *[1] * distance.dim())
+    return (raw.abs() + FLOOR).view(-1, *[1] * distance.ndim)
 
 
 class Kerple(DistanceEncoding):
@@ -33,7 +33,8 @@ class Kerple(DistanceEncoding):
         nn.init.uniform_(self.raw_rate, 0, 1)
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
-        height, rate = (positive(raw, distance) for raw in self(distance.device))
+        raw_height, raw_rate = self(distance.device)
+        height, rate = positive(raw_height, distance), positive(raw_rate, distance)
         return -height * torch.log1p(rate * distance.abs())
 
 

@@ -161,7 +161,8 @@ def check_not_sharded() -> None:
     if patched.startswith("torch.distributed."):
         raise ValueError(
             "context_parallel gives each process a part of the tokens and exchanges keys inside PyTorch's own "
-            "attention, which ours is not: the parts would not see each other. Shard parameters instead (FSDP2)"
+            "attention, which dape does not use: the parts would not see each other. Shard parameters (FSDP2), or pass "
+            "shares=dape.models.parallel.Shares(…) instead"
         )
 
 

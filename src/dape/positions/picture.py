@@ -26,7 +26,7 @@ def added(name: str, num_tokens: int = TOKENS) -> Tensor:
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        encoding = build_position(name, num_heads=HEADS, head_width=WIDTH, hidden_size=HEADS * WIDTH)
+        encoding = build_position(name, num_heads=HEADS, head_dim=WIDTH, hidden_size=HEADS * WIDTH)
         for parameter in encoding.parameters():
             if not parameter.any():
                 # An encoding that starts at zero has nothing to show.

@@ -19,11 +19,11 @@ class PoPE(PositionEncoding):
     summary = "softplus of content times the cosine of position, by feature"
     reference = "Gopalakrishnan et al. 2025, arXiv 2509.10534"
 
-    def __init__(self, head_width: int, *, base: float = 10000.0) -> None:
+    def __init__(self, head_dim: int, *, base: float = 10000.0) -> None:
         super().__init__()
-        check_sizes(head_width=head_width)
-        self.head_width, self.base = head_width, base
-        self.shift = nn.Parameter(torch.zeros(head_width))
+        check_sizes(head_dim=head_dim)
+        self.head_dim, self.base = head_dim, base
+        self.shift = nn.Parameter(torch.zeros(head_dim))
 
     def rotate(self, x: Tensor, positions: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self._polar(x, positions, None)
@@ -35,8 +35,8 @@ class PoPE(PositionEncoding):
     def _polar(self, x: Tensor, positions: Tensor, shift: Tensor | None) -> Tensor:
         """Cosine and sine parts [B, H, T, 2D] of features with magnitudes softplus(x), x [B, H, T, D]."""
         dtype = angle_dtype(x.device)
-        feature = torch.arange(self.head_width, device=x.device, dtype=dtype)
-        angles = positions[:, None, :, None].to(dtype) * self.base ** (-feature / self.head_width)
+        feature = torch.arange(self.head_dim, device=x.device, dtype=dtype)
+        angles = positions[:, None, :, None].to(dtype) * self.base ** (-feature / self.head_dim)
         if shift is not None:
             angles = angles + shift
         size = F.softplus(at_least_float32(x))

@@ -29,7 +29,7 @@ from dape.positions.base import PositionEncoding, angle_dtype, check_sizes
 
 def _ntk(rope: RoPE, frequencies: Tensor, stretch: float | Tensor) -> Tensor:
     """The frequencies of base · stretch^(D/(D−2))."""
-    width = rope.head_width
+    width = rope.head_dim
     exponent = torch.arange(0, width, 2, device=frequencies.device, dtype=frequencies.dtype) / width
     return frequencies * stretch ** (-exponent * width / (width - 2))
 
@@ -43,10 +43,10 @@ def _yarn(rope: RoPE, frequencies: Tensor, length: Tensor) -> Tensor:
     def feature_turning(times: float) -> float:
         """The (fractional) feature that makes `times` turns over the original length."""
         turns = rope.original_length / (times * 2 * math.pi)
-        return rope.head_width * math.log(turns) / (2 * math.log(rope.base))
+        return rope.head_dim * math.log(turns) / (2 * math.log(rope.base))
 
     low = max(math.floor(feature_turning(rope.fast)), 0)
-    high = min(math.ceil(feature_turning(rope.slow)), rope.head_width - 1)
+    high = min(math.ceil(feature_turning(rope.slow)), rope.head_dim - 1)
     feature = torch.arange(frequencies.shape[0], device=frequencies.device, dtype=frequencies.dtype)
     interpolated = ((feature - low) / max(high - low, 0.001)).clamp(0, 1)
     return frequencies * (1 - interpolated) + frequencies / rope.factor * interpolated
@@ -104,7 +104,7 @@ class RoPE(PositionEncoding):
 
     def __init__(
         self,
-        head_width: int,
+        head_dim: int,
         *,
         base: float = 10000.0,
         scaling: str = "none",
@@ -117,17 +117,17 @@ class RoPE(PositionEncoding):
         fraction: float = 1.0,
     ) -> None:
         super().__init__()
-        check_sizes(head_width=head_width)
+        check_sizes(head_dim=head_dim)
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction} of the features rotate; it must be in (0, 1]")
-        if head_width % 2:
-            raise ValueError(f"rotations come in pairs of features: head_width={head_width} is odd")
-        rotated = round(head_width * fraction)
+        if head_dim % 2:
+            raise ValueError(f"rotations come in pairs of features: head_dim={head_dim} is odd")
+        rotated = round(head_dim * fraction)
         if rotated < 2 or rotated % 2:
             raise ValueError(
-                f"rotations come in pairs of features: fraction={fraction} of head_width={head_width} is {rotated}"
+                f"rotations come in pairs of features: fraction={fraction} of head_dim={head_dim} is {rotated}"
             )
-        head_width = rotated
+        head_dim = rotated
         if scaling not in SCALINGS:
             raise ValueError(f'unknown scaling "{scaling}": choose one of {", ".join(SCALINGS)}')
         if factor < 1:
@@ -145,13 +145,13 @@ class RoPE(PositionEncoding):
                     f'{name} goes with scaling={" or ".join(takers)}: got {value} and "{scaling}"'
                 )
         for name, divisors in (("short", short), ("long", long)):
-            if divisors is not None and len(divisors) != head_width // 2:
+            if divisors is not None and len(divisors) != head_dim // 2:
                 raise ValueError(
-                    f"{name} has {len(divisors)} numbers, expected head_width / 2 = {head_width // 2}"
+                    f"{name} has {len(divisors)} numbers, expected head_dim / 2 = {head_dim // 2}"
                 )
-        if scaling in ("ntk", "dynamic") and head_width == 2:
-            raise ValueError(f"{scaling} scaling needs head_width of at least 4")
-        self.head_width, self.base, self.scaling = head_width, base, scaling
+        if scaling in ("ntk", "dynamic") and head_dim == 2:
+            raise ValueError(f"{scaling} scaling needs head_dim of at least 4")
+        self.head_dim, self.base, self.scaling = head_dim, base, scaling
         self.factor: float = factor
         self.original_length: int = original_length or 0
         self.fast, self.slow = (
@@ -170,8 +170,8 @@ class RoPE(PositionEncoding):
     def frequencies(self, length: Tensor) -> Tensor:
         """θ after scaling, for inputs of `length` […] tokens: […, D/2], or [D/2] if the scaling does not read it."""
         exponent = (
-            torch.arange(0, self.head_width, 2, device=length.device, dtype=angle_dtype(length.device))
-            / self.head_width
+            torch.arange(0, self.head_dim, 2, device=length.device, dtype=angle_dtype(length.device))
+            / self.head_dim
         )
         return SCALINGS[self.scaling].stretch(self, self.base**-exponent, length)
 
@@ -188,7 +188,7 @@ class RoPE(PositionEncoding):
         gain = SCALINGS[self.scaling].gain(self)
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = (angles.cos() * gain).to(dtype), (angles.sin() * gain).to(dtype)
-        rotated, rest = x.split([self.head_width, x.shape[-1] - self.head_width], -1)
+        rotated, rest = x.split([self.head_dim, x.shape[-1] - self.head_dim], -1)
         a, b = rotated.to(dtype).chunk(2, -1)
         turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
         return turned if not rest.shape[-1] else torch.cat([turned, rest], -1)

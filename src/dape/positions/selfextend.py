@@ -24,7 +24,7 @@ class SelfExtend(PositionEncoding):
 
     def __init__(
         self,
-        head_width: int,
+        head_dim: int,
         *,
         near: int = 512,
         group: int | None = None,
@@ -35,7 +35,7 @@ class SelfExtend(PositionEncoding):
         for name, value in (("near", near), ("group", group)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        self.rope = RoPE(head_width, base=base, fraction=fraction)
+        self.rope = RoPE(head_dim, base=base, fraction=fraction)
         self.near, self.group = near, group
 
     def rotate(self, x: Tensor, positions: Tensor, lengths: Tensor | None = None) -> Tensor:

@@ -33,16 +33,16 @@ class T5Bias(DistanceEncoding):
     shared = True
 
     def __init__(
-        self, num_heads: int, head_width: int, *, num_buckets: int = 32, max_distance: int = 128
+        self, num_heads: int, head_dim: int, *, num_buckets: int = 32, max_distance: int = 128
     ) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads, head_width=head_width)
+        check_sizes(num_heads=num_heads, head_dim=head_dim)
         if num_buckets < 4 or num_buckets % 4:
             raise ValueError(f"num_buckets={num_buckets} must be a positive multiple of 4")
         if max_distance <= num_buckets // 2:
             raise ValueError(f"max_distance={max_distance} must exceed num_buckets / 2 = {num_buckets // 2}")
         self.num_buckets, self.max_distance = num_buckets, max_distance
-        self.gain = math.sqrt(head_width)
+        self.gain = math.sqrt(head_dim)
         self.table = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
 

@@ -16,12 +16,12 @@ class TransformerXL(PositionEncoding):
     summary = "queries meet sinusoids of the distance, keys learned vectors"
     reference = "Dai et al. 2019, arXiv 1901.02860"
 
-    def __init__(self, num_heads: int, head_width: int) -> None:
+    def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads, head_width=head_width)
-        self.key_bias = nn.Parameter(torch.empty(num_heads, head_width))
-        self.distance_bias = nn.Parameter(torch.empty(num_heads, head_width))
-        width = num_heads * head_width
+        check_sizes(num_heads=num_heads, head_dim=head_dim)
+        self.key_bias = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.distance_bias = nn.Parameter(torch.empty(num_heads, head_dim))
+        width = num_heads * head_dim
         self.distance_key = LinearMap(width + width % 2, width, bias=False)
         self.reset_parameters()
 
@@ -34,7 +34,7 @@ class TransformerXL(PositionEncoding):
         self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
         positions.check(q, k)
-        num_heads, head_width = self.key_bias.shape
+        num_heads, head_dim = self.key_bias.shape
         repeats = num_heads // k.shape[1]
         key_bias, distance_bias = self(q.device)
         (weight,) = self.distance_key(q.device)
@@ -48,7 +48,7 @@ class TransformerXL(PositionEncoding):
             lowest, highest = _span(positions, rows, num_keys)
             occurring = torch.arange(lowest, highest + 1, device=q.device)
             table = sinusoids(occurring, weight.shape[1]).to(weight.dtype) @ weight.T
-            table = table.unflatten(-1, (num_heads, head_width)).movedim(1, 0)
+            table = table.unflatten(-1, (num_heads, head_dim)).movedim(1, 0)
             query = at_least_float32(q[:, :, rows]) + distance_bias[:, None]
             to_distance = query @ table.transpose(-1, -2)
             index = (distance - lowest)[:, None].expand(q.shape[0], num_heads, -1, -1)

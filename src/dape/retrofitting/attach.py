@@ -321,7 +321,7 @@ def _attach(
             if not (keeps or stretched or method.position == "nope"):
                 encoding = method.build_position(
                     num_heads=call.num_heads,
-                    head_width=call.head_width,
+                    head_dim=call.head_dim,
                     hidden_size=model.config.get_text_config().hidden_size,
                     **plan.position_options,
                 )
@@ -349,7 +349,7 @@ def _stretch(method: Method, model: PreTrainedModel, calls: list[Call]) -> dict[
     if _extends(method, model):
         own = {
             "base": positions.rotary_base(model),
-            "fraction": positions.rotary_width(model) / calls[0].head_width,
+            "fraction": positions.rotary_width(model) / calls[0].head_dim,
         }
         if length := getattr(model.config.get_text_config(), "max_position_embeddings", None):
             own["near"] = max(1, int(length) // 2)
@@ -371,7 +371,7 @@ def _rope(model: PreTrainedModel, method: Method, options: dict[str, Any]) -> Ro
         )
     given.setdefault("base", positions.rotary_base(model))
     encoding = POSITIONS[method.position]
-    return cast(RoPE, encoding(head_width=positions.rotary_width(model), **given))
+    return cast(RoPE, encoding(head_dim=positions.rotary_width(model), **given))
 
 
 @torch.no_grad()

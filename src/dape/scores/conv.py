@@ -80,10 +80,11 @@ class ScoreConv(ScoreProcessor):
                 nn.init.zeros_(parameter)
 
     def program(self) -> ScoreProgram:
-        *hidden, (weight, offset) = map(stage_tensors, (self.expand, *self.middle, self.project))
-        stages = [Stage(w, b, self.left, self.groups, self.negative_slope) for w, b in hidden]
-        stages.append(Stage(weight, offset, self.left, self.groups))
-        return ScoreProgram(tuple(stages), residual=self.residual, leak_future=self.leak_future)
+        stages: tuple[Stage, ...] = ()
+        for conv in (self.expand, *self.middle):
+            stages += (Stage(*stage_tensors(conv), self.left, self.groups, self.negative_slope),)
+        stages += (Stage(*stage_tensors(self.project), self.left, self.groups),)
+        return ScoreProgram(stages, residual=self.residual, leak_future=self.leak_future)
 
 
 def left_reach(kernel_size: int, padding: Padding) -> int:

@@ -437,4 +437,4 @@ def room_on_disk(step: int, saved: int, parallel: Parallel | None = None) -> Ite
     failure = parallel.agree(failure) if parallel else failure
     if failure:
         kept = f"the checkpoint of step {saved} is intact" if saved > 0 else "there is no checkpoint yet"
-        raise DiskFull(f"{failure}; {kept}: make room and give the same command again to continue")
+        raise DiskFull(f"{failure}; {kept}: make room and rerun the same command to continue")

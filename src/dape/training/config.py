@@ -46,9 +46,9 @@ class LoopSettings:
     # Default warm-up in percent of the steps.
     WARMUP_PERCENT: ClassVar[int] = 6
 
-    steps: int = setting(1000, help="Optimizer steps in all.", low=1, high=10**9)
+    steps: int = setting(1000, help="Optimizer steps.", low=1, high=10**9)
     learning_rate: float = setting(
-        2e-3, help="Highest learning rate, reached after the warm-up.", above=0, high=1000
+        2e-3, help="Peak learning rate, reached after the warm-up.", above=0, high=1000
     )
     final_learning_rate: float = setting(
         None,
@@ -191,7 +191,7 @@ class FitResult:
         """This result; raises TrainingStopped if training was stopped before its last step."""
         if self.stopped_early:
             raise TrainingStopped(
-                f"training was stopped by {self.stopped_early} after step {self.steps}; run the same again to continue"
+                f"training stopped by {self.stopped_early} after step {self.steps}; rerun the same command to continue"
             )
         return self
 
@@ -268,7 +268,7 @@ class DataSettings:
         fixes_run=False,
     )
     train_length: int = setting(64, help="Tokens in a training window.", low=1, high=2**24)
-    batch_size: int = setting(16, help="Windows in a step, all processes together.", low=1, high=2**24)
+    batch_size: int = setting(16, help="Batch size: windows per step, over all processes.", low=1, high=2**24)
 
 
 # Defaults of the settings that determine the tokens, if neither the user nor packed data gives them; in this order, as

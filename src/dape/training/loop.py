@@ -479,7 +479,7 @@ class Loop:
         path = parallel.agree(newest)
         if path is None:
             if self.notes:
-                self.say("no whole checkpoint is left: starting again from step 0")
+                self.say("no intact checkpoint is left: starting from step 0")
             return
         state = read_state(path)
         check_same_run(state["settings"], self.settings)

@@ -139,7 +139,7 @@ def make_problem(
     """Check the arguments of `attention`."""
     visible = EVERYTHING if visible is None else visible
     if q.dim() == 4 and q.shape[3] == 0:
-        raise ValueError("q has head width 0: a dot product needs at least one number a head")
+        raise ValueError("head_dim must be at least 1, got 0")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     problem = Problem(q, k, v, program_of(program), bias, visible, causal, scale, dropout)
     _check(problem)
@@ -147,7 +147,7 @@ def make_problem(
 
 
 def _same_width(*tensors: Tensor) -> list[Tensor]:
-    """The tensors zero-padded to one head width; zeros change neither dot products nor the values before them."""
+    """The tensors zero-padded to one head_dim; zeros change neither dot products nor the values before them."""
     width = max(x.shape[-1] for x in tensors)
     return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
 
@@ -219,7 +219,7 @@ def _check(problem: Problem) -> None:
             raise ValueError(
                 f"visible.{name} has shape {tuple(bound.shape)}, expected [1 or {batch}, 1 or {num_queries}]"
             )
-    # A comparison, because a graph for any head width has a scale that math.isfinite does not take.
+    # A comparison, because a graph for any head_dim has a scale that math.isfinite does not take.
     if not -math.inf < problem.scale < math.inf:
         raise ValueError(f"scale={problem.scale} is not finite")
     if not 0.0 <= problem.dropout < 1.0:
@@ -235,9 +235,7 @@ def check_backend(name: str) -> None:
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}, expected [batch, heads, tokens, head width]"
-            )
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [batch, heads, tokens, head_dim]")
         if not x.is_floating_point():
             raise TypeError(f"{name} has dtype {x.dtype}, expected a floating point dtype")
     if not q.dtype == k.dtype == v.dtype:
@@ -246,12 +244,12 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> None:
         raise ValueError(f"q, k and v are on different devices: {q.device}, {k.device}, {v.device}")
     if k.shape != v.shape:
         raise ValueError(
-            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected the same but for the head width"
+            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected the same but for head_dim"
         )
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"q has batch size {q.shape[0]} and k {k.shape[0]}")
     if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q has head width {q.shape[3]} and k {k.shape[3]}")
+        raise ValueError(f"q has head_dim {q.shape[3]} and k {k.shape[3]}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"{k.shape[1]} key/value heads do not divide {q.shape[1]} query heads")
     if k.shape[2] == 0:
@@ -321,8 +319,8 @@ def _check_program(problem: Problem) -> None:
     program.check(q.shape[1], has_bias=problem.bias is not None)
     if program.reads_bias(q.shape[1]) and _holds_a_mask(problem.bias):
         raise ValueError(
-            "bias holds numbers of −10,000 or less, as masks do, but the score program reads the bias: pass who "
-            "sees whom by visible=dape.Visible.from_mask(mask)"
+            "bias holds numbers of −10,000 or less, as masks do, but the score program reads the bias: pass "
+            "the mask as visible=dape.Visible.from_mask(mask)"
         )
     allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}
     for name, tensor in program.tensors():

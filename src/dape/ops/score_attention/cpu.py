@@ -26,10 +26,8 @@ DECODE_QUERIES = 8
 # What csrc/filter.h has room for.
 MAX_STAGES, MAX_EARLIER_ROWS = 12, 11
 
-# The kernel's names of tensors, those of the pair among them.
-NAMES = {name: name for name in native.OTHERS} | {name: name for name in native.OF_CALL}
-NAMES |= {"pre.0.weight": "w1", "pre.0.offset": "b1", "pre.1.weight": "w2", "pre.1.offset": "b2"}
-GRADIENTS = {name: f"d{kernel}" for name, kernel in NAMES.items()}
+# The kernel's names of the pair's tensors; it has the others by their own.
+PAIR = {"pre.0.weight": "w1", "pre.0.offset": "b1", "pre.1.weight": "w2", "pre.1.offset": "b2"}
 
 
 def unsupported(problem: Problem) -> str | None:
@@ -37,17 +35,17 @@ def unsupported(problem: Problem) -> str | None:
     if problem.q.device.type != "cpu":
         return f"CPU only; the tensors are on {problem.q.device}"
     if problem.compute_dtype != torch.float32:
-        return f"it computes in float32, the tensors are {problem.q.dtype}"
+        return f"float32 only; the tensors are {problem.q.dtype}"
     if problem.dropout:
-        return f"it has no dropout, got dropout={problem.dropout}"
+        return f"dropout is not supported, got dropout={problem.dropout}"
     if program.leak_future:
-        return "it never reads keys that a query may not see, which leak_future=True asks for"
+        return "it never reads hidden keys, as leak_future=True requires"
     if program.normaliser != "softmax":
-        return f'it normalises by softmax alone, not normaliser="{program.normaliser}"'
+        return f'it supports the softmax only, got normaliser="{program.normaliser}"'
     if len(program.pre) + len(program.post) > MAX_STAGES:
-        return f"it runs up to {MAX_STAGES} stages, got {len(program.pre) + len(program.post)}"
+        return f"it supports at most {MAX_STAGES} stages, got {len(program.pre) + len(program.post)}"
     if program.earlier_rows > MAX_EARLIER_ROWS:
-        return f"its tiles bring {MAX_EARLIER_ROWS} earlier queries along, the program reads {program.earlier_rows}"
+        return f"it supports at most {MAX_EARLIER_ROWS} earlier queries, the program reads {program.earlier_rows}"
     return native.PROBLEM or op.unsupported_transform(problem)
 
 
@@ -165,24 +163,24 @@ class View:
         self.plan, self.alive = arguments.plan, [out, lse]
         q, k = arguments.tensors["q"], arguments.tensors["k"]
         batch, _, num_queries, _ = q.shape
-        self.tensors = tensors = {
-            name: x if name in ("q", "k", "v") and x.stride(3) == 1 else x.contiguous()
-            for name, x in arguments.tensors.items()
-        }
+        self.tensors = tensors = dict(arguments.tensors)
+        for name, x in tensors.items():
+            if name not in ("q", "k", "v") or x.stride(3) != 1:
+                tensors[name] = x.contiguous()
         for name in ("first", "last"):
             if name in tensors:
                 tensors[name] = native.places(tensors[name], batch, num_queries, k.shape[2])
         self.call = self._sizes(arguments.lowest)
         self.call.stride(q=tensors["q"], k=tensors["k"], v=tensors["v"], out=out)
         if self.plan["pair"]:
-            self.call.point(**{NAMES[name]: x for name, x in tensors.items()}, out=out, lse=lse)
+            self.call.point(**{PAIR.get(name, name): x for name, x in tensors.items()}, out=out, lse=lse)
         else:
             self._point_program(out, lse)
 
     def _sizes(self, lowest: int) -> native.Call:
         """The call without its pointers."""
         plan, named = self.plan, self.tensors
-        (batch, num_heads, num_queries, head_width), (_, groups, num_keys, _) = (
+        (batch, num_heads, num_queries, head_dim), (_, groups, num_keys, _) = (
             named["q"].shape,
             named["k"].shape,
         )
@@ -200,7 +198,7 @@ class View:
             kind, distances = DENSE if "dense" in named else SEPARABLE if "row" in named else NO_BIAS, 0
         return native.Call(
             dtype=native.DTYPES.index(named["q"].dtype), batch=batch, heads=num_heads, groups=groups, queries=num_queries,
-            keys=num_keys, head_width=head_width, width=width, taps=taps, left=left, channels=channels,
+            keys=num_keys, head_width=head_dim, width=width, taps=taps, left=left, channels=channels,
             causal=plan["causal"], residual_bias=not plan["pair"] or plan["residual"] == "scores+bias",
             bias_tables=tables, bias=kind, pieces=named["slopes"].shape[0] if kind == CURVE else 0, lowest=lowest,
             distances=distances, table_length=columns, dense_batch=named["dense"].shape[0] if kind == DENSE else 0,
@@ -247,7 +245,7 @@ class View:
         call.point(**low)
         self.alive += [grad_out, *low.values()]
         if pair:
-            call.point(**{GRADIENTS[name]: grad for name, grad in grads.items()})
+            call.point(**{f"d{PAIR.get(name, name)}": grad for name, grad in grads.items()})
             return grads
         own = ("q", "k", "v", "values", "dense", "hidden", "edges")
         call.point(**{f"d{name}": grads[name] for name in own if name in grads})

@@ -72,7 +72,10 @@ def run_unwatched(
 ) -> Tensor:
     """The same for tensors that nothing watches; wanted: whether any gradient is."""
     if wanted:
-        return _Direct.apply(kernel, names, plan, lowest, *tensors)
+        # Function.apply looks for tensors left over from transforms by calls of Python, one a tensor.
+        left_over = any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
+        apply = _Direct.apply if left_over else super(torch.autograd.Function, _Direct).apply
+        return apply((kernel, names, plan, lowest), *tensors)
     return KERNELS[kernel][0](Arguments(dict(zip(names, tensors, strict=True)), plan, lowest))[0]
 
 
@@ -221,12 +224,10 @@ class _Direct(torch.autograd.Function):
     """The operator and its derivative for eager calls that nothing watches."""
 
     @staticmethod
-    def forward(
-        ctx: Any, kernel: str, names: tuple[str, ...], plan: dict[str, Any], lowest: int, *tensors: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, call: tuple[str, tuple[str, ...], dict[str, Any], int], *tensors: Tensor) -> Tensor:
+        kernel, names, plan, lowest = ctx.call = call
         arguments = Arguments(dict(zip(names, tensors, strict=True)), plan, lowest)
         out, lse = KERNELS[kernel][0](arguments)
-        ctx.call = kernel, names, plan, lowest
         ctx.save_for_backward(out, lse, *tensors)
         return out
 
@@ -234,7 +235,7 @@ class _Direct(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple:
         out, lse, *tensors = ctx.saved_tensors
         kernel, names, plan, lowest = ctx.call
-        wanted = list(ctx.needs_input_grad[4:])
+        wanted = list(ctx.needs_input_grad[1:])
         # A second derivative is asked of the operator, which refuses it.
         if torch.is_grad_enabled() or _watched((grad_out, *tensors)):
             numbers: list[float] = []
@@ -246,7 +247,7 @@ class _Direct(torch.autograd.Function):
             arguments = Arguments(dict(zip(names, tensors, strict=True)), plan, lowest)
             grads = _gradients(kernel, arguments, grad_out, out, lse, wanted)
         given = iter(grads)
-        return None, None, None, None, *(next(given) if wants else None for wants in wanted)
+        return None, *(next(given) if wants else None for wants in wanted)
 
 
 def differentiable(problem: Problem) -> list[Tensor]:

@@ -87,29 +87,36 @@ def sign(
         visible = EVERYTHING
     elif type(visible) is not Visible:
         return None
-    tensors += [bound for bound in (visible.first, visible.last) if bound is not None]
-    tensors += [tensor for _, tensor in program.tensors()]
+    for bound in (visible.first, visible.last):
+        if bound is not None:
+            tensors += (bound,)
+    for _, tensor in program.tensors():
+        tensors += (tensor,)
+    # Loops without calls: this is done in every layer and step.
+    described: list[object] = []
+    wanted, enabled = False, torch.is_grad_enabled()
     for x in tensors:
         # A tensor of another class decides itself what happens to it.
         if type(x) not in op.PLAIN_CLASSES or not x.is_cpu:
             return None
+        needs = x.requires_grad
+        described += x.dtype, needs
+        wanted = wanted or (enabled and needs)
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or (bias is not None and bias.values.ndim != 2):
         return None
-    batch, num_heads, num_queries, head_width = q.shape
+    batch, num_heads, num_queries, head_dim = q.shape
     entries, groups, num_keys, key_width = k.shape
     # A call without numbers, with too few keys or distances, is refused or special.
-    if not batch * num_heads * num_queries * head_width or num_keys < num_queries:
+    if not batch * num_heads * num_queries * head_dim or num_keys < num_queries:
         return None
     if bias is not None:
         nearest = 0 if causal else 1 - num_queries
         if lowest > nearest or lowest + bias.values.shape[1] < num_keys:
             return None
     # Keys, values and biases without their lengths.
-    described: list[object] = [entries, groups, key_width, None if bias is None else bias.values.shape[0]]
-    first = 3 if bias is None else 4
-    described += [x.shape for x in tensors[first:]]
-    described += [(x.dtype, x.requires_grad) for x in tensors]
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    described += entries, groups, key_width, None if bias is None else bias.values.shape[0]
+    for x in tensors[3 if bias is None else 4 :]:
+        described += (x.shape,)
     signature = (
         program.signature, q.shape, causal, scale, dropout, backend, visible.first is None, visible.last is None,
         wanted, native.PROBLEM, *described,

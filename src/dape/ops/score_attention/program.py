@@ -59,11 +59,6 @@ class Stage:
         """Number of taps to the right of a key."""
         return self.kernel_size - 1 - self.left
 
-    @property
-    def signature(self) -> tuple:
-        """All properties except the values: shapes, reach, groups, slope."""
-        return (*self.weight.shape, self.offset is not None, self.left, self.groups, self.slope)
-
     def __str__(self) -> str:
         kind = "" if self.slope == 1 else f", LeakyReLU {self.slope:g}"
         groups = "" if self.groups == 1 else f" in {self.groups} groups"
@@ -181,14 +176,24 @@ class ScoreProgram:
     @property
     def earlier_rows(self) -> int:
         """Number of queries before its own on which a row of the weights depends."""
-        return sum(stage.query_kernel_size - 1 for stage in (*self.pre, *self.post))
+        # Loops without calls: this and `signature` are read in every layer and step.
+        rows = 0
+        for stage in self.pre + self.post:
+            rows += stage.weight.shape[2] - 1
+        return rows
 
     @property
     def signature(self) -> tuple:
         """All properties except the values, hashable: they decide whether a backend can run the program."""
+        pre: list[tuple] = []
+        post: list[tuple] = []
+        for side, stages in ((pre, self.pre), (post, self.post)):
+            for stage in stages:
+                has_offset = stage.offset is not None
+                side += ((*stage.weight.shape, has_offset, stage.left, stage.groups, stage.slope),)
         return (
-            tuple([stage.signature for stage in self.pre]),
-            tuple([stage.signature for stage in self.post]),
+            tuple(pre),
+            tuple(post),
             self.residual,
             self.sink is not None,
             self.length_scale is not None,
@@ -204,16 +209,16 @@ class ScoreProgram:
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """All tensors by name, such as "pre.0.weight"."""
-        named: list[tuple[str, Tensor | None]] = []
+        named: list[tuple[str, Tensor]] = []
         for side, stages in (("pre", self.pre), ("post", self.post)):
             for index, stage in enumerate(stages):
-                named += (f"{side}.{index}.weight", stage.weight), (f"{side}.{index}.offset", stage.offset)
-        named += (
-            ("sink", self.sink),
-            ("length_scale", self.length_scale),
-            ("length_offset", self.length_offset),
-        )
-        return [(name, tensor) for name, tensor in named if tensor is not None]
+                named += ((f"{side}.{index}.weight", stage.weight),)
+                if stage.offset is not None:
+                    named += ((f"{side}.{index}.offset", stage.offset),)
+        for name, vector in zip(VECTORS, (self.sink, self.length_scale, self.length_offset), strict=True):
+            if vector is not None:
+                named += ((name, vector),)
+        return named
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> ScoreProgram:
         """The same program with other tensors, named as by `tensors`."""

@@ -14,9 +14,9 @@ MASK_NUMBERS = 16 * 1024 * 1024
 
 def unsupported(problem: Problem) -> str | None:
     if not problem.program.is_plain:
-        return "it cannot process scores"
+        return "it supports plain scores only"
     if isinstance(problem.bias, (TileBias, SeparableBias)):
-        return "it takes a dense bias"
+        return "it supports a dense bias only"
     bias = problem.bias.values if isinstance(problem.bias, DistanceBias) else problem.bias
     if bias is not None and bias.requires_grad:
         return "it would build a T×T gradient for the bias"

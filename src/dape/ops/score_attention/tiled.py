@@ -22,7 +22,7 @@ from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias,
 def unsupported(problem: Problem) -> str | None:
     by_hand = problem.program.is_plain or problem.pair is not None
     if by_hand and isinstance(problem.bias, (SeparableBias, TileBias)):
-        return "it takes a bias by distance or a dense one with this program"
+        return "with this program it supports a bias by distance or a dense one only"
     return op.unsupported_transform(problem)
 
 

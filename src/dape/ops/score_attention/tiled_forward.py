@@ -93,7 +93,7 @@ class Call:
     dropout: float
 
     def __post_init__(self) -> None:
-        self.batch, self.num_heads, self.num_queries, self.head_width = self.q.shape
+        self.batch, self.num_heads, self.num_queries, self.head_dim = self.q.shape
         self.num_groups, self.num_keys = self.k.shape[1], self.k.shape[2]
         self.offset = self.num_keys - self.num_queries
         self.dtype = torch.promote_types(self.q.dtype, torch.float32)

@@ -1,6 +1,6 @@
 """Arguments of the op other than q, k, v and a score program: visibility, and the bias in its four forms.
 
-Shapes: B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head width.
+Shapes: B batch, H heads, G key/value heads, Tq/Tk queries/keys, D head_dim.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def shown_by(mask: Tensor) -> Tensor:
     checked = mask.device.type == "cpu" and not torch.compiler.is_compiling()
     if checked and bool((mask.masked_fill(mask <= HIDING, 0) != 0).any()):
         raise ValueError(
-            "the attention mask holds numbers other than 0 (visible) and −10,000 or less (hidden): a mask says who sees "
-            "whom, offsets of scores belong in a bias"
+            "the attention mask holds numbers other than 0 (visible) and −10,000 or less (hidden): a mask only "
+            "hides keys; pass offsets of the scores as a bias"
         )
     return shown
 
@@ -62,7 +62,7 @@ class Visible:
         first = index.masked_fill(~real, num_keys).amin(-1, keepdim=True)
         last = index.masked_fill(~real, -1).amax(-1, keepdim=True)
         if bool((real.sum(-1, keepdim=True) != (last - first + 1).clamp(min=0)).any()):
-            raise ValueError("the padding mask has holes: each row must be one run of ones")
+            raise ValueError("the padding mask has holes: each row must be one contiguous run of ones")
         return Visible(first, last)
 
     @staticmethod
@@ -82,8 +82,8 @@ class Visible:
         checked = not (torch.compiler.is_compiling() or mask.is_meta)
         if checked and bool((mask.sum(-1) != (last - first + 1).clamp(min=0)).any()):
             raise ValueError(
-                "the mask shows a query keys with a gap between them, but a score program needs each query's keys to be "
-                "one run: causal, padded, windowed or packed, not with holes"
+                "the mask has gaps: a score program needs the keys of each query to be contiguous, as in causal, padded, "
+                "windowed or packed masks"
             )
         return Visible(first, last)
 

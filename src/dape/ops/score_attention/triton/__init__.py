@@ -51,7 +51,7 @@ def unsupported(problem: Problem) -> str | None:
     if q.dtype not in DTYPES:
         return f"it computes in float16, bfloat16 or float32, q is {q.dtype}"
     if problem.dropout:
-        return f"it has no dropout, got dropout={problem.dropout}"
+        return f"dropout is not supported, got dropout={problem.dropout}"
     if isinstance(problem.bias, TileBias):
         return "it takes no bias by tiles"
     return _unsupported_program(problem) or _too_large(problem) or op.unsupported_transform(problem)
@@ -83,8 +83,8 @@ def _unsupported_program(problem: Problem) -> str | None:
 
 def _too_large(problem: Problem) -> str | None:
     """Reason why the sizes of a call are too large for the kernels, or None."""
-    _, num_heads, _, _, head_width = problem.sizes
-    sizes = [("heads", num_heads, MAX_HEADS), ("numbers a head", head_width, MAX_HEAD_WIDTH)]
+    _, num_heads, _, _, head_dim = problem.sizes
+    sizes = [("heads", num_heads, MAX_HEADS), ("numbers a head", head_dim, MAX_HEAD_WIDTH)]
     for stage in (*problem.program.pre, *problem.program.post):
         sizes.append(("keys in the reach of a stage", stage.kernel_size, MAX_KERNEL))
         sizes.append(("hidden channels", stage.outputs, MAX_WIDTH))
@@ -123,7 +123,7 @@ def kind_of(problem: Problem) -> dict[str, Any]:
         "dtype": problem.q.dtype,
         "num_heads": problem.q.shape[1],
         "num_groups": problem.k.shape[1],
-        "head_width": problem.q.shape[3],
+        "head_dim": problem.q.shape[3],
         "signature": problem.program.signature,
         "bias": kinds.get(type(problem.bias), "dense"),
         "causal": problem.causal,

@@ -46,10 +46,10 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def head_part(head_width: int) -> int:
+def head_part(head_dim: int) -> int:
     """Number of a head's features that the kernels process at a time."""
-    widths = [64, 32, 16] if head_width % 128 else [128]
-    return next((part for part in widths if -(-head_width // part) * part <= 1.1 * head_width), 16)
+    widths = [64, 32, 16] if head_dim % 128 else [128]
+    return next((part for part in widths if -(-head_dim // part) * part <= 1.1 * head_dim), 16)
 
 
 def blank_memory(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -152,7 +152,7 @@ class Call:
         self.q, k, v = (unit_stride(arguments[name]) for name in "qkv")
         # Keys and values are addressed alike.
         self.k, self.v = (k, v) if k.stride() == v.stride() else (k.contiguous(), v.contiguous())
-        self.batch, self.num_heads, self.num_queries, self.head_width = self.q.shape
+        self.batch, self.num_heads, self.num_queries, self.head_dim = self.q.shape
         self.num_groups, self.num_keys = k.shape[1], k.shape[2]
         self.offset, self.lowest = self.num_keys - self.num_queries, arguments.lowest
         self.causal, self.scale = plan["causal"], float(plan["scale"])
@@ -184,7 +184,7 @@ class Call:
         else:
             self.pre, self.post, self.whole = whole.pre, whole.post, whole.whole
             self.first, self.last = arguments["first"], arguments["last"]
-        self.part = head_part(self.head_width)
+        self.part = head_part(self.head_dim)
         self.multiprocessors, memory = card(self.device)
         # Addresses inside of an image have 32 bits.
         self.scratch = min(int(memory * SCRATCH), 2**31)
@@ -250,8 +250,8 @@ class Call:
             **strides_of("q", self.q), **strides_of("k", self.k), "WHOLE": self.whole,
             "bounds_step": self.num_queries if self.first.shape[0] > 1 else 0,
             "num_queries": self.num_queries, "num_keys": self.num_keys, "offset": self.offset,
-            "scale": self.scale, "H": self.num_heads, "G": self.num_groups, "D": self.head_width,
-            "PART": self.part, "PARTS": -(-self.head_width // self.part), "CAUSAL": self.causal,
+            "scale": self.scale, "H": self.num_heads, "G": self.num_groups, "D": self.head_dim,
+            "PART": self.part, "PARTS": -(-self.head_dim // self.part), "CAUSAL": self.causal,
             "PRECISION": precision(), "BLOCK_K": BLOCK_K,
         }  # fmt: skip
 

@@ -5,7 +5,7 @@ contiguous. A convolution along the keys walks from column to column with BLOCK_
 product and channels as its reduction axis: the shift of a tap is the walk itself. For a block of rows, an image is
 written in the columns that some row sees, and as far beyond as later stages reach.
 
-Padded sizes (CHANNELS, WIDTH, OUT) are powers of two, at least 16; the head width goes by PARTS of PART numbers. Where a
+Padded sizes (CHANNELS, WIDTH, OUT) are powers of two, at least 16; head_dim goes by PARTS of PART numbers. Where a
 loop over tiles is repeated three times, the first and last have tiles at the edge of what rows see, and need masks.
 """
 

@@ -219,7 +219,7 @@ def attend(chunk: Chunk, image: Tensor | None, out: Tensor, lse: Tensor) -> None
         sums = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
         parts = sums
         if not call.post:
-            parts = calls.blank_memory(*shape, call.head_width, dtype=torch.float32, device=call.device)
+            parts = calls.blank_memory(*shape, call.head_dim, dtype=torch.float32, device=call.device)
         arguments |= {
             "out": parts,
             "lse": sums,
@@ -228,7 +228,7 @@ def attend(chunk: Chunk, image: Tensor | None, out: Tensor, lse: Tensor) -> None
             "SINK": False,
         }
     # Sums of wide heads, and float32, take the registers of more warps.
-    wide = call.head_width > 80 or call.dtype == torch.float32
+    wide = call.head_dim > 80 or call.dtype == torch.float32
     warps = max(1, min(8 if wide else 4, rows // (8 if call.dtype == torch.float32 else 16)))
     tile = calls.BLOCK_K // 2 if rows == 128 else calls.BLOCK_K
     variants = [
@@ -238,7 +238,7 @@ def attend(chunk: Chunk, image: Tensor | None, out: Tensor, lse: Tensor) -> None
     run(attend_kernel, (blocks * splits, call.num_heads, call.batch), arguments, *variants)
     if splits > 1:
         arguments |= {"parts": parts, "sums": sums, "out": out, "lse": lse, "splits": splits, "SINK": sink}
-        arguments |= {"num_rows": shape[-1], "WIDTH": padded(call.head_width)}
+        arguments |= {"num_rows": shape[-1], "WIDTH": padded(call.head_dim)}
         run(merge_kernel, (shape[-1], call.num_heads, call.batch), arguments, {"num_warps": 1})
 
 
@@ -279,7 +279,7 @@ def times_keys(chunk: Chunk, image: Tensor, keys: Tensor, scale: float, out: Ten
     splits, per_split = split_keys(chunk, 2 * call.multiprocessors // programs, 2048)
     own = {"per_split": per_split, "KEYS": False, "out": out, "out_start": 0, "out_rows": call.num_queries}
     if splits > 1:
-        shape = (splits, call.batch, call.num_heads, chunk.stop - chunk.start, call.head_width)
+        shape = (splits, call.batch, call.num_heads, chunk.stop - chunk.start, call.head_dim)
         parts = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
         own |= {"out": parts, "out_start": chunk.start, "out_rows": shape[3]}
     products(chunk, image, keys, scale, chunk.blocks * splits, own)
@@ -315,7 +315,7 @@ class Gradients:
         self.call, self.lse = call, lse
         self.grad_out = calls.unit_stride(grad_out)
         self.q = calls.blank_memory(*call.q.shape, dtype=call.q.dtype, device=call.device)
-        shape = (call.batch, call.num_heads, call.num_keys, call.head_width)
+        shape = (call.batch, call.num_heads, call.num_keys, call.head_dim)
         self.k, self.v = (torch.zeros(shape, dtype=torch.float32, device=call.device) for _ in range(2))
         self.factor, self.dense, self.row, self.column = map(
             zeros_like, (call.factor, call.dense, call.row, call.column)
@@ -339,7 +339,7 @@ class Gradients:
         delta = calls.blank_memory(*self.lse.shape, dtype=torch.float32, device=call.device)
         if not call.post:
             arguments = call.arguments | strides_of("x", out) | strides_of("y", self.grad_out)
-            arguments |= {"x": out, "y": self.grad_out, "sums": delta, "WIDTH": padded(call.head_width)}
+            arguments |= {"x": out, "y": self.grad_out, "sums": delta, "WIDTH": padded(call.head_dim)}
             grid = (-(-call.num_queries // 32), call.num_heads, call.batch)
             run(rows_kernel, grid, arguments, {"BLOCK": 32, "num_warps": 4})
         return delta

@@ -108,7 +108,7 @@ def errors(
     dtype: torch.dtype,
     num_heads: int,
     num_groups: int,
-    head_width: int,
+    head_dim: int,
     signature: tuple,
     bias: str,
     causal: bool,
@@ -144,9 +144,9 @@ def errors(
         "dense": lambda: {"dense": draw(batch, num_heads, queries, length)},
     }[bias]()
     tensors = {
-        "q": draw(batch, num_heads, queries, head_width),
-        "k": draw(batch, num_groups, length, head_width),
-        "v": draw(batch, num_groups, length, head_width),
+        "q": draw(batch, num_heads, queries, head_dim),
+        "k": draw(batch, num_groups, length, head_dim),
+        "v": draw(batch, num_groups, length, head_dim),
     }
     tensors |= of_program | of_bias
     direction = draw(*tensors["q"].shape)
@@ -171,7 +171,7 @@ def errors(
         visible = Visible(*bounds) if any(bounded) else EVERYTHING
         problem = Problem(
             own["q"], own["k"], own["v"], program.with_tensors(own), encodings[bias](), visible, causal,
-            head_width**-0.5, 0.0,
+            head_dim**-0.5, 0.0,
         )  # fmt: skip
         out = attend(problem)
         found = {"out": out.detach()}
@@ -244,7 +244,7 @@ def _kind(stages: tuple, residual: str = "scores+bias", sink: bool = False, **ow
         "dtype": torch.float16,
         "num_heads": 12,
         "num_groups": 12,
-        "head_width": 64,
+        "head_dim": 64,
         "signature": signature,
     }
     return kind | {"bias": "distance", "causal": True, "bounded": (False, False), "backward": True} | own
@@ -255,7 +255,7 @@ SUITE: dict[str, dict[str, Any]] = {
     "kernel 3": _kind(CONV3, batch=3),
     "kernel 3, bfloat16": _kind(CONV3, dtype=torch.bfloat16),
     "kernel 3, float32": _kind(CONV3, dtype=torch.float32),
-    "kernel 7, no bias, grouped heads of 128": _kind(CONV7, bias="none", num_groups=3, head_width=128),
+    "kernel 7, no bias, grouped heads of 128": _kind(CONV7, bias="none", num_groups=3, head_dim=128),
     "stages in groups, separable": _kind(IN_GROUPS, bias="separable"),
     "dense, window": _kind(CONV3, bias="dense", bounded=(True, True)),
     "encoder": _kind(CONV3, causal=False),
