@@ -88,7 +88,7 @@ def test_what_fixes_a_run_is_said_by_the_field():
 def test_every_setting_of_a_training_has_help_and_says_its_role():
     for member in fields(TrainConfig):
         assert member.metadata["help"], member.name
-    free = {"out", "data", "device", "backend", "accumulate", "log_every", "wandb"}
+    free = {"out", "data", "device", "backend", "accumulate", "log_every", "track"}
     assert free <= free_names(TrainConfig)
     assert not free_names(TrainConfig) & {
         "steps",

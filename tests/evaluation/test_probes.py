@@ -3,6 +3,7 @@
 import math
 import random
 import re
+import uuid
 from collections import Counter
 from types import SimpleNamespace
 
@@ -35,28 +36,35 @@ def test_examples_fill_a_length_and_repeat(task):
 @pytest.mark.parametrize("seed", range(20))
 def test_answers_follow_from_the_prompt(seed):
     """Each answer once more, by other means than those that wrote it."""
-    for task in ("needle", "needle-keys"):
+    for task in (
+        "niah_single_1",
+        "niah_single_2",
+        "niah_single_3",
+        *(f"niah_multikey_{n}" for n in (1, 2, 3)),
+    ):
         prompt, answer = example(task, seed)
-        word = re.search(r"The number of the (\w+) is$", prompt)[1]
-        assert re.findall(rf"The number of the {word} is (\d+)\.", prompt) == [answer.strip()]
-    prompt, answer = example("needle-values", seed)
-    word = re.search(r"The numbers of the (\w+), in order, are$", prompt)[1]
-    assert ", ".join(re.findall(rf"The number of the {word} is (\d+)\.", prompt)) == answer.strip()
-    prompt, answer = example("needle-queries", seed)
-    words = re.search(r"The numbers of the (.*) are$", prompt)[1].split(", the ")
-    said = dict(re.findall(r"The number of the (\w+) is (\d+)\.", prompt))
-    assert ", ".join(said[word] for word in words) == answer.strip()
-    prompt, answer = example("variables", seed)
+        name = re.search(r"The number of the (\S+) is$", prompt)[1]
+        assert re.findall(rf"The number of the {name} is (\S+)\.", prompt) == [answer.strip()]
+        number = str(uuid.UUID(answer.strip())) if task.endswith("_3") else str(int(answer))
+        assert answer == f" {number}"
+    for task in ("niah_multivalue", "niah_multiquery"):
+        prompt, answer = example(task, seed)
+        names = re.search(r"In this order, the numbers of the (.*) are$", prompt)[1].split(", the ")
+        said = [re.findall(rf"The number of the {name} is (\d+)\.", prompt) for name in names]
+        assert ", ".join(value for values in said for value in values) == answer.strip()
+        assert answer.count(",") == 3
+    prompt, answer = example("ruler_vt", seed)
     known = {}
     for name, source in re.findall(r"VAR (\w) = (?:VAR )?(\w+)\.", prompt):
         known[name] = known.get(source, source)
-    assert known[prompt.removesuffix(" is")[-1]] == answer.strip()
-    for task in ("common-word", "frequent-word"):
+    assert {*known.values()} == {re.search(r"with the value (\d+) are$", prompt)[1]}
+    assert ", ".join(known) == answer.strip()
+    for task, first in (("ruler_cwe", 10), ("ruler_fwe", 3)):
         prompt, answer = example(task, seed)
-        assert (
-            Counter(prompt.split(". ")[0].removeprefix("Words: ").split()).most_common(1)[0][0]
-            == answer.strip()
-        )
+        counts = Counter(prompt.split(". ")[0].removeprefix("Words: ").split()).most_common(first + 1)
+        assert counts[first - 1][1] > counts[first][1]
+        words = [word for word, _ in counts[:first]]
+        assert answer.split() == (sorted(words) if task == "ruler_cwe" else words)
     prompt, answer = example("phonebook", seed)
     assert (
         dict(line.split(": ") for line in prompt.split("\n\n")[0].splitlines())[
@@ -68,9 +76,6 @@ def test_answers_follow_from_the_prompt(seed):
         prompt, answer = example(task, seed)
         *pairs, key = prompt.split()
         assert dict(zip(pairs[::2], pairs[1::2], strict=True))[key] == answer.strip()
-    prompt, answer = example("facts", seed)
-    name = re.search(r"Where is (\w+)\?", prompt)[1]
-    assert re.findall(rf"{name} went to the (\w+)\.", prompt)[-1] == answer.strip()
     prompt, answer = example("flip-flop", seed)
     assert re.findall(r"write (\d)", prompt)[-1] == answer.strip()
     prompt, answer = example("cups", seed)
@@ -94,6 +99,58 @@ def test_answers_follow_from_the_prompt(seed):
         assert change(prompt.split(": ")[1].removesuffix(" =").split()) == answer.split()
 
 
+class World:
+    """Reads sentences of a story one by one: who is where, who holds what, and where things have been."""
+
+    def __init__(self, text):
+        self.rooms, self.holder, self.gifts, self.ways = {}, {}, [], {}
+        for sentence in re.findall(r"[^.\n]+\.", text):
+            if found := re.fullmatch(r"\s*(\w+) went to the (\w+)\.", sentence):
+                person, room = found.groups()
+                for name in (person, *(thing for thing, by in self.holder.items() if by == person)):
+                    self.rooms.setdefault(name, []).append(room)
+            elif found := re.fullmatch(r"\s*(\w+) took the (\w+) there\.", sentence):
+                person, thing = found.groups()
+                assert thing not in self.holder
+                self.holder[thing] = person
+                here = self.rooms.get(person, ["?"])[-1]
+                assert self.rooms.setdefault(thing, [here])[-1] == here or here == "?"
+            elif found := re.fullmatch(r"\s*(\w+) left the (\w+) there\.", sentence):
+                assert self.holder.pop(found[2]) == found[1]
+            elif found := re.fullmatch(r"\s*(\w+) gave the (\w+) to (\w+)\.", sentence):
+                assert self.holder[found[2]] == found[1]
+                self.holder[found[2]] = found[3]
+                self.gifts.append(found.groups())
+            elif found := re.fullmatch(r"\s*The (\w+) is (\w+) of the (\w+)\.", sentence):
+                self.ways[found.groups()] = True
+
+    def answer(self, question):
+        if found := re.fullmatch(r"Where is (?:the )?(\w+)\?", question):
+            return self.rooms[found[1]][-1]
+        if found := re.fullmatch(r"Where was the (\w+) before the (\w+)\?", question):
+            rooms = self.rooms[found[1]]
+            return rooms[rooms.index(found[2]) - 1]
+        if found := re.fullmatch(r"What is (\w+) of the (\w+)\?", question):
+            return next(room for room, *rest in self.ways if rest == [*found.groups()])
+        if found := re.fullmatch(r"What is the (\w+) (\w+) of\?", question):
+            return next(room for *rest, room in self.ways if rest == [*found.groups()])
+        words = {*re.findall(r"\w+", question)}
+        gift = next(gift for gift in reversed(self.gifts) if len(words & {*gift}) == 2)
+        asked = {"Who": 0, "What": 1, "To": 2}[question.split()[0]]
+        return gift[asked]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("task", [task for task in PROBES if task.startswith("babilong")])
+def test_stories_have_their_answer(task, seed):
+    """BABILong's layout: facts in order between other sentences, the question after them, an answer of one word."""
+    prompt, answer = example(task, seed, size=9)
+    story, question = prompt.removesuffix(" Answer:").split("\n")
+    assert World(story).answer(question) == answer.strip()
+    assert " " not in answer.strip()
+    assert sum(sentence in story for sentence in NOISE) >= 8
+
+
 def test_every_probe_has_a_task_that_trains_small_models_for_it():
     for probe in PROBES.values():
         task = build_task(probe.task)
@@ -103,7 +160,7 @@ def test_every_probe_has_a_task_that_trains_small_models_for_it():
 
 
 def test_scores_have_errors_even_where_all_are_right():
-    score = TaskResult.of("needle", 64, [Answer(60, (0.1, 0.3), True)] * 8)
+    score = TaskResult.of("niah_single_1", 64, [Answer(60, (0.1, 0.3), True)] * 8)
     assert score.accuracy == 1
     assert 0 < score.accuracy_se < 0.2
     assert score.nll == pytest.approx(0.2)
@@ -133,4 +190,4 @@ def test_an_answer_counts_if_greedy_decoding_gives_it():
     # One of 256 tokens has logit 1, the others 0.
     right, wrong = math.log(math.e + 255) - 1, math.log(math.e + 255)
     assert score.nll == pytest.approx((right + expected * right + (1 - expected) * wrong) / 2, rel=1e-5)
-    assert ask(AlwaysOne(), ENCODE, "needle", 8, examples=2) is None
+    assert ask(AlwaysOne(), ENCODE, "niah_single_1", 8, examples=2) is None

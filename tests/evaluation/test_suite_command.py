@@ -44,13 +44,13 @@ def test_scores_table_and_heat_map(model, tmp_path, capsys):
     assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
     scores = json.loads((tmp_path / "suite.json").read_text())["results"]
     assert [(score["task"], score["length"]) for score in scores] == [
-        (task, length) for task in ("flip-flop", "needle") for length in (128, 256)
+        (task, length) for task in ("flip-flop", "niah_single_1") for length in (128, 256)
     ]
     printed = capsys.readouterr()
-    assert "needle" in printed.out
+    assert "niah_single_1" in printed.out
     # A line for each result where there is no terminal.
     told = re.findall(r"(\S+) at (\d+): \d+%", printed.err)
-    assert told == [(task, length) for task in ("flip-flop", "needle") for length in ("128", "256")]
+    assert told == [(task, length) for task in ("flip-flop", "niah_single_1") for length in ("128", "256")]
     assert "<svg" in next(tmp_path.glob("*.svg")).read_text()
     before = (tmp_path / "suite.json").read_text()
     assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
@@ -60,15 +60,28 @@ def test_scores_table_and_heat_map(model, tmp_path, capsys):
 def test_a_haystack_of_ones_own(model, tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("Call me Ishmael. It was the best of times. " * 3)
-    arguments = ["--lengths", "300", "--tasks", "facts", "--examples", "2", "--haystack", str(book)]
+    arguments = ["--lengths", "300", "--tasks", "babilong_qa1", "--examples", "2", "--haystack", str(book)]
     assert (
         cli.main(["suite", f"hf:{model}", *arguments, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     )
 
 
-def test_rulers_names_are_those_of_our_tasks():
-    assert Options(models=("a",), tasks="ruler_vt,needle").task_list == ["variables", "needle"]
-    assert len(Options(models=("a",), tasks="ruler").task_list) == 7
+def test_benchmarks_are_groups_of_tasks():
+    def tasks(text):
+        return Options(models=("a",), tasks=text).task_list
+
+    niah = [f"niah_{kind}_{n}" for kind in ("single", "multikey") for n in (1, 2, 3)]
+    assert tasks("ruler") == [
+        *niah,
+        "niah_multivalue",
+        "niah_multiquery",
+        "ruler_vt",
+        "ruler_cwe",
+        "ruler_fwe",
+    ]
+    assert tasks("babilong") == [f"babilong_qa{n}" for n in range(1, 6)]
+    assert tasks("ruler_vt,ruler")[:2] == ["ruler_vt", "niah_single_1"]
+    assert len(tasks("all")) == len({*tasks("all,ruler,babilong")})
 
 
 def test_unknown_tasks_are_refused(model, tmp_path, capsys):
@@ -81,7 +94,17 @@ def test_another_model_or_text_under_the_same_name_is_asked_anew(model, tmp_path
     folder, book = tmp_path / "model", tmp_path / "book.txt"
     shutil.copytree(model, folder)
     book.write_text("Call me Ishmael. It was the best of times. " * 3)
-    arguments = [f"hf:{folder}", "--lengths", "300", "--tasks", "facts", "--examples", "2", "--device", "cpu"]
+    arguments = [
+        f"hf:{folder}",
+        "--lengths",
+        "300",
+        "--tasks",
+        "babilong_qa1",
+        "--examples",
+        "2",
+        "--device",
+        "cpu",
+    ]
     arguments += ["--haystack", str(book), "--out", str(tmp_path / "out")]
 
     def losses() -> list[float]:

@@ -115,8 +115,8 @@ def test_a_sweep_over_a_value_that_cannot_be_is_refused_before_anything_is_packe
     [
         (["--methods", "kerple,rope[scaling=yran]"], 'unknown scaling "yran"'),
         (
-            ["--methods", "kerple", "--tensorboard"],
-            "--tensorboard needs tensorboard: pip install tensorboard",
+            ["--methods", "kerple", "--track", "tensorboard"],
+            "--track tensorboard needs the package tensorboard: pip install tensorboard",
         ),
     ],
 )

@@ -46,6 +46,7 @@ VARIANTS = [
     ("counting", {"variables": 5, "limit": 2, "passes": 0.0}),
     ("associative_recall", {"keys": 64, "values": 4, "pairs": 6, "power": 0.1}),
     ("associative_recall", {"keys": 40, "queries": 9, "pairs": 3, "gap": 2, "power": 2.0}),
+    ("mqar", {"pairs": 8}),
     ("needles", {"keys": 2, "values": 3}),
     ("needles", {"keys": 5, "values": 2, "asked": 3, "names": 5, "filler": 1}),
     ("phonebook", {"names": 12, "digits": 1}),
@@ -108,6 +109,19 @@ def test_documented_examples(module):
     result = doctest.testmod(module)
     assert result.attempted >= 2
     assert not result.failed
+
+
+@pytest.mark.parametrize(("pairs", "length"), [(4, 64), (8, 128), (16, 256), (64, 512)])
+def test_mqar_has_zoologys_sizes(pairs, length):
+    task = build_task("mqar", pairs=pairs)
+    assert task.vocab_size == 8192
+    assert task.protocol.train_lengths == (length,)
+    assert task.protocol.test_lengths[0] == length
+    inputs, outputs = task.sample(2, length, generator_for(0))
+    # Pairs first, and each of them is queried once.
+    assert (inputs[:, : 2 * pairs : 2] < 4095).all()
+    assert ((outputs != IGNORED).sum(1) == pairs).all()
+    assert (outputs[:, : 2 * pairs] == IGNORED).all()
 
 
 @pytest.mark.parametrize("name", CHE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,46 +111,6 @@ def test_a_precision_that_kills_the_process_is_refused(monkeypatch):
 def test_the_probe_of_a_precision_is_a_program_that_runs():
     program = devices.PROBE.format(dtype="float16")
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match="--tensorboard needs tensorboard: pip install tensorboard"):
-        toy.train(tmp_path, tensorboard=True)
-
-
-def test_wandb_is_asked_for_by_name(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--wandb needs wandb: pip install wandb"):
-        toy.train(tmp_path, wandb="project")
-
-
-def test_wandb_without_a_login_is_a_sentence(tmp_path, monkeypatch):
-    class Error(Exception):
-        pass
-
-    def init(**options):
-        raise Error("api_key not configured (no-tty).\ncall wandb.login(key=[your_api_key])")
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=Error))
-    with pytest.raises(
-        ValueError, match=r"--wandb project: api_key not configured \(no-tty\)\. call wandb\.login"
-    ):
-        toy.train(tmp_path, wandb="project")
-
-
-def test_trackers_get_every_step(tmp_path, monkeypatch):
-    logged = []
-
-    class Recorder:
-        log = staticmethod(logged.append)
-        close = staticmethod(lambda: logged.append("closed"))
-
-    monkeypatch.setattr("dape.training.loop.open_trackers", lambda *_: [Recorder()])
-    toy.train(tmp_path, log_every=5)
-    assert [entry["step"] for entry in logged[:-1]] == list(range(1, toy.STEPS + 1))
-    assert "validation_loss" in logged[-2]
-    assert logged[-1] == "closed"
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ from torch import Tensor
 from dape.cli.parsing import parse
 from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
-from dape.evaluation.probes import NOISE, RULER
+from dape.evaluation.probes import GROUPS, NOISE
 from dape.evaluation.suite import PROBES, ask
 from dape.files import read_json, write_atomically
-from dape.settings import check, setting, split_numbers
+from dape.settings import check, setting, split_names, split_numbers
 
-DESCRIPTION = """Ask models questions about texts of growing length: needles, chains of variables, common words, phone books, facts
-in a book, state tracking, copying, sorting, addition. Texts are generated; the same seed gives the same questions.
+DESCRIPTION = """Ask models questions about texts of growing length: RULER's needles, chains of variables and
+frequent words, BABILong's facts in a book, phone books, state tracking, copying, sorting, addition. Texts are generated; the same seed gives the same questions.
 
-  dape suite hf:MODEL runs/a --lengths 256,512,1024 --tasks needle,phonebook --haystack book.txt
+  dape suite hf:MODEL runs/a --lengths 256,512,1024 --tasks niah_single_2,phonebook --haystack book.txt
 
 An answer is right if greedy decoding gives all of it. Zero-shot: a model that was not trained on such text fails at
 every length, and its loss is more informative. OUT/suite.json has every result with its standard error; finished ones
@@ -41,9 +41,7 @@ class Options:
     lengths: str = setting(
         "256,512,1024", help="Tokens of prompt and answer, by commas.", listed=int, low=8, high=2**24
     )
-    tasks: str = setting(
-        "all", help=f"By commas: {', '.join(PROBES)}; or ruler, and the names of RULER: {', '.join(RULER)}."
-    )
+    tasks: str = setting("all", help=f"By commas: {', '.join(GROUPS)} (groups), {', '.join(PROBES)}.")
     examples: int = setting(32, help="Examples per task and length.", low=2, high=10**9)
     seed: int = setting(0, help="Of the questions.", low=0, high=2**62)
     haystack: Path | None = setting(
@@ -60,14 +58,12 @@ class Options:
             raise ValueError("name at least one model: a run folder, or hf:MODEL")
         for task in self.task_list:
             if task not in PROBES:
-                raise ValueError(f'unknown task "{task}"; the tasks are {", ".join(PROBES)}')
+                raise ValueError(f'unknown task "{task}"; the tasks are {", ".join((*GROUPS, *PROBES))}')
 
     @property
     def task_list(self) -> list[str]:
-        if self.tasks == "all":
-            return list(PROBES)
-        names = list(RULER) if self.tasks == "ruler" else [task.strip() for task in self.tasks.split(",")]
-        return [RULER.get(name, name) for name in names]
+        names = [name for part in split_names(self.tasks) for name in GROUPS.get(part, (part,))]
+        return list(dict.fromkeys(names))
 
 
 def main(arguments: list[str]) -> int:

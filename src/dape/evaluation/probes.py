@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import string
+import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -61,6 +63,7 @@ WORDS = (
 )
 NAMES = ("Mary", "John", "Sandra", "Daniel", "Emily", "Peter", "Laura", "Simon")
 ROOMS = ("kitchen", "garden", "office", "bathroom", "hallway", "bedroom")
+THINGS = ("apple", "football", "milk")
 # Default sentences of the haystack.
 NOISE = (
     "The grass is green.",
@@ -106,51 +109,77 @@ def _hidden(draw: random.Random, size: int, haystack: tuple[str, ...], needles: 
     return " ".join(text)
 
 
-def _needles(keys: int, values: int, asked: int) -> Callable[[random.Random, int, tuple[str, ...]], Example]:
-    """Numbers hidden under words; keys: number of words, values: numbers per word, asked: words queried."""
+def _code(draw: random.Random) -> str:
+    """A random UUID."""
+    return str(uuid.UUID(int=draw.getrandbits(128), version=4))
+
+
+def _words(draw: random.Random, count: int) -> list[str]:
+    """Different words; compounds of two or three if many are needed."""
+    parts = 1 if count <= len(WORDS) // 2 else 2 if count <= len(WORDS) ** 2 // 4 else 3
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found["-".join(draw.sample(WORDS, parts))] = None
+    return list(found)
+
+
+def _needles(
+    keys: int = 1, values: int = 1, asked: int = 1, *, among: str = "text", code: str = ""
+) -> Callable[[random.Random, int, tuple[str, ...]], Example]:
+    """Values hidden under keys, as RULER has them.
+
+    keys: number of keys. values: numbers under each. asked: keys queried. among: "noise", the "text" of the user, or
+    other "needles". code: "values" or "both" if these are UUIDs instead of numbers, and words.
+    """
 
     def write(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-        words = draw.sample(WORDS, keys)
-        numbers = {word: [_number(draw) for _ in range(values)] for word in words}
-        needles = [f"The number of the {word} is {number}." for word in words for number in numbers[word]]
-        order = sorted(range(len(needles)), key=lambda _: draw.random())
-        if values > 1:
-            # Values queried in the order of the text are inserted in that order.
-            order = sorted(order, key=lambda index: index % values)
-        text = _hidden(draw, size, haystack, [needles[index] for index in order])
-        chosen = draw.sample(words, asked)
-        if values > 1:
-            question = f"The numbers of the {chosen[0]}, in order, are"
-            return Example(f"{text} {question}", " " + ", ".join(numbers[chosen[0]]))
-        if asked > 1:
-            question = f"The numbers of the {', the '.join(chosen)} are"
-            return Example(f"{text} {question}", " " + ", ".join(numbers[word][0] for word in chosen))
-        return Example(f"{text} The number of the {chosen[0]} is", f" {numbers[chosen[0]][0]}")
+        count = keys if among != "needles" else max(2, size)
+        names = [_code(draw) for _ in range(count)] if code == "both" else _words(draw, count)
+        hidden = {name: [_code(draw) if code else _number(draw, 7) for _ in range(values)] for name in names}
+        needles = [f"The number of the {name} is {value}." for name in names for value in hidden[name]]
+        if among == "needles":
+            text = " ".join(needles)
+        else:
+            text = _hidden(draw, size, NOISE if among == "noise" else haystack, needles)
+        chosen = draw.sample(names, asked)
+        answer = " " + ", ".join(value for name in chosen for value in hidden[name])
+        if values == asked == 1:
+            return Example(f"{text} The number of the {chosen[0]} is", answer)
+        return Example(f"{text} In this order, the numbers of the {', the '.join(chosen)} are", answer)
 
     return write
 
 
 def _variables(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    names, value = draw.sample("ABCDEFGHIJKLMNPQRSTUVWXYZ", 4), _number(draw)
+    """A chain of five variables, each set to the one before: all with its value, in their order."""
+    names, value = draw.sample("ABCDEFGHIJKLMNPQRSTUVWXYZ", 5), _number(draw)
     lines = [f"VAR {names[0]} = {value}."]
     lines += [f"VAR {later} = VAR {earlier}." for earlier, later in itertools.pairwise(names)]
-    return Example(f"{_hidden(draw, size, haystack, lines)} The value of VAR {names[-1]} is", f" {value}")
+    text = _hidden(draw, size, NOISE, lines)
+    return Example(f"{text} In their order, the variables with the value {value} are", f" {', '.join(names)}")
 
 
 def _common(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """One word three times as often as each other."""
-    words = draw.sample(WORDS, 9)
-    said = [words[0]] * (3 * size) + [word for word in words[1:] for _ in range(size)]
+    """Ten words six times each among others that occur once."""
+    often = draw.sample(WORDS, 10)
+    said = often * 6 + [word for word in _words(draw, size + 10) if word not in often][:size]
     draw.shuffle(said)
-    return Example(f"Words: {' '.join(said)}. The most common word is", f" {words[0]}")
+    return Example(
+        f"Words: {' '.join(said)}. In alphabetical order, the ten most common words are",
+        f" {' '.join(sorted(often))}",
+    )
 
 
 def _frequent(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """Counts that fall as 1 / rank."""
-    words = draw.sample(WORDS, 8)
-    said = [word for rank, word in enumerate(words, 1) for _ in range(max(1, 6 * size // rank))]
+    """Words of random letters whose counts fall as 1 / rank²: the first three."""
+    counts = [
+        12 * size // rank**2 for rank in itertools.takewhile(lambda r: r**2 <= 12 * size, itertools.count(1))
+    ]
+    words = ["".join(draw.choices(string.ascii_lowercase, k=6)) for _ in counts]
+    said = [word for word, count in zip(words, counts, strict=True) for _ in range(count)]
     draw.shuffle(said)
-    return Example(f"Words: {' '.join(said)}. The most frequent word is", f" {words[0]}")
+    question = "The three most frequent words, the most frequent first, are"
+    return Example(f"Words: {' '.join(said)}. {question}", f" {' '.join(words[:3])}")
 
 
 def _phonebook(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
@@ -186,18 +215,99 @@ def _power_law(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Exa
     return Example(" ".join(said) + f" {chosen}", f" {values[chosen]}")
 
 
-def _facts(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """People go from room to room between the sentences of a book: where is one of them?"""
-    room_of: dict[str, str] = {}
-    facts = []
-    for _ in range(6):
-        name, room = draw.choice(NAMES), draw.choice(ROOMS)
-        room_of[name] = room
-        facts.append(f"{name} went to the {room}.")
-    asked = draw.choice(list(room_of))
-    return Example(
-        f"{_hidden(draw, size, haystack, facts)} Where is {asked}? {asked} is in the", f" {room_of[asked]}"
+def _walks(draw: random.Random, things: int, facts: int) -> tuple[list[str], dict[str, list[str]]]:
+    """Sentences of people who walk, take things and leave them; and the rooms that each of both was in, in order."""
+    people, objects = NAMES[:4], THINGS[:things]
+    rooms: dict[str, list[str]] = {name: [] for name in (*people, *objects)}
+    holder: dict[str, str] = {}
+    said: list[str] = []
+    while len(said) < facts:
+        person = draw.choice(people)
+        held = [thing for thing in holder if holder[thing] == person]
+        here = rooms[person][-1:]
+        near = [thing for thing in objects if thing not in holder and rooms[thing][-1:] in ([], here)]
+        if not here or not (near or held) or draw.random() < 0.6:
+            room = draw.choice([room for room in ROOMS if [room] != here])
+            said.append(f"{person} went to the {room}.")
+            for moved in (person, *held):
+                rooms[moved].append(room)
+        elif near and (not held or draw.random() < 0.7):
+            thing = draw.choice(near)
+            holder[thing] = person
+            said.append(f"{person} took the {thing} there.")
+            rooms[thing] = rooms[thing] or list(here)
+        else:
+            thing = draw.choice(held)
+            del holder[thing]
+            said.append(f"{person} left the {thing} there.")
+    return said, rooms
+
+
+def _person(draw: random.Random) -> tuple[list[str], str, str]:
+    said, rooms = _walks(draw, 0, 6)
+    name = draw.choice([name for name in rooms if rooms[name]])
+    return said, f"Where is {name}?", rooms[name][-1]
+
+
+def _thing(draw: random.Random) -> tuple[list[str], str, str]:
+    while True:
+        said, rooms = _walks(draw, 3, 12)
+        if moved := [thing for thing in THINGS if len(rooms[thing]) > 1]:
+            thing = draw.choice(moved)
+            return said, f"Where is the {thing}?", rooms[thing][-1]
+
+
+def _earlier(draw: random.Random) -> tuple[list[str], str, str]:
+    while True:
+        said, rooms = _walks(draw, 3, 16)
+        if moved := [t for t in THINGS if len(rooms[t]) > 2 and rooms[t].count(rooms[t][-1]) == 1]:
+            thing = draw.choice(moved)
+            return said, f"Where was the {thing} before the {rooms[thing][-1]}?", rooms[thing][-2]
+
+
+def _directions(draw: random.Random) -> tuple[list[str], str, str]:
+    first, middle, last = draw.sample(ROOMS, 3)
+    one, other = draw.sample(("north", "south", "east", "west"), 2)
+    said = [f"The {first} is {one} of the {middle}.", f"The {last} is {other} of the {middle}."]
+    room, way = draw.choice(((first, one), (last, other)))
+    asked = draw.choice(
+        ((f"What is {way} of the {middle}?", room), (f"What is the {room} {way} of?", middle))
     )
+    return said, *asked
+
+
+def _gifts(draw: random.Random) -> tuple[list[str], str, str]:
+    said: list[str] = []
+    holder: dict[str, str] = {}
+    gift = None
+    while len(said) < 8 or gift is None:
+        person, thing = draw.choice(NAMES), draw.choice(THINGS)
+        if draw.random() < 0.3:
+            said.append(f"{person} went to the {draw.choice(ROOMS)}.")
+        elif thing not in holder:
+            holder[thing] = person
+            said.append(f"{person} took the {thing} there.")
+        elif person != holder[thing]:
+            gift = holder[thing], thing, person
+            holder[thing] = person
+            said.append(f"{gift[0]} gave the {thing} to {person}.")
+    giver, thing, taker = gift
+    questions = {
+        f"Who last gave the {thing} to {taker}?": giver,
+        f"What did {giver} last give to {taker}?": thing,
+        f"To whom did {giver} last give the {thing}?": taker,
+    }
+    return said, *draw.choice(list(questions.items()))
+
+
+def _book(story: Callable[[random.Random], tuple[list[str], str, str]]) -> Callable[..., Example]:
+    """The facts of a story in their order between the sentences of a book; then a question and its answer, one word."""
+
+    def write(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+        facts, question, answer = story(draw)
+        return Example(f"{_hidden(draw, size, haystack, facts)}\n{question} Answer:", f" {answer}")
+
+    return write
 
 
 def _flip_flop(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
@@ -249,21 +359,33 @@ def _addition(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Exam
 
 
 PROBES: dict[str, Probe] = {
-    "needle": Probe(_needles(1, 1, 1), "a number hidden in the text under a word", "needles"),
-    "needle-keys": Probe(_needles(8, 1, 1), "the same among seven others", "needles"),
-    "needle-values": Probe(
-        _needles(2, 3, 1), "three numbers hidden under one word, in their order", "needles"
+    "niah_single_1": Probe(
+        _needles(among="noise"), "a number hidden under a word among repeated sentences", "needles"
     ),
-    "needle-queries": Probe(_needles(8, 1, 3), "three of eight hidden numbers", "needles"),
-    "variables": Probe(_variables, "a value through a chain of four assignments", "variables"),
-    "common-word": Probe(_common, "the word that occurs three times as often as the others", "common_symbol"),
-    "frequent-word": Probe(
-        _frequent, "the most frequent of words whose counts fall as 1 / rank", "frequent_symbol"
+    "niah_single_2": Probe(_needles(), "the same in a text of yours", "needles"),
+    "niah_single_3": Probe(_needles(code="values"), "the same with a UUID", "needles"),
+    "niah_multikey_1": Probe(_needles(4), "one of four hidden numbers", "needles"),
+    "niah_multikey_2": Probe(_needles(among="needles"), "one of as many numbers as fit", "needles"),
+    "niah_multikey_3": Probe(
+        _needles(among="needles", code="both"), "one of as many UUIDs, under UUIDs", "needles"
     ),
+    "niah_multivalue": Probe(_needles(values=4), "four numbers hidden under one word", "needles"),
+    "niah_multiquery": Probe(_needles(4, asked=4), "four numbers hidden under four words", "needles"),
+    "ruler_vt": Probe(_variables, "five variables that got their value from each other", "variables"),
+    "ruler_cwe": Probe(_common, "ten words that occur six times, others once", "common_symbol"),
+    "ruler_fwe": Probe(
+        _frequent, "the first three of words whose counts fall as 1 / rank²", "frequent_symbol"
+    ),
+    "babilong_qa1": Probe(_book(_person), "where a person is", "facts"),
+    "babilong_qa2": Probe(_book(_thing), "where a thing is that people carry and leave", "facts"),
+    "babilong_qa3": Probe(_book(_earlier), "where it was before", "facts"),
+    "babilong_qa4": Probe(
+        _book(_directions), "which room lies north, south, east or west of another", "facts"
+    ),
+    "babilong_qa5": Probe(_book(_gifts), "who gave what to whom", "facts"),
     "phonebook": Probe(_phonebook, "the number of a name in a list", "phonebook"),
     "associative-recall": Probe(_associative, "the value that was paired with a key", "recall_many_keys"),
     "recall-power-law": Probe(_power_law, "the same, with mostly recent keys", "recall_power_law"),
-    "facts": Probe(_facts, "the last room of a person, stated between the sentences of a book", "facts"),
     "flip-flop": Probe(_flip_flop, "the bit that was written last", "flip_flop"),
     "cups": Probe(_cups, "a ball through swaps of five cups", "s5_words"),
     "cup-cycles": Probe(_cup_cycles, "a ball through moves of three of five cups", "a5_words"),
@@ -272,15 +394,12 @@ PROBES: dict[str, Probe] = {
     "sort": Probe(_sequence(sorted, "sort"), "a sequence in order", "sort"),
     "addition": Probe(_addition, "the sum of two numbers, digit by digit", "addition"),
 }
-# Our tasks by the names that RULER (Hsieh et al. 2024) gives to their kind; the wording of its prompts is another.
-RULER = {
-    "niah_single_1": "needle",
-    "niah_multikey_1": "needle-keys",
-    "niah_multivalue": "needle-values",
-    "niah_multiquery": "needle-queries",
-    "ruler_vt": "variables",
-    "ruler_cwe": "common-word",
-    "ruler_fwe": "frequent-word",
+# Tasks by benchmark. Their names, kinds and counts are those of RULER (Hsieh et al. 2024) and BABILong (Kuratov et al.
+# 2024); the prompts are our own words.
+GROUPS = {
+    "all": tuple(PROBES),
+    "ruler": tuple(name for name in PROBES if name.startswith(("niah_", "ruler_"))),
+    "babilong": tuple(name for name in PROBES if name.startswith("babilong_")),
 }
 # The generated tasks that train small models for the suite.
 TRAINED = tuple(dict.fromkeys(probe.task for probe in PROBES.values()))

@@ -25,8 +25,8 @@ from dape.methods import canonical, split_outside_brackets
 from dape.settings import SettingError, check_choice, free_names, setting, split_names, split_numbers
 from dape.training import TrainConfig, load_run, recipe
 from dape.training.config import check_memory, packed_recipe
-from dape.training.display import check_trackers
 from dape.training.run import check_options
+from dape.training.trackers import find_trackers
 
 NOTHING: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
@@ -326,7 +326,7 @@ def run_comparison(
 
 def check_comparison(config: CompareConfig) -> None:
     """Raise before any work for settings that cannot be trained or evaluated."""
-    check_trackers(config)
+    find_trackers(config.track)
     # A method whose sizes do not fit does not stop the comparison of the others; an option that does not fit does.
     options = config.position_options or config.score_options
     check_options(config, [name for name in config.method_list if options or "[" in name])

@@ -96,7 +96,7 @@ def measure(configs: Sequence[TrainConfig], vocab_size: int, rounds: int) -> lis
         for index, config in enumerate(configs):
             # Enough steps for any number of rounds, too small to diverge on noise.
             config = replace(config, steps=10**6, warmup_steps=1, learning_rate=1e-6, final_learning_rate=0.0)
-            config = replace(config, log_every=STEPS_A_ROUND, tensorboard=False, wandb=None)
+            config = replace(config, log_every=STEPS_A_ROUND, track=None)
             task = LanguageModelling(
                 build_model(config, vocab_size),
                 ids,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, DecoderTask
+from dape.tasks.base import IGNORED, SUITE, DecoderTask, Protocol
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -149,6 +149,28 @@ class RecallPowerLaw(AssociativeRecall):
     gap: int = 0
     power: float | None = 0.1
     protocol = FIXED
+
+
+@dataclass(frozen=True)
+class Mqar(AssociativeRecall):
+    """Multi-query associative recall as zoology has it: pairs first, each queried once by a power law, 8,192 tokens known.
+
+    pairs: 4, 8, 16 and 64 in inputs of 64, 128, 256 and 512 tokens; others in 16 tokens a pair.
+
+    >>> Mqar(keys=4, values=3).solve([2, 5, 0, 4, 0, 2])
+    [-100, -100, -100, -100, 4, 5]
+    """
+
+    keys: int = 4095
+    values: int = 4096
+    pairs: int | None = 4
+    power: float | None = 0.01
+
+    @property
+    def protocol(self) -> Protocol:  # type: ignore[override]  # a class variable elsewhere; here it follows the size
+        pairs = self.pairs or 4
+        length = 512 if pairs == 64 else 16 * pairs
+        return replace(SUITE, train_lengths=(length,), test_lengths=tuple(length * n for n in (1, 2, 4, 8)))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dape.tasks.context_free import (
     StackManipulation,
 )
 from dape.tasks.context_sensitive import BucketSort, DuplicateString, MissingDuplicateString, OddsFirst
-from dape.tasks.recall import AssociativeRecall, Induction, Passkey, RecallManyKeys, RecallPowerLaw
+from dape.tasks.recall import AssociativeRecall, Induction, Mqar, Passkey, RecallManyKeys, RecallPowerLaw
 from dape.tasks.regular import CycleNavigation, EvenPairs, ModularArithmetic, ParityCheck
 from dape.tasks.retrieval import CommonSymbol, Facts, FrequentSymbol, Needles, Phonebook, Variables
 from dape.tasks.search import BlockSearch, Counting
@@ -43,6 +43,7 @@ TASKS: dict[str, type[Task]] = {
     "associative_recall": AssociativeRecall,
     "recall_many_keys": RecallManyKeys,
     "recall_power_law": RecallPowerLaw,
+    "mqar": Mqar,
     "copy": Copy,
     "induction": Induction,
     "passkey": Passkey,

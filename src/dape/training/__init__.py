@@ -4,7 +4,8 @@ config      settings, recipes, configuration files
 loop        `fit`: optimizer, schedule, divergence, signals
 checkpoint  saving and loading, in files with checksums
 parallel    processes, devices, precision
-display     metrics, progress, trackers
+display     metrics.jsonl, progress
+trackers    TensorBoard, Weights & Biases, Trackio, MLflow
 run         language models: `train`, `load_run`
 """
 

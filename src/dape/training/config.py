@@ -133,10 +133,15 @@ class LoopSettings:
     device: str = setting(
         "auto", help="auto takes the GPU if there is one.", test=device_name, fixes_run=False
     )
-    tensorboard: bool = setting(
-        False, help="Write TensorBoard events into the run's folder.", fixes_run=False
+    track: str | None = setting(
+        None,
+        help="Also send metrics to trackers, by commas: tensorboard, wandb, trackio, mlflow, or module:Class.",
+        listed=str,
+        fixes_run=False,
     )
-    wandb: str | None = setting(None, help="Send metrics to this Weights & Biases project.", fixes_run=False)
+    track_project: str = setting(
+        "dape", help="Project of the runs in wandb and trackio, experiment in mlflow.", fixes_run=False
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.betas, list):

@@ -1,20 +1,17 @@
-"""Reporting of a run: metrics.jsonl, progress bar or log lines, TensorBoard and Weights & Biases."""
+"""Reporting of a run: metrics.jsonl, and a progress bar or log lines."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import sys
 import time
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from dape.files import parse_text, write_atomically
-from dape.training.config import LoopSettings
 
 Record = dict[str, float]
 # Field of a line that tells whether the others are those that were written.
@@ -170,74 +167,3 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-# The module of each tracker.
-TRACKERS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
-
-
-class Tracker(Protocol):
-    def log(self, record: Record) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def open_trackers(settings: LoopSettings, folder: Path) -> list[Tracker]:
-    check_trackers(settings)
-    trackers: list[Tracker] = []
-    if settings.tensorboard:
-        trackers.append(TensorBoard(folder / "tensorboard"))
-    if settings.wandb:
-        trackers.append(WeightsAndBiases(settings, folder))
-    return trackers
-
-
-def check_trackers(settings: LoopSettings) -> None:
-    """Raise if the package of a tracker is missing."""
-    wanted = {"tensorboard": settings.tensorboard, "wandb": settings.wandb}
-    for name in (name for name, asked in wanted.items() if asked):
-        try:
-            importlib.import_module(TRACKERS[name])
-        except ImportError as error:
-            raise ValueError(f"--{name} needs {name}: pip install {name}") from error
-
-
-class TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(folder))
-
-    def log(self, record: Record) -> None:
-        for name, value in record.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, int(record["step"]))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    def __init__(self, settings: LoopSettings, folder: Path) -> None:
-        import wandb
-
-        # The name of the folder identifies the run, so that a resumed one continues the same chart.
-        try:
-            self._run: Any = wandb.init(
-                project=settings.wandb,
-                name=folder.name,
-                id=folder.name,
-                resume="allow",
-                dir=str(folder),
-                config=asdict(settings),
-            )
-        except wandb.Error as error:
-            raise ValueError(f"--wandb {settings.wandb}: {' '.join(str(error).split())}") from error
-
-    def log(self, record: Record) -> None:
-        self._run.log(
-            {name: value for name, value in record.items() if name != "step"}, step=int(record["step"])
-        )
-
-    def close(self) -> None:
-        self._run.finish()

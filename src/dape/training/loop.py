@@ -40,12 +40,11 @@ from dape.training.display import (
     Display,
     MetricsLog,
     Record,
-    Tracker,
     open_display,
-    open_trackers,
     read_metrics,
 )
 from dape.training.parallel import Parallel, autocast, check_precision, processes
+from dape.training.trackers import Trackers, open_trackers
 
 
 class TrainingTask(Protocol):
@@ -320,7 +319,7 @@ class Loop:
         self.notes: list[str] = []
         self.pending: list[tuple[Record, Tensor]] = []
         self.log: MetricsLog | None = None
-        self.trackers: list[Tracker] = []
+        self.trackers: Trackers | None = None
         self.display: Display = open_display(
             settings.steps, Record(step=0, tokens=0, seconds=0.0), wanted=False
         )
@@ -432,9 +431,8 @@ class Loop:
         with room_on_disk(self.step, self.saved):
             if self.log is not None:
                 self.log.append(record for record, _ in pending)
-        for tracker in self.trackers:
-            for record, _ in pending:
-                tracker.log(record)
+        if self.trackers is not None:
+            self.trackers.log(record for record, _ in pending)
         self.display.show(pending[-1][0])
         if parallel.world > 1:
             # A signal may have reached some processes only, or at different steps.
@@ -501,15 +499,14 @@ class Loop:
         """Open metrics, trackers and the display, in the main process alone."""
         if not self.parallel.main:
             return
+        self.trackers = open_trackers(self.settings, self.folder, self.say)
+        stack.callback(self.trackers.close)
         with room_on_disk(self.step, self.saved):
             self.log = MetricsLog(self.folder / "metrics.jsonl", self.step)
         stack.callback(self.log.close)
         start = Record(step=self.step, tokens=self.tokens, seconds=self.seconds)
-        self.trackers = open_trackers(self.settings, self.folder)
         self.display = open_display(self.settings.steps, start, wanted=progress)
         stack.callback(self.display.close)
-        for tracker in self.trackers:
-            stack.callback(tracker.close)
 
     def identity(self) -> Any:
         """Description of the task, normalised by a round trip through JSON."""

@@ -32,9 +32,10 @@ from dape.plugins import LOADED, loaded_imports
 from dape.settings import changed_setting
 from dape.training.checkpoint import Checkpoints, locked, model_tensors
 from dape.training.config import FitResult, TrainConfig, check_memory, checked
-from dape.training.display import Record, check_trackers, read_metrics
+from dape.training.display import Record, read_metrics
 from dape.training.loop import OnStep, derive_seed, fit, initialise
 from dape.training.parallel import Parallel, check_precision, processes
+from dape.training.trackers import find_trackers
 
 VALIDATION_WINDOWS = 64
 
@@ -293,7 +294,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
     with processes(config) as parallel:
         # Fail before minutes of packing, not after.
         check_precision(config.precision, parallel.device)
-        check_trackers(config)
+        find_trackers(config.track)
         check_memory(config, device=parallel.device, world=parallel.world)
         if parallel.main:
             check_output(folder, folder=True)
