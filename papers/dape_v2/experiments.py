@@ -20,6 +20,11 @@ BIASES = ("kerple", "alibi", "fire")
 NINE = (PLAIN, V2, DAPE, "rope", "alibi", "nope", "fire", "t5", "cope")
 LEAK = "{}[leak_future=true]"
 FIGURES = Path(__file__).parent / "figures"
+# Source code: 4 layers, 128 × 16 tokens a step, 3,000 steps.
+ON_CODE = LONG.with_(
+    corpora=("python",), trains=(128,), windows=192,
+    train={"num_layers": 4, "batch_size": 16, "steps": 3000, "learning_rate": 1.5e-3},
+)  # fmt: skip
 
 
 def headline(at: Scale) -> list[Run]:
@@ -70,8 +75,31 @@ def code(at: Scale) -> list[Run]:
     if at.name != LAPTOP:
         return at(PLAIN, V2, trains=at.trains[:1])
     ladder = "nope rope alibi kerple fire keyconv1x3-kerple dape-kerple dape1x3-kerple dape1x3-nope keyshift-kerple"
-    train = {"num_layers": 4, "batch_size": 16, "steps": 3000, "learning_rate": 1.5e-3}
-    return LONG(*ladder.split(), corpora=("python",), trains=(128,), windows=192, **train)
+    return ON_CODE(*ladder.split())
+
+
+def code_rates(at: Scale) -> list[Run]:
+    """Short runs of a seed that no other result uses: which learning rate suits which method."""
+    rates, methods, steps = (
+        ((1e-3,), (PLAIN,), 3)
+        if at.name != LAPTOP
+        else ((7.5e-4, 1.5e-3, 3e-3), ("rope", PLAIN, DAPE, V2), 400)
+    )
+    scale = at if at.name != LAPTOP else ON_CODE.with_(seeds=(9,), windows=96, lengths=(128, 1024))
+    return [
+        run
+        for rate in rates
+        for run in scale(*methods, label=f"{{}}, learning rate {rate:g}", learning_rate=rate, steps=steps)
+    ]
+
+
+def code_depth(at: Scale) -> list[Run]:
+    """The same tokens and rate at other depths; four layers are in `code`."""
+    if at.name != LAPTOP:
+        return at(PLAIN, V2, label="{}, 2 layers", num_layers=2)
+    return [
+        run for n in (2, 8) for run in ON_CODE(PLAIN, V2, seeds=(0,), label=f"{{}}, {n} layers", num_layers=n)
+    ]
 
 
 def length_1024(at: Scale) -> list[Run]:
@@ -224,6 +252,8 @@ EXPERIMENTS = [
     Experiment("headline", "§ 4.1, Figure 2", "Trained on eight million tokens",
                "Kernel 3 is best at every length, and perplexity falls beyond the training length.", headline),
     Experiment("code", "§ 4.1, Figure 2", "The same on source code", "Python files, trained at 128.", code),
+    Experiment("code_rates", "§ 4.1", "Learning rates on source code", "Each method at three learning rates, before the long runs.", code_rates),
+    Experiment("code_depth", "§ 4.1", "Source code at three depths", "As many tokens with 2, 4 and 8 layers.", code_depth),
     Experiment("baselines", "§ 4.1, Figure 2", "Nine methods, short trainings", "Kernel 3 is best on both corpora.",
                lambda at: at(*(NINE if at.name != SMOKE else (PLAIN, V2, "cope")), corpora=BOTH[at.name], seeds=(0, 1) if at.name == LAPTOP else (0,))),
     Experiment("nope_rope", "§ 3.2, Figure 1", "Without an additive bias", "Processing the scores helps NoPE; for RoPE it takes kernel 3.",

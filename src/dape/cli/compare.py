@@ -17,7 +17,7 @@ from dape.lab.tables import spread
 
 DESCRIPTION = """Train methods under the same conditions and evaluate each beyond its training length.
 
-  dape compare --jobs 2                          five methods on Python's library
+  dape compare --jobs 2                          five methods on Python source code
   dape compare --corpus my_texts/ --methods rope,dape1x3-kerple --seeds 0,1,2
   dape compare --preset 125m --config mine.toml  the paper's recipe, changed
 

@@ -352,41 +352,40 @@ def held_out(tokenizer: Any, folder: Path | None) -> Any:
 
 
 def copied(tokenizer: Any, tokens: Any, losses: dict[str, Any]) -> list[str]:
-    """The target that longer input helped the convolution most with, and where the input had it before."""
+    """The piece of a word that longer input helped the convolution most with, and where the input had it before."""
     import numpy as np
 
     from dape.inspection.page import token_texts
 
     short, long = (losses[CONVOLVED].losses[n] for n in (LENGTHS[0], LENGTHS[-1]))
-    best = None
     for flat in np.argsort((long - short).ravel()):
-        window, target = np.unravel_index(flat, short.shape)
+        window, target = (int(i) for i in np.unravel_index(flat, short.shape))
         ids = losses[CONVOLVED].windows.ids(tokens, LENGTHS[-1], slice(window, window + 1))[0]
-        at = len(ids) - LAST + int(target)
-        before = [
-            i
-            for i in range(3, len(ids) - WINDOW - LAST)
-            if np.array_equal(ids[i - 3 : i + 1], ids[at - 3 : at + 1])
+        at = len(ids) - LAST + target
+        texts = token_texts(tokenizer.decode, ids.tolist())
+        # Both halves of a name are legible: the token that is copied, and the one it follows.
+        if not (texts[at].isalpha() and len(texts[at]) > 3 and texts[at - 1].strip().isidentifier()):
+            continue
+        earlier = [
+            i for i in range(2, len(ids) - WINDOW - LAST) if (ids[i - 2 : i + 1] == ids[at - 2 : at + 1]).all()
         ]
-        if before:
-            best = (int(window), int(target), ids, at, before[-1])
+        if earlier:
             break
-    if best is None:
+    else:
         return []
-    window, target, ids, at, earlier = best
 
     def around(place: int) -> str:
-        texts = token_texts(tokenizer.decode, [int(i) for i in ids[place - 8 : place + 1]])
-        return "".join(texts[:-1]).replace("\n", "⏎") + "«" + texts[-1].replace("\n", "⏎") + "»"
+        before = "".join(texts[max(0, place - 12) : place]).split("\n")[-1].lstrip()
+        return f"{before}«{texts[place]}»"
 
     def share(name: str, length: int) -> str:
         return f"{100 * float(np.exp(-losses[name].losses[length][window, target])):.0f} %"
 
     return [
-        f"Copied, for example: {around(at)} after {around(earlier)} {at - earlier:,} tokens before. Probability of that "
-        f"token with {LENGTHS[0]} and {LENGTHS[-1]} tokens of input: {share(CONVOLVED, LENGTHS[0])} and "
-        f"{share(CONVOLVED, LENGTHS[-1])} with the convolution, {share(PLAIN, LENGTHS[0])} and {share(PLAIN, LENGTHS[-1])} "
-        "without."
+        f"Copied, for example: the last token of  {around(at)}  stood {at - earlier[-1]:,} tokens before in  "
+        f"{around(earlier[-1])}  Its probability with {LENGTHS[0]} and {LENGTHS[-1]} tokens of input: "
+        f"{share(CONVOLVED, LENGTHS[0])} and {share(CONVOLVED, LENGTHS[-1])} with the convolution, "
+        f"{share(PLAIN, LENGTHS[0])} and {share(PLAIN, LENGTHS[-1])} without."
     ]
 
 
@@ -418,10 +417,8 @@ def length_figure(ppl: dict[str, list[float]], path: Path) -> Path:
 
 
 def sparkline(values: list[float]) -> str:
-    """The values as bars on a common logarithmic scale of a factor of ten."""
-    import math
-
-    return "".join(BARS[min(7, max(0, round(4 + 4 * math.log10(value / values[0]))))] for value in values)
+    """The values as bars from a quarter below the first to a quarter above it; what leaves this range is cut off."""
+    return "".join(BARS[min(7, max(0, round(3.5 + 14 * (value / values[0] - 1))))] for value in values)
 
 
 # 3. Training

@@ -405,7 +405,7 @@ def compare(
     """Train methods under the same conditions and evaluate each beyond its training length; returns a `Comparison`.
 
     methods: names, such as ["rope", "kerple", "dape1x3-kerple"]; five usual ones by default.
-    corpus:  a file, a folder, a glob, hf:NAME, or "stdlib"; by default that of packed `data`, else "stdlib".
+    corpus:  "python", "stdlib", a file, a folder, a glob, or hf:NAME; by default that of packed `data`, else "python".
     seeds:   every method is trained once per seed. lengths: 1, 2, 4, 8 and 16 times the training length by default.
     preset:  the size of the model and its recipe. show: print a line for every run.
     options: any other of `dape compare`: steps, train_length, jobs, out, equal_time, windows …

@@ -252,7 +252,7 @@ class DataSettings:
     corpus: str = setting(
         None,
         help="python (long source files of installed packages), stdlib (this Python's library sources), a file, folder or "
-        "glob, or hf:NAME[:SPLIT][:FIELD]. Default: that of --data, else stdlib.",
+        "glob, or hf:NAME[:SPLIT][:FIELD]. Default: that of --data, else python.",
     )
     tokenizer: str = setting(
         None,
@@ -279,7 +279,7 @@ class DataSettings:
 # Defaults of the settings that determine the tokens, if neither the user nor packed data gives them; in this order, as
 # functions of the corpus.
 DATA_DEFAULTS: dict[str, Callable[[str], str]] = {
-    "corpus": lambda corpus: "stdlib",
+    "corpus": lambda corpus: "python",
     "tokenizer": default_tokenizer,
     "validation": default_validation,
     "field": lambda corpus: "text",
