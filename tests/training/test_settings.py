@@ -248,7 +248,7 @@ def test_packed_data_alone_say_what_they_are(tmp_path):
     prepare(str(tmp_path), tmp_path / "data", tokenizer="bpe:300", validation=["3", "7"], progress=False)
     config = TrainConfig(data=str(tmp_path / "data"))
     assert (config.corpus, config.tokenizer, config.validation) == (str(tmp_path), "bpe:300", "3,7")
-    assert TrainConfig(data=str(tmp_path / "absent")).corpus == "stdlib"
+    assert TrainConfig(data=str(tmp_path / "absent")).corpus == "python"
     assert TrainConfig(data=str(tmp_path / "data"), tokenizer="bytes").tokenizer == "bytes"
 
 

@@ -367,7 +367,9 @@ def copied(tokenizer: Any, tokens: Any, losses: dict[str, Any]) -> list[str]:
         if not (texts[at].isalpha() and len(texts[at]) > 3 and texts[at - 1].strip().isidentifier()):
             continue
         earlier = [
-            i for i in range(2, len(ids) - WINDOW - LAST) if (ids[i - 2 : i + 1] == ids[at - 2 : at + 1]).all()
+            i
+            for i in range(2, len(ids) - WINDOW - LAST)
+            if (ids[i - 2 : i + 1] == ids[at - 2 : at + 1]).all()
         ]
         if earlier:
             break
