@@ -27,6 +27,7 @@ from dape.training import load_run
 PROBED = 1000
 # File that a run folder has, and a model folder does not.
 RUN = "run.json"
+GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,36 @@ class Base:
     window: int | None
 
 
-def load_base(name: str, device: str = "auto") -> Base:
-    """Load a model in float32 from a run folder, a model folder, a GGUF file or the hub; "hf:" before it is optional."""
-    path = Path(name.removeprefix("hf:"))
+def is_run(name: str) -> bool:
+    """Whether a name is that of a run, trained or not yet, rather than of a model: hf:NAME, a model folder or a GGUF file."""
+    path = Path(name)
+    is_model = (path / "config.json").exists() or (path / "adapter_config.json").exists()
+    return not (name.startswith("hf:") or path.suffix == GGUF or (is_model and not (path / RUN).exists()))
+
+
+def load_named(name: str, **options: Any) -> Base:
+    """Load a model from a run folder, a model folder, a GGUF file or the hub (hf:NAME; in a folder "hf:" is optional).
+
+    options: of from_pretrained.
+    """
+    source = name.removeprefix("hf:")
+    path = Path(source)
     if (path / RUN).exists():
         run = load_run(path)
-        base = Base(run.model(), str(path / "model"), run.config.train_length)
-    else:
-        source = name.removeprefix("hf:")
-        options: dict[str, Any] = {"dtype": torch.float32}
-        if path.suffix == ".gguf":
-            source, options["gguf_file"] = str(path.parent), path.name
-        with loading("causal language model", source):
-            model = load_causal_lm(source, **options)
-        if getattr(model.config, "dape_retrofit", None):
-            raise ValueError(
-                f"{source} is already retrofitted: pass the base model, or continue training with Trainer"
-            )
-        window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        base = Base(model, source, window)
+        return Base(run.model(), str(path / "model"), run.config.train_length)
+    with loading("causal language model", source):
+        model = load_causal_lm(source, **options)
+    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return Base(model, str(path.parent) if path.suffix == GGUF else tokenizer_source(source, model), window)
+
+
+def load_base(name: str, device: str = "auto") -> Base:
+    """Load a model to retrofit, in float32, by any name that `load_named` takes."""
+    base = load_named(name, dtype=torch.float32)
+    if getattr(base.model.config, "dape_retrofit", None):
+        raise ValueError(
+            f"{name} is already retrofitted: pass the base model, or continue training with Trainer"
+        )
     base.model.to(find_device(device)).eval()  # type: ignore[arg-type]  # as in harness.py
     return base
 
@@ -64,9 +76,11 @@ def load_base(name: str, device: str = "auto") -> Base:
 def load_causal_lm(name: str | Path, **options: Any) -> PreTrainedModel:
     """Load a causal language model: retrofitted, an adapter of ours or of PEFT on one, or any other.
 
-    name: a folder, or a name on the Hugging Face hub. options: of from_pretrained.
+    name: a folder, a GGUF file, or a name on the Hugging Face hub. options: of from_pretrained.
     """
     folder, name = Path(name), str(name)
+    if folder.suffix == GGUF:
+        return AutoModelForCausalLM.from_pretrained(str(folder.parent), gguf_file=folder.name, **options)
     if describes_retrofit(folder):
         return load_retrofitted(folder, **options)
     if (path := folder / "adapter_config.json").exists():
@@ -98,7 +112,7 @@ def open_for_evaluation(
     device: str = "auto",
     label: str | None = None,
 ) -> Iterator[EvaluatedModel]:
-    """Open a model with the data to evaluate it on: a run folder, or hf:PATH.
+    """Open a model with the data to evaluate it on: a run folder, a model folder, a GGUF file, or hf:NAME.
 
     data:   token data, packed with the model's tokenizer; by default the run's own.
     corpus: text to pack with the model's own tokenizer (all of it, for the duration of the evaluation).
@@ -108,10 +122,7 @@ def open_for_evaluation(
         raise ValueError("give token data or a corpus, not both")
     torch_device = find_device(device)
     with contextlib.ExitStack() as cleanup:
-        if name.startswith("hf:"):
-            opened = _hugging_face(name, data, corpus, cleanup)
-        else:
-            opened = _run(name, data, corpus, cleanup)
+        opened = (_run if is_run(name) else _hugging_face)(name, data, corpus, cleanup)
         opened.model.to(torch_device)
         yield opened if label is None else replace(opened, label=label)
 
@@ -123,9 +134,8 @@ def _hugging_face(
     if not path:
         raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
     tokens = None if data is None else open_data(data)
-    with loading("causal language model", path):
-        model = load_causal_lm(path)
-    source, given = tokenizer_source(path, model), tokens
+    base, given = load_named(name), tokens
+    model, source = base.model, base.tokenizer
     if given is None:
         tokens = _pack(corpus or "stdlib", source, cleanup)
     else:

@@ -43,7 +43,7 @@ def options(tmp_path, monkeypatch):
         "steps": 4,
     }
     monkeypatch.setattr(demo, "LIVE", {**demo.LIVE, **live, "warmup_steps": 1, "log_every": 1})
-    repair = {"steps": 3, "train_length": 32, "batch_size": 2, "windows": 6, "last": 4, "lengths": "16,32"}
+    repair = {"steps": 3, "batch_size": 2, "windows": 6, "last": 4, "lengths": "16,32"}
     monkeypatch.setattr(demo, "REPAIR", {**demo.REPAIR, **repair})
     monkeypatch.setattr(demo, "prepared", lambda options: tmp_path / "data")
     return demo.DemoOptions(models=tmp_path / "models", text=text, out=tmp_path / "out")

@@ -259,3 +259,28 @@ def test_how_often_training_had_an_ngram_needs_the_training_text(folder, capsys)
     rare = ("--slices", "recall", "--max-training-count", 0)
     assert evaluate(folder, *arguments, *rare) == 2
     assert "what gpt2 was trained on is not known" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_with_a_known_window_stands_beside_an_input_cut_to_it(folder, tmp_path, capsys):
+    """The cut costs nothing at any length, so it is printed first; the use of context says whether more can help."""
+    options = ("--data", folder / "data", "--lengths", "64,128", "--last", 8, "--windows", 6)
+    config = preset("tiny", num_hidden_layers=1, hidden_size=16, num_attention_heads=2)
+    config.max_position_embeddings = 32
+    DapeForCausalLM(config).save_pretrained(tmp_path / "short")
+    ByteTokenizer().save(tmp_path / "short")
+    saved = tmp_path / "short.json"
+    assert evaluate(folder, f"hf:{tmp_path}/short", *options, "--json", saved) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    [context] = json.loads(saved.read_text())["context"]
+    assert [at["eval_length"] for at in context["losses"]] == [8, 16, 32]
+    tokens = open_data(folder / "data").validation
+    model = DapeForCausalLM.from_pretrained(tmp_path / "short")
+    cut = losses_by_length(model, tokens, [64, 128], last=8, windows=6, also=(32,)).at(32)
+    assert f"Cut to its window of 32 tokens, any input has perplexity {cut.ppl:.2f}" in printed
+    assert context["losses"][2]["nll"] == pytest.approx(cut.nll)
+    assert "with all 128 tokens the loss is" in printed
+    # Random weights make nothing of their window, and nobody is told that a flat curve is a success.
+    assert "not used measurably" in printed
+    # A model whose window is not known has none to be cut to.
+    assert evaluate(folder, f"hf:{folder}/gpt2", *options) == 0
+    assert "Cut to its window" not in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -110,3 +111,23 @@ def test_the_configuration_stays_the_models_own(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "llama"
     assert list(config["auto_map"]) == ["AutoModelForCausalLM"]
+
+
+@pytest.mark.parametrize("method", ["rope[scaling=yarn,factor=8,original_length=32]", "dape1x3-kerple"])
+def test_what_plain_transformers_drops_is_reported(method, tmp_path, caplog):
+    """A scaling alone adds no weights, and its loss without the code would be silent."""
+    model = retrofitted(method)
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(60)[None]
+    torch.testing.assert_close(dape.load_retrofitted(tmp_path)(ids).logits, model(ids).logits)
+    logger = logging.getLogger("transformers")
+    before, logger.propagate = logger.propagate, True
+    try:
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False)
+    finally:
+        logger.propagate = before
+    assert (plain(ids).logits - model(ids).logits).abs().max() > 1e-4
+    name = "stretched_by_dape_retrofit" if "yarn" in method else "score_processor"
+    assert any(name in record.getMessage() for record in caplog.records)
+    own = dape.remove_retrofit(model).state_dict()
+    assert own.keys() == plain.state_dict().keys()

@@ -42,6 +42,8 @@ def base(tmp_path_factory):
 
 def run(base, out, *more):
     arguments = ["--steps", "6", "--batch-size", "4", "--windows", "4", "--log-every", "1"]
+    if "--method" not in more:
+        arguments += ["--method", "dape1x3-kerple"]
     return cli.main(["retrofit", str(base), "--out", str(out), *arguments, "--device", "cpu", *more])
 
 
@@ -402,6 +404,22 @@ def test_untrained_scalings_stand_beside_it(base, tmp_path):
     assert sum("untrained" in label for label, _ in adapted.report.rows()) == 8
 
 
+def test_by_default_the_rotation_is_stretched_and_convolved(base, tmp_path):
+    """To the longest length of the table, in windows of four times the base's and as many tokens a step as 16 of those."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000)))
+    model = LlamaForCausalLM.from_pretrained(base)
+    how = {"steps": 1, "windows": 4, "lengths": "16,64", "device": "cpu"}
+    adapted = dape.adapt(model, texts=str(texts), out=tmp_path / "out", **how)
+    [method] = adapted.report.retrofits
+    assert method == "dape1x3-rope[scaling=yarn,factor=4,original_length=16]"
+    settings = json.loads((tmp_path / "out" / "retrofit.json").read_text())["settings"]
+    assert (settings["train_length"], settings["batch_size"]) == (64, 4)
+    assert adapted.results["retrofit", 0].tokens == 16 * 16
+    # The same command continues with the same settings.
+    assert dape.adapt(model, texts=str(texts), out=tmp_path / "out", **how).report.retrofits == [method]
+
+
 def test_sinks_are_the_first_tokens_of_what_is_cut():
     ids = np.arange(41)[None]
     assert with_sinks(ids, 10).tolist() == [[0, 1, 2, 3, *range(34, 41)]]
@@ -450,7 +468,8 @@ def test_a_run_of_ours_is_a_base_too(tmp_path):
         ]
     )
     assert code == 0
-    assert load_causal_lm(tmp_path / "out" / "model").config.method == "dape1x3-kerple"
+    method = load_causal_lm(tmp_path / "out" / "model").config.method
+    assert method == "dape1x3-rope[factor=8,original_length=16,scaling=yarn]"
 
 
 def test_samples_are_as_long_as_the_base_reads(base, tmp_path):

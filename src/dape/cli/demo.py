@@ -40,10 +40,8 @@ LIVE: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 256, "num_heads": 4, "train_length": WINDOW, "batch_size": 16, "steps": 200,
     "warmup_steps": 20, "learning_rate": 2e-3, "log_every": 2, "checkpoint_every": 100,
 }  # fmt: skip
-REPAIRED = f"dape1x3-rope[scaling=yarn,factor=8,original_length={WINDOW}]"
 REPAIR: dict[str, Any] = {
-    "steps": 60, "learning_rate": 3e-4, "control_learning_rate": 3e-5, "train_length": 4 * WINDOW, "batch_size": 4,
-    "control": True, "jobs": 2, "windows": 64, "last": LAST, "lengths": "128,256,512,1024", "device": "cpu",
+    "steps": 60, "control": True, "jobs": 2, "windows": 64, "last": LAST, "lengths": "128,256,512,1024", "device": "cpu",
 }  # fmt: skip
 # Training from scratch in place of the shipped models.
 SCRATCH: dict[str, Any] = LIVE | {
@@ -551,8 +549,7 @@ def repair(options: DemoOptions, console: Console, page: Page) -> None:
     with console.status("training both, and measuring"):
         report = adapt(
             load_model(folder),
-            REPAIRED,
-            open_data(prepared(options)),
+            texts=open_data(prepared(options)),
             tokenizer=str(folder),
             window=WINDOW,
             out=options.out / "retrofit",

@@ -21,6 +21,7 @@ from dape.evaluation import (
     recall_slices,
     sliding_window,
 )
+from dape.evaluation.by_length import ContextUse, context_lengths
 from dape.evaluation.models import EvaluatedModel
 from dape.evaluation.recall import DEFAULT_NGRAM
 from dape.evaluation.report import Evaluation, print_evaluation, save_evaluations
@@ -39,7 +40,8 @@ class Evaluate:
     """
 
     models: list[str] = setting(
-        help="Run folders, or hf:PATH for any causal language model of Hugging Face.", positional=True
+        help="Run folders, model folders, GGUF files, or hf:NAME for a causal language model of Hugging Face.",
+        positional=True,
     )
     lengths: str | None = setting(
         None,
@@ -220,22 +222,30 @@ def by_length(subject: EvaluatedModel, tokens: Tokens, lengths: list[int], optio
             "context": options.context,
             "progress": lambda length, count: bar.advance(task, length * count),
         }
-        if options.slices == "none":
+        if options.protocol != "same-targets":
             means = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
             return Evaluation(subject, options.protocol, means)
-        losses = losses_by_length(subject.model, tokens, lengths, **asked)
+        window = subject.train_length or 0
+        own = context_lengths(window) if window >= 8 else ()
+        losses = losses_by_length(subject.model, tokens, lengths, also=own, **asked)
+    evaluation = Evaluation(subject, options.protocol, [losses.at(n) for n in lengths])
+    if own and {*own} <= losses.losses.keys():
+        evaluation.context = ContextUse.of(losses, window)
+        evaluation.key_change = evaluation.context.key_change(losses, max(lengths))
+    if options.slices == "none":
+        return evaluation
     rare: dict[str, Any] = {}
     if options.max_training_count is not None:
         rare = {"train": subject.training_tokens(), "max_training_count": options.max_training_count}
     base = subject.train_length if subject.train_length in lengths else min(lengths)
-    recall = recall_slices(
+    evaluation.recall = recall_slices(
         tokens,
-        losses,
+        losses.only(lengths),
         base=base,
         ngram=DEFAULT_NGRAM if options.ngram is None else options.ngram,
         **rare,
     )
-    return Evaluation(subject, options.protocol, [losses.at(n) for n in lengths], recall=recall)
+    return evaluation
 
 
 def default_lengths(subject: EvaluatedModel) -> list[int]:

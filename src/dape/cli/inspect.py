@@ -46,8 +46,9 @@ class Options:
     the processor moves is saved.
     """
 
-    runs: tuple[Path, ...] = setting(
-        help="Folders that `dape train` wrote, or Hugging Face folders of our models.", positional=True
+    runs: tuple[str, ...] = setting(
+        help="Run folders, or model folders of our own and retrofitted models; hf: before them is optional.",
+        positional=True,
     )
     text: str = setting(help="A file, or the text itself.")
     lengths: str = setting(
@@ -95,7 +96,9 @@ def main(arguments: list[str]) -> int:
         raise ValueError("name at least one run")
     console = Console()
     text, inspections = read_argument(options.text), []
-    for name, model, tokenizer in open_models(options.runs, options.tokenizer):
+    for name, model, tokenizer in open_models(
+        tuple(Path(run.removeprefix("hf:")) for run in options.runs), options.tokenizer
+    ):
         ids = tokenizer.encode(text)
         for length in lengths:
             if len(ids) < length:

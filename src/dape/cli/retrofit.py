@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Give a pretrained model the positions and score processor of a method, and tune it.
 
-  dape retrofit MODEL --corpus my_texts/ --control --out runs/longer
+  dape retrofit MODEL --corpus my_texts/ --control --seeds 3 --out runs/longer
   dape retrofit runs/rope --method dape1x3-kerple --steps 800
   dape retrofit MODEL --corpus self --trains attention --match-steps 200 --distill 1
 
-MODEL is a folder, a name on the hub, a GGUF file, or a run of `dape train`. Training is at the model's own length. The
-table compares with the base cut to its window, which costs nothing, and with --control with the base trained on for as
-many steps. The same command resumes an interrupted one. OUT/model is the result, for dape.load_retrofitted and
-`dape eval hf:OUT/model`."""
+MODEL is a folder, a name on the hub, a GGUF file, or a run of `dape train`. The table compares with the base cut to its
+window, which costs nothing, and with --control with the base trained on for as many steps. The same command resumes an
+interrupted one, or adds seeds. OUT/model is the result, for dape.load_retrofitted and `dape eval OUT/model`."""
 
 
 @dataclass(frozen=True, kw_only=True)

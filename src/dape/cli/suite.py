@@ -36,7 +36,7 @@ are not computed again."""
 @dataclass(frozen=True, kw_only=True)
 class Options:
     models: tuple[str, ...] = setting(
-        help="Run folders, or hf:FOLDER and hf:NAME of the Hugging Face hub.", positional=True
+        help="Run folders, model folders, GGUF files, or hf:NAME of the Hugging Face hub.", positional=True
     )
     lengths: str = setting(
         "256,512,1024", help="Tokens of prompt and answer, by commas.", listed=int, low=8, high=2**24
@@ -127,15 +127,16 @@ def raw(value: Tensor) -> memoryview:
 
 def open_model(name: str, device: str) -> tuple[Any, Any]:
     """A model in evaluation mode and its tokenizer."""
-    if name.startswith("hf:"):
-        from dape.loading import load_causal_lm, tokenizer_source
+    from dape.loading import is_run, load_named
 
-        model: Any = load_causal_lm(name.removeprefix("hf:"))
-        tokenizer = load_tokenizer(tokenizer_source(name.removeprefix("hf:"), model))
-    else:
+    if is_run(name):
         from dape.training.run import load_run
 
-        model, tokenizer = load_run(name).model(), load_tokenizer(Path(name) / "model")
+        # Says what is wrong with a folder that is no run.
+        load_run(name)
+    base = load_named(name)
+    tokenizer = load_tokenizer(base.tokenizer)
+    model: Any = base.model
     return model.to(find_device(device)).float().eval(), tokenizer
 
 

@@ -19,6 +19,8 @@ Protocol = Literal["same-targets", "paper"]
 Progress = Callable[[int, int], None]
 
 DEFAULT_LAST = 256
+# Key tokens: targets whose loss falls by more than so many nats from half of a model's window to all of it.
+KEY_GAIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,44 @@ class WindowLosses:
         """Mean loss at one length, with its standard error."""
         return _length_loss(self.windows, length, self.last, self.losses[length])
 
+    def only(self, lengths: Sequence[int]) -> WindowLosses:
+        """The same at some of the lengths."""
+        return WindowLosses(self.windows, self.last, {n: self.losses[n] for n in lengths})
+
+
+@dataclass(frozen=True)
+class ContextUse:
+    """What a model makes of its own window: losses of the same targets with ¼, ½ and all of it.
+
+    A model that loses nothing by half a window has nothing to gain from a longer one.
+    """
+
+    window: int
+    quarter: LengthLoss
+    half: LengthLoss
+    whole: LengthLoss
+    key: np.ndarray
+
+    @staticmethod
+    def of(losses: WindowLosses, window: int) -> ContextUse:
+        """From losses at window // 4, window // 2 and window."""
+        key = losses.losses[window // 2] - losses.losses[window] > KEY_GAIN
+        quarter, half, whole = (losses.at(n) for n in context_lengths(window))
+        return ContextUse(window, quarter, half, whole, key)
+
+    def used(self) -> tuple[float, float]:
+        """What the later half of the window lowers the loss by, and the standard error."""
+        return paired_difference(self.half, self.whole)
+
+    def key_change(self, losses: WindowLosses, length: int) -> tuple[float, float]:
+        """Loss of key tokens at `length` minus that with the window, and the standard error."""
+        change = np.where(self.key, losses.losses[length] - losses.losses[self.window], 0.0)
+        return clustered_mean(change.sum(1, dtype=np.float64), self.key.sum(1), losses.windows.documents)
+
+
+def context_lengths(window: int) -> tuple[int, int, int]:
+    return window // 4, window // 2, window
+
 
 def losses_by_length(
     model: nn.Module,
@@ -98,12 +138,19 @@ def losses_by_length(
     context: Context = "document",
     batch_tokens: int = BATCH_TOKENS,
     progress: Progress | None = None,
+    also: Sequence[int] = (),
 ) -> WindowLosses:
-    """Loss of every target token at each length, on the windows of `evaluate_by_length`."""
+    """Loss of every target token at each length, on the windows of `evaluate_by_length`.
+
+    also: further lengths on the same windows, as far as the targets fit into them.
+    """
     last = num_targets(lengths, last, windows, "same-targets", context)
     chosen = same_targets(tokens, max(lengths), last, windows, context=context)
+    further = {n for n in also if last <= n <= max(lengths)}
     with evaluating(model, batch_tokens=batch_tokens) as evaluator:
-        losses = {n: losses_of_windows(evaluator, tokens, chosen, n, last, progress) for n in lengths}
+        losses = {
+            n: losses_of_windows(evaluator, tokens, chosen, n, last, progress) for n in {*lengths, *further}
+        }
     return WindowLosses(chosen, last, losses)
 
 

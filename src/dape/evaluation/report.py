@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dape.evaluation.by_length import LengthLoss, paired_difference
+from dape.evaluation.by_length import ContextUse, LengthLoss, paired_difference
 from dape.evaluation.by_position import PositionLoss, position_records
 from dape.evaluation.models import EvaluatedModel
 from dape.evaluation.recall import RecallSlices
@@ -36,6 +36,9 @@ class Evaluation:
     by_position: PositionLoss | None = None
     recall: RecallSlices | None = None
     sliding: list[SlidingLoss] = field(default_factory=list)
+    # Of a model with a known window: its use, and the change of key tokens from it to the longest input.
+    context: ContextUse | None = None
+    key_change: tuple[float, float] = (math.nan, math.nan)
 
     def changes(self) -> list[tuple[float, float] | None]:
         """Paired change of the loss from the shortest length to each; None if not paired."""
@@ -90,6 +93,16 @@ def as_json(evaluations: Sequence[Evaluation], settings: dict[str, Any]) -> str:
         "recall_sums": [
             {**e.subject.identity, **e.recall.as_json()} for e in evaluations if e.recall is not None
         ],
+        "context": [
+            {
+                **e.subject.identity,
+                "key_share": float(e.context.key.mean()),
+                "losses": [at.record() for at in parts],
+            }
+            for e in evaluations
+            if e.context is not None
+            for parts in [(e.context.quarter, e.context.half, e.context.whole)]
+        ],
         "sliding": [{**e.subject.identity, **s.record()} for e in evaluations for s in e.sliding],
     }
     return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
@@ -128,6 +141,8 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
     console.print(table)
     if documents == 1:
         console.print("(no ±: standard errors need two documents or more)")
+    if evaluation.context is not None:
+        console.print(context_sentences(evaluation, evaluation.context), markup=False)
     if evaluation.by_position is not None:
         _print_positions(evaluation.by_position, console)
     if evaluation.recall is not None:
@@ -139,6 +154,26 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
             f"{sliding.documents:,} documents"
         )
     console.print()
+
+
+def context_sentences(evaluation: Evaluation, context: ContextUse) -> str:
+    """What an input cut to the model's window has at any length, and what the model makes of that window."""
+    longest = max(evaluation.losses, key=lambda loss: loss.eval_length)
+    said = f"Cut to its window of {context.window} tokens, any input has perplexity {context.whole.ppl:.2f}"
+    if longest.eval_length > context.window:
+        change = plus_minus(*paired_difference(longest, context.whole), sign="+")
+        said += f"; with all {longest.eval_length} tokens the loss is {change} against that"
+        if context.key.any():
+            said += (
+                f", {plus_minus(*evaluation.key_change, sign='+')} on the {context.key.mean():.0%} of tokens that the "
+                "later half of the window predicts"
+            )
+    parts = (context.quarter, context.half, context.whole)
+    used, error = context.used()
+    said += f". Use of the window: loss {', '.join(f'{at.nll:.3f} with {at.eval_length}' for at in parts)}"
+    if not used > 2 * error:
+        said += "; its later half is not used measurably, so a flat curve shows nothing"
+    return said + "."
 
 
 def _print_positions(loss: PositionLoss, console: Console) -> None:

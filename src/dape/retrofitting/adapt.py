@@ -27,6 +27,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from dape.data import TokenData, Tokens, open_data, prepare
+from dape.evaluation.by_length import KEY_GAIN, context_lengths
 from dape.evaluation.evaluator import evaluating
 from dape.evaluation.metrics import target_checksums
 from dape.evaluation.table import ALL, make_table, write_table
@@ -39,8 +40,9 @@ from dape.models.export import export
 from dape.positions import PositionEncoding
 from dape.retrofitting.attach import is_retrofitted, retrofit
 from dape.retrofitting.attach import parse_plan as parse_method
+from dape.retrofitting.positions import rotary_modules
 from dape.retrofitting.replace_method import replace_method
-from dape.retrofitting.report import BASE, KEY, KEY_GAIN, TRAINED_ON, UNTRAINED, Report
+from dape.retrofitting.report import BASE, KEY, TRAINED_ON, UNTRAINED, Report
 from dape.retrofitting.settings import SINKS, AdaptSettings
 from dape.retrofitting.tuning import Tuning, sample
 from dape.scores import ScoreProcessor
@@ -82,7 +84,7 @@ class Adapted:
 
 def adapt(
     model: PreTrainedModel,
-    method: str = "dape1x3-kerple",
+    method: str | None = None,
     texts: str | TokenData = "python",
     *,
     tokenizer: str | None = None,
@@ -114,10 +116,15 @@ def adapt(
         raise ValueError("the model's configuration names no training length: give window=")
     if window < 8:
         raise ValueError(f"window={window}: at least 8 tokens are needed to measure the use of context")
+    own = isinstance(model, DapeForCausalLM)
+    rotates = "rope" in model.config.method if own else bool(rotary_modules(model))
+    settings = settings.resolved(window, rotates=rotates)
+    assert (
+        settings.method is not None and settings.train_length is not None and settings.batch_size is not None
+    )
     lengths, last = settings.length_list(window), settings.num_last(window)
     if last > min(window // 4, *lengths):
         raise SettingError("last", last, f" is more than the shortest length {min(window // 4, *lengths)}")
-    own = isinstance(model, DapeForCausalLM)
     untrained = settings.untrained_list(window, own=own)
     for name in (settings.method, *untrained):
         if name != SINKS:
@@ -139,7 +146,7 @@ def adapt(
         measured = Measured(
             held_out, same_targets(held_out, max(lengths), last, settings.windows, context=context), last
         )
-        base = measured.losses(model, [window // 4, window // 2, window, *lengths], kept=folder / "base.npz")
+        base = measured.losses(model, [*context_lengths(window), *lengths], kept=folder / "base.npz")
         measured.key = base[window // 2] - base[window] > KEY_GAIN
         seeds = [settings.seed + number for number in range(settings.seeds)]
         for seed in seeds:
@@ -271,15 +278,16 @@ def _train(
     progress: bool = False,
 ) -> tuple[FitResult, PreTrainedModel]:
     """Train an arm to its end, or as far as it is stopped; one that is trained is loaded."""
+    assert (
+        settings.method is not None and settings.train_length is not None and settings.batch_size is not None
+    )
     torch.manual_seed(arm.seed)
+    method, length, batch_size = settings.method, settings.train_length, settings.batch_size
     if arm.control:
-        settings = settings.for_control()
-        new = copy.deepcopy(model)
-        tokens = settings.batch_size * (settings.train_length or window)
-        length, batch_size = window, max(1, tokens // window)
+        settings, new = settings.for_control(), copy.deepcopy(model)
+        length, batch_size = window, max(1, batch_size * length // window)
     else:
-        new = _with_method(model, settings.method, settings)
-        length, batch_size = settings.train_length or window, settings.batch_size
+        new = _with_method(model, method, settings)
     task = Tuning(
         new,
         ids,
@@ -343,7 +351,7 @@ def _text(
         data = prepare(texts, folder / "data", tokenizer=source, seed=settings.seed, progress=progress)
         return data.train.ids, data.validation, "document"
     # Beyond its own length the base samples no usable text.
-    length = min(settings.train_length or window, window)
+    length = window
     rows = -(-settings.sample_tokens // length)
     kept, needed = max(1, round(rows * HELD_OUT)), -(-(longest + 1) // length)
     if kept < needed:

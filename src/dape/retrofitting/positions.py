@@ -49,7 +49,7 @@ def switch_off(model: PreTrainedModel) -> list[RemovableHandle]:
     return handles
 
 
-def stretch(model: PreTrainedModel, rope: RoPE) -> list[RemovableHandle]:
+def stretch(model: PreTrainedModel, rope: RoPE) -> list[Any]:
     """Install hooks that rotate with the frequencies of `rope`, with the model's own pairing of features."""
 
     gain = SCALINGS[rope.scaling].gain(rope)
@@ -76,10 +76,25 @@ def stretch(model: PreTrainedModel, rope: RoPE) -> list[RemovableHandle]:
                 f"well: pass position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0)"
             )
 
-    handles = [module.register_forward_hook(turned, with_kwargs=True) for module in rotary_modules(model)]
+    handles: list[Any] = [_Mark(module, rope.factor) for module in rotary_modules(model)]
+    handles += [module.register_forward_hook(turned, with_kwargs=True) for module in rotary_modules(model)]
     if rope.by_length:
         handles.append(model.register_forward_pre_hook(check_padding, with_kwargs=True))
     return handles
+
+
+class _Mark:
+    """A buffer in saved weights, which plain transformers reports as unexpected: it would drop the scaling in silence."""
+
+    NAME = "stretched_by_dape_retrofit"
+
+    def __init__(self, module: nn.Module, factor: float) -> None:
+        self.module = module
+        device = next(iter(module.buffers()), torch.empty(0)).device
+        module.register_buffer(self.NAME, torch.tensor([factor], device=device))
+
+    def remove(self) -> None:
+        del self.module._buffers[self.NAME]
 
 
 def _check_cached_keys(rope: RoPE, positions: Tensor) -> None:

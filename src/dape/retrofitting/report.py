@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BASE, TRAINED_ON, UNTRAINED = "base", "base trained on", ", untrained"
-# Targets whose loss under the base falls by more than this many nats from half of its window to all of it.
-KEY, KEY_GAIN = "key", 0.5
+# Slice of the key tokens: see KEY_GAIN in dape.evaluation.by_length.
+KEY = "key"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dape.training.config import LoopSettings
 
 # Which parameters are trained.
 Trains = Literal["all", "attention", "added"]
-# New parameters take a higher rate than pretrained ones, as in adapters.
-ADDED_RATE = 5.0
+# New parameters take a much higher rate than pretrained ones: a convolution starts as the identity.
+ADDED_RATE = 50.0
 # An input cut to the window, its first tokens kept (StreamingLLM), among methods to compare with.
 SINKS = "sinks"
 
@@ -21,12 +21,15 @@ SINKS = "sinks"
 class AdaptSettings(LoopSettings):
     """How a model is retrofitted, tuned and evaluated."""
 
-    method: str = setting(
-        "dape1x3-kerple", help="Score processor and position encoding; a processor alone keeps the positions."
+    method: str | None = setting(
+        None,
+        help="Score processor and position encoding; a processor alone keeps the positions. By default the 1x3 "
+        "convolution, and the model's rotation stretched (YaRN) to the longest length of the table; dape1x3-kerple for a "
+        "model without rotation.",
     )
     steps: int = setting(300, help="Optimizer steps in all.", low=1, high=10**9)
     learning_rate: float = setting(
-        1e-3, help="Highest learning rate of the base's own parameters.", above=0, high=1000
+        3e-4, help="Highest learning rate of the base's own parameters.", above=0, high=1000
     )
     final_learning_rate: float | None = setting(  # type: ignore[assignment]  # derived where it is not given
         None,
@@ -46,9 +49,18 @@ class AdaptSettings(LoopSettings):
     )
     width: int = setting(32, help="Hidden channels of the score processor.", low=1, high=2**16)
     train_length: int | None = setting(
-        None, help="Tokens of a training window; by default the model's own length.", low=2, high=2**24
+        None,
+        help="Tokens of a training window; by default four times the model's own length where its rotation is stretched, "
+        "else that length.",
+        low=2,
+        high=2**24,
     )
-    batch_size: int = setting(8, help="Windows in a step.", low=1, high=2**24)
+    batch_size: int | None = setting(
+        None,
+        help="Windows in a step; by default as many as have the tokens of 16 of the model's own length.",
+        low=1,
+        high=2**24,
+    )
     distill: float = setting(
         0.0,
         help="Share of distillation in the loss: the divergence from the base's predictions.",
@@ -133,6 +145,16 @@ class AdaptSettings(LoopSettings):
         # A retrofit of another's model keeps that model's windows.
         known += [f"rope[window={window}]"] if own else []
         return [name for given in names for name in (known if given == "rope-scalings" else [given])]
+
+    def resolved(self, window: int, *, rotates: bool) -> AdaptSettings:
+        """These settings with what depends on the model: its window, and whether it has rotary positions."""
+        method, factor = self.method, max(self.length_list(window)) / window
+        if method is None:
+            stretched = f"dape1x3-rope[scaling=yarn,factor={factor:g},original_length={window}]"
+            method = stretched if rotates and factor > 1 else "dape1x3-kerple"
+        train_length = self.train_length or (4 * window if "scaling=" in method else window)
+        batch_size = self.batch_size or max(1, 16 * window // train_length)
+        return replace(self, method=method, train_length=train_length, batch_size=batch_size)
 
     def length_list(self, window: int) -> list[int]:
         """Lengths of the table, the window among them."""
