@@ -1,8 +1,8 @@
 """The page of a paper, and every number of ours in other documents, from the tables of results.
 
 A document may hold `<!-- papers: NAME -->…<!-- /papers -->`; what stands between is replaced by the block of that name
-(`BLOCKS`), or by a number: `gap CORPUS A B LENGTH` (or `lead`, its negative), `change CORPUS METHOD START END`, `growth CORPUS A B START END`,
-`perplexity CORPUS METHOD LENGTH`, `verdict PAPER CLAIM`, all of the headline experiment.
+(`BLOCKS`), by the table of results/retrofit/NAME.csv.gz (`retrofit NAME`), or by a number: `gap CORPUS A B LENGTH` (or
+`lead`, its negative), `change CORPUS METHOD START END`, `growth CORPUS A B START END`, `perplexity CORPUS METHOD LENGTH`, `verdict PAPER CLAIM`, all of the headline experiment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from dape.evaluation.table import ALL
+from dape.evaluation.table import ALL, read_table
+from dape.retrofitting.report import Report
 from papers.experiment import Experiment
 from papers.figures import mean_accuracy, write_figures
 from papers.ledger import CORPORA, HERE, WORDS, Data, Judgement, Ledger, Verdict, interval, show
@@ -229,11 +230,8 @@ def page(paper: str) -> str:
 def findings(paper: str, experiment: str) -> str:
     """Hypotheses of an experiment as they were written, with what was found beside them."""
     rows = getattr(text_of(paper), "HYPOTHESES", {}).get(experiment, [])
-    return (
-        table(["hypothesis, as written", "found"], [[said, fill(found)] for said, found in rows])
-        if rows
-        else ""
-    )
+    listed = [[said, fill(found)] for said, found in rows]
+    return table(["hypothesis, as written", "found"], listed) if rows else ""
 
 
 def fill(text: str) -> str:
@@ -245,6 +243,8 @@ def compute(words: str) -> str:
     """A block or a number by its name."""
     if words in BLOCKS:
         return BLOCKS[words]()
+    if words.startswith("retrofit "):
+        return f"\n{Report(read_table(ROOT / f'results/{words[:8]}/{words[9:]}.csv.gz')).markdown()}\n"
     # A name with a space is written with underscores for spaces after its comma.
     kind, *rest = (word.replace(",_", ", ").replace("_time", " time") for word in words.split())
     if kind == "verdict":

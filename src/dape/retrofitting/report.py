@@ -142,6 +142,12 @@ class Report:
             drawn.add_row(label, *cells, style="bold" if label in self.retrofits else "")
         return drawn
 
+    def markdown(self) -> str:
+        """The rows as a table of Markdown."""
+        lines = [["perplexity at", *map(str, self.lengths)], ["---", *["---:"] * len(self.lengths)]]
+        lines += [[f"`{label}`" if label in self.methods else label, *cells] for label, cells in self.rows()]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
     def figure(self) -> Figure:
         """Perplexity by length: the base and the retrofits, and the best use of the base's own window as a line."""
         from matplotlib.figure import Figure
