@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -119,7 +120,9 @@ class ContextUse:
         return paired_difference(self.half, self.whole)
 
     def key_change(self, losses: WindowLosses, length: int) -> tuple[float, float]:
-        """Loss of key tokens at `length` minus that with the window, and the standard error."""
+        """Loss of key tokens at `length` minus that with the window, and the standard error; NaN without any."""
+        if not self.key.any():
+            return math.nan, math.nan
         change = np.where(self.key, losses.losses[length] - losses.losses[self.window], 0.0)
         return clustered_mean(change.sum(1, dtype=np.float64), self.key.sum(1), losses.windows.documents)
 
