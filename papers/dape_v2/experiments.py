@@ -81,7 +81,7 @@ def code(at: Scale) -> list[Run]:
 def code_rates(at: Scale) -> list[Run]:
     """Short runs of a seed that no other result uses: which learning rate suits which method."""
     rates, methods, steps = (
-        ((1e-3,), (PLAIN,), 3)
+        ((1e-3,), (PLAIN,), at.train["steps"])
         if at.name != LAPTOP
         else ((7.5e-4, 1.5e-3, 3e-3), ("rope", PLAIN, DAPE, V2), 400)
     )

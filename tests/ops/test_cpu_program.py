@@ -287,7 +287,7 @@ def deep(**options: object) -> ScoreProgram:
     [
         (ScoreProgram(deep().pre, leak_future=True), "leak_future"),
         (ScoreProgram(deep().pre * 12), "the program reads 12"),
-        (ScoreProgram((Stage(torch.zeros(3, 3, 1, 1)),) * 13), "up to 12 stages, got 13"),
+        (ScoreProgram((Stage(torch.zeros(3, 3, 1, 1)),) * 13), "at most 12 stages, got 13"),
     ],
 )
 def test_says_why_it_cannot_run(program, sentence):

@@ -152,7 +152,8 @@ def losses_by_length(
     further = {n for n in also if last <= n <= max(lengths)}
     with evaluating(model, batch_tokens=batch_tokens) as evaluator:
         losses = {
-            n: losses_of_windows(evaluator, tokens, chosen, n, last, progress) for n in {*lengths, *further}
+            n: losses_of_windows(evaluator, tokens, chosen, n, last, progress)
+            for n in sorted({*lengths, *further})
         }
     return WindowLosses(chosen, last, losses)
 
