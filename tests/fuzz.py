@@ -1,11 +1,12 @@
 """Random calls and models against the definition in float64: nothing may differ, and nothing may be refused for no reason.
 
-python tests/fuzz.py [--minutes 10] [--kinds op model retrofit] [--start 0]      (`make fuzz`)
+python tests/fuzz.py [--minutes 10] [--kinds op model retrofit command] [--start 0]      (`make fuzz`)
 python tests/fuzz.py --again op:1234                                             one case, with all that it drew
 
 A case is drawn from its kind and number alone. Of the op: shapes, layouts, dtypes, programs, biases and visibilities,
 for every backend that takes them, outputs and gradients. Of models, ours and retrofitted ones: batches with padding or
-packed documents, by chunks and caches, against every row alone.
+packed documents, by chunks and caches, against every row alone. Of commands and of damaged results: fuzz_commands.py.
+Calls of the Triton kernels, the kind triton, need their interpreter: tests/ops/triton_interpreted.py runs them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import fuzz_commands
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -111,7 +114,9 @@ def differs(found: Tensor, expected: Tensor, most: float) -> str | None:
 # The op.
 
 
-def draw_stage(draw: Draw, name: str, inputs: int, outputs: int, heads: int, *, rows: bool) -> Stage:
+def draw_stage(
+    draw: Draw, name: str, inputs: int, outputs: int, heads: int, *, rows: bool, linear: bool = False
+) -> Stage:
     divisors = [n for n in range(1, heads + 1) if not (heads % n or inputs % n or outputs % n)]
     groups, kernel = draw.one(f"{name} groups", 1, 1, *divisors), draw.one(f"{name} kernel", 1, 2, 3, 3, 5)
     queries = draw.one(f"{name} query kernel", 1, 1, 1, 2, 3) if rows else 1
@@ -120,11 +125,13 @@ def draw_stage(draw: Draw, name: str, inputs: int, outputs: int, heads: int, *, 
     )
     offset = draw.normal(outputs) if draw.chance(f"{name} offset") else None
     left = draw.number_in(f"{name} left", 0, kernel - 1)
-    return Stage(weight, offset, left, groups, draw.one(f"{name} slope", 0.0, 0.01, 0.3, 1.0))
+    return Stage(
+        weight, offset, left, groups, draw.one(f"{name} slope", *((0.0, 0.01, 0.3, 1.0)[3 * linear :]))
+    )
 
 
-def draw_program(draw: Draw, heads: int, *, has_bias: bool, rows: bool) -> ScoreProgram:
-    """A plain softmax, the paper's pair, or any stages."""
+def draw_program(draw: Draw, heads: int, *, has_bias: bool, rows: bool, triton: bool = False) -> ScoreProgram:
+    """A plain softmax, the paper's pair, or any stages; triton: what those kernels take."""
     kind = draw.one("program", "plain", "pair", "pair", "stages", "stages", "stages")
     if kind == "plain":
         return ScoreProgram()
@@ -137,10 +144,16 @@ def draw_program(draw: Draw, heads: int, *, has_bias: bool, rows: bool) -> Score
         return ScoreProgram((expand, project), residual=draw.one("residual", "scores+bias", "scores"))
     depth = draw.one("stages before", 0, 1, 2, 3)
     widths = [channels, *(heads * draw.one(f"width {n}", 1, 2) for n in range(1, depth)), heads]
-    pre = tuple(draw_stage(draw, f"pre {n}", *widths[n : n + 2], heads, rows=rows) for n in range(depth))
-    leak = depth > 0 and draw.chance("leak", 0.15)
+    pre = tuple(
+        draw_stage(draw, f"pre {n}", *widths[n : n + 2], heads, rows=rows, linear=triton and n == depth - 1)
+        for n in range(depth)
+    )
+    leak = not triton and depth > 0 and draw.chance("leak", 0.15)
     after = 0 if leak else draw.one("stages after", 0, 0, 1, 2)
-    post = tuple(draw_stage(draw, f"post {n}", heads, heads, heads, rows=rows) for n in range(after))
+    post = tuple(
+        draw_stage(draw, f"post {n}", heads, heads, heads, rows=rows, linear=triton and n == after - 1)
+        for n in range(after)
+    )
     length_scale = draw.normal(heads).abs() if draw.chance("length scale", 0.2) else None
     return ScoreProgram(
         pre,
@@ -151,7 +164,7 @@ def draw_program(draw: Draw, heads: int, *, has_bias: bool, rows: bool) -> Score
         length_offset=draw.normal(heads)
         if length_scale is not None and draw.chance("length offset")
         else None,
-        softcap=draw.one("softcap", None, None, None, 3.0),
+        softcap=None if triton else draw.one("softcap", None, None, None, 3.0),
         leak_future=leak,
     )
 
@@ -183,8 +196,8 @@ def draw_layout(draw: Draw, name: str, x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def op(draw: Draw) -> Iterator[str]:
-    heads = draw.one("heads", 1, 2, 3, 4, 6, 8, 12)
+def op(draw: Draw, *, triton: bool = False) -> Iterator[str]:
+    heads = draw.one("heads", *((1, 2, 3, 4, 6, 8, 12)[: 4 if triton else None]))
     groups = draw.one("groups", *(n for n in range(1, heads + 1) if heads % n == 0))
     batch, causal = draw.number_in("batch", 1, 3), draw.chance("causal", 0.75)
     keys = draw.one(
@@ -192,14 +205,16 @@ def op(draw: Draw) -> Iterator[str]:
         1,
         2,
         *(draw.random.randint(3, 20) for _ in range(4)),
-        draw.random.randint(21, 90),
-        draw.random.randint(91, 300),
+        draw.random.randint(21, 40 if triton else 90),
+        draw.random.randint(21 if triton else 91, 40 if triton else 300),
     )
-    rows = draw.chance("rows", 0.4)
+    rows = not triton and draw.chance("rows", 0.4)
     most = keys if causal or rows else keys + 7
     queries = draw.one("queries", 1, min(most, keys), draw.random.randint(1, most))
     width = draw.one("head width", 1, 4, 8, 16, 33, 64)
-    dtype = draw.one("dtype", torch.float64, torch.float32, torch.float32, torch.bfloat16, torch.float16)
+    dtypes = [torch.float64, torch.float32, torch.float32, torch.bfloat16, torch.float16]
+    # The interpreter of Triton cuts bits off on the way to bfloat16, where GPUs round.
+    dtype = draw.one("dtype", *([torch.float32, torch.float32, torch.float16] if triton else dtypes))
     finer = draw.chance("companions in float32") and dtype not in (torch.float64, torch.float32)
 
     leaves: dict[str, Tensor] = {}
@@ -216,8 +231,8 @@ def op(draw: Draw) -> Iterator[str]:
     shapes["v"] = shapes["k"]
     for name, shape in shapes.items():
         leaf(name, draw.normal(*shape), learned=trains in ("all", "inputs"))
-    form = draw.one("bias", "none", "dense", "distance", "separable", "tiles")
-    program = draw_program(draw, heads, has_bias=form != "none", rows=rows and queries <= keys)
+    form = draw.one("bias", "none", "dense", "distance", "separable", *(["tiles"] * (not triton)))
+    program = draw_program(draw, heads, has_bias=form != "none", rows=rows and queries <= keys, triton=triton)
     named = {}
     for name, tensor in program.tensors():
         named[name] = leaf(name, tensor, learned=trains in ("all", "added"), own=False)
@@ -243,7 +258,7 @@ def op(draw: Draw) -> Iterator[str]:
     visible = draw_visible(draw, batch, queries, keys)
     options = {"causal": causal, "visible": visible, "scale": draw.one("scale", None, None, 0.3, -1.0, 0.0)}
     layouts = {name: draw.random.getstate() for name in shapes}
-    cast = draw.one("autocast", None, None, None, torch.bfloat16)
+    cast = None if triton else draw.one("autocast", None, None, None, torch.bfloat16)
     tile = draw.one("numbers a tile", by_tiles.TILE_NUMBERS, 4 * heads * keys)
 
     def results(backend: str, which: int) -> dict[str, Tensor]:
@@ -268,13 +283,14 @@ def op(draw: Draw) -> Iterator[str]:
         }
 
     expected = results("reference", 1)
+    backends = ("triton",) if triton else ("auto", *(name for name in BACKENDS if name != "triton"))
     before, by_tiles.TILE_NUMBERS = by_tiles.TILE_NUMBERS, tile
     try:
-        for backend in ("auto", *(name for name in BACKENDS if name != "triton")):
+        for backend in backends:
             try:
                 found = results(backend, 0)
             except ValueError as error:
-                if backend == "auto" or "cannot run this call" not in str(error):
+                if backend in ("auto", "triton") or "cannot run this call" not in str(error):
                     raise
                 continue
             for name, x in found.items():
@@ -535,7 +551,15 @@ def retrofit(draw: Draw) -> Iterator[str]:
     yield from batches(draw, fitted, lambda text: fitted(text, use_cache=False).logits, most=1e-5)
 
 
-KINDS = {"op": op, "model": model, "encoder": encoder, "retrofit": retrofit}
+KINDS: dict[str, Callable[[Draw], Iterator[str]]] = {
+    "op": op,
+    "model": model,
+    "encoder": encoder,
+    "retrofit": retrofit,
+    "command": fuzz_commands.command,
+    "merge": fuzz_commands.merge,
+    "triton": partial(op, triton=True),
+}
 
 
 def run(kind: str, number: int) -> tuple[Draw, list[str]]:
@@ -554,7 +578,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS][:-1])
     parser.add_argument("--start", type=int, default=0, help="number of the first case")
     parser.add_argument("--again", metavar="KIND:NUMBER", help="one case")
     args = parser.parse_args()

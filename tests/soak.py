@@ -10,6 +10,7 @@ itself must end with 0: a kill leaves nothing that blocks the next attempt, and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -51,10 +52,14 @@ dape.compare(out=sys.argv[1], **json.loads(sys.argv[2]))
 
 @dataclass(frozen=True)
 class Scenario:
-    """words: the command for a folder; digest: of what it leaves there once it has ended by itself."""
+    """words: the command for a folder; digest: of what it leaves there once it has ended by itself.
+
+    workers: kill one of its worker processes in place of the command, which then reports a failed run.
+    """
 
     words: Callable[[Path], list[str]]
     digest: Callable[[Path], str]
+    workers: bool = False
 
 
 def dape(*words: object) -> list[str]:
@@ -109,6 +114,8 @@ def scenarios(corpus: Path) -> dict[str, Scenario]:
     tiny = TINY | {"corpus": str(corpus)}
     compare = tiny | {"methods": "kerple,dape-kerple", "steps": 20, "lengths": "16,32", "windows": 8}
     python = json.dumps(compare | {"equal_time": False})
+    swept = {name: value for name, value in compare.items() if name != "methods"} | {"methods": "kerple"}
+    sweep = [*words(swept), "--jobs", "2", "--over", "learning_rate=1e-3,2e-3", "num_heads=1,2"]
     train = words(tiny | {"log_every": 1, "steps": 60})
     return {
         "train": Scenario(lambda f: dape("train", *train, "--out", f / "run"), trained),
@@ -122,12 +129,25 @@ def scenarios(corpus: Path) -> dict[str, Scenario]:
         "compare in Python": Scenario(
             lambda f: [sys.executable, "-c", COMPARE, str(f / "compare"), python], compared
         ),
+        "sweep": Scenario(lambda f: dape("sweep", *sweep, "--out", f / "compare"), compared),
+        "workers": Scenario(lambda f: dape("sweep", *sweep, "--out", f / "compare"), compared, workers=True),
         "export": Scenario(lambda f: [sys.executable, "-c", EXPORT, str(f / "model")], exported),
     }
 
 
-def attempt(words: list[str], patience: float | None) -> int:
-    """The exit code, or -9 if it was killed after that many seconds, with every process that it had started."""
+def workers_of(parent: int) -> list[int]:
+    """Processes that run a job for that one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            status = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(status[1]) == parent and b"run_job" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def attempt(words: list[str], patience: float | None, *, workers: bool = False) -> int:
+    """The exit code, or -9 if it was killed after that many seconds with its group, or one of its workers was."""
     process = subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -138,9 +158,14 @@ def attempt(words: list[str], patience: float | None) -> int:
     try:
         _, said = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return -signal.SIGKILL
+        victims = workers_of(process.pid) if workers else []
+        if victims:
+            os.kill(victims[0], signal.SIGKILL)
+        elif not workers:
+            os.killpg(process.pid, signal.SIGKILL)
+        _, said = process.communicate()
+        if not workers or (victims and process.returncode == 1):
+            return -signal.SIGKILL
     if process.returncode:
         print(f"ended with {process.returncode}: {said.decode(errors='replace')[-500:]}", file=sys.stderr)
     return process.returncode
@@ -164,7 +189,8 @@ def soak(scenario: Scenario, work: Path, kills: int, seconds: float, draw: rando
         folder.mkdir()
         while True:
             # A command that keeps getting killed early would never end, so patience reaches past its usual time.
-            code = attempt(scenario.words(folder), draw.uniform(0.3, 1.2) * usual if going_on() else None)
+            patience = draw.uniform(0.3, 1.2) * usual if going_on() else None
+            code = attempt(scenario.words(folder), patience, workers=scenario.workers)
             if code != -signal.SIGKILL:
                 break
             found["kills"] += 1
@@ -181,7 +207,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=100, help="in all")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    parser.add_argument("--only", help="one scenario; the counts of the others in --json stay")
+    parser.add_argument("--only", help="one scenario; its counts are added to those in --json")
     parser.add_argument("--jobs", type=int, default=1, help="scenarios at a time")
     parser.add_argument("--minutes", type=float, default=600, help="stop killing after about so long")
     parser.add_argument("--json", type=Path, help="write the counts there")
@@ -225,7 +251,9 @@ def main() -> int:
         from dape.files import read_json, write_atomically
 
         before = read_json(options.json) if options.only and options.json.exists() else {}
-        results = {name: before[name] for name in every if name in before} | results
+        for name, found in results.items():
+            results[name] = {key: count + before.get(name, {}).get(key, 0) for key, count in found.items()}
+        results = {name: (before | results)[name] for name in every if name in before | results}
     content = json.dumps(
         {"seed": options.seed, "kills": sum(r["kills"] for r in results.values()), **results}, indent=2
     )

@@ -81,9 +81,42 @@ def test_rotations_by_length_read_the_length_of_each_document(check, causal, mon
     check(parse_method("rope[scaling=dynamic,factor=4,original_length=3]"), causal)
 
 
-@pytest.mark.parametrize("name", ["dape1x3-kerple", "dape3x3-rope", "mta-fox"])
-def test_compiled_decoding_equals_eager(name):
-    conformance.compiled_decoding_equals_eager(parse_method(name), causal=True)
+COMPILED = ["dape1x3-kerple", "dape3x3-rope", "mta-fox"]
+BUILT = [
+    *COMPILED,
+    "rope",
+    "cope",
+    "talking-fire",
+    "keyshift-rope",
+    "stickbreaking",
+    "diff-alibi",
+    "dape1x3-t5[depth=3]",
+]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "backend", "name"),
+    [("aot_eager", "auto", name) for name in COMPILED]
+    + [
+        pytest.param("inductor", backend, name, marks=pytest.mark.slow)
+        for backend in ("auto", "tiled")
+        for name in BUILT
+    ],
+)
+def test_a_compiled_layer_gives_the_same_outputs_gradients_and_decoding(compiler, backend, name):
+    layer, x = Layer(parse_method(name), torch.float32, backend), tokens(2, dtype=torch.float32)
+    positions, leaves = Positions.of(TOKENS), [x.requires_grad_(), *layer.parameters()]
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=compiler, dynamic=True)
+    outputs = [call(x, positions) for call in (layer, compiled)]
+    same(*outputs, 1e-5)
+    for wanted, found in zip(
+        *(torch.autograd.grad(out.square().sum(), leaves, allow_unused=True) for out in outputs), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        decoded = conformance.in_chunks(compiled, x, positions.queries, [4, 1, 4], consecutive=True)
+    same(decoded, outputs[0], 1e-5)
 
 
 class Widened(ScoreProcessor):

@@ -7,7 +7,7 @@ import torch
 from dape.ops.score_attention import cpu
 from dape.positions.kerple import Kerple
 
-CASES = {"op": 60, "model": 25, "encoder": 15, "retrofit": 20}
+CASES = {"op": 60, "model": 25, "encoder": 15, "retrofit": 20, "command": 8, "merge": 8}
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -50,6 +50,11 @@ def test_a_bias_that_counts_padding_is_found(monkeypatch):
     monkeypatch.setattr(fuzz, "PROCESSORS", [""])
     monkeypatch.setattr(fuzz, "POSITIONS", {"kerple": Kerple})
     assert failed("model")
+
+
+def test_a_sentence_of_python_is_found(monkeypatch):
+    monkeypatch.setattr("dape.lab.comparison.read_about", lambda path, methods: path["methods"])
+    assert failed("merge")
 
 
 def test_a_case_is_drawn_from_its_number_alone():

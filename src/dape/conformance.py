@@ -204,17 +204,6 @@ def the_weights_shown_are_the_weights_used(method: Method, causal: bool) -> None
     same(layer.attention.out(mixed.transpose(1, 2).flatten(2)), layer(x, positions))
 
 
-def compiled_decoding_equals_eager(method: Method, causal: bool) -> None:
-    """For a few methods: compiling takes seconds each, so this is no member of the properties of all."""
-    layer, x = Layer(method, torch.float32), tokens(2, dtype=torch.float32)
-    whole = layer(x, Positions.of(TOKENS))
-    torch._dynamo.reset()
-    compiled: Layer = torch.compile(layer, backend="aot_eager", dynamic=True)  # type: ignore[assignment]  # called alike
-    with torch.no_grad():
-        decoded = in_chunks(compiled, x, Positions.of(TOKENS).queries, [4, 1, 4], consecutive=True)
-    same(decoded, whole, 1e-5)
-
-
 # Properties of causal attention alone, and of both directions if the encoding supports them.
 CAUSAL: dict[str, Property] = {
     function.__name__: function

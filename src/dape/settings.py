@@ -115,7 +115,7 @@ def check(settings: Any) -> None:
         value, rule = getattr(settings, member.name), rule_of(member)
         if _numeric(hints[member.name], rule) and not rule.bounded:
             raise TypeError(f"{kind.__name__}.{member.name} is a number and declares no range")
-        problem = _type_problem(value, hints[member.name])
+        problem = type_problem(value, hints[member.name])
         if problem is None and value is not None:
             problem = _rule_problem(value, rule)
         if problem is not None:
@@ -189,7 +189,8 @@ def _numeric(hint: Any, rule: Rule) -> bool:
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 
 
-def _type_problem(value: Any, hint: Any) -> str | None:
+def type_problem(value: Any, hint: Any) -> str | None:
+    """The end of a sentence on a value that is not of the type, or None."""
     members = _members(hint)
     for member in members:
         if typing.get_origin(member) is Literal:
@@ -205,9 +206,14 @@ def _type_problem(value: Any, hint: Any) -> str | None:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    origin = typing.get_origin(hint) or hint
-    if hint is Any:
+    if hint in (Any, object):
         return True
+    if len(members := _members(hint)) > 1:
+        return any(_is_a(value, member) for member in members)
+    origin = typing.get_origin(hint) or hint
+    if origin is dict and typing.get_args(hint):
+        key, item = typing.get_args(hint)
+        return isinstance(value, dict) and all(_is_a(k, key) and _is_a(v, item) for k, v in value.items())
     if origin in (tuple, list):
         arguments = typing.get_args(hint)
         if not isinstance(value, tuple | list):

@@ -1,4 +1,7 @@
-"""Runs a sanitized build of the kernel over the shape table; `make sanitize` starts it with the sanitizers loaded."""
+"""Runs a sanitized library over the shape table; `make sanitize` starts it with the sanitizers loaded.
+
+python tests/ops/sanitize.py LIBRARY [BUILD …]      some of its builds (avx512, avx512_short, avx2, portable) in place of all
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ BIASES = ("none", "distance", "shared", "dense")
 VISIBLE = ("all", "padded", "window", "cache", "nothing")
 
 
-def main(path: str) -> None:
+def main(path: str, *only: str) -> None:
     native.KERNEL = native.load(Path(path).resolve())
     torch.set_num_threads(2)
     cases = [
@@ -58,7 +61,7 @@ def main(path: str) -> None:
         for bias in ("none", "distance", "dense")
         for seen, queries, keys in zip(PROGRAM_VISIBLE, (1, 5, 8, 3, 7), (1, 613, 10, 613, 11), strict=True)
     ]
-    for name in native.builds():
+    for name in only or native.builds():
         with native.use_build(name):
             for case in cases:
                 evaluate(case, tensors(case), torch.float32, "cpu")
@@ -87,4 +90,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

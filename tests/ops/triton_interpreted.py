@@ -9,6 +9,7 @@ import inspect
 import json
 from dataclasses import dataclass, replace
 
+import fuzz
 import pytest
 import torch
 import torch.nn.functional as F
@@ -509,6 +510,14 @@ def compare_program(program: ScoreProgram, bias: str, *, causal: bool, keys: int
         error, size = (one.double() - two).abs().max().item(), max(1.0, two.abs().max().item())
         # The gradient of a last offset is a sum of numbers that cancel.
         assert error <= 200 * 2**-23 * size, f"{name}: error {error:.2e} of {size:.2e}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(200))
+def test_random_calls(number):
+    """Groups, depths, stages after the softmax, sinks, biases and visibilities as the fuzzer draws them, with gradients."""
+    draw, wrong = fuzz.run("triton", number)
+    assert not wrong, (wrong, draw.made)
 
 
 def test_the_same_call_gives_the_same_bits():

@@ -10,23 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from dape.tasks import (
-    IGNORED,
-    TASKS,
-    ChomskyTask,
-    binary,
-    build_task,
-    context_free,
-    context_sensitive,
-    generator_for,
-    recall,
-    regular,
-    retrieval,
-    search,
-    sequences,
-    states,
-)
+from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 from dape.tasks.base import TerminatedTask
+from dape.tasks.recall import AssociativeRecall
+from dape.tasks.registry import MODULES
 
 CHE = [name for name in TASKS if issubclass(TASKS[name], ChomskyTask)]
 RECALL = [name for name in TASKS if name not in CHE]
@@ -82,7 +69,7 @@ SIZES = {
 
 def lengths_of(task, lengths):
     """Those of the lengths that the task has inputs of."""
-    longest = 3 * task.keys if isinstance(task, recall.AssociativeRecall) and task.pairs is None else 10**6
+    longest = 3 * task.keys if isinstance(task, AssociativeRecall) and task.pairs is None else 10**6
     return [length for length in lengths if task.minimum_length <= length <= longest]
 
 
@@ -102,9 +89,7 @@ def test_length_500(name):
     assert outputs.tolist() == [task.solve(row) for row in inputs.tolist()]
 
 
-@pytest.mark.parametrize(
-    "module", [binary, context_free, context_sensitive, recall, regular, retrieval, search, sequences, states]
-)
+@pytest.mark.parametrize("module", MODULES)
 def test_documented_examples(module):
     result = doctest.testmod(module)
     assert result.attempted >= 2

@@ -81,18 +81,8 @@ def test_a_moved_run_goes_on_if_its_text_is_the_same(run_folder, corpus, tmp_pat
 
 def test_another_text_in_the_same_place_neither_continues_nor_evaluates_a_run(tmp_path, corpus):
     text, out = shutil.copytree(corpus, tmp_path / "text"), tmp_path / "run"
-    arguments = [
-        *SMALL,
-        "--corpus",
-        str(text),
-        "--validation",
-        "5.txt",
-        "--tokenizer",
-        "bpe:300",
-        "--out",
-        str(out),
-    ]
-    config = parse_training(arguments)
+    arguments = ["--corpus", str(text), "--validation", "5.txt", "--tokenizer", "bpe:300", "--out", str(out)]
+    config = parse_training([*SMALL, *arguments])
     run = train(config, progress=False, on_step=lambda record: record["step"] == 3)
     before, data = (out / "run.json").read_text(), Path(run.config.data)
     shutil.rmtree(data)

@@ -6,7 +6,6 @@ import random
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,7 @@ import pandas as pd
 from rich.console import Console
 
 from dape.cli.options import Named, named
-from dape.cli.parsing import parse
+from dape.cli.parsing import parse_action
 from dape.evaluation.probes import NOISE, PROBES, TRAINED
 from dape.evaluation.table import join, make_table, read_table, write_table
 from dape.files import write_atomically
@@ -26,7 +25,7 @@ from dape.lab.figures import save
 from dape.lab.page import words
 from dape.lab.tables import Table
 from dape.lab.tasks import TaskRun, accuracy_figure, check_settings, length_tables, paper_table, score_table
-from dape.settings import check, check_choice, setting
+from dape.settings import setting
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
 # Characters of a line that `show` prints.
@@ -102,9 +101,6 @@ class RunOptions:
     jobs: int = setting(1, help="Concurrent runs, each in its own process.", low=1, high=1024)
     launcher: str = launcher_setting()
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def label(self, method: str, layers: int) -> str:
         """Name of a variant: the method with what differs from the task's own settings; empty without."""
         parts = [f"{layers} layers"] if len(self.layers) > 1 else []
@@ -116,21 +112,13 @@ class RunOptions:
         """Every combination, in order."""
         if not self.names:
             raise ValueError(f"name a task, or {', '.join(TASK_GROUPS)}; the tasks are {', '.join(TASKS)}")
-        options = named(self.option)
-        runs = []
+        options, runs = named(self.option), []
+        given = {
+            name: getattr(self, name) for name in ("steps", "batch_size", "learning_rate", "samples")
+        } | {name: parse_lengths(getattr(self, name)) for name in ("train_lengths", "test_lengths")}
+        changes = {name: value for name, value in given.items() if value is not None}
         for name in expand(self.names, TASK_GROUPS):
-            changed = {
-                "steps": self.steps,
-                "batch_size": self.batch_size,
-                "learning_rate": self.learning_rate,
-                "train_lengths": parse_lengths(self.train_lengths),
-                "test_lengths": parse_lengths(self.test_lengths),
-                "samples": self.samples,
-            }
-            protocol = replace(
-                build_task(name, **options).protocol,
-                **{key: value for key, value in changed.items() if value is not None},  # type: ignore[arg-type]  # by name, of several types
-            )
+            protocol = replace(build_task(name, **options).protocol, **changes)
             runs += [
                 TaskRun(
                     method,
@@ -147,6 +135,27 @@ class RunOptions:
             ]
         return runs
 
+    def run(self, command: str) -> int:
+        runs, console = self.runs(), Console(highlight=False)
+        out = self.out.absolute()
+        check_settings(runs, results_in(out))
+        here = self.jobs == 1 and not make_launcher(self.launcher, out).has_queue
+        with display(console, at_once=self.jobs) as announce:
+            outcome = run_experiment(
+                runs, out, jobs=self.jobs, launcher=self.launcher, in_process=here, announce=announce
+            )
+        for run, error in outcome.failures:
+            console.print(f"failed: {run.title}: {error}", style="red", markup=False)
+        out.mkdir(parents=True, exist_ok=True)
+        write_table(results_in(out), out / RESULTS)
+        machine = environment(self.jobs)
+        lines = [*commands_in(out), command]
+        lines.append("# " + ", ".join(f"{name} {words(machine[name])}" for name in ("cpu", "dape", "torch")))
+        lines += [f"# {described(run)}" for run in runs]
+        write_atomically(out / COMMANDS, "\n".join(dict.fromkeys(lines)) + "\n")
+        show_results(out, console)
+        return int(bool(outcome.failures))
+
 
 @dataclass(frozen=True)
 class TableOptions:
@@ -154,50 +163,32 @@ class TableOptions:
 
     folder: Path = setting(Path("tasks"), help="The folder of `dape tasks run`.", positional=True)
 
-
-def main(arguments: list[str]) -> int:
-    actions: dict[str, Callable[[list[str]], int]] = {
-        "list": list_tasks,
-        "show": show_example,
-        "run": run_tasks,
-        "table": print_results,
-    }
-    if not arguments or arguments[0] not in actions:
-        asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help")
-        if arguments and not asked_for_help:
-            check_choice("action", arguments[0], actions)
-        print(
-            "usage: dape tasks list | show NAME | run NAME… [options] | table [FOLDER]\n\n"
-            "Generated tasks: the Chomsky-hierarchy benchmark, recall, the length suite.\n"
-            "`dape tasks run --help` explains the options."
-        )
+    def run(self, command: str) -> int:
+        if results_in(self.folder).empty:
+            raise FileNotFoundError(f"no results in {self.folder}: `dape tasks run` makes some")
+        show_results(self.folder, Console(highlight=False))
         return 0
-    return actions[arguments[0]](arguments[1:])
-
-
-def list_tasks(arguments: list[str]) -> int:
-    parse(ListOptions, arguments, prog="dape tasks list")
-    columns = max(shutil.get_terminal_size().columns, 60)
-    for level in dict.fromkeys(kind.level for kind in TASKS.values()):
-        print(level)
-        for name, kind in TASKS.items():
-            if kind.level == level:
-                task = build_task(name)
-                constant = f"accuracy of a constant answer {100 * task.constant_accuracy:.0f} %"
-                print(f"  {name}: {task.vocab_size} tokens, {task.num_labels} labels, {constant}")
-                options = " ".join(f"{key}={value}" for key, value in task.options().items())
-                summary = (kind.__doc__ or "").strip().splitlines()[0]
-                for text in (summary, f"options: {options}" if options else ""):
-                    print(
-                        textwrap.indent(textwrap.fill(text, columns - 6), "      "), end="\n" if text else ""
-                    )
-        print()
-    return 0
 
 
 @dataclass(frozen=True)
 class ListOptions:
     """List every task with its sizes, the accuracy of a constant answer, and its options."""
+
+    def run(self, command: str) -> int:
+        columns = max(shutil.get_terminal_size().columns, 60) - 6
+        for level in dict.fromkeys(kind.level for kind in TASKS.values()):
+            print(level)
+            for name, kind in TASKS.items():
+                if kind.level == level:
+                    task = build_task(name)
+                    constant = f"accuracy of a constant answer {100 * task.constant_accuracy:.0f} %"
+                    print(f"  {name}: {task.vocab_size} tokens, {task.num_labels} labels, {constant}")
+                    options = " ".join(f"{key}={value}" for key, value in task.options().items())
+                    summary = (kind.__doc__ or "").strip().splitlines()[0]
+                    for text in (summary, f"options: {options}") if options else (summary,):
+                        print(textwrap.indent(textwrap.fill(text, columns), "      "))
+            print()
+        return 0
 
 
 @dataclass(frozen=True)
@@ -211,30 +202,38 @@ class ShowOptions:
     seed: int = setting(0, help="Another seed is another example.", low=0, high=2**62)
     option: Named = setting((), help="Options of the task, such as keys=2 values=3.")
 
-    def __post_init__(self) -> None:
-        check(self)
+    def run(self, command: str) -> int:
+        task = build_task(self.name, **named(self.option))
+        lengths = task.protocol.train_lengths
+        length = self.length or max(task.minimum_length, lengths[len(lengths) // 3])
+        examples = task.examples(1, length, generator_for(self.seed))
+        tokens = [task.spell(token) for token in examples.ids[0].tolist()]
+        labels = ["" if n == IGNORED else task.spell(n) for n in examples.labels[0].tolist()]
+        columns = [max(len(token), len(label)) for token, label in zip(tokens, labels, strict=True)]
+        for first, last in column_ranges(columns, WIDTH - len("answer  ")):
+            for title, row in (("input", tokens), ("answer", labels)):
+                cells = (f"{row[index]:>{columns[index]}}" for index in range(first, last))
+                print(f"{title:<8}{' '.join(cells)}".rstrip())
+        for name, probe in PROBES.items():
+            if probe.task == self.name:
+                example = probe.write(random.Random(self.seed), 3, NOISE)
+                text = " / ".join(f"{example.prompt} →{example.answer}".splitlines())
+                print()
+                print(textwrap.fill(f"{name}: {text}", WIDTH))
+        return 0
 
 
-def show_example(arguments: list[str]) -> int:
-    options: ShowOptions = parse(ShowOptions, arguments, prog="dape tasks show")
-    task = build_task(options.name, **named(options.option))
-    lengths = task.protocol.train_lengths
-    length = options.length or max(task.minimum_length, lengths[len(lengths) // 3])
-    examples = task.examples(1, length, generator_for(options.seed))
-    words = [task.spell(token) for token in examples.ids[0].tolist()]
-    asked = ["" if label == IGNORED else task.spell(label) for label in examples.labels[0].tolist()]
-    columns = [max(len(word), len(answer)) for word, answer in zip(words, asked, strict=True)]
-    for first, last in column_ranges(columns, WIDTH - len("answer  ")):
-        for title, row in (("input", words), ("answer", asked)):
-            cells = (f"{row[index]:>{columns[index]}}" for index in range(first, last))
-            print(f"{title:<8}{' '.join(cells)}".rstrip())
-    for name, probe in PROBES.items():
-        if probe.task == options.name:
-            example = probe.write(random.Random(options.seed), 3, NOISE)
-            text = " / ".join(f"{example.prompt} →{example.answer}".splitlines())
-            print()
-            print(textwrap.fill(f"{name}: {text}", WIDTH))
-    return 0
+ACTIONS = {"list": ListOptions, "show": ShowOptions, "run": RunOptions, "table": TableOptions}
+
+
+def main(arguments: list[str]) -> int:
+    options = parse_action(
+        ACTIONS,
+        arguments,
+        prog="dape tasks",
+        description="Generated tasks: the Chomsky-hierarchy benchmark, recall, the length suite.",
+    )
+    return options.run(shlex.join(["dape", "tasks", *arguments]))
 
 
 def column_ranges(columns: list[int], width: int) -> list[tuple[int, int]]:
@@ -246,29 +245,6 @@ def column_ranges(columns: list[int], width: int) -> list[tuple[int, int]]:
             first, used = index, 0
         used += size + 1
     return [*lines, (first, len(columns))]
-
-
-def run_tasks(arguments: list[str]) -> int:
-    options: RunOptions = parse(RunOptions, arguments, prog="dape tasks run")
-    runs, console = options.runs(), Console(highlight=False)
-    out = options.out.absolute()
-    check_settings(runs, results_in(out))
-    here = options.jobs == 1 and not make_launcher(options.launcher, out).has_queue
-    with display(console, at_once=options.jobs) as announce:
-        outcome = run_experiment(
-            runs, out, jobs=options.jobs, launcher=options.launcher, in_process=here, announce=announce
-        )
-    for run, error in outcome.failures:
-        console.print(f"failed: {run.title}: {error}", style="red", markup=False)
-    out.mkdir(parents=True, exist_ok=True)
-    write_table(results_in(out), out / RESULTS)
-    machine = environment(options.jobs)
-    said = [shlex.join(["dape", "tasks", "run", *arguments])]
-    said.append("# " + ", ".join(f"{name} {words(machine[name])}" for name in ("cpu", "dape", "torch")))
-    said += [f"# {described(run)}" for run in runs]
-    write_atomically(out / COMMANDS, "\n".join(dict.fromkeys([*commands_in(out), *said])) + "\n")
-    show_results(out, console)
-    return int(bool(outcome.failures))
 
 
 def described(run: TaskRun) -> str:
@@ -299,14 +275,6 @@ def results_in(folder: Path) -> pd.DataFrame:
 def commands_in(folder: Path) -> list[str]:
     path = folder / COMMANDS
     return path.read_text("utf-8").splitlines() if path.exists() else []
-
-
-def print_results(arguments: list[str]) -> int:
-    options: TableOptions = parse(TableOptions, arguments, prog="dape tasks table")
-    if results_in(options.folder).empty:
-        raise FileNotFoundError(f"no results in {options.folder}: `dape tasks run` makes some")
-    show_results(options.folder, Console(highlight=False))
-    return 0
 
 
 def show_results(folder: Path, console: Console) -> None:

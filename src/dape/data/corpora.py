@@ -8,10 +8,10 @@ import json
 import os
 import stat
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from dape.data import python_corpus
 from dape.data.chunks import CHUNK, BadText, Chunk, Report, stop
@@ -26,6 +26,9 @@ from dape.data.readers import (
     texts_of_lines,
     unpacked,
 )
+
+if TYPE_CHECKING:
+    from dape.data.hub import HubSource
 
 # Not prose by any standard: tests of the interpreter, tables of code points, topics generated from the manual.
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
@@ -46,29 +49,6 @@ def default_tokenizer(spec: str) -> str:
     return "bpe:2048" if spec == "python" else "bytes"
 
 
-class Reader(Protocol):
-    """Reader of one source; `record` describes the source after the last chunk."""
-
-    def __iter__(self) -> Iterator[Chunk]: ...
-    @property
-    def position(self) -> int: ...
-    def record(self) -> dict[str, Any]: ...
-
-
-class Source(Protocol):
-    """A collection of documents: a file, or a data set of the hub."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def stamp(self) -> int: ...
-    @property
-    def text_file(self) -> bool: ...
-    def read(self, report: Report = stop) -> Reader: ...
-
-
 @dataclass(frozen=True)
 class Corpus:
     """Sources in a machine-independent order.
@@ -77,7 +57,7 @@ class Corpus:
     """
 
     spec: str
-    sources: list[Source]
+    sources: Sequence[FileSource | HubSource]
     note: str = ""
 
     @property
@@ -185,7 +165,7 @@ def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Cor
         raise FileNotFoundError(
             f'there is no corpus "{spec}": give "python", "stdlib", a file, a folder, a glob, or hf:NAME[:SPLIT][:FIELD]'
         )
-    return Corpus(str(path.absolute()), cast("list[Source]", [_file(p, root, field) for p in paths]))
+    return Corpus(str(path.absolute()), [_file(p, root, field) for p in paths])
 
 
 def _file(path: Path, root: Path, field: str) -> FileSource:
@@ -232,7 +212,7 @@ def _walk(root: Path, leave_out: frozenset[str] = frozenset(), report: Report = 
     return [Path(path) for path in sorted(paths, key=lambda path: path.replace(os.sep, "/"))]
 
 
-def _library() -> list[Source]:
+def _library() -> list[FileSource]:
     root = Path(sysconfig.get_path("stdlib"))
     paths = [p for p in _walk(root, frozenset(NOT_LIBRARY)) if p.suffix == ".py" and _usable(p)]
     if not paths:

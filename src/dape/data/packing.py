@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from dape.data.chunks import BadText, Chunk, Report, cut_documents, stop
-from dape.data.corpora import Source
+from dape.data.corpora import FileSource
+from dape.data.hub import HubSource
 from dape.data.tokenizers import Tokenizer
 from dape.data.tokens import SPLITS
 from dape.files import read_json, write_atomically
@@ -122,7 +123,12 @@ class Packer:
         self._saved_at = time.monotonic()
 
     def pack(
-        self, source: Source, *, cut: int | None, skip_bad: bool, advance: Callable[[int], None]
+        self,
+        source: FileSource | HubSource,
+        *,
+        cut: int | None,
+        skip_bad: bool,
+        advance: Callable[[int], None],
     ) -> None:
         """Append one source and its record; `advance` is called with the bytes read since the last call."""
         problems: list[BadText] = []

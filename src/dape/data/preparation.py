@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from dape.checksums import file_digest
 from dape.data.chunks import BadText, Interrupted, cut_documents, stop
-from dape.data.corpora import Corpus, default_validation, find_corpus
-from dape.data.identity import begin, check_same_data
+from dape.data.corpora import BUILT_IN, Corpus, corpus_record, default_validation, find_corpus
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
-from dape.data.readers import Watched
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, note_verified, open_data, read_manifest
-from dape.files import check_output, exclusive, read_json_lines, sync_folder, write_atomically
+from dape.files import check_output, exclusive, read_json, read_json_lines, sync_folder, write_atomically
 from dape.settings import split_names
 
 # Chunks of text handed to the BPE trainer, which holds a few hundred of them.
@@ -70,13 +69,13 @@ def prepare(
     except FileNotFoundError:
         if not packed:
             raise
-        check_same_data(folder, recipe, None)
+        _check_same_data(folder, recipe, None)
         return open_data(folder)
     recipe["corpus"] = texts.spec
     side = _side(validation, seed, texts)
     if packed:
         # Complete data needs no lock: a read-only folder can be shared.
-        check_same_data(folder, recipe, texts)
+        _check_same_data(folder, recipe, texts)
         return open_data(folder)
     if cut is None and isinstance(validation, float | int):
         recipe["cut"] = automatic_cut(texts)
@@ -90,11 +89,11 @@ def prepare(
     # Two processes may need the same data at once: one packs while the other waits.
     with exclusive(folder.parent / f".{folder.name}.lock"):
         if (folder / "manifest.json").exists():
-            check_same_data(folder, recipe, texts)
+            _check_same_data(folder, recipe, texts)
             return open_data(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists and holds something else: give another folder")
-        partial = begin(folder, recipe, texts, restart=restart)
+        partial = _begin(folder, recipe, texts, restart=restart)
         try:
             with _progress(progress, texts) as stage:
                 learnt = _tokenizer(recipe, partial, texts, side, stage, given)
@@ -209,6 +208,60 @@ def _check_names(missing: set[str]) -> None:
         raise ValueError(f"no document of the corpus is called {', '.join(sorted(missing))}")
 
 
+def _begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool) -> Path:
+    """Temporary folder next to `folder` to pack into; that of an interrupted packing if recipe and sources are the same."""
+    partial = folder.parent / f".{folder.name}.partial"
+    plan = {"recipe": recipe, "sources": hashlib.sha256(corpus_record(corpus).encode()).hexdigest()}
+    file = partial / "plan.json"
+    if partial.exists() and not restart:
+        begun = read_json(file) if file.exists() else {}
+        if "recipe" in begun and (difference := _difference_of(begun["recipe"], recipe)):
+            raise ValueError(f"{folder} was begun with {difference}: pass --restart to begin again")
+        if begun == plan:
+            return partial
+    # No earlier packing, or its sources have changed since: it cannot be reused.
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    write_atomically(file, json.dumps(plan))
+    return partial
+
+
+def _difference_of(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Differences between two recipes, or "". Files may have moved: names and contents are compared."""
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    if not any(recipe["corpus"].startswith("hf:") or recipe["corpus"] in BUILT_IN for recipe in (old, new)):
+        keys = [key for key in keys if key != "corpus"]
+    return ", ".join(f"{key} {json.dumps(old.get(key))} (now {json.dumps(new.get(key))})" for key in keys)
+
+
+def _check_same_data(folder: Path, recipe: dict[str, Any], corpus: Corpus | None) -> None:
+    """Raise if the token data has another recipe or other texts. corpus: None if the text no longer exists."""
+    manifest = read_manifest(folder)
+    if difference := _difference_of(manifest["recipe"], recipe):
+        raise ValueError(f"{folder} was prepared with {difference}: give another folder or delete it")
+    # For text of the hub, deleted text, or another Python's library, the packed tokens are the only record.
+    if corpus is None or corpus.spec.startswith("hf:") or corpus.spec in BUILT_IN:
+        return
+    records = {record["name"]: record for record in read_json_lines(folder / "sources.jsonl")}
+    advice = f"since {folder} was prepared: give another folder or delete it"
+    for source in corpus.sources:
+        record = records.pop(source.name, None)
+        if record is None:
+            raise ValueError(f"{source.name} has been added to the corpus {advice}")
+        if record["bytes"] != source.size or (
+            record["stamp"] != source.stamp and _has_changed(source, record)
+        ):
+            raise ValueError(f"{source.name} has changed {advice}")
+    if records:
+        raise ValueError(f"{next(iter(records))} has been removed from the corpus {advice}")
+
+
+def _has_changed(source: Any, record: dict[str, Any]) -> bool:
+    if not record["sha256"]:  # a file that was skipped, unread
+        return True
+    return file_digest(source.path) != record["sha256"]
+
+
 Stage = Callable[[str], Callable[[int], None]]
 
 
@@ -303,7 +356,7 @@ def _pack(
         "recipe": recipe,
         "tokenizer": {
             "vocab_size": tokenizer.vocab_size,
-            "sha256": _digest(partial / "tokenizer" / "tokenizer.json"),
+            "sha256": file_digest(partial / "tokenizer" / "tokenizer.json"),
         },
         "dtype": dtype.name,
         "splits": splits,
@@ -325,11 +378,6 @@ def _check_filled(recipe: dict[str, Any], splits: dict[str, dict[str, int]]) -> 
                 f"no document falls into the {name} split (the corpus has {total}): name the documents to hold "
                 f"out, choose another seed or fraction, or make more documents with cut"
             )
-
-
-def _digest(path: Path) -> str:
-    with Watched(path) as watched:
-        return watched.digest()
 
 
 def _summary(path: Path, left_out: Sequence[BadText] = ()) -> dict[str, Any]:

@@ -8,13 +8,14 @@ The text is not part of dape; each package has its own licence, all permissive (
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+from dape.checksums import file_digest
 
 LIST = Path(__file__).with_name("python_corpus.txt")
 # Import name (also that of the distribution): licence.
@@ -77,7 +78,7 @@ def find_files() -> tuple[list[tuple[str, Path]], str]:
     for file in files:
         path = roots[file.package] / file.name
         try:
-            same = path.stat().st_size == file.size and _sha256(path) == file.sha256
+            same = path.stat().st_size == file.size and file_digest(path) == file.sha256
         except OSError:
             differing[file.package] += 1
             continue
@@ -99,8 +100,3 @@ def find_files() -> tuple[list[tuple[str, Path]], str]:
         f'the corpus "python" differs from the one of published results: {"; ".join(changed)}. '
         "Losses measured on it cannot be compared with theirs"
     )
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

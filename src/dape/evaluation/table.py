@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -69,7 +70,9 @@ def read_table(path: str | Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values={"sum": [""]})
     except (ValueError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path} is not a table of results: {error}") from error
+        raise ValueError(
+            f"{path} is not a table of results: it is damaged, or a column of numbers holds text"
+        ) from error
     if list(table.columns) != list(COLUMNS):
         raise ValueError(f"{path} has the columns {', '.join(table.columns)}, expected {', '.join(COLUMNS)}")
     return table
@@ -193,7 +196,7 @@ def growth(
 
 def recall_slices(table: pd.DataFrame, length: int, base: int = 0) -> list[str]:
     """Slices of the tokens that inputs of `length` tokens make recall hits, and inputs of `base` tokens do not."""
-    names = [name for name in table["slice"].unique() if name.startswith("recall<=")]
+    names = [name for name in table["slice"].unique() if re.fullmatch(r"recall<=\d+", name)]
     return [name for name in names if base < int(name.removeprefix("recall<=")) <= length]
 
 

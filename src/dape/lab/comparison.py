@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dape.evaluation.statistics import Estimate, perplexity
 from dape.evaluation.table import read_table, recall_slices, write_table
 from dape.files import plain, read_json, write_atomically
 from dape.lab.tables import Cell, Row, Table, change_cell, perplexity_cell, times
+from dape.settings import check
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -369,12 +370,36 @@ def load_comparison(folder: str | Path) -> Comparison:
             f"{folder} is not a comparison: it has no {FILES[STEP]} (`dape compare` and `dape sweep` write one)"
         )
     tables = {view: read_table(folder / file) for view, file in FILES.items() if (folder / file).exists()}
-    about = About(tuple(tables[STEP]["method"].unique()), tables[STEP]["method"].iloc[0])
+    methods = tuple(dict.fromkeys(name for table in tables.values() for name in table["method"]))
     if (folder / ABOUT).exists():
-        content = read_json(folder / ABOUT)
-        failures = tuple(Failure(**entry) for entry in content.pop("failures"))
-        about = About(**{**content, "methods": tuple(content["methods"]), "failures": failures})
-    return Comparison(tables, about, folder)
+        return Comparison(tables, read_about(folder / ABOUT, methods), folder)
+    if not methods:
+        raise ValueError(f"{folder / FILES[STEP]} has no rows")
+    return Comparison(tables, About(methods, methods[0]), folder)
+
+
+def read_about(path: Path, methods: Sequence[str]) -> About:
+    """What a comparison's about.json holds; a ValueError with the path if it is not what `save` writes."""
+
+    def built(kind: Any, content: Any) -> Any:
+        known = {member.name: member for member in fields(kind)}
+        needed = {n for n, one in known.items() if one.default is MISSING and one.default_factory is MISSING}
+        if not isinstance(content, dict) or not needed <= content.keys() <= known.keys():
+            raise ValueError(f"expected an object of {', '.join(known)}")
+        made = kind(**{name: tuple(one) if isinstance(one, list) else one for name, one in content.items()})
+        check(made)
+        return made
+
+    content = read_json(path)
+    try:
+        if isinstance(failures := content.get("failures"), list):
+            content["failures"] = [built(Failure, one) for one in failures]
+        about: About = built(About, content)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if about.baseline not in {*about.methods, *methods}:
+        raise ValueError(f'{path} is damaged: its baseline "{about.baseline}" is not one of its methods')
+    return about
 
 
 def same_runs(one: pd.DataFrame, other: pd.DataFrame) -> bool:

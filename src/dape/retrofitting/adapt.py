@@ -387,7 +387,7 @@ def _check_same(folder: Path, settings: AdaptSettings, about: dict[str, str]) ->
     if not path.exists():
         return
     known = read_json(path)
-    check_same_run(known["settings"], settings)
+    check_same_run(folder, known["settings"], settings)
     if (before := {name: known[name] for name in about}) != about:
         raise ValueError(f"{folder} holds a retrofit of {before}, now {about} is given: give another folder")
 

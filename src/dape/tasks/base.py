@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
@@ -46,31 +48,36 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(abc.ABC):
     """Base of all tasks; the dataclass fields of a subclass are its options.
 
+    name:  in the registry: the class name in snake case.
     model: "encoder" answers at empty tokens after the input, "decoder" at tokens of the input.
     level: level of the Chomsky hierarchy, or the kind of decoder task.
     """
 
+    name: ClassVar[str]
     model: ClassVar[Literal["encoder", "decoder"]]
     level: ClassVar[str]
     protocol: ClassVar[Protocol]
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of different input tokens."""
-        raise NotImplementedError
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"(?<!^)([A-Z])", r"_\1", cls.__name__).lower()
 
     @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Number of different input tokens."""
+
+    @property
+    @abc.abstractmethod
     def num_labels(self) -> int:
         """Number of different labels."""
-        raise NotImplementedError
 
     @property
     def random_accuracy(self) -> float:
         """Accuracy of random answers, drawn uniformly from the possible labels."""
-        raise NotImplementedError
+        return 1 / self.num_labels
 
     @property
     def constant_accuracy(self) -> float:
@@ -82,9 +89,9 @@ class Task:
         """Length of the shortest input."""
         return 1
 
+    @abc.abstractmethod
     def output_length(self, length: int) -> int:
         """Output length for an input of `length` tokens."""
-        raise NotImplementedError
 
     def sample(
         self, batch: int, length: int, generator: np.random.Generator
@@ -98,27 +105,21 @@ class Task:
             raise ValueError(f"batch={batch} samples cannot be drawn; batch must be at least 1")
         return self.draw(batch, length, generator)
 
+    @abc.abstractmethod
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Vectorised sampling for checked arguments; implemented by subclasses."""
-        raise NotImplementedError
+        """Vectorised sampling for checked arguments."""
 
+    @abc.abstractmethod
     def solve(self, inputs: Sequence[int]) -> list[int]:
         """Output for one input, computed from the input alone, in plain Python."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
         """Draw a batch of model inputs and labels."""
-        raise NotImplementedError
 
     def spell(self, token: int) -> str:
         """Readable form of a token: its number, or a short word."""
         return str(token)
-
-    @property
-    def name(self) -> str:
-        """The name in the registry: the class name in snake case."""
-        words = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(self).__name__)
-        return words.lstrip("_")
 
     def options(self) -> dict[str, Any]:
         """The options and their values."""
@@ -146,7 +147,6 @@ class ChomskyTask(Task):
         hidden_size=64,
         num_heads=8,
     )
-    random_accuracy = 0.5
 
     @property
     def vocab_size(self) -> int:
@@ -184,6 +184,8 @@ class TerminatedTask(ChomskyTask):
     The zeros after the token are still trained on, as in the original.
     """
 
+    output_size = 3
+    random_accuracy = 0.5
     terminator: ClassVar[int] = 2
 
     def counted(self, outputs: np.ndarray) -> np.ndarray:
@@ -216,9 +218,36 @@ class DecoderTask(Task):
     def output_length(self, length: int) -> int:
         return length
 
+    # Least values of whole-numbered options other than 1.
+    least: ClassVar[dict[str, int]] = {}
+
+    def __post_init__(self) -> None:
+        for name, value in self.options().items():
+            least = self.least.get(name, 1)
+            require(not isinstance(value, int) or value >= least, f"{name}={value} must be at least {least}")
+
     def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
         inputs, outputs = self.sample(batch, length, generator)
         return Examples(inputs, outputs, outputs != IGNORED)
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        labels = self.last_labels(inputs)
+        return [IGNORED] * (len(inputs) - len(labels)) + labels
+
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
+        """The labels at the end of one input, computed from the input alone; those before are IGNORED."""
+        raise NotImplementedError
+
+
+def labelled_at_end(inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs [B, T] and outputs: labels [B, n] at the last n tokens, IGNORED at the others."""
+    ignored = np.full((len(inputs), inputs.shape[1] - labels.shape[1]), IGNORED)
+    return inputs, np.concatenate([ignored, labels], axis=1)
+
+
+def require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)
 
 
 # Protocol of the length suite: two layers; minutes per task with six methods and two seeds.

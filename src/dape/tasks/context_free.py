@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from dape.tasks.base import ChomskyTask, TerminatedTask
-from dape.tasks.expressions import Alphabet, bracketed, value_of
+
+MODULUS = 5
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """The tokens of operators and brackets; digits are their own tokens. times: None for sums alone."""
+
+    plus: int
+    minus: int
+    times: int | None
+    opening: int
+    closing: int
 
 
 @dataclass(frozen=True)
@@ -21,9 +33,7 @@ class StackManipulation(TerminatedTask):
     [1, 1, 1, 2, 0, 0]
     """
 
-    input_size = 5
-    output_size = 3
-    level = "context-free"
+    input_size, level = 5, "context-free"
 
     POP, PUSH_0, PUSH_1 = 2, 3, 4
 
@@ -72,9 +82,7 @@ class ReverseString(ChomskyTask):
     [1, 0, 1, 0, 0]
     """
 
-    input_size = 2
-    output_size = 2
-    level = "context-free"
+    input_size, output_size, level = 2, 2, "context-free"
 
     def output_length(self, length: int) -> int:
         return length
@@ -98,10 +106,7 @@ class ModularArithmeticBrackets(ChomskyTask):
     [3]
     """
 
-    input_size = 11
-    output_size = 5
-    level = "context-free"
-    random_accuracy = 0.2
+    input_size, output_size, level = 11, 5, "context-free"
     constant_accuracy = 0.31
 
     ALPHABET = Alphabet(plus=5, minus=6, times=7, opening=8, closing=9)
@@ -124,10 +129,7 @@ class SolveEquation(ChomskyTask):
     [3]
     """
 
-    input_size = 11
-    output_size = 5
-    level = "context-free"
-    random_accuracy = 0.2
+    input_size, output_size, level = 11, 5, "context-free"
 
     ALPHABET = Alphabet(plus=5, minus=6, times=None, opening=7, closing=8)
     UNKNOWN, EQUALS = 9, 10
@@ -158,3 +160,81 @@ class SolveEquation(ChomskyTask):
         ]
         assert len(fits) == 1
         return fits
+
+
+@dataclass(frozen=True)
+class Level:
+    """One depth of all expression trees of a batch: N spans, leaves and inner ones."""
+
+    inner: np.ndarray  # indices of the spans that have children; child pairs follow in this order
+    operators: np.ndarray  # of those spans: 0 plus, 1 minus, 2 times
+    values: np.ndarray  # [N], right at leaves
+
+
+def bracketed(
+    alphabet: Alphabet, batch: int, length: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens [batch, length] and their values [batch].
+
+    A span of up to 4 tokens is d, −d, (d) or (−d); a longer one is (left ∘ right), the length of the left
+    part uniform, the operator uniform.
+    """
+    tokens = np.empty((batch, length), dtype=np.int64)
+    rows, starts, lengths = np.arange(batch), np.zeros(batch, dtype=np.int64), np.full(batch, length)
+    levels = []
+    while len(rows):
+        level = _leaves(alphabet, tokens, rows, starts, lengths, generator)
+        levels.append(level)
+        inner = level.inner
+        row, start, size = rows[inner], starts[inner], lengths[inner]
+        left = generator.integers(1, size - 3)
+        tokens[row, start] = alphabet.opening
+        tokens[row, start + 1 + left] = _operator_tokens(alphabet)[level.operators]
+        tokens[row, start + size - 1] = alphabet.closing
+        rows = np.repeat(row, 2)
+        starts = np.stack([start + 1, start + 2 + left], axis=1).ravel()
+        lengths = np.stack([left, size - 3 - left], axis=1).ravel()
+    return tokens, _values(levels)
+
+
+def _leaves(
+    alphabet: Alphabet,
+    tokens: np.ndarray,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    generator: np.random.Generator,
+) -> Level:
+    """Write the spans that are leaves; returns the level with their values."""
+    digits = generator.integers(0, MODULUS, len(rows))
+    leaf = lengths <= 4
+    enclosed, negative = leaf & (lengths >= 3), leaf & (lengths % 2 == 0)
+    tokens[rows[enclosed], starts[enclosed]] = alphabet.opening
+    tokens[rows[enclosed], starts[enclosed] + lengths[enclosed] - 1] = alphabet.closing
+    tokens[rows[negative], starts[negative] + enclosed[negative]] = alphabet.minus
+    tokens[rows[leaf], starts[leaf] + lengths[leaf] - 1 - enclosed[leaf]] = digits[leaf]
+    inner = np.flatnonzero(~leaf)
+    operators = generator.integers(0, len(_operator_tokens(alphabet)), len(inner))
+    return Level(inner, operators, np.where(negative, -digits, digits) % MODULUS)
+
+
+def _operator_tokens(alphabet: Alphabet) -> np.ndarray:
+    tokens = [alphabet.plus, alphabet.minus, alphabet.times]
+    return np.array([token for token in tokens if token is not None])
+
+
+def _values(levels: list[Level]) -> np.ndarray:
+    """The values of the first level's spans, from the deepest level up."""
+    below = levels[-1].values
+    for level in reversed(levels[:-1]):
+        left, right = below[::2], below[1::2]
+        results = np.choose(level.operators, [left + right, left - right, left * right])
+        below = level.values.copy()
+        below[level.inner] = results % MODULUS
+    return below
+
+
+def value_of(alphabet: Alphabet, tokens: Sequence[int]) -> int:
+    """The value of an expression, by Python."""
+    symbols = dict(zip(astuple(alphabet), "+-*()", strict=True))
+    return eval("".join(symbols.get(token, str(token)) for token in tokens)) % MODULUS

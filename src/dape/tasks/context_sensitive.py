@@ -1,13 +1,14 @@
-"""Context-sensitive tasks of the Chomsky-hierarchy benchmark that move or compare symbols."""
+"""Context-sensitive tasks of the Chomsky-hierarchy benchmark: symbols moved or compared, binary numbers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dape.tasks.base import ChomskyTask
+from dape.tasks.base import ChomskyTask, TerminatedTask
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,7 @@ class DuplicateString(ChomskyTask):
     [0, 1, 1, 0, 1, 1]
     """
 
-    input_size = 2
-    output_size = 2
-    level = "context-sensitive"
+    input_size, output_size, level = 2, 2, "context-sensitive"
 
     def output_length(self, length: int) -> int:
         return 2 * length
@@ -43,9 +42,7 @@ class MissingDuplicateString(ChomskyTask):
     [1]
     """
 
-    input_size = 4
-    output_size = 2
-    level = "context-sensitive"
+    input_size, output_size, level = 4, 2, "context-sensitive"
 
     HIDDEN, BLANK = 2, 3
 
@@ -79,9 +76,7 @@ class OddsFirst(ChomskyTask):
     [1, 1, 0, 0, 0]
     """
 
-    input_size = 2
-    output_size = 2
-    level = "context-sensitive"
+    input_size, output_size, level = 2, 2, "context-sensitive"
 
     def output_length(self, length: int) -> int:
         return length
@@ -104,10 +99,7 @@ class BucketSort(ChomskyTask):
     [0, 0, 1, 3, 4]
     """
 
-    input_size = 5
-    output_size = 5
-    level = "context-sensitive"
-    random_accuracy = 0.2
+    input_size, output_size, level = 5, 5, "context-sensitive"
 
     def output_length(self, length: int) -> int:
         return length
@@ -118,3 +110,162 @@ class BucketSort(ChomskyTask):
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         return [digit for digit in range(5) for token in inputs if token == digit]
+
+
+@dataclass(frozen=True)
+class BinaryAddition(TerminatedTask):
+    """first + second (token 2 between them), bits from the lowest to the highest: the sum, ended by 2, then zeros.
+
+    Both numbers are at least 1 and may have zeros at their high end; the sum has none. An input of length 1
+    or 2 is a single number below 2ᴸ − 1, its own sum.
+
+    >>> BinaryAddition().solve([1, 1, 2, 1, 0, 1])  # 3 + 5 = 8
+    [0, 0, 0, 1, 2, 0, 0]
+    """
+
+    input_size, level = 3, "context-sensitive"
+
+    OPERATOR = 2
+
+    def output_length(self, length: int) -> int:
+        return length + 1
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        if length <= 2:
+            inputs = short_number(batch, length, generator)
+            return inputs, terminate(inputs, length + 1)
+        inputs, first, second = two_numbers(batch, length, generator)
+        return inputs, terminate(carried(first + second), length + 1)
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        return digits_of(sum(read_numbers(inputs)), len(inputs) + 1)
+
+
+@dataclass(frozen=True)
+class BinaryMultiplication(TerminatedTask):
+    """first × second (token 2 between them), as in binary_addition: the product, ended by 2, then zeros.
+
+    An input of length 1 has the output 2, one of length 2 the output 0 2, for any bits.
+
+    >>> BinaryMultiplication().solve([1, 1, 2, 1, 0, 1])  # 3 × 5 = 15
+    [1, 1, 1, 1, 2, 0]
+    """
+
+    input_size, level = 3, "context-sensitive"
+
+    OPERATOR = 2
+
+    def output_length(self, length: int) -> int:
+        return length
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        if length <= 2:
+            inputs, outputs = (
+                short_number(batch, length, generator),
+                np.zeros((batch, length), dtype=np.int64),
+            )
+            outputs[:, -1] = self.terminator
+            return inputs, outputs
+        inputs, first, second = two_numbers(batch, length, generator)
+        sums = np.zeros_like(first)
+        for shift in range(length - 2):
+            # No product has bits beyond the last column, so none are lost.
+            sums[:, shift:] += first[:, shift : shift + 1] * second[:, : length - shift]
+        return inputs, terminate(carried(sums), length)
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        if len(inputs) <= 2:
+            return [0] * (len(inputs) - 1) + [2]
+        return digits_of(math.prod(read_numbers(inputs)), len(inputs))
+
+
+@dataclass(frozen=True)
+class ComputeSqrt(ChomskyTask):
+    """The integer part of the square root of a number of at least 1, both from the highest bit to the lowest.
+
+    >>> ComputeSqrt().solve([1, 0, 0, 1, 1, 0])  # √38 = 6.16…
+    [1, 1, 0]
+    """
+
+    input_size, output_size, level = 2, 2, "context-sensitive"
+
+    def output_length(self, length: int) -> int:
+        return (length + 1) // 2
+
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        inputs = nonzero_bits(np.full(batch, length), length, generator)
+        width = self.output_length(length)
+        num_bytes = (width + 7) // 8
+        packed = np.packbits(np.pad(inputs.astype(np.uint8), ((0, 0), (-length % 8, 0))), axis=1)
+        roots = [math.isqrt(int.from_bytes(row, "big")).to_bytes(num_bytes, "big") for row in packed.tolist()]
+        bits = np.unpackbits(np.frombuffer(b"".join(roots), dtype=np.uint8).reshape(batch, num_bytes), axis=1)
+        return inputs, bits[:, 8 * num_bytes - width :].astype(np.int64)
+
+    def solve(self, inputs: Sequence[int]) -> list[int]:
+        number, root, bits = int("".join(map(str, inputs)), 2), 0, []
+        for exponent in reversed(range(self.output_length(len(inputs)))):
+            bits.append(int((root + 2**exponent) ** 2 <= number))
+            root += bits[-1] * 2**exponent
+        return bits
+
+
+def nonzero_bits(widths: np.ndarray, columns: int, generator: np.random.Generator) -> np.ndarray:
+    """Bits [B, columns] of numbers from 1 to 2^width − 1, uniform; columns from `width` on are 0."""
+    inside = np.arange(columns) < widths[:, None]
+    bits = generator.integers(0, 2, inside.shape) * inside
+    while len(zero := np.flatnonzero(~bits.any(axis=1))):
+        bits[zero] = generator.integers(0, 2, (len(zero), columns)) * inside[zero]
+    return bits
+
+
+def two_numbers(
+    batch: int, length: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs [B, length] of the form first, 2, second, and both numbers' bits [B, length], the lowest first."""
+    first_width = generator.integers(1, length - 1, batch)
+    first = nonzero_bits(first_width, length, generator)
+    second = nonzero_bits(length - 1 - first_width, length, generator)
+    column = np.arange(length)
+    after = column - first_width[:, None] - 1
+    inputs = first + np.where(after >= 0, np.take_along_axis(second, np.maximum(after, 0), axis=1), 0)
+    inputs[np.arange(batch), first_width] = BinaryAddition.OPERATOR
+    return inputs, first, second
+
+
+def short_number(batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+    """Numbers below 2^length − 1 (length 1 or 2) as bits [B, length], the lowest first."""
+    return generator.integers(0, 2**length - 1, (batch, 1)) >> np.arange(length) & 1
+
+
+def carried(sums: np.ndarray) -> np.ndarray:
+    """The bits [B, n + 1] of Σ sums[digit]·2^digit."""
+    bits = np.zeros((sums.shape[0], sums.shape[1] + 1), dtype=np.int64)
+    carry = np.zeros(sums.shape[0], dtype=np.int64)
+    for digit, column in enumerate(sums.T):
+        carry = carry + column
+        bits[:, digit] = carry & 1
+        carry >>= 1
+    bits[:, -1] = carry
+    return bits
+
+
+def terminate(bits: np.ndarray, width: int) -> np.ndarray:
+    """Bits [B, width], the lowest first, with 2 after the highest one; zero is written 0."""
+    used = np.where(bits.any(axis=1), bits.shape[1] - bits[:, ::-1].argmax(axis=1), 1)
+    outputs = np.zeros((bits.shape[0], width), dtype=np.int64)
+    kept = min(width, bits.shape[1])
+    outputs[:, :kept] = bits[:, :kept]
+    outputs[np.arange(len(bits)), used] = TerminatedTask.terminator
+    return outputs
+
+
+def read_numbers(inputs: Sequence[int]) -> list[int]:
+    """Parse the numbers of an input."""
+    text = "".join(map(str, inputs))
+    return [int(part[::-1], 2) for part in text.split(str(BinaryAddition.OPERATOR))]
+
+
+def digits_of(number: int, width: int) -> list[int]:
+    """Output for a number: its bits, the lowest first, then 2, then zeros."""
+    bits = [int(bit) for bit in reversed(f"{number:b}")]
+    return [*bits, TerminatedTask.terminator, *[0] * (width - len(bits) - 1)]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, DecoderTask, Protocol
-
-
-def require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise ValueError(sentence)
+from dape.tasks.base import IGNORED, SUITE, DecoderTask, Protocol, labelled_at_end, require
 
 
 @dataclass(frozen=True)
@@ -37,12 +33,11 @@ class AssociativeRecall(DecoderTask):
     queries: int | None = None
     gap: int = 0
     power: float | None = None
+    least: ClassVar = {"gap": 0}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.power is None or self.power > 0, f"power={self.power} must be above 0")
-        for name in ("keys", "values", "pairs", "queries", "gap"):
-            value, least = getattr(self, name), 0 if name == "gap" else 1
-            require(value is None or value >= least, f"{name}={value} must be at least {least}")
 
     @property
     def span(self) -> int:
@@ -142,11 +137,8 @@ class RecallPowerLaw(AssociativeRecall):
     [-100, -100, -100, -100, 4, 5]
     """
 
-    keys: int = 32
-    values: int = 64
     pairs: int | None = 8
     queries: int | None = 8
-    gap: int = 0
     power: float | None = 0.1
     protocol = FIXED
 
@@ -186,22 +178,13 @@ class Induction(DecoderTask):
         DecoderTask.protocol, train_lengths=tuple(range(3, 49)), test_lengths=(24, 48, 96, 192)
     )
 
-    def __post_init__(self) -> None:
-        require(
-            self.symbols >= 2, f"symbols={self.symbols} must be at least 2, the asked-for one and another"
-        )
+    minimum_length = 3
+    # The one in question and another.
+    least: ClassVar = {"symbols": 2}
 
     @property
     def vocab_size(self) -> int:
         return self.symbols
-
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.symbols
-
-    @property
-    def minimum_length(self) -> int:
-        return 3
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         rows = np.arange(batch)
@@ -211,14 +194,11 @@ class Induction(DecoderTask):
         inputs += inputs >= asked[:, None]
         position = generator.integers(0, length - 2, batch)
         inputs[rows, position] = inputs[:, -1] = asked
-        outputs = np.full((batch, length), IGNORED)
-        outputs[:, -1] = inputs[rows, position + 1]
-        return inputs, outputs
+        return labelled_at_end(inputs, inputs[rows, position + 1, None])
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
-        earlier = [position for position in range(len(inputs) - 1) if inputs[position] == inputs[-1]]
-        assert len(earlier) == 1
-        return [IGNORED] * (len(inputs) - 1) + [inputs[earlier[0] + 1]]
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
+        (earlier,) = [position for position in range(len(inputs) - 1) if inputs[position] == inputs[-1]]
+        return [inputs[earlier + 1]]
 
 
 @dataclass(frozen=True)
@@ -239,17 +219,11 @@ class Passkey(DecoderTask):
 
     MARK, ASK, FILLER = 10, 11, 12
 
-    def __post_init__(self) -> None:
-        require(self.digits >= 1, f"digits={self.digits} must be at least 1")
-        require(self.filler >= 1, f"filler={self.filler} must be at least 1")
+    random_accuracy = 0.1
 
     @property
     def vocab_size(self) -> int:
         return self.FILLER + self.filler
-
-    @property
-    def random_accuracy(self) -> float:
-        return 0.1
 
     @property
     def minimum_length(self) -> int:
@@ -268,11 +242,8 @@ class Passkey(DecoderTask):
         inputs[rows, depth + 1 + np.arange(self.digits)] = digits
         inputs[:, length - self.digits] = self.ASK
         inputs[:, length - self.digits + 1 :] = digits[:, :-1]
-        outputs = np.full((batch, length), IGNORED)
-        outputs[:, length - self.digits :] = digits
-        return inputs, outputs
+        return labelled_at_end(inputs, digits)
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
         mark = list(inputs).index(self.MARK)
-        passkey = list(inputs[mark + 1 : mark + 1 + self.digits])
-        return [IGNORED] * (len(inputs) - self.digits) + passkey
+        return list(inputs[mark + 1 : mark + 1 + self.digits])

@@ -3,64 +3,34 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from dataclasses import fields
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from dape.tasks.base import Task
-from dape.tasks.binary import BinaryAddition, BinaryMultiplication, ComputeSqrt
-from dape.tasks.context_free import (
-    ModularArithmeticBrackets,
-    ReverseString,
-    SolveEquation,
-    StackManipulation,
+from dape.tasks import (
+    context_free,
+    context_sensitive,
+    recall,
+    regular,
+    retrieval,
+    search,
+    sequences,
+    states,
 )
-from dape.tasks.context_sensitive import BucketSort, DuplicateString, MissingDuplicateString, OddsFirst
-from dape.tasks.recall import AssociativeRecall, Induction, Mqar, Passkey, RecallManyKeys, RecallPowerLaw
-from dape.tasks.regular import CycleNavigation, EvenPairs, ModularArithmetic, ParityCheck
-from dape.tasks.retrieval import CommonSymbol, Facts, FrequentSymbol, Needles, Phonebook, Variables
-from dape.tasks.search import BlockSearch, Counting
-from dape.tasks.sequences import Addition, Copy, Reverse, Sort
-from dape.tasks.states import A5Words, FlipFlop, S5Words
+from dape.tasks.base import Task
 
+MODULES = (regular, context_free, context_sensitive, recall, sequences, search, retrieval, states)
+# The classes of these modules that can draw, by name.
 TASKS: dict[str, type[Task]] = {
-    "even_pairs": EvenPairs,
-    "modular_arithmetic": ModularArithmetic,
-    "parity_check": ParityCheck,
-    "cycle_navigation": CycleNavigation,
-    "stack_manipulation": StackManipulation,
-    "reverse_string": ReverseString,
-    "modular_arithmetic_brackets": ModularArithmeticBrackets,
-    "solve_equation": SolveEquation,
-    "duplicate_string": DuplicateString,
-    "missing_duplicate_string": MissingDuplicateString,
-    "odds_first": OddsFirst,
-    "binary_addition": BinaryAddition,
-    "binary_multiplication": BinaryMultiplication,
-    "compute_sqrt": ComputeSqrt,
-    "bucket_sort": BucketSort,
-    "associative_recall": AssociativeRecall,
-    "recall_many_keys": RecallManyKeys,
-    "recall_power_law": RecallPowerLaw,
-    "mqar": Mqar,
-    "copy": Copy,
-    "induction": Induction,
-    "passkey": Passkey,
-    "block_search": BlockSearch,
-    "counting": Counting,
-    "needles": Needles,
-    "phonebook": Phonebook,
-    "variables": Variables,
-    "facts": Facts,
-    "common_symbol": CommonSymbol,
-    "frequent_symbol": FrequentSymbol,
-    "flip_flop": FlipFlop,
-    "s5_words": S5Words,
-    "a5_words": A5Words,
-    "reverse": Reverse,
-    "sort": Sort,
-    "addition": Addition,
+    kind.name: kind
+    for module in MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type)
+    and issubclass(kind, Task)
+    and kind.__module__ == module.__name__
+    and not inspect.isabstract(kind)
 }
 
 # Accepted values of an option by type, and their description; other types are checked by the task.

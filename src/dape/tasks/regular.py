@@ -18,9 +18,7 @@ class EvenPairs(ChomskyTask):
     [1]
     """
 
-    input_size = 2
-    output_size = 2
-    level = "regular"
+    input_size, output_size, level = 2, 2, "regular"
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         inputs = generator.integers(0, 2, (batch, length))
@@ -42,10 +40,7 @@ class ModularArithmetic(ChomskyTask):
     [0]
     """
 
-    input_size = 9
-    output_size = 5
-    level = "regular"
-    random_accuracy = 0.2
+    input_size, output_size, level = 9, 5, "regular"
 
     PLUS, MINUS, TIMES = 5, 6, 7
 
@@ -63,14 +58,7 @@ class ModularArithmetic(ChomskyTask):
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         text = "".join("01234+-*"[token] for token in inputs)
-        terms = text.replace("-", "+-").split("+")
-        value = 0
-        for term in terms:
-            product = -1 if term.startswith("-") else 1
-            for digit in term.lstrip("-").split("*"):
-                product *= int(digit)
-            value += product
-        return [value % 5]
+        return [eval(text) % 5]
 
 
 @dataclass(frozen=True)
@@ -81,9 +69,7 @@ class ParityCheck(ChomskyTask):
     [1]
     """
 
-    input_size = 2
-    output_size = 2
-    level = "regular"
+    input_size, output_size, level = 2, 2, "regular"
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         inputs = generator.integers(0, 2, (batch, length))
@@ -104,10 +90,7 @@ class CycleNavigation(ChomskyTask):
     [4]
     """
 
-    input_size = 3
-    output_size = 5
-    level = "regular"
-    random_accuracy = 0.2
+    input_size, output_size, level = 3, 5, "regular"
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         inputs = generator.integers(0, 3, (batch, length))

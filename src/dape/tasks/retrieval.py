@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, DecoderTask
-from dape.tasks.recall import require
+from dape.tasks.base import SUITE, DecoderTask, labelled_at_end, require
 
 PROTOCOL = replace(SUITE, train_lengths=tuple(range(24, 49, 6)), test_lengths=(48, 96, 192, 384))
 
@@ -38,13 +39,9 @@ class Retrieval(DecoderTask):
     level = "retrieval"
     protocol = PROTOCOL
 
-    def __post_init__(self) -> None:
-        for name, value in self.options().items():
-            require(value >= 1, f"{name}={value} must be at least 1")
-
     @property
-    def kinds(self) -> tuple[tuple[str, int], ...]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def kinds(self) -> tuple[tuple[str, int], ...]: ...
 
     @property
     def mark(self) -> int:
@@ -57,6 +54,13 @@ class Retrieval(DecoderTask):
     @property
     def random_accuracy(self) -> float:
         return 1 / self.kinds[0][1]
+
+    def asked_after(
+        self, text: np.ndarray, question: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs of text, mark and question, [B, n] each, with the labels of the last tokens."""
+        mark = np.full((len(text), 1), self.mark)
+        return labelled_at_end(np.concatenate([text, mark, question], axis=1), labels)
 
     def spell(self, token: int) -> str:
         """The letter of its kind, and its index in that kind unless it is filler."""
@@ -111,23 +115,20 @@ class Needles(Retrieval):
         by_key = np.take_along_axis(values, np.argsort(which, axis=1, kind="stable"), axis=1)
         answers = by_key.reshape(batch, self.keys, self.values)[:, : self.asked]
         said = np.concatenate([keys[:, : self.asked, None], answers[:, :, :-1]], axis=2).reshape(batch, -1)
-        inputs = np.concatenate([text, np.full((batch, 1), self.mark), said], axis=1)
-        outputs = np.full_like(inputs, IGNORED)
-        outputs[:, length - said.shape[1] :] = answers.reshape(batch, -1)
-        return inputs, outputs
+        return self.asked_after(text, said, answers.reshape(batch, -1))
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
         return (("", 10), ("k", self.names), (".", self.filler))
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
         end = list(inputs).index(self.mark)
         values: dict[int, list[int]] = {}
         for index in range(end - 1):
             if 10 <= inputs[index] < 10 + self.names:
                 values.setdefault(inputs[index], []).append(inputs[index + 1])
         asked = inputs[end + 1 :: self.values]
-        return [IGNORED] * (end + 1) + [value for key in asked for value in values[key]]
+        return [value for key in asked for value in values[key]]
 
 
 @dataclass(frozen=True)
@@ -164,21 +165,17 @@ class Phonebook(Retrieval):
         book = np.concatenate([people, numbers], axis=2).reshape(batch, -1)
         rows, line = np.arange(batch), generator.integers(0, lines, batch)
         answer = numbers[rows, line]
-        mark = np.full((batch, 1), self.mark)
-        inputs = np.concatenate([book, mark, people[rows, line], answer[:, :-1]], axis=1)
-        outputs = np.full_like(inputs, IGNORED)
-        outputs[:, -self.digits :] = answer
-        return inputs, outputs
+        return self.asked_after(book, np.concatenate([people[rows, line], answer[:, :-1]], axis=1), answer)
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
         return (("", 10), ("n", self.names))
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
         end, width = list(inputs).index(self.mark), 2 + self.digits
         lines = [list(inputs[start : start + width]) for start in range(0, end, width)]
         (number,) = [line[2:] for line in lines if line[:2] == list(inputs[end + 1 : end + 3])]
-        return [IGNORED] * (end + 2) + number
+        return number
 
 
 @dataclass(frozen=True)
@@ -220,17 +217,14 @@ class Variables(Retrieval):
         said = np.stack([names[rows[:, None], chain, step], sources[rows[:, None], chain, step]], axis=2)
         filler = 10 + self.names + generator.integers(0, self.filler, (batch, length - 2))
         asked = generator.integers(0, self.chains, batch)
-        text, mark = scattered(said, length - 2, filler, generator), np.full((batch, 1), self.mark)
-        inputs = np.concatenate([text, mark, names[rows, asked, -1:]], axis=1)
-        outputs = np.full_like(inputs, IGNORED)
-        outputs[:, -1] = values[rows, asked, 0]
-        return inputs, outputs
+        text = scattered(said, length - 2, filler, generator)
+        return self.asked_after(text, names[rows, asked, -1:], values[rows, asked])
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
         return (("", 10), ("x", self.names), (".", self.filler))
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
         known: dict[int, int] = {}
         index = 0
         while inputs[index] != self.mark:
@@ -238,7 +232,7 @@ class Variables(Retrieval):
                 known[inputs[index]] = known.get(inputs[index + 1], inputs[index + 1])
                 index += 1
             index += 1
-        return [IGNORED] * (len(inputs) - 1) + [known[inputs[-1]]]
+        return [known[inputs[-1]]]
 
 
 @dataclass(frozen=True)
@@ -269,22 +263,15 @@ class Facts(Retrieval):
         text = scattered(np.stack([people, rooms], axis=2), length - 2, filler, generator)
         asked = people[rows, generator.integers(0, self.events, batch)]
         last = self.events - 1 - (people == asked[:, None])[:, ::-1].argmax(axis=1)
-        inputs = np.concatenate([text, np.full((batch, 1), self.mark), asked[:, None]], axis=1)
-        outputs = np.full_like(inputs, IGNORED)
-        outputs[:, -1] = rooms[rows, last]
-        return inputs, outputs
+        return self.asked_after(text, asked[:, None], rooms[rows, last, None])
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
         return (("", self.rooms), ("p", self.people), (".", self.filler))
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
-        gone = {
-            inputs[index]: inputs[index + 1]
-            for index in range(len(inputs) - 2)
-            if inputs[index] >= self.rooms
-        }
-        return [IGNORED] * (len(inputs) - 1) + [gone[inputs[-1]]]
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
+        pairs = pairwise(inputs[:-1])
+        return [{person: room for person, room in pairs if person >= self.rooms}[inputs[-1]]]
 
 
 @dataclass(frozen=True)
@@ -319,19 +306,16 @@ class CommonSymbol(Retrieval):
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         symbols = generator.random((batch, self.symbols)).argsort(axis=1)[:, : self.shown]
         said = np.repeat(symbols, self.counts(length - 1), axis=1)
-        inputs = np.concatenate([generator.permuted(said, axis=1), np.full((batch, 1), self.symbols)], axis=1)
-        outputs = np.full_like(inputs, IGNORED)
-        outputs[:, -1] = symbols[:, 0]
-        return inputs, outputs
+        return self.asked_after(generator.permuted(said, axis=1), said[:, :0], symbols[:, :1])
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
         return (("", self.symbols),)
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
         (first, count), (_, next_count) = Counter(inputs[:-1]).most_common(2)
         assert count > next_count
-        return [IGNORED] * (len(inputs) - 1) + [first]
+        return [first]
 
 
 @dataclass(frozen=True)

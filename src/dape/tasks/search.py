@@ -8,8 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, DecoderTask
-from dape.tasks.recall import require
+from dape.tasks.base import DecoderTask, labelled_at_end, require
 
 
 @dataclass(frozen=True)
@@ -92,23 +91,20 @@ class BlockSearch(DecoderTask):
         dots = np.full((batch, count, 1), self.dot)
         context = np.concatenate([blocks, dots], axis=2).reshape(batch, -1)
         labels = {"first": target[:, :1], "last": target[:, -1:], "all": target}[self.answer]
-        inputs = np.concatenate([context, np.full((batch, 1), self.ask), asked, labels[:, :-1]], axis=1)
-        outputs = np.full_like(inputs, IGNORED)
-        outputs[:, -labels.shape[1] :] = labels
-        return inputs, outputs
+        mark = np.full((batch, 1), self.ask)
+        return labelled_at_end(np.concatenate([context, mark, asked, labels[:, :-1]], axis=1), labels)
 
     def _blocks(self, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
         """Blocks [*shape, block] of different letters."""
         return generator.random((*shape, self.letters)).argsort(axis=-1)[..., : self.block]
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
         tokens = list(inputs)
         mark = tokens.index(self.ask)
         asked = tokens[mark + 1 : mark + 1 + self.question]
         blocks = [tokens[start : start + self.block] for start in range(0, mark, self.block + 1)]
         (target,) = [block for block in blocks if all(letter in block for letter in asked)]
-        labels = {"first": [target[0]], "last": [target[-1]], "all": target}[self.answer]
-        return [IGNORED] * (len(tokens) - len(labels)) + labels
+        return {"first": [target[0]], "last": [target[-1]], "all": target}[self.answer]
 
 
 @dataclass(frozen=True)
@@ -132,10 +128,10 @@ class Counting(DecoderTask):
         test_lengths=(32, 64, 128, 256),
         num_layers=2,
     )
+    minimum_length = 2
 
     def __post_init__(self) -> None:
-        require(self.variables >= 1, f"variables={self.variables} must be at least 1")
-        require(self.limit >= 1, f"limit={self.limit} must be at least 1")
+        super().__post_init__()
         require(0 <= self.passes < 1, f"passes={self.passes} must be at least 0 and below 1")
 
     @property
@@ -150,10 +146,6 @@ class Counting(DecoderTask):
     def constant_accuracy(self) -> float:
         # A fifth of the values are 0, because the last operation was a set; those not set recently are at the limit.
         return max(0.2, 0.8**self.limit)
-
-    @property
-    def minimum_length(self) -> int:
-        return 2
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         rows, count = np.arange(batch), np.zeros((batch, self.variables), dtype=np.int64)
@@ -170,11 +162,9 @@ class Counting(DecoderTask):
         inputs = np.zeros((batch, length), dtype=np.int64)
         inputs[:, :-1] = np.where(sets, 1 + variable, np.where(increments, 1 + self.variables + variable, 0))
         inputs[:, -1] = 1 + 2 * self.variables + asked
-        outputs = np.full((batch, length), IGNORED)
-        outputs[:, -1] = 1 + 3 * self.variables + count[rows, asked]
-        return inputs, outputs
+        return labelled_at_end(inputs, 1 + 3 * self.variables + count[rows, asked, None])
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
         *operations, last = inputs
         asked = last - 1 - 2 * self.variables
         value = 0
@@ -183,4 +173,4 @@ class Counting(DecoderTask):
                 value = 0
             elif token == 1 + self.variables + asked:
                 value += 1
-        return [IGNORED] * len(operations) + [1 + 3 * self.variables + value]
+        return [1 + 3 * self.variables + value]

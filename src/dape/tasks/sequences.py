@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, DecoderTask
-from dape.tasks.recall import require
+from dape.tasks.base import SUITE, DecoderTask, labelled_at_end
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,7 @@ class Copy(DecoderTask):
     symbols: int = 16
     level = "sequences"
     protocol = replace(SUITE, train_lengths=tuple(range(4, 33, 4)), test_lengths=(32, 64, 128, 256))
-
-    def __post_init__(self) -> None:
-        require(self.symbols >= 1, f"symbols={self.symbols} must be at least 1")
+    minimum_length = 2
 
     @property
     def vocab_size(self) -> int:
@@ -33,10 +30,6 @@ class Copy(DecoderTask):
     @property
     def random_accuracy(self) -> float:
         return 1 / self.symbols
-
-    @property
-    def minimum_length(self) -> int:
-        return 2
 
     def output_length(self, length: int) -> int:
         return length // 2 * 2
@@ -48,15 +41,13 @@ class Copy(DecoderTask):
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         text = generator.integers(0, self.symbols, (batch, length // 2))
         separator, answer = np.full((batch, 1), self.symbols), self.rewritten(text)
-        inputs = np.concatenate([text, separator, answer[:, :-1]], axis=1)
-        return inputs, np.concatenate([np.full_like(text, IGNORED), answer], axis=1)
+        return labelled_at_end(np.concatenate([text, separator, answer[:, :-1]], axis=1), answer)
 
     def spell(self, token: int) -> str:
         return str(token) if token < self.symbols else "="
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
-        text = list(inputs[: list(inputs).index(self.symbols)])
-        return [IGNORED] * len(text) + self.answer(text)
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
+        return self.answer(list(inputs[: list(inputs).index(self.symbols)]))
 
     def answer(self, text: list[int]) -> list[int]:
         """The answer to one text, in plain Python."""
@@ -109,17 +100,7 @@ class Addition(DecoderTask):
 
     PLUS, EQUALS = 10, 11
 
-    @property
-    def vocab_size(self) -> int:
-        return 12
-
-    @property
-    def random_accuracy(self) -> float:
-        return 0.1
-
-    @property
-    def minimum_length(self) -> int:
-        return 5
+    vocab_size, random_accuracy, minimum_length = 12, 0.1, 5
 
     def output_length(self, length: int) -> int:
         return (length - 2) // 3 * 3 + 2
@@ -133,17 +114,15 @@ class Addition(DecoderTask):
         answer[:, digits] = carry
         plus, equals = (np.full((batch, 1), token) for token in (self.PLUS, self.EQUALS))
         inputs = np.concatenate([first, plus, second, equals, answer[:, :-1]], axis=1)
-        outputs = np.full_like(inputs, IGNORED)
-        outputs[:, -digits - 1 :] = answer
-        return inputs, outputs
+        return labelled_at_end(inputs, answer)
 
     def spell(self, token: int) -> str:
         return "0123456789+="[token]
 
-    def solve(self, inputs: Sequence[int]) -> list[int]:
+    def last_labels(self, inputs: Sequence[int]) -> list[int]:
         plus, equals = list(inputs).index(self.PLUS), list(inputs).index(self.EQUALS)
         first, second = (
             int("".join(map(str, reversed(part)))) for part in (inputs[:plus], inputs[plus + 1 : equals])
         )
         answer = str(first + second).zfill(plus + 1)
-        return [IGNORED] * equals + [int(digit) for digit in reversed(answer)]
+        return [int(digit) for digit in reversed(answer)]

@@ -10,8 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, DecoderTask
-from dape.tasks.recall import require
+from dape.tasks.base import IGNORED, SUITE, DecoderTask, require
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,7 @@ class FlipFlop(DecoderTask):
     def __post_init__(self) -> None:
         require(0 <= self.ignores < 1, f"ignores={self.ignores} must be at least 0 and below 1")
 
-    @property
-    def vocab_size(self) -> int:
-        return 5
-
-    @property
-    def random_accuracy(self) -> float:
-        return 0.5
-
-    @property
-    def minimum_length(self) -> int:
-        return 3
+    vocab_size, random_accuracy, minimum_length = 5, 0.5, 3
 
     def output_length(self, length: int) -> int:
         return length - 1 + length % 2
@@ -113,10 +102,6 @@ class S5Words(DecoderTask):
     @property
     def vocab_size(self) -> int:
         return len(permutations(self.even))
-
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.vocab_size
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         inputs = generator.integers(0, self.vocab_size, (batch, length))

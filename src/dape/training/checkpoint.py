@@ -18,7 +18,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,8 @@ from dape.training.parallel import Parallel
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
+# Contents of that file: the step, and what continues beside the tensors.
+State = dict[str, Any]
 
 
 class Checkpoints:
@@ -60,20 +62,21 @@ class Checkpoints:
         temporary.mkdir()
         return temporary
 
-    def write(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> Path:
-        """Save groups of tensors, one file each, and the JSON state, as the checkpoint of a step."""
-        temporary = self.begin(step)
+    def write(self, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> Path:
+        """Save groups of tensors, one file each, and the JSON state, as the checkpoint of its step."""
+        temporary = self.begin(state["step"])
         try:
             digests = {}
             for group, members in tensors.items():
                 digests[f"{group}.safetensors"] = write_tensors(temporary / f"{group}.safetensors", members)
-            return self.commit(step, state, digests)
+            return self.commit(state, digests)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
-    def commit(self, step: int, state: dict[str, Any], digests: Mapping[str, str]) -> Path:
+    def commit(self, state: State, digests: Mapping[str, str]) -> Path:
         """Turn the temporary folder into the checkpoint: write the manifest last, rename, then delete old checkpoints."""
+        step: int = state["step"]
         temporary, final = self.temporary(step), self.path(step)
         _write_json(temporary / STATE, state)
         files = {**digests, STATE: file_digest(temporary / STATE)}
@@ -264,32 +267,15 @@ def _like(whole: Tensor, target: Tensor) -> Tensor:
     return whole.to(target.device)
 
 
-class Storage(Protocol):
-    """Interface to save and load checkpoints; every process calls both methods."""
-
-    def save(
-        self,
-        checkpoints: Checkpoints,
-        step: int,
-        model: nn.Module,
-        optimizer: Optimizer,
-        state: dict[str, Any],
-        parallel: Parallel,
-    ) -> None: ...
-
-    def load(self, path: Path, model: nn.Module, optimizer: Optimizer) -> None: ...
-
-
 class Whole:
     """Checkpoints that the main process gathers and writes."""
 
     def save(
         self,
         checkpoints: Checkpoints,
-        step: int,
         model: nn.Module,
         optimizer: Optimizer,
-        state: dict[str, Any],
+        state: State,
         parallel: Parallel,
     ) -> None:
         tensors = {
@@ -297,7 +283,7 @@ class Whole:
             "optimizer": optimizer_tensors(model, optimizer, keep=parallel.main),
         }
         if parallel.main:
-            checkpoints.write(step, tensors, state)
+            checkpoints.write(tensors, state)
 
     def load(self, path: Path, model: nn.Module, optimizer: Optimizer) -> None:
         load_model_tensors(model, read_tensors(path, "model"))
@@ -310,25 +296,24 @@ class Sharded:
     def save(
         self,
         checkpoints: Checkpoints,
-        step: int,
         model: nn.Module,
         optimizer: Optimizer,
-        state: dict[str, Any],
+        state: State,
         parallel: Parallel,
     ) -> None:
         from torch.distributed import checkpoint as dcp
 
         if parallel.main:
-            checkpoints.begin(step)
+            checkpoints.begin(state["step"])
         parallel.wait()
-        temporary = checkpoints.temporary(step)
+        temporary = checkpoints.temporary(state["step"])
         try:
             writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
             with quiet_alone():
                 dcp.save(_entries(model, optimizer), storage_writer=writer, no_dist=parallel.world == 1)
             if parallel.main:
                 digests = {file.name: file_digest(file) for file in sorted(temporary.glob("*.safetensors"))}
-                checkpoints.commit(step, state, digests)
+                checkpoints.commit(state, digests)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             # The library wraps the errors of all processes; a full disk should be reported as such.
@@ -370,16 +355,16 @@ def _entries(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     return {name: tensor.view(1) if tensor.dim() == 0 else tensor for name, tensor in tensors.items()}
 
 
-class quiet_alone(warnings.catch_warnings):
+@contextlib.contextmanager
+def quiet_alone() -> Iterator[None]:
     """Suppress torch's warning that a single process saves without a process group, which is intended."""
-
-    def __enter__(self) -> Any:
-        entered = super().__enter__()
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="torch.distributed")
-        return entered
+        yield
 
 
-STORAGES: dict[str, Storage] = {"whole": Whole(), "sharded": Sharded()}
+# Every process calls `save` and `load`.
+STORAGES: dict[str, Whole | Sharded] = {"whole": Whole(), "sharded": Sharded()}
 
 
 @contextlib.contextmanager
@@ -400,27 +385,25 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_same_run(before: dict[str, Any], settings: LoopSettings) -> None:
-    """Raise if a checkpoint's settings are those of another run."""
+def check_same_run(folder: Path, before: dict[str, Any], settings: LoopSettings) -> None:
+    """Raise if the settings of the run in the folder are those of another run."""
     # A text may have moved: the code that reads it compares its contents.
     moved = {"corpus": corpus} if (corpus := getattr(settings, "corpus", None)) is not None else {}
     if difference := changed_setting({**before, **moved}, settings):
-        raise _other_run(*difference)
+        raise _another_run(folder, *difference)
 
 
-def check_same_task(before: Any, now: Any) -> None:
+def check_same_task(folder: Path, before: Any, now: Any) -> None:
     """Raise if a checkpoint's task is not the one to train."""
     before, now = before or {}, now or {}
     for name in {**before, **now}:
-        old, new = before.get(name), now.get(name)
-        if old != new:
-            raise _other_run(name, old, new)
+        if before.get(name) != now.get(name):
+            raise _another_run(folder, name, before.get(name), now.get(name))
 
 
-def _other_run(name: str, old: Any, new: Any) -> ValueError:
+def _another_run(folder: Path, name: str, old: Any, new: Any) -> ValueError:
     return ValueError(
-        f"the run in this folder has {name}={old}, now {name}={new} was given: a run continues with its original "
-        f"settings; give a new one another folder"
+        f"{folder} holds a run with {name}={old}, now {name}={new} was given: choose another folder, or delete that run"
     )
 
 

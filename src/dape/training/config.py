@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
 import os
 import re
-import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -24,7 +24,7 @@ from dape.devices import check_fits, device_name, find_device
 from dape.files import parse_text
 from dape.methods import LAYERS, parse_layers
 from dape.positions import POSITIONS
-from dape.settings import SettingError, check, setting
+from dape.settings import SettingError, check, setting, type_hints, type_problem
 
 if TYPE_CHECKING:
     from dape.models import DapeConfig
@@ -420,64 +420,43 @@ def read_config(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no configuration {path}")
-    text, suffix = path.read_text("utf-8"), path.suffix.lower()
     try:
-        content = _parse(text, suffix)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a table of options")
-    try:
+        if path.suffix.lower() not in (".toml", ".yaml", ".yml", ".json"):
+            raise ValueError(f'"{path.suffix}" is not a kind of configuration: use .toml, .yaml or .json')
+        content = parse_text(path.read_text("utf-8"), path.suffix.lower())
+        if not isinstance(content, dict):
+            raise ValueError("expected a table of options")
         return checked(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _parse(text: str, suffix: str) -> Any:
-    if suffix in (".toml", ".yaml", ".yml", ".json"):
-        return parse_text(text, suffix)
-    raise ValueError(f'"{suffix}" is not a kind of configuration: use .toml, .yaml or .json')
-
-
 def checked(options: dict[str, Any]) -> dict[str, Any]:
     """The options converted to their fields' types; raises for an unknown name or a wrong type."""
-    hints = typing.get_type_hints(TrainConfig)
-    known = {f.name: hints[f.name] for f in fields(TrainConfig)}
-    result = {}
+    hints, result = {member.name: type_hints(TrainConfig)[member.name] for member in fields(TrainConfig)}, {}
     for name, value in options.items():
-        key = name.replace("-", "_")
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+        key = str(name).replace("-", "_")
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1)
             raise ValueError(
                 f'there is no option "{name}"' + (f'; did you mean "{near[0]}"?' if near else "")
             )
-        result[key] = _fit_type(key, value, known[key])
+        result[key] = _converted(value, hints[key])
+        if problem := type_problem(result[key], hints[key]):
+            raise SettingError(key, value, problem)
     return result
 
 
-def _fit_type(name: str, value: Any, hint: Any) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
-        return value  # the settings' own check names the choices
-    if origin is types.UnionType or origin is typing.Union:
-        if value is None:
-            return None
-        return _fit_type(name, value, next(a for a in arguments if a is not type(None)))
-    if origin is tuple:
-        if not isinstance(value, list | tuple) or len(value) != len(arguments):
-            raise ValueError(f"{name}={value!r}: expected {len(arguments)} numbers")
-        return tuple(_fit_type(name, v, a) for v, a in zip(value, arguments, strict=True))
-    kind = origin or hint
-    if kind is float and isinstance(value, str | int) and not isinstance(value, bool):
-        # YAML reads 2e-3, without a point, as text.
-        try:
+def _converted(value: Any, hint: Any) -> Any:
+    """A value of a file in its type. YAML reads 2e-3, without a point, as text; a fraction may be meant as text."""
+    kinds = {hint, *typing.get_args(hint)}
+    if isinstance(value, list):
+        return tuple(_converted(item, next(iter(typing.get_args(hint)), Any)) for item in value)
+    if float in kinds and isinstance(value, str | int) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
-    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+    if str in kinds and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name}={value!r}: expected {kind.__name__}")
     return value
 
 

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from dape.files import parse_text, write_atomically
 
@@ -61,17 +61,7 @@ def _checksum(record: Record) -> int:
 SECONDS_BETWEEN_LINES = 30.0
 
 
-class Display(Protocol):
-    def show(self, record: Record) -> None:
-        """Update the display to this step."""
-
-    def say(self, message: str) -> None:
-        """Print a message."""
-
-    def close(self) -> None: ...
-
-
-def open_display(steps: int, start: Record, *, wanted: bool) -> Display:
+def open_display(steps: int, start: Record, *, wanted: bool) -> Lines | Bar:
     """A progress bar on a terminal, else log lines; `start` has the step, tokens and seconds to continue from."""
     if wanted and sys.stderr.isatty():
         return Bar(steps, start)

@@ -22,6 +22,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from torch.utils._pytree import tree_map_only
 
 from dape.files import sweep
 from dape.positions import PositionEncoding
@@ -36,13 +37,7 @@ from dape.training.checkpoint import (
     room_on_disk,
 )
 from dape.training.config import Diverged, FitResult, LoopSettings, TrainingStopped
-from dape.training.display import (
-    Display,
-    MetricsLog,
-    Record,
-    open_display,
-    read_metrics,
-)
+from dape.training.display import MetricsLog, Record, open_display, read_metrics
 from dape.training.parallel import Parallel, autocast, check_precision, processes
 from dape.training.trackers import Trackers, open_trackers
 
@@ -75,14 +70,7 @@ class TrainingTask(Protocol):
 
 def move(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {name: move(value, device) for name, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        moved = [move(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    return batch
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def derive_seed(*parts: object) -> int:
@@ -320,9 +308,7 @@ class Loop:
         self.pending: list[tuple[Record, Tensor]] = []
         self.log: MetricsLog | None = None
         self.trackers: Trackers | None = None
-        self.display: Display = open_display(
-            settings.steps, Record(step=0, tokens=0, seconds=0.0), wanted=False
-        )
+        self.display = open_display(settings.steps, Record(step=0, tokens=0, seconds=0.0), wanted=False)
 
     def run(self) -> FitResult:
         settings, stopped = self.settings, None
@@ -467,7 +453,7 @@ class Loop:
         }
         storage = STORAGES[self.settings.checkpoint_format]
         with room_on_disk(self.step, self.saved, self.parallel):
-            storage.save(self.checkpoints, self.step, self.model, self.optimizer, state, self.parallel)
+            storage.save(self.checkpoints, self.model, self.optimizer, state, self.parallel)
         self.saved = self.step
 
     def resume(self) -> None:
@@ -480,8 +466,8 @@ class Loop:
                 self.say("no intact checkpoint is left: starting from step 0")
             return
         state = read_state(path)
-        check_same_run(state["settings"], self.settings)
-        check_same_task(state.get("task"), self.identity())
+        check_same_run(self.folder, state["settings"], self.settings)
+        check_same_task(self.folder, state.get("task"), self.identity())
         STORAGES[state["format"]].load(path, self.model, self.optimizer)
         self.step = self.saved = state["step"]
         self.tokens, self.seconds = state["tokens"], state["seconds"]

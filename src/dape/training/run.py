@@ -29,8 +29,7 @@ from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.models import DapeForCausalLM
 from dape.plugins import LOADED, loaded_imports
-from dape.settings import changed_setting
-from dape.training.checkpoint import Checkpoints, locked, model_tensors
+from dape.training.checkpoint import Checkpoints, check_same_run, locked, model_tensors
 from dape.training.config import FitResult, TrainConfig, check_memory, checked
 from dape.training.display import Record, read_metrics
 from dape.training.loop import OnStep, derive_seed, fit, initialise
@@ -374,11 +373,9 @@ def check_continues(folder: Path, config: TrainConfig) -> None:
         ):
             raise ValueError(f"{folder} is not a run folder: choose another --out")
         return
-    # The text may have moved: once it is packed, `check_data` compares its contents.
-    before = {**vars(load_run(folder).config), "corpus": config.corpus}
-    difference = changed_setting(before, config)
-    if difference and not nothing_to_lose(folder):
-        raise another_run(folder, *difference)
+    run = load_run(folder)
+    if not nothing_to_lose(folder):
+        check_same_run(folder, vars(run.config), config)
 
 
 def check_data(folder: Path, data: TokenData) -> None:
@@ -387,12 +384,6 @@ def check_data(folder: Path, data: TokenData) -> None:
         run = load_run(folder)
         run.check_text(data)
         run.check_packed(data)
-
-
-def another_run(folder: Path, name: str, old: Any, new: Any) -> ValueError:
-    return ValueError(
-        f"{folder} holds a run with {name}={old}, now {name}={new} was given: choose another --out, or delete that run"
-    )
 
 
 def nothing_to_lose(folder: Path) -> bool:

@@ -58,17 +58,11 @@ class WeightsAndBiases:
         self.run.finish()
 
 
-class Trackio:
+class Trackio(WeightsAndBiases):
     def __init__(self, folder: Path, project: str, config: dict[str, Any]) -> None:
         import trackio
 
         self.run: Any = trackio.init(project=project, name=folder.name, config=config, resume="allow")
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self.run.log(metrics, step=step)
-
-    def close(self) -> None:
-        self.run.finish()
 
 
 class MLflow:
