@@ -41,7 +41,7 @@ TIMED = "--rounds 1 --backend tiled"
 COMMANDS = {
     "train": f"--corpus {{corpus}} {TINY} --out {{out}}",
     "compare": f"--methods kerple --corpus {{corpus}} {TINY} {EVALUATION} --out {{out}}",
-    "sweep": f"--methods kerple --corpus {{corpus}} {TINY} {EVALUATION} --out {{out}} --over seed=1",
+    "sweep": f"--methods kerple --corpus {{corpus}} {TINY} {EVALUATION} --out {{out}} --over learning_rate=1e-3",
     "data prepare": "{corpus} --out {out}",
     "data show": "{data}",
     "eval": "{run} --lengths 16 --windows 4",
@@ -189,7 +189,8 @@ def draw_value(draw: Any, name: str, member: Any, hint: Any, paths: dict[str, Pa
         values += NUMBERS
         values += [f"{bound:g}" for bound in (rule.low, rule.above, rule.below) if bound is not None]
     if not values or rule.listed or draw.random.random() < 0.1:
-        values += TEXTS + list(map(str, paths.values()))
+        # What others of the world read must stay as it is.
+        values += TEXTS + ([] if rule.writes else list(map(str, paths.values())))
     count = draw.one(f"{name}: values", 1, 1, 1, 2)
     drawn = [draw.one(f"{name} {n}", *values) for n in range(count)]
     if rule.positional:

@@ -56,7 +56,7 @@ WRITES = {
     "train again": f"--corpus {{corpus}} {TINY} --steps 9 --out {{run}}",
     "data prepare": "{corpus} --out {shared}/new",
     "compare": f"--methods kerple --corpus {{corpus}} {TINY} {EVALUATION} --out {{shared}}/new",
-    "sweep": f"--methods kerple --corpus {{corpus}} {TINY} {EVALUATION} --over seed=1 --out {{shared}}/new",
+    "sweep": f"--methods kerple --corpus {{corpus}} {TINY} {EVALUATION} --over learning_rate=1e-3 --out {{shared}}/new",
     "merge": "{compared} {compared} --out {shared}/new",
     "inspect": "{run} --text ab --out {shared}/new",
     "retrofit": "{run} --corpus {corpus} --out {shared}/new",
