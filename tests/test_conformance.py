@@ -94,6 +94,7 @@ BUILT = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of inductor itself
 @pytest.mark.parametrize(
     ("compiler", "backend", "name"),
     [("aot_eager", "auto", name) for name in COMPILED]
