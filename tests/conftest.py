@@ -1,14 +1,15 @@
-"""What all tests share: one thread, a fixed seed."""
+"""What all tests share: one thread, here and in the processes that they start, and a fixed seed."""
+
+import os
 
 import pytest
 import torch
 
+os.environ["OMP_NUM_THREADS"] = "1"
+
 
 @pytest.fixture(autouse=True)
-def _fixed_seed() -> None:
+def _one_thread_and_a_fixed_seed() -> None:
     torch.manual_seed(0)
-
-
-def pytest_configure() -> None:
     # The tensors are tiny: more threads would only wait for each other.
     torch.set_num_threads(1)

@@ -1,95 +1,111 @@
-"""What torchrun starts for test_context: attention by parts against attention whole, outputs and gradients."""
-
-import sys
+"""What torchrun starts for test_context: models whose tokens or heads two processes share, against the models whole."""
 
 import pytest
 import torch
 import torch.distributed as dist
+from builders import decoder
+from test_context import HEADS, TOKENS
 
 import dape
-from dape.methods import parse_method
-from dape.models import DapeConfig, DapeForCausalLM
-from dape.models.parallel import Shares, context_attention
-from dape.positions import Positions
+from dape.models.parallel import SharedAttention, Shares, share_heads, sum_shared_gradients
 
 dist.init_process_group("gloo")
-HEADS, GROUPS, WIDTH, TOKENS, HIDDEN = 4, 2, 8, 24, 16
+rank, world = dist.get_rank(), dist.get_world_size()
+LENGTH = 24
+ids = torch.randint(1, 40, (2, LENGTH), generator=torch.Generator().manual_seed(0))
 
-for name in sys.argv[1:]:
-    torch.manual_seed(0)
-    method = parse_method(name)
-    scores = method.build_scores(HEADS, width=8).double()
-    encoding = method.build_position(num_heads=HEADS, head_dim=WIDTH, hidden_size=HIDDEN).double()
-    q = torch.randn(2, HEADS, TOKENS, WIDTH).double().requires_grad_()
-    k, v = (torch.randn(2, GROUPS, TOKENS, WIDTH).double().requires_grad_() for _ in range(2))
-    x = torch.randn(2, TOKENS, HIDDEN).double().requires_grad_()
-    weight = torch.randn(2, HEADS, TOKENS, WIDTH).double()
-    learned = [*scores.parameters(), *encoding.parameters()]
 
-    positions = Positions.of(TOKENS)
-    state = encoding.token_state(x)
-    turned = encoding.rotate(q, positions.queries), encoding.rotate(k, positions.keys)
-    further = {} if state is None else {"state": state}
-    bias = encoding.bias(*turned, positions, scale=WIDTH**-0.5, **further)
-    whole = dape.attention(*turned, v, scores, bias=bias)
-    wanted = [q, k, v, x, *learned]
-    expected = torch.autograd.grad((whole * weight).sum(), wanted, allow_unused=True)
+def built(method, **options):
+    return decoder(method, num_key_value_heads=2, **options).double().train()
 
-    shares = Shares(TOKENS)
-    mine = [shares.part(value.detach(), 2).requires_grad_() for value in (q, k, v)]
-    own = shares.part(x.detach(), 1).requires_grad_()
-    out = context_attention(*mine, scores, shares=shares, encoding=encoding, state=encoding.token_state(own))
-    torch.testing.assert_close(out, shares.part(whole, 2))
-    found = torch.autograd.grad(
-        (out * shares.part(weight, 2)).sum(), [*mine, own, *learned], allow_unused=True
-    )
-    for number, (part, complete) in enumerate(zip(found, expected, strict=True)):
-        assert (part is None) == (complete is None), (name, number)
-        if part is None:
-            continue
-        if number < 3:
-            complete = shares.part(complete, 2)
-        elif number == 3:
-            complete = shares.part(complete, 1)
-        else:
-            dist.all_reduce(part)
-        torch.testing.assert_close(part, complete, msg=lambda text, n=number, m=name: f"{m}, {n}: {text}")
 
-# A whole model: the processes' losses and gradients add up to those of one.
-ids = torch.randint(0, 50, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+def same(found, expected, *about):
+    assert (found is None) == (expected is None), about
+    if found is not None:
+        torch.testing.assert_close(found, expected, msg=lambda text: f"{about}: {text}")
+
+
+# The processes' losses and gradients add up to those of one.
 labels = ids.clone()
 labels[0, :5] = -100
-for name in sys.argv[1:]:
-    torch.manual_seed(1)
-    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS}
-    config = DapeConfig(method=name, num_key_value_heads=GROUPS, score_width=8, **sizes)
-    model = DapeForCausalLM(config).double().train()
-    shares = Shares(TOKENS)
+for name in TOKENS:
+    model, shares = built(name), Shares(LENGTH)
     whole = model(ids, labels=labels)
     whole.loss.backward()
     expected = {key: value.grad for key, value in model.named_parameters()}
     model.zero_grad()
     own = model(ids, labels=labels, shares=shares)
-    torch.testing.assert_close(own.logits, shares.part(whole.logits, 1))
+    same(own.logits, shares.part(whole.logits, 1), name)
     own.loss.backward()
     total = own.loss.detach().clone()
     dist.all_reduce(total)
-    torch.testing.assert_close(total, whole.loss.detach())
+    same(total, whole.loss.detach(), name)
     for key, value in model.named_parameters():
-        assert (value.grad is None) == (expected[key] is None), (name, key)
         if value.grad is not None:
             dist.all_reduce(value.grad)
-            torch.testing.assert_close(
-                value.grad, expected[key], msg=lambda s, k=key, n=name: f"{n}, {k}: {s}"
-            )
+        same(value.grad, expected[key], name, key)
 for argument in ({"attention_mask": torch.ones_like(ids)}, {"use_cache": True}, {"output_attentions": True}):
     with pytest.raises(ValueError, match=f"{next(iter(argument))} cannot be used with shares"):
         model(ids, shares=shares, **argument)
 with pytest.raises(ValueError, match="shares are of 24 tokens, the input has 12"):
     model(ids[:, :12], shares=shares)
-
 with pytest.raises(ValueError, match="multiple of 4"):
-    Shares(TOKENS + 2)
-assert Shares(8).part(torch.arange(8), 0).tolist() == ([0, 1, 6, 7] if dist.get_rank() == 0 else [2, 3, 4, 5])
+    Shares(LENGTH + 2)
+assert Shares(8).part(torch.arange(8), 0).tolist() == ([0, 1, 6, 7] if rank == 0 else [2, 3, 4, 5])
+
+
+class Learned(dape.PositionEncoding):
+    """Learned absolute positions: added to the embeddings, before heads are shared out."""
+
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(LENGTH + 8, hidden_size))
+
+    def embed(self, x, positions):
+        return x + self.table[positions]
+
+
+class LearnedWithBias(Learned):
+    def bias(self, q, k, positions, **_):
+        return None
+
+
+dape.register_position("learned", Learned)
+dape.register_position("learned-with-bias", LearnedWithBias)
+
+for name in [*HEADS, "dape1x3-cope[groups=2]", "relative", "learned"]:
+    whole, shared = (built(name, head_norm=True, head_gate=True) for _ in range(2))
+    share_heads(shared)
+    sizes = [sum(p.numel() for p in model.model.layers.parameters()) for model in (shared, whole)]
+    assert sizes[0] < 0.7 * sizes[1]
+    for model in (whole, shared):
+        model.output = model(ids, labels=ids)
+        model.output.loss.backward()
+    sum_shared_gradients(shared)
+    same(shared.output.logits, whole.output.logits, name)
+    same(shared.output.loss, whole.output.loss, name)
+    expected = dict(whole.named_parameters())
+    for key, value in shared.named_parameters():
+        complete = expected[key.replace(".rows.", ".")].grad
+        if complete is None:
+            assert value.grad is None or not value.grad.any(), (name, key)
+            continue
+        for dim, size in enumerate(complete.shape):
+            if size != value.shape[dim]:
+                complete = complete.chunk(world, dim)[rank]
+        same(value.grad, complete, name, key)
+    given = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(shared.eval().generate(ids, **given), whole.eval().generate(ids, **given))
+for name, options, sentence in (
+    ("dape1x3-kerple", {}, "mixes heads of different processes"),
+    ("kerple", {"num_key_value_heads": 1}, "num_key_value_heads=1 does not divide evenly across 2 ranks"),
+    ("kerple", {"intermediate_size": 63}, "intermediate_size=63 does not divide"),
+    ("learned-with-bias", {}, "LearnedWithBias has parameters, embeds tokens and changes heads"),
+):
+    model = decoder(name, num_hidden_layers=1, **options)
+    with pytest.raises(ValueError, match=sentence):
+        share_heads(model)
+    assert not isinstance(model.model.layers[0].attention, SharedAttention)
+    model(ids)
 print("in parts and whole are the same", flush=True)
 dist.destroy_process_group()

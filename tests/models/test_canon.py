@@ -2,23 +2,15 @@
 
 import pytest
 import torch
+from builders import decoder
 
 from dape import ScoreAttention
 from dape.models import DapeConfig, DapeForCausalLM
 from dape.models.canon import Canon
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "score_width": 8,
-}
-
 
 def tiny(method):
-    torch.manual_seed(0)
-    return DapeForCausalLM(DapeConfig(method=method, initializer_range=0.5, **SIZES)).double().eval()
+    return decoder(method, initializer_range=0.5).double()
 
 
 def test_a_depthwise_causal_convolution_of_four_tokens_is_added():
@@ -64,11 +56,11 @@ def test_generation_goes_without_a_cache(tmp_path):
         model(ids, use_cache=True)
     model.save_pretrained(tmp_path)
     again = DapeForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    assert torch.equal(again(ids).logits, model(ids).logits)
+    torch.testing.assert_close(again(ids).logits, model(ids).logits)
 
 
 def test_where_there_are_no_hidden_states_it_is_refused():
     with pytest.raises(ValueError, match="canon=b: Canon layers are at one of a, c, ac"):
-        DapeConfig(method="kerple[canon=b]", **SIZES)
+        DapeConfig(method="kerple[canon=b]")
     with pytest.raises(ValueError, match="outside the attention: leave it out"):
         ScoreAttention("kerple[canon=a]", num_heads=2, head_dim=4)

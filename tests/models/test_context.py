@@ -1,19 +1,18 @@
 """Context and tensor parallelism on two processes equal one: every kind of bias and program."""
 
-import os
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
+from builders import torchrun
 
 import dape
 from dape.models.parallel import program_of_heads
 from dape.ops.score_attention import ScoreProgram, Stage
 
-METHODS = [
+# Methods whose tokens, and those whose heads, are shared out.
+TOKENS = [
     "dape1x3-kerple",
     "kerple",
     "dape1x3-rope",
@@ -28,7 +27,7 @@ METHODS = [
 ]
 
 
-SHARED = [
+HEADS = [
     "kerple",
     "dape1x3-kerple[groups=2,width=8]",
     "dape1x3-fox[groups=4,width=8]",
@@ -39,25 +38,9 @@ SHARED = [
 ]
 
 
-def on_two_processes(script, *methods):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(Path(__file__).parent / script), *methods],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
-def test_tokens_shared_out_between_two_processes():
-    assert on_two_processes("in_parts.py", *METHODS).count("in parts and whole are the same") == 2
-
-
-def test_heads_shared_out_between_two_processes():
-    assert on_two_processes("by_heads.py", *SHARED).count("shared heads and all heads are the same") == 2
+def test_tokens_and_heads_shared_out_between_two_processes():
+    said = torchrun(Path(__file__).with_name("in_parts.py"))
+    assert said.count("in parts and whole are the same") == 2
 
 
 def test_every_tensor_of_a_program_is_shared_out():

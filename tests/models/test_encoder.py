@@ -15,20 +15,8 @@ BOTH = [
 
 
 def small(method: str) -> Encoder:
-    return (
-        Encoder(
-            6,
-            3,
-            method=method,
-            hidden_size=16,
-            num_layers=2,
-            num_heads=2,
-            intermediate_size=32,
-            score_width=5,
-        )
-        .double()
-        .eval()
-    )
+    sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 32, "score_width": 5}
+    return Encoder(6, 3, method=method, **sizes).double().eval()
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])

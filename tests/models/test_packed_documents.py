@@ -2,30 +2,10 @@
 
 import pytest
 import torch
+from test_decoder import KINDS, tiny
 from transformers import DataCollatorWithFlattening, DynamicCache
 
-from dape import POSITIONS
-from dape.models import DapeConfig, DapeForCausalLM
-
-METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")] + ["dape3x3-kerple"]
 LENGTHS = (3, 1, 6, 2)
-
-
-def tiny(method="dape1x3-kerple") -> DapeForCausalLM:
-    torch.manual_seed(0)
-    config = DapeConfig(
-        method=method,
-        vocab_size=40,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        score_width=8,
-    )
-    model = DapeForCausalLM(config).double().eval()
-    for encoding in model.model.encodings:
-        for parameter in encoding.parameters():
-            torch.nn.init.uniform_(parameter, 0.1, 1.0)
-    return model
 
 
 def positions(lengths=LENGTHS):
@@ -37,7 +17,7 @@ def alone(model, ids, lengths=LENGTHS):
     return torch.cat([model(part, use_cache=False).logits for part in ids.split(lengths, 1)], 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*KINDS, "dape3x3-kerple"])
 def test_a_packed_row_equals_its_documents_read_alone(method):
     model, ids = tiny(method), torch.randint(0, 40, (1, sum(LENGTHS)))
     for training in (False, True):
@@ -121,70 +101,12 @@ def test_a_mask_of_intervals_is_what_it_shows(method, kind):
     assert not torch.allclose(packed[0, 7], model(ids[:1]).logits[0, 7])
 
 
-@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
-def test_hidden_keys_may_have_any_large_number(hidden):
-    """In a model in float64, whose own least number is far below those of other dtypes."""
-    model, ids = tiny(), torch.randint(0, 40, (1, 8))
-    shown = torch.ones(8, 8, dtype=torch.bool).tril()
-    shown[:, :3] = False
-    mask = torch.zeros(1, 1, 8, 8, dtype=torch.float64).masked_fill(~shown, hidden)
-    padded = model(ids, attention_mask=mask, use_cache=False).logits[:, 3:]
-    torch.testing.assert_close(padded, model(ids[:, 3:]).logits, rtol=1e-10, atol=1e-10)
-    mask[..., 5] -= 3
-    with pytest.raises(ValueError, match="pass offsets of the scores as a bias"):
-        model(ids, attention_mask=mask, use_cache=False)
-
-
-def test_a_mask_with_gaps_or_of_many_heads_is_refused():
-    model, ids = tiny(), torch.randint(0, 40, (1, 4))
-    gap = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
-    gap[..., 3, 1] = False
-    with pytest.raises(ValueError, match="the mask has gaps"):
-        model(ids, attention_mask=gap)
-    with pytest.raises(ValueError, match="one mask for all heads"):
-        model(ids, attention_mask=gap.expand(1, 4, 4, 4))
-
-
-def test_padded_rows_in_a_static_cache_compile_twice():
-    """Once for the prompt, once for every further token."""
-    from torch._dynamo.testing import CompileCounter
-
-    torch._dynamo.reset()
-    model, ids = tiny().float(), torch.randint(1, 40, (2, 6))
-    mask = torch.ones_like(ids)
-    mask[0, :2] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(ids, **options)
-    eager = model.generate(ids, cache_implementation="static", disable_compile=True, **options)
-    assert torch.equal(eager, expected)
-    counter = CompileCounter()
-    model.forward = torch.compile(model.forward, backend=counter, dynamic=False, fullgraph=True)
-    static = model.generate(ids, cache_implementation="static", disable_compile=True, **options)
-    assert torch.equal(static, expected)
-    assert counter.frame_count <= 2
-
-
-def test_weights_are_shown_with_a_static_cache():
-    model, ids = tiny(), torch.randint(0, 40, (2, 6))
-    options = {"max_new_tokens": 3, "do_sample": False, "output_attentions": True}
-    shown = [
-        model.generate(ids, return_dict_in_generate=True, **options, **more).attentions
-        for more in ({}, {"cache_implementation": "static", "disable_compile": True})
-    ]
-    for plain, static in zip(*shown, strict=True):
-        for ours, theirs in zip(static, plain, strict=True):
-            keys = theirs.shape[-1]
-            torch.testing.assert_close(ours[..., :keys], theirs)
-            assert not ours[..., keys:].any(), "free columns of the cache have weight"
-
-
 @pytest.mark.parametrize(
     "method", ["fire[threshold=4]", "dape1x3-fire[threshold=4]", "rope", "kerple", "sinusoidal"]
 )
 def test_a_mask_by_query_counts_each_documents_tokens(method):
     """Two documents and left padding, said by a mask [batch, 1, queries, keys], are as each alone."""
-    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = DapeForCausalLM(DapeConfig(method=method, **sizes)).double().eval()
+    model = tiny(method)
     ids = torch.randint(0, 40, (1, 15))
     document = torch.tensor([-1] * 3 + [0] * 7 + [1] * 5)
     shown = (

@@ -1,4 +1,4 @@
-"""The C++ kernel against the definition in float64: every shape, bias, visibility, build and thread count."""
+"""The C++ kernel against the definition in float64: every shape, program, bias, visibility, build and thread count."""
 
 from __future__ import annotations
 
@@ -8,27 +8,45 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from cpu_cases import SHAPES, Case, check, evaluate, kernel_expected, needs_kernel, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from op_cases import (
+    BIASES,
+    MORE,
+    PROGRAMS,
+    RAGGED,
+    SHAPES,
+    SMALL,
+    VISIBILITIES,
+    assert_as_exact,
+    build,
+    distances,
+    needs_kernel,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dape.ops.score_attention import PLAIN, DistanceBias, attention, conv_program, cpu, native, op, sdpa
-from dape.ops.score_attention.api import choose
-from dape.ops.score_attention.types import EVERYTHING, Problem, Visible
+from dape.ops.score_attention import (
+    DistanceBias,
+    ScoreProgram,
+    Stage,
+    Visible,
+    attention,
+    by_tiles,
+    conv_program,
+    native,
+    op,
+)
 
 pytestmark = needs_kernel
 
-BIASES = ("none", "distance", "shared", "dense")
-VISIBLE = ("all", "padded", "window", "cache", "nothing")
+
+def check(case):
+    assert_as_exact(case, "cpu")
 
 
 @pytest.fixture(autouse=True)
 def _two_threads():
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -38,93 +56,198 @@ def test_shapes_and_biases(shape, bias, causal):
     check(SHAPES[shape].but(bias=bias, causal=causal))
 
 
+@pytest.mark.parametrize("bias", ["none", "dense", "distance"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", native.builds())
+def test_shapes_in_every_build(name, shape, bias):
+    with native.use_build(name):
+        check(SHAPES[shape].but(bias=bias))
+
+
+@pytest.mark.parametrize("program", ["talking", "mta", "grouped", "post", "3x3"])
+@pytest.mark.parametrize("name", native.builds())
+def test_programs_in_every_build(name, program):
+    with native.use_build(name):
+        check(RAGGED.but(program=program, visible="documents"))
+        check(RAGGED.but(program=program, heads=8, groups=8, width=12))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("bias", ["none", "dense", "dense of the batch", "distance"])
+@pytest.mark.parametrize("visible", VISIBILITIES[1:])
+@pytest.mark.parametrize(("heads", "width", "kernel"), [(4, 0, None), (4, 6, 3), (8, 9, 3)])
+def test_visibilities_of_the_pair_and_of_plain_attention(visible, bias, causal, heads, width, kernel):
+    sizes = {"batch": 2, "heads": heads, "groups": heads, "queries": 50, "keys": 61, "width": width}
+    check(SMALL.but(**sizes, kernel=kernel, bias=bias, causal=causal, visible=visible))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("visible", VISIBLE[1:])
-@pytest.mark.parametrize(("heads", "width"), [(4, 0), (4, 6), (8, 9)])
-def test_visibility(visible, bias, causal, heads, width):
-    case = Case(batch=2, heads=heads, queries=50, keys=61, width=width, bias=bias, causal=causal)
-    check(case.but(visible=visible))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_with_every_bias(program, bias, causal):
+    check(RAGGED.but(program=program, bias=bias, causal=causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("visible", VISIBILITIES[1:])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_with_every_visibility(program, visible, causal):
+    check(RAGGED.but(program=program, visible=visible, causal=causal))
+
+
+@pytest.mark.parametrize("visible", ["all", "documents"])
+@pytest.mark.parametrize("bias", ["none", "distance", "separable"])
+@pytest.mark.parametrize("program", MORE)
+def test_kernels_over_queries_and_keys(program, bias, visible):
+    check(RAGGED.but(program=program, bias=bias, visible=visible))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_bias_by_tiles_in_several_tiles(program, causal, monkeypatch):
+    """Tiles bring the rows before their own along, and rows stand where they stood in the whole call."""
+    monkeypatch.setattr(by_tiles, "TILE_NUMBERS", 4 * RAGGED.keys * 17)
+    for visible in ("all", "documents"):
+        check(RAGGED.but(program=program, bias="tile", visible=visible, causal=causal))
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, *MORE])
+@pytest.mark.parametrize("tokens", [101, 5])
+def test_a_bias_by_distance_is_a_table(program, tokens):
+    """As many queries as keys, nothing hidden: the first stage begins from a table by distance."""
+    check(RAGGED.but(queries=tokens, keys=tokens, program=program))
 
 
 @pytest.mark.parametrize("visible", ["all", "window"])
-@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("bias", ["none", "dense", "distance"])
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_pairs_of_columns_for_every_alignment_of_the_kernel(left, bias, visible):
-    check(Case(heads=8, queries=51, keys=64, width=9, left=left, bias=bias, visible=visible))
+    check(
+        SMALL.but(heads=8, groups=8, queries=51, keys=64, width=9, padding=left, bias=bias, visible=visible)
+    )
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("kernel_size", "left"), [(k, left) for k in range(1, 5) for left in range(k)])
-def test_every_reach_at_every_place_in_a_chunk(kernel_size, left, causal):
-    """Nothing is lost at the end of the walk, wherever the last key falls around the end of a chunk of keys."""
-    torch.set_num_threads(1)
-    # Linear, so that no sign can flip and a plain tolerance holds.
-    small = Case(heads=1, groups=1, head_dim=2, width=2, kernel_size=kernel_size, left=left, slope=1.0)
-    # A chunk has 24 keys, or 72 in a build for few queries.
-    for keys, bias in itertools.product(range(61, 75), BIASES):
-        case = small.but(queries=keys, keys=keys, causal=causal, bias=bias, seed=keys)
-        inputs = tensors(case)
-        exact = evaluate(case, inputs, torch.float64, "reference")
-        for build in native.builds()[:2]:
-            with native.use_build(build):
-                found = evaluate(case, inputs, torch.float32, "cpu")
-            for name, ours in found.items():
-                expected = exact[name].float()
-                torch.testing.assert_close(
-                    ours, expected, rtol=1e-4, atol=1e-4, msg=f"{name} of {case}, {build}"
-                )
-
-
-@pytest.mark.parametrize("bias", ["distance", "shared"])
+@pytest.mark.parametrize("bias", ["distance", "dense"])
 @pytest.mark.parametrize("shape", ["two tiles", "few queries"])
 def test_residual_of_scores_alone(shape, bias):
     check(SHAPES[shape].but(bias=bias, residual="scores"))
 
 
-@pytest.mark.parametrize("bias", ["none", "distance", "shared"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("build", native.builds())
-def test_every_build(build, shape, bias):
-    with native.use_build(build):
-        check(SHAPES[shape].but(bias=bias))
+def test_more_queries_than_keys():
+    check(SMALL.but(keys=9, causal=False, bias="distance"))
 
 
-@pytest.mark.parametrize(
-    ("environment", "compiler", "expected"),
-    [
-        ({}, None, False),
-        ({}, "/usr/bin/g++", True),
-        ({"CI": "true"}, None, True),
-        ({"CI": "false"}, None, False),
-    ],
-)
-def test_a_missing_kernel_is_a_failure_where_it_could_be_built(environment, compiler, expected):
-    assert kernel_expected(environment, lambda name: compiler if name == "g++" else None) is expected
+def test_training_on_a_few_queries():
+    """Both passes compute the same logits, bit for bit, where gradients are wanted."""
+    check(RAGGED.but(queries=7, keys=7, program="ssmax"))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_random_shapes(data):
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731 (a name for a line)
+    one = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
+    groups, queries, kernel = draw(1, 3), draw(1, 60), draw(1, 8)
+    case = SMALL.but(
+        batch=draw(1, 3), heads=groups * draw(1, 3), groups=groups, queries=queries, keys=queries + draw(0, 40),
+        head_dim=draw(1, 40), width=draw(1, 10), kernel=one(None, *[kernel] * 9), padding=draw(0, kernel - 1),
+        bias=one(*BIASES), causal=one(True, False), visible=one(*VISIBILITIES),
+        residual=one("scores+bias", "scores"),
+    )  # fmt: skip
+    check(case)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("kernel", "left"), [(k, left) for k in range(1, 5) for left in range(k)])
+def test_every_reach_at_every_place_in_a_chunk(kernel, left, causal):
+    """Nothing is lost at the end of the walk, wherever the last key falls around the end of a chunk of keys."""
+    torch.set_num_threads(1)
+    # Linear, so that no sign can flip and a plain tolerance holds.
+    sizes = {"heads": 1, "groups": 1, "head_dim": 2, "width": 2}
+    # A chunk has 24 keys, or 72 in a build for few queries.
+    for keys, bias in itertools.product(range(61, 75), ("none", "dense", "distance")):
+        case = SMALL.but(**sizes, kernel=kernel, padding=left, slope=1.0, queries=keys, keys=keys, causal=causal, bias=bias)  # fmt: skip
+        exact = build(case, seed=keys).results("reference")
+        for name in native.builds()[:2]:
+            with native.use_build(name):
+                found = distances(build(case, torch.float32, seed=keys).results("cpu"), exact)
+            assert max(found.values()) < 1e-4, (case, name, found)
+
+
+@pytest.mark.parametrize(("left", "taps"), [(left, taps) for taps in (1, 2, 3, 5) for left in range(taps)])
+def test_every_reach_of_a_program_at_every_place_in_a_chunk(left, taps, monkeypatch):
+    def program(c, draw) -> ScoreProgram:
+        pre = (
+            Stage(draw("w1", 2, 1, 2, taps), draw("b1", 2), left),
+            Stage(draw("w2", 1, 2, 1, taps), draw("b2", 1), left),
+        )
+        return ScoreProgram(pre, (Stage(draw("w3", 1, 1, 1, taps), draw("b3", 1), left),))
+
+    monkeypatch.setitem(MORE, "reach", program)
+    for keys in range(24, 48):
+        case = SMALL.but(
+            heads=1, groups=1, queries=keys, keys=keys, head_dim=2, program="reach", causal=keys % 2 == 0
+        )
+        found = distances(build(case, torch.float32).results("cpu"), build(case).results("reference"))
+        assert max(found.values()) < 1e-3, (keys, found)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("program", [*PROGRAMS, *MORE])
+@torch.no_grad()
+def test_a_few_queries(program, bias, causal):
+    """As in decoding, by a kernel whose lanes are keys: several chunks of them, split over threads."""
+    torch.set_num_threads(3)
+    for number, visible in enumerate(VISIBILITIES):
+        queries = (1, 5, 8, 3, 7, 2)[number]
+        keys = 613 if number % 2 else queries + number
+        case = RAGGED.but(
+            queries=queries, keys=keys, program=program, bias=bias, causal=causal, visible=visible
+        )
+        truth, single = build(case).attend("reference"), build(case, torch.float32)
+        ours, theirs = ((single.attend(name) - truth).abs().max() for name in ("cpu", "reference"))
+        assert ours <= 2 * theirs + 16 * torch.finfo(torch.float32).eps, (case, ours, theirs)
+
+
+@torch.no_grad()
+def test_a_few_queries_that_a_dense_bias_hides():
+    q, bias = torch.randn(1, 4, 2, 8), torch.zeros(1, 4, 2, 30)
+    bias[:, :, 1] = -torch.inf
+    k = torch.randn(1, 4, 30, 8)
+    for program in (ScoreProgram(sink=torch.zeros(4)), build(RAGGED.but(program="talking")).program):
+        out = attention(q, k, k, program.to(torch.float32), bias=bias, backend="cpu")
+        assert out[:, :, 0].isfinite().all()
+        assert (out[:, :, 1] == 0).all()
+
+
+@pytest.mark.parametrize("program", ["pair", "plain"])
+def test_a_ragged_batch_decodes_as_its_entries_alone(program):
+    """One query each; keys before `first` are padding, those after `last` room of a cache."""
+    q, k, v = (torch.randn(4, 4, n, 16) for n in (1, 700, 700))
+    first, last = torch.tensor([[0], [5], [650], [0]]), torch.tensor([[699], [699], [699], [350]])
+    conv = build(SMALL, torch.float32).program if program == "pair" else None
+    out = attention(q, k, v, conv, visible=Visible(first, last), backend="cpu")
+    for entry, (start, stop) in enumerate(zip(first[:, 0].tolist(), (last[:, 0] + 1).tolist(), strict=True)):
+        one = slice(entry, entry + 1)
+        alone = attention(q[one], k[one, :, start:stop], v[one, :, start:stop], conv, backend="cpu")
+        torch.testing.assert_close(out[one], alone, rtol=1e-5, atol=1e-5)
 
 
 def test_few_queries_have_a_build_of_their_own():
     """Where its smaller tiles compute less; 64 queries are four tiles of 16, or two of 48."""
     every = ["avx512", "avx512_short", "avx2", "portable"]
 
-    def chosen(queries: int, available: list[str], causal: bool = True, rows: int = 1) -> str:
+    def chosen(queries: int, available: list[str] = every, causal: bool = True, rows: int = 1) -> str:
         stage = native.StageCall(rows=rows)
         program = native.Program(num_pre=1, stages=ctypes.addressof(stage))
-        call = native.Call(
-            queries=queries,
-            keys=queries,
-            causal=causal,
-            program=ctypes.addressof(program) if rows > 1 else None,
-        )
+        address = ctypes.addressof(program) if rows > 1 else None
+        call = native.Call(queries=queries, keys=queries, causal=causal, program=address)
         return native.build_for(call, available)
 
-    assert {n: chosen(n, every) for n in (16, 48, 64, 128, 256, 2048)} == {
-        16: "avx512_short", 48: "avx512_short", 64: "avx512_short", 128: "avx512_short", 256: "avx512_short",
-        2048: "avx512",
-    }  # fmt: skip
-    assert chosen(48, every, causal=False) == "avx512"
+    assert {chosen(n) for n in (16, 48, 64, 128, 256)} == {"avx512_short"}
     # Eight of sixteen rows would be computed twice.
-    assert chosen(64, every, rows=9) == "avx512"
+    assert chosen(2048) == chosen(48, causal=False) == chosen(64, rows=9) == "avx512"
     assert chosen(64, ["avx2", "portable"]) == "avx2"
 
 
@@ -133,42 +256,17 @@ def test_unknown_build():
         pass
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_random_shapes(data):
-    groups, repeats = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    queries, kernel_size = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 8))
-    case = Case(
-        batch=data.draw(st.integers(1, 3)),
-        heads=groups * repeats,
-        groups=groups,
-        queries=queries,
-        keys=queries + data.draw(st.integers(0, 40)),
-        head_dim=data.draw(st.integers(1, 40)),
-        width=data.draw(st.integers(0, 10)),
-        kernel_size=kernel_size,
-        left=data.draw(st.integers(0, kernel_size - 1)),
-        bias=data.draw(st.sampled_from(BIASES)),
-        causal=data.draw(st.booleans()),
-        visible=data.draw(st.sampled_from(VISIBLE)),
-        residual=data.draw(st.sampled_from(["scores+bias", "scores"])),
-    )
-    check(case)
+THREADED = [SHAPES[name].but(batch=2, bias=bias) for name in ("two tiles", "decode", "kernel 1") for bias in ("distance", "dense")]  # fmt: skip
+THREADED += [RAGGED.but(kernel=None, visible="left padding", bias="curve")]
+THREADED += [RAGGED.but(program=program, bias=bias) for program in ("mta", "post", "grouped") for bias in ("dense", "distance", "separable")]  # fmt: skip
 
 
-def test_more_queries_than_keys():
-    check(Case(queries=40, keys=9, causal=False, bias="distance"))
-
-
-@pytest.mark.parametrize("bias", ["distance", "shared"])
-@pytest.mark.parametrize("shape", ["two tiles", "decode", "kernel 1"])
-def test_threads(shape, bias):
-    case = SHAPES[shape].but(bias=bias, batch=2)
+@pytest.mark.parametrize("case", THREADED, ids=str)
+def test_threads(case):
     results = {}
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        results[threads] = evaluate(case, tensors(case), torch.float32, "cpu")
-        again = evaluate(case, tensors(case), torch.float32, "cpu")
+        results[threads], again = (build(case, torch.float32).results("cpu") for _ in range(2))
         for name, value in results[threads].items():
             assert torch.equal(value, again[name]), f"{name} differs between two runs on {threads} threads"
     for name, value in results[1].items():
@@ -176,121 +274,34 @@ def test_threads(shape, bias):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [0, 6])
+@pytest.mark.parametrize("kernel", [None, 3])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_threads_that_lose_their_core(batch, width, dtype):
+def test_threads_that_lose_their_core(batch, kernel, dtype):
     """More threads than cores: gradients of keys that were put aside are added in the same order."""
-    case = Case(
-        batch=batch, heads=12, groups=12, head_dim=8, queries=700, keys=700, width=width, bias="distance"
-    )
-    inputs = tensors(case)
+    case = SHAPES["default widths"].but(batch=batch, head_dim=8, queries=700, keys=700, width=6, kernel=kernel, bias="distance")  # fmt: skip
     torch.set_num_threads(1)
-    alone = evaluate(case, inputs, dtype, "cpu")
+    alone = build(case, dtype).results("cpu")
     torch.set_num_threads(8)
-    together = evaluate(case, inputs, dtype, "cpu")
+    together = build(case, dtype).results("cpu")
     for _ in range(3):
-        again = evaluate(case, inputs, dtype, "cpu")
+        again = build(case, dtype).results("cpu")
         for name, value in together.items():
             assert torch.equal(value, again[name]), f"{name} differs between two runs"
-    for name, value in together.items():
-        scale = max(1.0, float(alone[name].abs().max()))
-        tolerance = 1e-4 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
-        assert float((value - alone[name]).abs().max()) <= tolerance * scale, name
+    tolerance = 1e-4 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    assert max(distances(together, alone).values()) <= tolerance
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype):
-    case = Case(bias="distance")
-    inputs = {name: x.to(dtype).double() for name, x in tensors(case).items()}
-    exact = evaluate(case, inputs, torch.float64, "reference")
-    ours = evaluate(case, inputs, dtype, "cpu")
-    for name in ("out", "dq", "dv"):
-        assert ours[name].dtype == dtype
-        scale = float(exact[name].abs().max())
-        assert float((ours[name].double() - exact[name]).abs().max()) <= 4 * torch.finfo(dtype).eps * scale
+@pytest.mark.parametrize("sink", [-200.0, 0.0, 200.0])
+def test_sinks_of_any_size(sink):
+    q = torch.randn(1, 2, 30, 4)
+    program = ScoreProgram(sink=torch.full((2,), sink))
+    expected = attention(q.double(), q.double(), q.double(), program.to(torch.float64), backend="reference")
+    torch.testing.assert_close(attention(q, q, q, program, backend="cpu"), expected.float())
 
 
-def test_strided_inputs():
-    torch.manual_seed(0)
-    q, k, v = torch.randn(2, 30, 3, 4, 10).permute(2, 0, 3, 1, 4)
-    odd = torch.randn(2, 4, 10, 30).transpose(2, 3)
-    for a, b, c in [
-        (q, k, v),
-        (odd, odd, odd),
-        (q[:, :, ::2], k[:, :, ::2], v[:, :, ::2]),
-        (q[..., ::2],) * 3,
-    ]:
-        strided = attention(a, b, c, None, bias=DistanceBias(torch.ones(4, 30)), backend="cpu")
-        dense = attention(
-            *(x.contiguous() for x in (a, b, c)),
-            None,
-            bias=DistanceBias(torch.ones(4, 30)),
-            backend="reference",
-        )
-        torch.testing.assert_close(strided, dense, rtol=1e-5, atol=1e-6)
-
-
-def problem(**changes) -> Problem:
-    q = torch.zeros(1, 2, 3, 4)
-    weights = [torch.zeros(5, 2, 1, 3), torch.zeros(5), torch.zeros(2, 5, 1, 3), torch.zeros(2)]
-    conv = conv_program(*weights, 1, leak_future=changes.pop("leak_future", False))
-    fields = {"q": q, "k": q, "v": q, "program": conv, "bias": None, "visible": EVERYTHING, "causal": True,
-              "scale": 1.0, "dropout": 0.0}  # fmt: skip
-    return Problem(**{**fields, **changes})
-
-
-def test_chosen_on_the_processor():
-    assert choose(problem()) is cpu
-    assert choose(problem(leak_future=True)).__name__.endswith("tiled")
-
-
-def test_chosen_for_plain_calls(monkeypatch):
-    assert choose(problem(program=PLAIN)) is cpu
-    assert choose(problem(program=PLAIN, dropout=0.1)) is sdpa
-    monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
-    assert choose(problem(program=PLAIN)) is sdpa
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"q": torch.zeros(1, 2, 3, 4, dtype=torch.float64)}, "float32 only"),
-        ({"q": torch.zeros(1, 2, 3, 4, device="meta")}, "tensors are on meta"),
-        ({"dropout": 0.1}, "dropout is not supported"),
-        ({"leak_future": True}, "leak_future"),
-    ],
-)
-def test_says_why_it_cannot_run(changes, sentence):
-    assert sentence in cpu.unsupported(problem(**changes))
-
-
-def test_says_what_to_do_without_a_kernel(monkeypatch):
-    monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
-    assert "install g++ or clang" in cpu.unsupported(problem())
-    assert choose(problem()).__name__.endswith("tiled")
-
-
-def test_opcheck():
-    torch.manual_seed(1)
-    q, k, v = (torch.randn(2, 4, 12, 6, requires_grad=True) for _ in range(3))
-    weights = [torch.randn(shape, requires_grad=True) for shape in ((5, 8, 1, 3), (5,), (4, 5, 1, 3), (4,))]
-    bias = DistanceBias(torch.randn(4, 12, requires_grad=True))
-    visible = Visible(torch.tensor([[0], [3]]))
-    described = cpu.describe(Problem(q, k, v, conv_program(*weights, 1), bias, visible, True, 0.4, 0.0))
-    tensors, plan, lowest = {n: x for n, x in described[0].items() if x is not None}, *described[1:]
-    numbers: list[float] = []
-    text = op.encode(plan, numbers)
-    arguments = list(tensors.values()), ",".join(tensors), "cpu", text, numbers, lowest
-    torch.library.opcheck(op._forward, arguments)
-
-
-def test_second_derivative_is_refused():
-    q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
-    bias = DistanceBias(torch.zeros(2, 5, requires_grad=True))
-    out = attention(q, k, v, None, bias=bias, backend="cpu")
-    (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-        grad.sum().backward()
+def test_plain_attention_with_a_separable_bias_makes_no_tiles(monkeypatch):
+    monkeypatch.setattr(by_tiles, "attend", None)
+    check(RAGGED.but(kernel=None, bias="separable"))
 
 
 class Layer(torch.nn.Module):
@@ -300,47 +311,30 @@ class Layer(torch.nn.Module):
         super().__init__()
         self.project = torch.nn.Linear(8, 3 * 8)
         self.expand = torch.nn.Conv2d(4, 6, (1, 3))
-        self.reduce = torch.nn.Conv2d(2, 2, (1, 3))
+        self.bias = torch.nn.Parameter(torch.zeros(2))
         self.out = torch.nn.Parameter(torch.randn(2, 6, 1, 3) / 4)
         self.slopes = torch.nn.Parameter(torch.rand(2, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         bias = DistanceBias(-self.slopes * torch.arange(x.shape[1]))
-        conv = conv_program(self.expand.weight, self.expand.bias, self.out, self.reduce.bias, 1)
+        conv = conv_program(self.expand.weight, self.expand.bias, self.out, self.bias, 1)
         return attention(q, k, v, conv, bias=bias, backend="cpu").transpose(1, 2).flatten(2)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:.*torch.jit:DeprecationWarning"
-)  # PyTorch's own, when inductor is imported
-def test_compiles_whole():
-    torch.manual_seed(0)
+# Inductor's import warns of PyTorch's own.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_whole(compiler):
     layer, x = Layer(), torch.randn(2, 20, 8)
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = torch.compile(layer, fullgraph=True, backend=compiler)
     expected, found = layer(x), compiled(x)
     torch.testing.assert_close(found, expected)
-    parameters = [p for name, p in layer.named_parameters() if "reduce.weight" not in name]
-    for ours, theirs in zip(
-        torch.autograd.grad(found.sum(), parameters),
-        torch.autograd.grad(expected.sum(), parameters),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_traces_whole():
-    torch.manual_seed(0)
-    layer, x = Layer(), torch.randn(2, 20, 8)
-    traced = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(traced(x), layer(x))
-    traced(x).sum().backward()
-    assert layer.slopes.grad is not None
+    grads = [torch.autograd.grad(out.sum(), list(layer.parameters())) for out in (found, expected)]
+    torch.testing.assert_close(*grads)
 
 
 def test_autocast():
-    torch.manual_seed(0)
     layer, x = Layer(), torch.randn(2, 20, 8)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x)
@@ -350,22 +344,28 @@ def test_autocast():
     torch.testing.assert_close(out.float(), layer(x), rtol=0.1, atol=0.1)
 
 
-def test_memory_is_linear(monkeypatch):
-    """A dense bias that needs no gradient gets none: nothing of T×T is made."""
-    found = []
+def test_a_dense_bias_that_needs_no_gradient_gets_none(monkeypatch):
+    """Nothing of T×T is made."""
+    found, made = [], []
     forward, backward = op.KERNELS["cpu"]
-
-    def spy(*arguments):
-        found.append(backward(*arguments))
-        return found[-1]
-
-    monkeypatch.setitem(op.KERNELS, "cpu", (forward, spy))
-    made = []
+    monkeypatch.setitem(
+        op.KERNELS, "cpu", (forward, lambda *given: found.append(backward(*given)) or found[-1])
+    )
     monkeypatch.setattr(op.torch, "zeros_like", lambda x: made.append(x.shape))
     q = torch.randn(1, 2, 64, 8, requires_grad=True)
     attention(q, q, q, None, bias=torch.zeros(1, 2, 64, 64), backend="cpu").sum().backward()
     assert set(found[0]) == {"q", "k", "v"}
     assert made == []
+
+
+class Mode(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 def test_the_operator_is_called_where_somebody_watches(monkeypatch):
@@ -381,15 +381,10 @@ def test_the_operator_is_called_where_somebody_watches(monkeypatch):
         attention(q, q, q, bias=DistanceBias(torch.zeros(2, 3)), backend="cpu")
         return len(watched)
 
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
     class Subclass(torch.Tensor):
         pass
 
-    assert calls(q) == 0
-    assert calls(leaf) == 0
+    assert calls(q) == calls(leaf) == 0
     with torch.no_grad():
         assert calls(leaf) == 0
     with Mode():
@@ -399,44 +394,16 @@ def test_the_operator_is_called_where_somebody_watches(monkeypatch):
     assert calls(q.as_subclass(Subclass)) == 1
 
 
-@pytest.mark.parametrize("program", ["pair", "plain"])
-def test_a_ragged_batch_decodes_as_its_entries_alone(program):
-    """One query each; keys before `first` are padding, those after `last` room of a cache."""
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(4, 4, n, 16) for n in (1, 700, 700))
-    first, last = torch.tensor([[0], [5], [650], [0]]), torch.tensor([[699], [699], [699], [350]])
-    conv = None
-    if program == "pair":
-        weights = torch.randn(8, 4, 1, 3) / 4, torch.randn(8), torch.randn(4, 8, 1, 3) / 5, torch.randn(4)
-        conv = conv_program(*weights, 1)
-    out = attention(q, k, v, conv, visible=Visible(first, last), backend="cpu")
-    for entry, (start, stop) in enumerate(zip(first[:, 0].tolist(), (last[:, 0] + 1).tolist(), strict=True)):
-        one = slice(entry, entry + 1)
-        alone = attention(q[one], k[one, :, start:stop], v[one, :, start:stop], conv, backend="cpu")
-        torch.testing.assert_close(out[one], alone, rtol=1e-5, atol=1e-5)
-
-
 def test_gradients_with_and_without_the_operator():
     """The derivative is the same, bit for bit, whoever asks for it: a backward pass that a mode watches too."""
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    torch.manual_seed(0)
     layer, x = Layer(), torch.randn(2, 20, 8)
-    gradients: dict[tuple[bool, bool], list[torch.Tensor]] = {}
+    gradients = []
     for forward, backward in ((False, False), (False, True), (True, True)):
-        seen: list[object] = []
         with Mode() if forward else nullcontext():
             loss = layer(x).square().sum()
-        with Mode() if backward else nullcontext():
-            gradients[forward, backward] = list(
-                torch.autograd.grad(loss, list(layer.parameters()), allow_unused=True)
-            )
-        assert (torch.ops.dape.attention_backward.default in seen) == backward
-    for one, other in zip(gradients[False, False], gradients[True, True], strict=True):
-        assert (one is None and other is None) or torch.equal(one, other)
-    for one, other in zip(gradients[False, False], gradients[False, True], strict=True):
-        assert (one is None and other is None) or torch.equal(one, other)
+        with Mode() if backward else nullcontext() as mode:
+            gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
+        if backward:
+            assert torch.ops.dape.attention_backward.default in mode.seen
+    for other in gradients[1:]:
+        assert all(map(torch.equal, gradients[0], other))

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cpu_cases import SHAPES, evaluate, needs_kernel, tensors
-from op_cases import PROGRAMS, Case, build
+from op_cases import PROGRAMS, RAGGED, SHAPES, build, needs_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from dape.bench import memory
@@ -56,8 +55,7 @@ def twice(monkeypatch):
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_results_are_float32s_rounded_once(shape, dtype, twice):
-    case = SHAPES[shape].but(bias="distance")
-    evaluate(case, tensors(case), dtype, "cpu")
+    build(SHAPES[shape].but(bias="distance"), dtype).results("cpu")
     assert twice == ["forward", "backward"]
 
 
@@ -66,8 +64,7 @@ def test_results_are_float32s_rounded_once(shape, dtype, twice):
 def test_results_of_every_build(name, dtype, twice):
     with native.use_build(name):
         for shape in ("two tiles", "few queries"):
-            case = SHAPES[shape].but(bias="shared", visible="padded")
-            evaluate(case, tensors(case), dtype, "cpu")
+            build(SHAPES[shape].but(bias="dense", visible="left padding"), dtype).results("cpu")
     assert len(twice) == 4
 
 
@@ -75,10 +72,10 @@ def test_results_of_every_build(name, dtype, twice):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_results_of_every_program(program, dtype, twice):
     """Those over several rows add to each other's gradients of q."""
-    case = Case(heads=4, groups=2, queries=61, keys=75, head_dim=9, width=9, program=program)
+    case = RAGGED.but(program=program)
     build(case, dtype).results("cpu")
     with torch.no_grad():
-        build(replace(case, queries=5, keys=300), dtype).attend("cpu")
+        build(case.but(queries=5, keys=300), dtype).attend("cpu")
     assert twice == ["forward", "backward", "forward"]
 
 

@@ -9,90 +9,37 @@ import textwrap
 
 import pytest
 import torch
-from cpu_cases import SHAPES, Case, check, evaluate, needs_kernel, tensors
+from op_cases import PROGRAMS, RAGGED, SHAPES, SMALL, assert_as_exact, build, needs_kernel
 
-from dape.ops.score_attention import DistanceBias, attention, conv_program, native
+from dape.ops.score_attention import DistanceBias, Visible, attention, native
 
 pytestmark = needs_kernel
 
 
-@pytest.mark.parametrize("visible", ["all", "nothing"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_output_is_written(shape, visible, monkeypatch):
+CASES = [
+    *(shape.but(bias="distance") for shape in SHAPES.values()),
+    *(RAGGED.but(program=x) for x in PROGRAMS),
+]
+
+
+@pytest.mark.parametrize("visible", ["all", "rows that see nothing"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_output_is_written(case, visible, monkeypatch):
     """Outputs start as NaN: what the kernel fails to write shows."""
     monkeypatch.setattr(
         native, "allocate", lambda *shape, dtype=torch.float32: torch.full(shape, torch.nan, dtype=dtype)
     )
-    case = SHAPES[shape].but(bias="distance", visible=visible)
-    for name, value in evaluate(case, tensors(case), torch.float32, "cpu").items():
+    for name, value in build(case.but(visible=visible), torch.float32).results("cpu").items():
         assert value.isfinite().all(), name
 
 
-@pytest.mark.parametrize("backend", ["cpu"])
-@pytest.mark.parametrize("queries", [1, 40])
-@pytest.mark.parametrize("factor", [30.0, 1e4])
-def test_large_scores(factor, queries, backend):
-    case = Case(queries=queries, bias="distance", head_dim=64)
-    inputs = tensors(case)
-    inputs["q"] = inputs["q"] * factor
-    exact = evaluate(case, inputs, torch.float64, "reference")["out"]
-    plain = evaluate(case, inputs, torch.float32, "reference")["out"]
-    ours = evaluate(case, inputs, torch.float32, backend)["out"]
-    assert ours.isfinite().all()
-    allowed = 2 * float((plain - exact).abs().max()) + 1e-5
-    assert float((ours - exact).abs().max()) <= allowed
-
-
-def test_rows_without_keys_are_zero():
-    case = Case(bias="distance", visible="nothing")
-    out = evaluate(case, tensors(case), torch.float32, "cpu")["out"]
-    assert (out[:, :, ::3] == 0).all()
-    assert (out[:, :, 1::3] != 0).any()
-
-
-@pytest.mark.parametrize("queries", [2, 40])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", ["q", "k", "bias"])
-def test_odd_numbers_spread_as_in_the_reference(name, value, queries):
-    for width in (0, 6):
-        case = Case(queries=queries, bias="shared", width=width, heads=2, groups=2)
-        inputs = tensors(case)
-        inputs[name][0, 1, queries // 2, 3] = value
-        expected = evaluate(case, inputs, torch.float32, "reference")["out"]
-        ours = evaluate(case, inputs, torch.float32, "cpu")["out"]
-        assert torch.equal(ours.isnan(), expected.isnan())
-        torch.testing.assert_close(ours, expected, equal_nan=True, rtol=1e-4, atol=1e-5)
-
-
-def test_rows_that_see_a_bad_value_show_it():
-    q, k, v = (torch.randn(1, 1, 60, 4) for _ in range(3))
-    v[0, 0, 50] = torch.nan
-    bias = DistanceBias(torch.zeros(1, 60))
-    out = attention(q, k, v, None, bias=bias, backend="cpu")
-    assert out[0, 0, 50:].isnan().all()
-
-
-def test_a_bias_of_minus_infinity_hides_a_key():
-    q, k, v = (torch.randn(1, 2, 30, 4) for _ in range(3))
-    bias = torch.zeros(1, 2, 30, 30)
-    bias[..., 7] = -torch.inf
-    for queries in (30, 2):
-        args = (q[:, :, -queries:], k, v, None)
-        ours = attention(*args, bias=bias[:, :, -queries:], backend="cpu")
-        expected = attention(*args, bias=bias[:, :, -queries:], backend="reference")
-        torch.testing.assert_close(ours, expected)
-
-
-def test_denormals_survive():
-    """The kernel leaves the processor's floating point mode alone."""
-    check(Case(bias="distance"))
+def test_the_floating_point_mode_stays():
+    assert_as_exact(SMALL, "cpu")
     tiny = torch.tensor(2.0**-140)
     assert float(tiny * 0.5) == 2.0**-141
 
 
 def test_bounds_far_outside_are_harmless():
-    from dape.ops.score_attention import Visible
-
     q = torch.randn(1, 2, 30, 4)
     far = torch.full((1, 1), 2**40)
     bias = DistanceBias(torch.zeros(2, 30))
@@ -188,10 +135,9 @@ def test_out_of_memory_is_an_error(monkeypatch):
         native.run("forward", native.Call())
 
 
-def test_weights_of_zero_width_are_plain_attention():
-    q = torch.randn(1, 2, 30, 4)
-    weights = conv_program(
-        torch.zeros(3, 2, 1, 3), torch.zeros(3), torch.zeros(2, 3, 1, 3), torch.zeros(2), 1
-    )
-    plain = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-    torch.testing.assert_close(attention(q, q, q, weights, backend="cpu"), plain)
+def test_rows_that_see_a_bad_value_show_it():
+    q, k, v = (torch.randn(1, 1, 60, 4) for _ in range(3))
+    v[0, 0, 50] = torch.nan
+    bias = DistanceBias(torch.zeros(1, 60))
+    out = attention(q, k, v, None, bias=bias, backend="cpu")
+    assert out[0, 0, 50:].isnan().all()

@@ -2,14 +2,14 @@
 
 import sys
 
-import cpu_cases
 import pytest
 import torch
+from op_cases import needs_kernel
 
 import dape
 from dape.ops.score_attention.plans import PLANS
 
-pytestmark = cpu_cases.needs_kernel
+pytestmark = needs_kernel
 
 
 def call(conv, queries=1, keys=40, *, heads=4, **options):

@@ -16,6 +16,21 @@ def test_a_mask_of_runs_is_an_interval():
         assert torch.equal(visible.mask(7, 7, causal=False, device="cpu"), mask)
 
 
+def test_a_padding_mask_becomes_an_interval():
+    mask = torch.tensor([[0, 1, 1], [1, 1, 0], [0, 0, 0]])
+    shown = dape.Visible.from_padding(mask).mask(3, 3, causal=False, device="cpu")
+    assert torch.equal(shown[:, 0, 0], mask.bool())
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [(torch.ones(3), "padding mask has shape .batch, keys., got .3"), (torch.tensor([[1, 0, 1]]), "holes")],
+)
+def test_padding_masks_that_are_none(mask, message):
+    with pytest.raises(ValueError, match=message):
+        dape.Visible.from_padding(mask)
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
