@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import dape
-from dape.inspection import inspect
-from dape.inspection.page import Named, write_maps_page
 from dape.loading import open_for_evaluation
 from dape.models import DapeForCausalLM, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
@@ -81,11 +79,3 @@ def test_help_and_docs_say_that_task_files_can_run_code(capsys):
     root = SOURCES.parents[1]
     for name in ("SECURITY.md", "docs/hugging_face.md"):
         assert "!function" in (root / name).read_text()
-
-
-def test_text_in_the_page_of_an_inspection_is_escaped(tmp_path):
-    model = DapeForCausalLM(preset("tiny", "kerple", **SIZES)).eval()
-    evil = "</script><script>alert(1)</script>"
-    write_maps_page([Named(evil, inspect(model, [1, 2, 3]), [evil, "<b>", "&"])], tmp_path)
-    text = (tmp_path / "index.html").read_text("utf-8")
-    assert evil not in text

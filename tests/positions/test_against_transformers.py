@@ -13,56 +13,42 @@ from dape.positions.t5 import buckets
 WIDTH = 32
 SHORT = [1 + 0.05 * feature for feature in range(WIDTH // 2)]
 LONG = [1 + 0.7 * feature for feature in range(WIDTH // 2)]
-ROPES = [
-    pytest.param({}, {}, id="plain"),
-    pytest.param({"base": 500.0}, {"rope_theta": 500.0}, id="base"),
-    pytest.param({"scaling": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}, id="linear"),
-    pytest.param(
-        {"scaling": "yarn", "factor": 4.0, "original_length": 256},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
-        id="yarn",
-    ),
-    pytest.param(
-        {"scaling": "llama3", "factor": 8.0, "original_length": 256},
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "original_max_position_embeddings": 256,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        },
-        id="llama3",
-    ),
-    pytest.param(
-        {"scaling": "dynamic", "factor": 2.0, "original_length": 512},
-        {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 512},
-        id="dynamic",
-    ),
-    pytest.param(
-        {"scaling": "dynamic", "factor": 2.0, "original_length": 1024},
-        {"rope_type": "dynamic", "factor": 2.0},
-        id="dynamic within its length",
-    ),
-    *(
-        pytest.param(
+PUBLISHED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Our options, and what theirs has beside the type, the factor and the length.
+ROPES = {
+    "plain": ({}, {}),
+    "base": ({"base": 500.0}, {"rope_theta": 500.0}),
+    "linear": ({"scaling": "linear", "factor": 4.0}, {}),
+    "yarn": ({"scaling": "yarn", "factor": 4.0, "original_length": 256}, {}),
+    "llama3": ({"scaling": "llama3", "factor": 8.0, "original_length": 256}, PUBLISHED),
+    **{
+        f"dynamic {n}": (
+            {"scaling": "dynamic", "factor": 2.0, "original_length": n},
+            {"max_position_embeddings": n},
+        )
+        for n in (512, 1024)
+    },
+    **{
+        f"longrope {n}": (
             {"scaling": "longrope", "factor": 8.0, "original_length": n, "short": SHORT, "long": LONG},
-            {
-                "rope_type": "longrope",
-                "factor": 8.0,
-                "original_max_position_embeddings": n,
-                "short_factor": SHORT,
-                "long_factor": LONG,
-            },
-            id=f"longrope {n}",
+            {"short_factor": SHORT, "long_factor": LONG},
         )
         for n in (256, 1024)
-    ),
-]
+    },
+}
 
 
-@pytest.mark.parametrize(("ours", "theirs"), ROPES)
-def test_rope_rotates_as_llama_does(ours, theirs):
-    theirs = dict(theirs)
+@pytest.mark.parametrize("name", ROPES)
+def test_rope_rotates_as_llama_does(name):
+    ours, theirs = ROPES[name]
+    named = {
+        "scaling": "rope_type",
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+    }
+    theirs = {new: ours[old] for old, new in named.items() if old in ours} | theirs
+    if "max_position_embeddings" in theirs:
+        del theirs["original_max_position_embeddings"]
     config = LlamaConfig(
         hidden_size=WIDTH * 2,
         num_attention_heads=2,

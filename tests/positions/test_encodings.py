@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dape import Positions, parse_method, randomized_positions
+from dape import Positions, randomized_positions
 from dape.ops.score_attention import DistanceBias, TileBias
 from dape.positions import (
     FIRE,
@@ -161,11 +161,6 @@ def test_encodings_by_distance_hand_out_a_vector():
         )
         assert isinstance(bias, DistanceBias)
         assert bias.values.shape == (4, 10)
-
-
-def test_t5_shares_one_table():
-    assert T5Bias.shared
-    assert parse_method("t5").build_position(num_heads=2, head_dim=4, hidden_size=8).table.shape == (32, 2)
 
 
 def test_randomized_positions_are_sorted_distinct_and_reproducible():

@@ -2,39 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
 
-from dape import ScoreConv, Visible, attention
-
-
-def scores_and_bias(batch=2, heads=3, tokens=8, dtype=torch.float64):
-    return torch.randn(batch, heads, tokens, tokens, dtype=dtype), torch.randn(
-        1, heads, tokens, tokens, dtype=dtype
-    )
-
-
-def paper_module(conv: ScoreConv, scores, bias, kernel_size):
-    """What the paper publishes: lower triangle, two padded convolutions, a residual; cut off at the tensor's edge."""
-    both = torch.cat([scores, bias.expand_as(scores)], 1).tril()
-    pad = (0, kernel_size // 2)
-    hidden = nn.functional.leaky_relu(
-        nn.functional.conv2d(both, conv.expand.weight, conv.expand.bias, padding=pad)
-    )
-    return scores + bias + nn.functional.conv2d(hidden, conv.project.weight, conv.project.bias, padding=pad)
-
-
-@pytest.mark.parametrize("kernel_size", [1, 3, 5, 7])
-def test_it_is_the_papers_module_but_for_the_last_rows(kernel_size):
-    scores, bias = scores_and_bias(tokens=12)
-    conv = ScoreConv(3, width=8, kernel_size=kernel_size).double()
-    ours = conv(scores, bias)
-    theirs = paper_module(conv, scores, bias, kernel_size).masked_fill(
-        torch.ones(12, 12).triu(1).bool(), -torch.inf
-    )
-    rows = 12 - kernel_size // 2
-    torch.testing.assert_close(ours[:, :, :rows], theirs[:, :, :rows])
-    if kernel_size > 1:
-        assert not torch.allclose(ours[:, :, rows:], theirs[:, :, rows:])
+from dape import ScoreConv, attention
 
 
 def test_weights_have_the_documented_names_and_shapes():
@@ -56,22 +25,11 @@ def test_weights_have_the_documented_names_and_shapes():
     assert ScoreConv(4, bias_channels=False).expand.weight.shape == (32, 4, 1, 3)
 
 
-def test_kernel_one_is_an_mlp_over_heads():
-    scores, bias = scores_and_bias()
-    conv = ScoreConv(3, width=7, kernel_size=1).double()
-    first, second = nn.Linear(6, 7).double(), nn.Linear(7, 3).double()
-    first.load_state_dict({"weight": conv.expand.weight[:, :, 0, 0], "bias": conv.expand.bias})
-    second.load_state_dict({"weight": conv.project.weight[:, :, 0, 0], "bias": conv.project.bias})
-    pixels = torch.cat([scores, bias.expand_as(scores)], 1).movedim(1, -1)
-    mlp = second(nn.functional.leaky_relu(first(pixels))).movedim(-1, 1)
-    visible = torch.ones(8, 8).tril().bool()
-    torch.testing.assert_close(conv(scores, bias)[..., visible], (scores + bias + mlp)[..., visible])
-
-
 @pytest.mark.parametrize("kernel_size", [2, 4, 6])
 def test_even_kernels_keep_the_key_axis_and_reach_further_left(kernel_size):
     conv = ScoreConv(1, width=1, kernel_size=kernel_size, bias_channels=False).double()
     assert conv.left == kernel_size // 2
+    assert ScoreConv(1, kernel_size=kernel_size, padding="causal").left == kernel_size - 1
     with torch.no_grad():
         for part in (conv.expand, conv.project):
             part.weight.fill_(1.0)
@@ -85,77 +43,12 @@ def test_even_kernels_keep_the_key_axis_and_reach_further_left(kernel_size):
     assert refined.shape == scores.shape
 
 
-def test_square_kernels_read_earlier_queries_alone():
-    conv = ScoreConv(2, kernel_size=3, query_kernel_size=3, bias_channels=False).double()
-    assert conv.program().earlier_rows == 4
-    scores = torch.randn(1, 2, 12, 12, dtype=torch.float64)
-    changed = scores.clone()
-    changed[:, :, 5] += 1.0
-    moved = (conv(changed, causal=False) - conv(scores, causal=False)).abs().amax((0, 1, 3))
-    assert moved.nonzero()[:, 0].tolist() == [5, 6, 7, 8, 9]
-
-
-def test_a_square_kernel_whose_earlier_rows_are_zero_is_the_papers():
-    scores, bias = scores_and_bias()
-    square, flat = ScoreConv(3, query_kernel_size=3).double(), ScoreConv(3).double()
-    with torch.no_grad():
-        for name in ("expand", "project"):
-            square.get_parameter(f"{name}.weight")[:, :, :2] = 0.0
-    flat.load_state_dict(
-        {name: x[:, :, 2:] if x.dim() == 4 else x for name, x in square.state_dict().items()}
-    )
-    torch.testing.assert_close(square(scores, bias), flat(scores, bias))
-
-
-def test_causal_padding_reads_nothing_to_the_right():
-    conv = ScoreConv(2, kernel_size=4, padding="causal", bias_channels=False).double()
-    scores = torch.randn(1, 2, 1, 10, dtype=torch.float64)
-    changed = scores.clone()
-    changed[..., 6] += 1.0
-    difference = (conv(changed, causal=False) - conv(scores, causal=False)).abs().amax((0, 1, 2))
-    assert (difference[:6] == 0).all()
-    assert (difference[6:] > 0).any()
-
-
-def test_both_residual_forms():
-    scores, bias = scores_and_bias()
-    full = ScoreConv(3).double()
-    short = ScoreConv(3, residual="scores").double()
-    short.load_state_dict(full.state_dict())
-    visible = torch.ones(8, 8).tril().bool()
-    difference = (full(scores, bias) - short(scores, bias))[..., visible]
-    torch.testing.assert_close(difference, bias.expand_as(scores)[..., visible])
-
-
 def test_zero_init_is_plain_attention():
     q, k, v = torch.randn(3, 2, 4, 10, 8)
     bias = torch.randn(1, 4, 10, 10)
     conv = ScoreConv(4, zero_init=True)
     torch.testing.assert_close(attention(q, k, v, conv, bias=bias), attention(q, k, v, bias=bias))
     assert conv.project.weight.requires_grad
-
-
-def test_leaking_reads_the_future_and_not_leaking_does_not():
-    scores, bias = scores_and_bias(tokens=10)
-    honest = ScoreConv(3).double()
-    cheat = ScoreConv(3, leak_future=True).double()
-    cheat.load_state_dict(honest.state_dict())
-    future = scores.clone()
-    future[..., 4, 5] += 1.0  # query 4 must not see key 5
-    assert torch.equal(honest(scores, bias), honest(future, bias))
-    moved = (cheat(scores, bias) - cheat(future, bias)).nan_to_num()
-    assert moved[:, :, 4, :5].abs().max() > 0
-    assert (cheat(scores, bias)[0, 0] == -torch.inf).equal(torch.ones(10, 10).triu(1).bool())
-
-
-@pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_attend_is_softmax_of_the_processed_scores(backend):
-    q, k, v = torch.randn(3, 2, 3, 9, 5, dtype=torch.float64)
-    bias = torch.randn(1, 3, 9, 9, dtype=torch.float64)
-    conv = ScoreConv(3, kernel_size=5).double()
-    weights = torch.softmax(conv(q @ k.transpose(-1, -2) * 0.3, bias), -1)
-    out = attention(q, k, v, conv, bias=bias, scale=0.3, backend=backend)
-    torch.testing.assert_close(out, weights @ v)
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
@@ -205,8 +98,6 @@ REFUSALS = {
         r"bias has shape \(1, 2, 4, 5\)",
     ),
     "scores shape": (lambda: ScoreConv(2)(torch.zeros(2, 4, 4)), r"scores have shape \(2, 4, 4\)"),
-    "holes": (lambda: Visible.from_padding(torch.tensor([[1, 0, 1]])), "has holes"),
-    "mask shape": (lambda: Visible.from_padding(torch.ones(3)), r"\[batch, keys\]"),
 }
 
 
