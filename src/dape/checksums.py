@@ -94,7 +94,7 @@ def verify_checksums(folder: str | os.PathLike[str]) -> None:
             raise ValueError(f"{file} is missing: copy or export the model again")
         if file.stat().st_size != size or file_digest(file) != digest:
             raise ValueError(
-                f"{file} is damaged or was changed, its SHA-256 is not that of {CHECKSUMS}: copy or save the model "
+                f"{file} is damaged or was changed: its SHA-256 differs from that in {CHECKSUMS}: copy or save the model "
                 f"again, or delete {path} to take it as it is"
             )
 

@@ -18,7 +18,7 @@ def device_name(name: str) -> None:
     try:
         torch.device(name)
     except RuntimeError:
-        raise ValueError("no such device: give auto, cpu, cuda, cuda:1, …") from None
+        raise ValueError("no such device: pass auto, cpu, cuda, cuda:1, …") from None
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:

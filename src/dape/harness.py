@@ -24,7 +24,7 @@ class DapeLM(HFLM):
     """A trained run, an exported folder or a retrofitted model; other arguments are those of `--model hf`.
 
     pretrained: a run's folder, its `model` folder, or an adapter's folder.
-    tokenizer:  "bytes", or a folder; by default the model's own.
+    tokenizer:  "bytes", or a folder; by default the model's.
     max_length: length of the context, 2048 by default; a model without learned positions has no limit of its own.
     """
 

@@ -92,7 +92,9 @@ class ScoreAttention(nn.Module):
                 f'"{replace(parsed, position="nope").name}"'
             )
         if parsed.canon:
-            raise ValueError(f"canon={parsed.canon} is of hidden states, outside the attention: leave it out")
+            raise ValueError(
+                f"canon={parsed.canon} acts on hidden states, outside the attention: leave it out"
+            )
         self.scores = parsed.build_scores(num_heads, width=width)
         self.method, self.num_heads, self.head_dim = parsed.name, num_heads, head_dim
         self.window = parsed.window if window is None else window

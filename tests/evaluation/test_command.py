@@ -258,7 +258,7 @@ def test_how_often_training_had_an_ngram_needs_the_training_text(folder, capsys)
     arguments = (f"hf:{folder}/gpt2", "--corpus", folder / "texts", "--lengths", "32,64", "--last", 16)
     rare = ("--slices", "recall", "--max-training-count", 0)
     assert evaluate(folder, *arguments, *rare) == 2
-    assert "what gpt2 was trained on is not known" in " ".join(capsys.readouterr().err.split())
+    assert "the training data of gpt2 is unknown" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_model_with_a_known_window_stands_beside_an_input_cut_to_it(folder, tmp_path, capsys):

@@ -120,7 +120,7 @@ def test_an_entry_point_names_the_model():
 REFUSALS = {
     "no model": (lambda run: ["lm-eval", str(run / "tasks"), "--tasks", str(run / "tasks")], "holds no model"),
     "no task file": (lambda run: ["lm-eval", str(run), "--tasks", "missing.yaml"], "there is no task file missing.yaml"),
-    "unknown task": (lambda run: ["lm-eval", str(run), "--tasks", "no_such_task"], "knows no task no_such_task"),
+    "unknown task": (lambda run: ["lm-eval", str(run), "--tasks", "no_such_task"], "has no task no_such_task"),
 }  # fmt: skip
 
 

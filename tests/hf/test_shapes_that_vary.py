@@ -60,7 +60,7 @@ def test_positions_that_go_back_after_padding_are_no_packing():
     """generate() counts on from the padding that ends a prompt: 0, 1, 2, (1), 2 … would be two documents."""
     model, ids = tiny(), torch.randint(1, 40, (1, 5))
     mask = torch.tensor([[1, 1, 1, 0, 1]])
-    with pytest.raises(ValueError, match="go back after padding, but not to 0"):
+    with pytest.raises(ValueError, match="decrease after padding, but not to 0"):
         model(ids, attention_mask=mask, position_ids=torch.tensor([[0, 1, 2, 1, 2]]), use_cache=False)
     model(ids, attention_mask=mask, position_ids=torch.tensor([[0, 1, 2, 1, 3]]), use_cache=False)
     model(ids, attention_mask=mask, position_ids=torch.tensor([[0, 1, 2, 1, 0]]), use_cache=False)

@@ -228,7 +228,7 @@ def test_differential_attention():
         for m in range(0, H, 2)
     ]
     both_backends(q, k, v, processor, torch.stack([half for x in pairs for half in x.split(D, -1)], 1))
-    with pytest.raises(ValueError, match="pairs heads, got num_heads=3"):
+    with pytest.raises(ValueError, match="an even number, got num_heads=3"):
         Differential(3)
 
 

@@ -31,12 +31,12 @@ class Options:
     )
     backends: str = setting(
         "all",
-        help="Candidates, separated by commas: sdpa and the op's own backends; all: those that can run here.",
+        help="Candidates, separated by commas: sdpa and the op's backends; all: those that can run here.",
         listed=str,
     )
     batch: int = setting(1, help="Batch size.", low=1, high=2**20)
     heads: int = setting(12, help="Heads of attention.", low=1, high=4096)
-    head_dim: int = setting(64, help="Width of a head.", low=1, high=2**16)
+    head_dim: int = setting(64, help="Dimension of a head.", low=1, high=2**16)
     width: int = setting(32, help="Hidden channels between the two convolutions.", low=1, high=4096)
     kernel: int = setting(3, help="Kernel size of the convolutions.", low=1, high=1023)
     processor: str = setting(

@@ -24,7 +24,10 @@ class Options:
     future, decoding equals prefill, padding changes nothing, gradients are right, saving and loading are exact."""
 
     file: Path = setting(
-        help="Python file that registers them.", reads="file", suffixes=(".py",), positional=True
+        help="Python file that registers encodings or processors.",
+        reads="file",
+        suffixes=(".py",),
+        positional=True,
     )
 
 

@@ -40,7 +40,7 @@ class Prepare:
         "whole packages of python, a tenth of other text.",
         test=parse_validation,
     )
-    seed: int = setting(0, help="Seed of the choice of documents to hold out.", low=0, high=2**63 - 1)
+    seed: int = setting(0, help="Seed for choosing the held-out documents.", low=0, high=2**63 - 1)
     field: str = setting(
         "text", help="Field of a JSON line, or column of a parquet file, that holds the text."
     )

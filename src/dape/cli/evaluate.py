@@ -56,7 +56,7 @@ class Evaluate:
         low=1,
         high=2**24,
     )
-    windows: int = setting(128, help="Windows, at most.", low=1, high=10**9)
+    windows: int = setting(128, help="Maximum number of windows.", low=1, high=10**9)
     protocol: Literal["same-targets", "paper"] = setting(
         "same-targets",
         help='"paper": each length has its own consecutive windows, and so its own target tokens.',

@@ -27,15 +27,15 @@ class Options:
     A task file can execute Python functions (`!function`): only use files that you trust.
     """
 
-    run: str = setting(help="A run's folder, a Hugging Face model's, or an adapter's.", positional=True)
+    run: str = setting(help="Folder of a run, a Hugging Face model or an adapter.", positional=True)
     tasks: tuple[str, ...] = setting(
-        help="Task files (YAML, which can run code by `!function`), folders of them, or names of the harness's own "
+        help="Task files (YAML, which can run code by `!function`), folders of them, or names of the harness's "
         "tasks (these download data)."
     )
     tokenizer: str | None = setting(None, help='A folder, or "bytes"; by default the model\'s own.')
     num_fewshot: int | None = setting(
         None,
-        help="Solved examples before each question; by default the task's own number.",
+        help="Few-shot examples; by default the task's number.",
         low=0,
         high=10_000,
     )
@@ -90,7 +90,7 @@ def find_tasks(tasks: list[str]) -> tuple[list[Any], TaskManager]:
     )
     if unknown := [name for name in names if name not in manager.all_tasks]:
         raise ValueError(
-            f"the harness knows no task {', '.join(unknown)}: pass a YAML file, a folder of them, or a name that "
+            f"the harness has no task {', '.join(unknown)}: pass a YAML file, a folder of them, or a name that "
             f"`lm_eval ls tasks` lists"
         )
     return [*names, *configurations], manager

@@ -39,11 +39,11 @@ class Options(AdaptSettings):
     )
     window: int | None = setting(
         None,
-        help="Tokens that the model was made for; by default what its configuration says.",
+        help="The model's training length; by default from its configuration.",
         low=8,
         high=2**24,
     )
-    out: str = setting("runs/retrofit", help="Where everything goes.", writes="folder", fixes_run=False)
+    out: str = setting("runs/retrofit", help="Output folder.", writes="folder", fixes_run=False)
 
 
 def main(arguments: list[str]) -> int:

@@ -39,14 +39,18 @@ class Options:
         help="Run folders, model folders, GGUF files, or hf:NAME of the Hugging Face hub.", positional=True
     )
     lengths: str = setting(
-        "256,512,1024", help="Tokens of prompt and answer, by commas.", listed=int, low=8, high=2**24
+        "256,512,1024",
+        help="Lengths in tokens, prompt and answer together, separated by commas.",
+        listed=int,
+        low=8,
+        high=2**24,
     )
     tasks: str = setting("all", help=f"By commas: {', '.join(GROUPS)} (groups), {', '.join(PROBES)}.")
     examples: int = setting(32, help="Examples per task and length.", low=2, high=10**9)
-    seed: int = setting(0, help="Of the questions.", low=0, high=2**62)
+    seed: int = setting(0, help="Seed of the questions.", low=0, high=2**62)
     haystack: Path | None = setting(
         None,
-        help="Text in whose sentences needles and facts are hidden; by default eight plain sentences.",
+        help="Text between whose sentences needles and facts are hidden; by default eight plain sentences.",
         reads="file",
     )
     device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)

@@ -199,7 +199,7 @@ class ShowOptions:
     length: int | None = setting(
         None, help="Length of the input. Default: a short training length.", low=1, high=2**20
     )
-    seed: int = setting(0, help="Another seed is another example.", low=0, high=2**62)
+    seed: int = setting(0, help="Seed of the example.", low=0, high=2**62)
     option: Named = setting((), help="Options of the task, such as keys=2 values=3.")
 
     def run(self, command: str) -> int:

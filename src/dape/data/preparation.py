@@ -92,7 +92,7 @@ def prepare(
             _check_same_data(folder, recipe, texts)
             return open_data(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} exists and holds something else: give another folder")
+            raise ValueError(f"{folder} exists and holds something else: pass another folder")
         partial = _begin(folder, recipe, texts, restart=restart)
         try:
             with _progress(progress, texts) as stage:

@@ -72,7 +72,7 @@ class Evaluator:
         window = torch.from_numpy(ids).to(self.device)
         if int(ids.max()) >= self.vocab_size:
             raise ValueError(
-                f"the tokens go up to {int(ids.max())}, the model's vocabulary has {self.vocab_size}: "
+                f"token {int(ids.max())} is outside the model's vocabulary of {self.vocab_size}: "
                 f"the data was made with another tokenizer"
             )
         inputs, targets = window[:, :-1], window[:, -last:]
@@ -155,9 +155,7 @@ def _head(model: nn.Module) -> tuple[int, nn.Module | None]:
     config = getattr(model, "config", None)
     size = getattr(config, "vocab_size", None)
     if size is None:
-        raise ValueError(
-            f"a {type(model).__name__} does not say how large its vocabulary is (config.vocab_size)"
-        )
+        raise ValueError(f"a {type(model).__name__} has no config.vocab_size")
     return int(size), None
 
 

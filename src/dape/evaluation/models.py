@@ -31,7 +31,7 @@ class EvaluatedModel:
         train = self.trained_on().train if self.trained_on is not None else None
         if train is None or not len(train):
             raise ValueError(
-                f"what {self.label} was trained on is not known, and so not how often an n-gram occurred there: leave out "
+                f"the training data of {self.label} is unknown, and so are its n-gram counts: leave out "
                 f"--max-training-count, or pass the packed training data of an hf: model by --data"
             )
         return train

@@ -219,7 +219,7 @@ def plus_minus(value: float, error: float, *, sign: str = "") -> str:
 def check_plot(path: Path) -> None:
     """Raise if the suffix is not that of an image."""
     if path.suffix.lower() not in PLOT_ENDINGS:
-        raise ValueError(f"{path}: a figure's name ends in one of {', '.join(PLOT_ENDINGS)}")
+        raise ValueError(f"{path}: the suffix of a figure must be one of {', '.join(PLOT_ENDINGS)}")
 
 
 def save_evaluations(

@@ -385,7 +385,7 @@ def check_axes(over: Iterable[str]) -> None:
         if name in instead:
             raise ValueError(f"--over {name}: {instead[name]}")
         if name in ("corpus", "validation", "field", "data", "out"):
-            raise ValueError(f"--over {name}: a sweep is of one text and one folder")
+            raise ValueError(f"--over {name}: a sweep uses one text and one folder")
         if name in free_names(TrainConfig):
             raise ValueError(
                 f"--over {name}: it does not change what is trained, only how; `dape bench` times such options"

@@ -365,8 +365,8 @@ class DapeModel(DapePreTrainedModel):
         whole = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
         if whole.shape[1] != shares.num_tokens:
             raise ValueError(
-                f"shares are of {shares.num_tokens} tokens, the input has {whole.shape[1]}: every process is given the "
-                f"whole sequence, and takes its part itself"
+                f"shares are of {shares.num_tokens} tokens, the input has {whole.shape[1]}: pass every process the "
+                f"whole sequence; it takes its part itself"
             )
         own = shares.part(whole, 1)
         positions = shares.positions(own.device)

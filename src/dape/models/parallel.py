@@ -93,7 +93,7 @@ class _Leave(Function):
 def program_of_heads(program: ScoreProgram, part: int, parts: int) -> ScoreProgram:
     """The program of the heads from part · H / parts on, one of `parts` equal shares; raises if shares would mix."""
     if not 0 <= part < parts:
-        raise ValueError(f"part={part} is none of {parts} parts")
+        raise ValueError(f"part={part} is not one of {parts} parts")
 
     def fewer(stage: Stage) -> Stage:
         if stage.groups % parts:
@@ -202,8 +202,8 @@ def share_heads(model: DapePreTrainedModel, group: dist.ProcessGroup | None = No
     for encoding in _encodings(model):
         if _embeds(encoding) and _reads_heads(encoding) and any(True for _ in encoding.parameters()):
             raise ValueError(
-                f"{type(encoding).__name__} has parameters, embeds tokens and changes heads: which of its gradients are "
-                "partial cannot be told; write it as two encodings"
+                f"{type(encoding).__name__} has parameters, embeds tokens and changes heads: which of its gradients "
+                "are partial is ambiguous; write it as two encodings"
             )
     mlps = [module for module in model.modules() if isinstance(module, MLP)]
     for mlp in mlps:

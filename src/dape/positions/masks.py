@@ -137,7 +137,7 @@ def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = No
     after_padding = torch.nn.functional.pad(order.diff(dim=-1) > 1, (1, 0))
     if bool((begins & after_padding & (arranged != 0)).any()):
         raise ValueError(
-            "position_ids go back after padding, but not to 0, where another document would begin: number the tokens "
+            "position_ids decrease after padding, but not to 0, where another document would begin: number the tokens "
             "of attention_mask by ones, and pad prompts on the left"
         )
     return bool(begins.any())

@@ -110,10 +110,10 @@ def adapt(
         texts = open_data(texts)
     corpus = str(texts.manifest["recipe"]["corpus"]) if isinstance(texts, TokenData) else texts
     if is_retrofitted(model):
-        raise ValueError("the model is already retrofitted: give its base")
+        raise ValueError("the model is already retrofitted: pass its base")
     window = window or own_length(model)
     if window is None:
-        raise ValueError("the model's configuration names no training length: give window=")
+        raise ValueError("the model's configuration has no training length: pass window=")
     if window < 8:
         raise ValueError(f"window={window}: at least 8 tokens are needed to measure the use of context")
     own = isinstance(model, DapeForCausalLM)
@@ -345,9 +345,7 @@ def _text(
     if texts != "self":
         source = tokenizer or model.config._name_or_path
         if not source:
-            raise ValueError(
-                "the model does not say where its tokenizer is: give tokenizer=, or packed token data"
-            )
+            raise ValueError("the model does not name its tokenizer: pass tokenizer=, or packed token data")
         data = prepare(texts, folder / "data", tokenizer=source, seed=settings.seed, progress=progress)
         return data.train.ids, data.validation, "document"
     # Beyond its own length the base samples no usable text.
@@ -389,7 +387,9 @@ def _check_same(folder: Path, settings: AdaptSettings, about: dict[str, str]) ->
     known = read_json(path)
     check_same_run(folder, known["settings"], settings)
     if (before := {name: known[name] for name in about}) != about:
-        raise ValueError(f"{folder} holds a retrofit of {before}, now {about} is given: give another folder")
+        raise ValueError(
+            f"{folder} holds a retrofit of {before}, now {about} was requested: pass another folder"
+        )
 
 
 def _save(adapted: Adapted, base: str) -> None:

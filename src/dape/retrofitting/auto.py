@@ -22,7 +22,7 @@ class RetrofittedCausalLM:
     def from_pretrained(cls, name: str | Path, *arguments: Any, **options: Any) -> PreTrainedModel:
         """The model; options as those of from_pretrained."""
         if arguments:
-            raise ValueError("a retrofitted model takes options by name alone")
+            raise ValueError("a retrofitted model takes keyword options only")
         # Some versions hand the dtype on inside the configuration.
         dtype = getattr(options.get("config"), "dtype", None)
         options = {key: value for key, value in options.items() if key not in FOUND}

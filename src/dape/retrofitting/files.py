@@ -235,7 +235,7 @@ def _describe(folder: Path) -> dict[str, Any]:
 def _read_weights(path: Path, digest: str | None) -> dict[str, Tensor]:
     if digest is not None and file_digest(path) != digest:
         raise ValueError(
-            f"{path} is damaged, its SHA-256 is not that of {DESCRIPTION}: copy or save the adapter again"
+            f"{path} is damaged: its SHA-256 differs from that in {DESCRIPTION}: copy or save the adapter again"
         )
     try:
         return load_file(path)
@@ -252,7 +252,7 @@ def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> No
     if wrong:
         raise ValueError(
             f"the adapter in {source} does not fit what was added to this model, first at {wrong[0]}: "
-            f"retrofit with the adapter's own method and width"
+            f"retrofit with the adapter's method and width"
         )
     for name, value in own.items():
         value.copy_(tensors[name])

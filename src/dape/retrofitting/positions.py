@@ -125,7 +125,7 @@ def rotary_width(model: PreTrainedModel) -> int:
         widths.add(2 * output.shape[-1] if isinstance(output, Tensor) else _full_width(output[0]))
     if len(widths) != 1:
         raise ValueError(
-            f"{type(model).__name__} rotates {' and '.join(map(str, sorted(widths)))} features in different layers: "
+            f"{type(model).__name__} rotates {' and '.join(map(str, sorted(widths)))} features, by layer: "
             f"its rotary positions can be kept or switched off, not stretched"
         )
     return widths.pop()
@@ -138,8 +138,7 @@ def rotary_base(model: PreTrainedModel) -> float:
     base = parameters.get("rope_theta", getattr(config, "rope_theta", None))
     if not isinstance(base, int | float):
         raise ValueError(
-            f"{type(model).__name__} does not say its rotary base in one number: name it, as in "
-            f"rope[base=10000,scaling=…]"
+            f"{type(model).__name__} does not have one rotary base: name it, as in rope[base=10000,scaling=…]"
         )
     return float(base)
 

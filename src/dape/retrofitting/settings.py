@@ -27,20 +27,20 @@ class AdaptSettings(LoopSettings):
         "convolution, and the model's rotation stretched (YaRN) to the longest length of the table; dape1x3-kerple for a "
         "model without rotation.",
     )
-    steps: int = setting(300, help="Optimizer steps in all.", low=1, high=10**9)
+    steps: int = setting(300, help="Optimizer steps.", low=1, high=10**9)
     learning_rate: float = setting(
-        3e-4, help="Highest learning rate of the base's own parameters.", above=0, high=1000
+        3e-4, help="Peak learning rate of the base's parameters.", above=0, high=1000
     )
     final_learning_rate: float | None = setting(  # type: ignore[assignment]  # derived where it is not given
         None,
-        help="Learning rate of the last step; by default a twentieth of the highest.",
+        help="Final learning rate; by default a twentieth of the peak.",
         low=0,
         high=1000,
     )
     warmup_steps: int | None = setting(  # type: ignore[assignment]  # as above
         None, help="Steps of linear warm-up; by default 6 % of the steps.", low=0, high=10**9
     )
-    weight_decay: float = setting(0.01, help="Decay of the base's weight matrices.", low=0, high=1000)
+    weight_decay: float = setting(0.01, help="Weight decay of the base's matrices.", low=0, high=1000)
     added_rate: float = setting(
         ADDED_RATE, help="Learning-rate multiplier of the added parameters.", above=0, high=1e6
     )
@@ -50,14 +50,14 @@ class AdaptSettings(LoopSettings):
     width: int = setting(32, help="Hidden channels of the score processor.", low=1, high=2**16)
     train_length: int | None = setting(
         None,
-        help="Tokens of a training window; by default four times the model's own length where its rotation is stretched, "
+        help="Tokens of a training window; by default four times the model's training length where its rotation is stretched, "
         "else that length.",
         low=2,
         high=2**24,
     )
     batch_size: int | None = setting(
         None,
-        help="Windows in a step; by default as many as have the tokens of 16 of the model's own length.",
+        help="Windows per step; by default as many tokens as 16 windows of the model's training length.",
         low=1,
         high=2**24,
     )
@@ -84,13 +84,16 @@ class AdaptSettings(LoopSettings):
         help="Also train the base itself for as many steps, and cut its input: what more training alone brings.",
     )
     control_learning_rate: float = setting(
-        1e-4, help="Highest learning rate of the base trained on, the best in our trials.", above=0, high=1000
+        1e-4,
+        help="Peak learning rate of the base trained on; the default did best in our trials.",
+        above=0,
+        high=1000,
     )
     seeds: int = setting(
         1, help="Number of seeds: --seed and those after it.", low=1, high=10**6, fixes_run=False
     )
     jobs: int = setting(
-        1, help="Trainings at a time, each in a process of its own.", low=1, high=2**10, fixes_run=False
+        1, help="Concurrent runs, each in its own process.", low=1, high=2**10, fixes_run=False
     )
     untrained: str | None = setting(
         None,
@@ -99,13 +102,11 @@ class AdaptSettings(LoopSettings):
         "YaRN, SelfExtend, ReRoPE, log-n temperature, sinks and, in our own models, a window of keys.",
         fixes_run=False,
     )
-    sample_tokens: int = setting(
-        200_000, help="Tokens to sample if the text is the model's own.", low=1, high=10**12
-    )
+    sample_tokens: int = setting(200_000, help="Tokens to sample with --corpus self.", low=1, high=10**12)
     temperature: float = setting(0.8, help="Temperature of that sampling.", above=0, high=1e6)
     lengths: str | None = setting(
         None,
-        help="Tokens of input in the table, by commas; by default 1, 2, 4 and 8 times the model's own length.",
+        help="Tokens of input in the table, by commas; by default 1, 2, 4 and 8 times the model's training length.",
         listed=int,
         low=1,
         high=2**24,
@@ -119,7 +120,9 @@ class AdaptSettings(LoopSettings):
         high=2**24,
         fixes_run=False,
     )
-    windows: int = setting(32, help="Windows of the table, at most.", low=1, high=10**9, fixes_run=False)
+    windows: int = setting(
+        32, help="Maximum number of windows in the table.", low=1, high=10**9, fixes_run=False
+    )
 
     def derive(self) -> None:
         if self.final_learning_rate is None and isinstance(self.learning_rate, float | int):

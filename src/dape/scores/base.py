@@ -41,8 +41,8 @@ class ScoreProcessor(Rebuildable):
         for name in ("forward", "weights", "attend"):
             if name in cls.__dict__:
                 raise TypeError(
-                    f"{cls.__name__} defines {name}(), which nothing would call: a score processor says what it does by "
-                    f"program() alone, and attention, its weights, caches and pictures are derived from that"
+                    f"{cls.__name__} defines {name}(), which nothing would call: a score processor defines "
+                    f"program() alone, from which attention, weights, caches and pictures are derived"
                 )
 
     def program(self) -> ScoreProgram:

@@ -28,7 +28,9 @@ class Differential(ScoreProcessor):
         super().__init__()
         check_counts(num_heads=num_heads, width=width)
         if num_heads % 2:
-            raise ValueError(f"differential attention pairs heads, got num_heads={num_heads}")
+            raise ValueError(
+                f"differential attention pairs heads and needs an even number, got num_heads={num_heads}"
+            )
         self.num_heads, self.start = num_heads, start
         self.vectors = nn.Parameter(0.1 * torch.randn(4, width))
 

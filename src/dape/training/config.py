@@ -52,7 +52,7 @@ class LoopSettings:
     )
     final_learning_rate: float = setting(
         None,
-        help="Learning rate of the last step, to which a cosine leads. Default: 1e-4, or the learning rate if less.",
+        help="Final learning rate of the cosine schedule. Default: 1e-4, or the learning rate if less.",
         low=0,
         high=1000,
     )
@@ -63,20 +63,18 @@ class LoopSettings:
         low=0,
         high=10**9,
     )
-    betas: tuple[float, float] = setting(
-        (0.9, 0.95), help="AdamW's decay rates of the two moments.", low=0, below=1
-    )
+    betas: tuple[float, float] = setting((0.9, 0.95), help="Betas of AdamW.", low=0, below=1)
     weight_decay: float = setting(
         0.1,
-        help="Decay of weight matrices; positional, convolution and 1-D parameters have none.",
+        help="Weight decay of matrices; positional, convolution and 1-D parameters have none.",
         low=0,
         high=1000,
     )
     clip: float = setting(
-        1.0, help="Largest norm of the gradient, all parameters together; 0 for no limit.", low=0, high=1e9
+        1.0, help="Maximum gradient norm over all parameters; 0 disables clipping.", low=0, high=1e9
     )
     precision: Precision = setting(
-        "fp32", help="Arithmetic of the forward pass; weights and optimizer stay in float32."
+        "fp32", help="Precision of the forward pass; weights and optimizer state stay in float32."
     )
     accumulate: int = setting(
         1,
@@ -419,10 +417,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """Read options by the names of TrainConfig's fields from a TOML, YAML or JSON file."""
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no configuration {path}")
+        raise FileNotFoundError(f"there is no configuration file {path}")
     try:
         if path.suffix.lower() not in (".toml", ".yaml", ".yml", ".json"):
-            raise ValueError(f'"{path.suffix}" is not a kind of configuration: use .toml, .yaml or .json')
+            raise ValueError(f'"{path.suffix}" is not a configuration format: use .toml, .yaml or .json')
         content = parse_text(path.read_text("utf-8"), path.suffix.lower())
         if not isinstance(content, dict):
             raise ValueError("expected a table of options")

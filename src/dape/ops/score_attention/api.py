@@ -244,7 +244,7 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> None:
         raise ValueError(f"q, k and v are on different devices: {q.device}, {k.device}, {v.device}")
     if k.shape != v.shape:
         raise ValueError(
-            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected the same but for head_dim"
+            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}, expected equal shapes but for head_dim"
         )
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"q has batch size {q.shape[0]} and k {k.shape[0]}")
@@ -294,7 +294,7 @@ def _check_bias(bias: Bias, q: Tensor, num_keys: int, *, causal: bool) -> None:
                 )
     elif isinstance(bias, TileBias):
         if bias.batch not in (1, batch):
-            raise ValueError(f"the tile bias says batch={bias.batch}, expected 1 or {batch}")
+            raise ValueError(f"the tile bias has batch={bias.batch}, expected 1 or {batch}")
     elif bias is not None:
         raise TypeError(
             f"bias is a {type(bias).__name__}, expected None, a tensor, a DistanceBias, a "
@@ -315,7 +315,7 @@ def _holds_a_mask(bias: Bias) -> bool:
 def _check_program(problem: Problem) -> None:
     program, q, num_keys = problem.program, problem.q, problem.k.shape[2]
     if program.normaliser == "stickbreaking" and not problem.causal:
-        raise ValueError("stick-breaking goes from a query's own key to earlier ones: it needs causal=True")
+        raise ValueError("stick-breaking runs from a query's key to earlier ones: it needs causal=True")
     program.check(q.shape[1], has_bias=problem.bias is not None)
     if program.reads_bias(q.shape[1]) and _holds_a_mask(problem.bias):
         raise ValueError(

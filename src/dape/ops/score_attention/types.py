@@ -93,7 +93,7 @@ class Visible:
     ) -> Visible:
         """Sliding window: each query sees `size` keys, its own and those right before it; keys as many as queries."""
         if size < 1:
-            raise ValueError(f"size={size}: a window shows a query at least its own key")
+            raise ValueError(f"size={size}: a window has at least the query's own key")
         num_keys = num_queries if num_keys is None else num_keys
         own = torch.arange(num_queries, device=device)[None] + (num_keys - num_queries)
         return Visible((own - size + 1).clamp(min=0), own)
