@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from test_tools_that_wrap_layers import METHODS, tiny
+from builders import decoder
+from test_tools_that_wrap_layers import METHODS
 
 from dape.training.parallel import shard
 
 dist.init_process_group("gloo")
 for method in METHODS:
     ids = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(1))
-    whole, sharded = tiny(method).train(), shard(tiny(method).train())
+    whole, sharded = decoder(method).train(), shard(decoder(method).train())
     for model in (whole, sharded):
         model(ids, labels=ids).loss.backward()
     for (name, parameter), other in zip(whole.named_parameters(), sharded.parameters(), strict=True):

@@ -1,69 +1,58 @@
 """What a Hugging Face user expects of any causal language model, of ours."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+from builders import decoder as tiny
+from builders import llama, python
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from dape.models import DapeConfig, DapeForCausalLM, export
-
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "score_width": 8,
-}
-
-
-def tiny(**changes):
-    return DapeForCausalLM(DapeConfig(**{**SIZES, **changes})).eval()
+import dape
+from dape.models import export
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.manual_seed(0)
     return export(tiny(), tmp_path_factory.mktemp("model"), with_code=True)
 
 
-def python(code, *arguments, **environment):
-    """What a fresh interpreter prints."""
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-LOAD = "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
-IMPORTS = {
-    "dape first": "import sys, dape.models; from transformers import AutoModelForCausalLM",
-    "dape last": "import sys; from transformers import AutoModelForCausalLM; import dape.models",
-}
-
-
-@pytest.mark.parametrize("order", IMPORTS)
-def test_importing_our_models_makes_them_known(order, folder):
-    assert python(f"{IMPORTS[order]}; {LOAD}", folder) == "DapeForCausalLM"
+DAPE_FIRST = """
+import sys, os, torch
+before = list(sys.meta_path), list(sys.path_hooks), dict(os.environ)
+import dape
+# No finders, no other packages, no registration.
+assert (list(sys.meta_path), list(sys.path_hooks), dict(os.environ)) == before
+assert not {"transformers", "lm_eval", "rich", "safetensors"} & {*sys.modules}
+import dape.models
+from transformers import AutoModelForCausalLM
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+"""
+DAPE_LAST = """
+import sys
+from transformers import AutoModelForCausalLM
+assert "dape" not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+print(type(model).__module__)
+model.save_pretrained(sys.argv[2])
+import dape.models
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[2])).__name__)
+"""
 
 
-def test_import_dape_has_no_side_effects():
-    """No finders, no other packages, no registration, no exit hooks of ours."""
-    seen = python(
-        "import sys, torch; before = list(sys.meta_path), list(sys.path_hooks), dict(__import__('os').environ)\n"
-        "import dape\n"
-        "assert (list(sys.meta_path), list(sys.path_hooks), dict(__import__('os').environ)) == before\n"
-        "print(sorted({'transformers', 'lm_eval', 'rich', 'safetensors'} & set(sys.modules)))"
-    )
-    assert seen == "[]"
+def test_importing_our_models_makes_them_known_and_nothing_else(folder):
+    assert python("-c", DAPE_FIRST, folder) == "DapeForCausalLM"
+
+
+def test_a_saved_folder_loads_by_its_name_alone(tmp_path):
+    """As tools do that are given a folder and import nothing of ours."""
+    tiny().save_pretrained(tmp_path / "model")
+    assert len(list((tmp_path / "model").glob("*.py"))) == 1
+    said = python("-c", DAPE_LAST, tmp_path / "model", tmp_path / "again", HF_HOME=str(tmp_path / "home"))
+    assert said.split() == ["dape.models.decoder", "DapeForCausalLM"]
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("model", "again")]
+    assert configs[0] == configs[1]
+    assert (tmp_path / "again" / "dape_from_package.py").exists()
 
 
 WITHOUT_DAPE = """
@@ -75,18 +64,28 @@ class Hidden:
 sys.meta_path.insert(0, Hidden())
 import torch
 from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
 ids = torch.arange(12)[None]
-model(ids, labels=ids).loss.backward()
-print(type(model).__module__.split(".")[0], *model.generate(ids, max_new_tokens=4, do_sample=False)[0].tolist())
+for folder in sys.argv[1:]:
+    # What such a process saves carries the code on.
+    for target in (folder + "-again", None):
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+        model(ids, labels=ids).loss.backward()
+        print(*model.generate(ids, max_new_tokens=4, do_sample=False)[0].tolist())
+        if target:
+            model.save_pretrained(target)
+            folder = target
 """
 
 
-def test_a_folder_with_code_loads_where_dape_is_not_installed(folder, tmp_path):
-    said = python(WITHOUT_DAPE, folder, HF_HOME=str(tmp_path))
-    here = AutoModelForCausalLM.from_pretrained(folder)
-    expected = here.generate(torch.arange(12)[None], max_new_tokens=4, do_sample=False)[0].tolist()
-    assert said == " ".join(["transformers_modules", *map(str, expected)])
+def test_a_folder_with_code_loads_and_is_saved_where_dape_is_not_installed(folder, tmp_path):
+    retrofitted = dape.retrofit(llama(eos_token_id=None), "dape1x3-kerple", zero_init=False)
+    adapted = export(retrofitted, tmp_path / "retrofitted", with_code=True)
+    said = python("-c", WITHOUT_DAPE, folder, adapted, HF_HOME=str(tmp_path)).splitlines()
+    models = [AutoModelForCausalLM.from_pretrained(folder), retrofitted]
+    told = [model.generate(torch.arange(12)[None], max_new_tokens=4, do_sample=False) for model in models]
+    assert said == [" ".join(map(str, ids[0].tolist())) for ids in told for _ in range(2)]
+    copied = folder.with_name(f"{folder.name}-again").glob("*.py")
+    assert {path.name for path in copied} == {path.name for path in folder.glob("*.py")}
 
 
 def test_the_entry_of_the_code_names_every_file(folder):
@@ -176,14 +175,6 @@ def test_generation_begins_from_embeddings():
     assert torch.equal(told, model.generate(ids, max_new_tokens=4, do_sample=False)[:, 6:])
 
 
-def test_right_padding_changes_no_real_token():
-    model, ids = tiny(), torch.randint(0, 40, (2, 9))
-    mask = torch.ones_like(ids)
-    mask[0, 6:] = 0
-    padded = model(ids, attention_mask=mask).logits
-    torch.testing.assert_close(padded[:1, :6], model(ids[:1, :6]).logits, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-rope", "dape1x3-fire", "cope"])
 def test_a_mask_with_holes_is_as_if_those_tokens_were_not_there(method):
     model, ids = tiny(method=method).double(), torch.randint(0, 40, (2, 10))
@@ -269,23 +260,6 @@ def test_trainer_trains_it_and_resumes(tmp_path):
         torch.testing.assert_close(again.model.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
-def test_lora_wraps_it(tmp_path):
-    peft = pytest.importorskip("peft")
-    base, ids = tiny(), torch.randint(0, 40, (2, 8))
-    before = base(ids).logits
-    model = peft.get_peft_model(
-        base, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["query", "value"], r=2)
-    )
-    torch.testing.assert_close(model(ids).logits, before)
-    model(input_ids=ids, labels=ids).loss.backward()
-    trained = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert trained
-    assert all("lora_" in name for name in trained)
-    assert model.generate(input_ids=ids, max_new_tokens=2, do_sample=False).shape == (2, 10)
-    model.save_pretrained(tmp_path)
-    assert (tmp_path / "adapter_model.safetensors").exists()
-
-
 def test_smoothed_labels_are_the_next_tokens(tmp_path):
     """Trainer shifts labels only for classes in transformers' table of causal models."""
     arguments = TrainingArguments(
@@ -296,37 +270,6 @@ def test_smoothed_labels_are_the_next_tokens(tmp_path):
     logits = model(ids).logits[:, :-1].flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.1)
     torch.testing.assert_close(loss, expected)
-
-
-SAVED_AGAIN = WITHOUT_DAPE.replace(
-    "print(",
-    "model.save_pretrained(sys.argv[2]); again = AutoModelForCausalLM.from_pretrained("
-    "sys.argv[2], trust_remote_code=True).eval(); assert type(again) is not type(model); model = again\nprint(",
-)
-
-
-def test_a_folder_with_code_is_saved_again_where_dape_is_not_installed(folder, tmp_path):
-    said = python(SAVED_AGAIN, folder, tmp_path / "again", HF_HOME=str(tmp_path / "home"))
-    here = {path.name for path in folder.glob("*.py")}
-    assert {path.name for path in (tmp_path / "again").glob("*.py")} == here
-    assert python(WITHOUT_DAPE, tmp_path / "again", HF_HOME=str(tmp_path / "other")) == said
-
-
-def test_a_saved_folder_loads_by_its_name_alone(tmp_path):
-    """As tools do that are given a folder and import nothing of ours."""
-    torch.manual_seed(0)
-    tiny().save_pretrained(tmp_path / "model")
-    assert len(list((tmp_path / "model").glob("*.py"))) == 1
-    code = (
-        "import sys; from transformers import AutoModelForCausalLM; assert 'dape' not in sys.modules; "
-        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True); "
-        "print(type(model).__module__); model.save_pretrained(sys.argv[2])"
-    )
-    said = python(code, tmp_path / "model", tmp_path / "again", HF_HOME=str(tmp_path / "home"))
-    assert said == "dape.models.decoder"
-    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("model", "again")]
-    assert configs[0] == configs[1]
-    assert (tmp_path / "again" / "dape_from_package.py").exists()
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])

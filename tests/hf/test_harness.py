@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -95,12 +94,6 @@ def test_the_harness_s_own_command_line_with_our_model(run, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "brackets" in done.stdout
-
-
-def test_set_up_writes_no_startup_file():
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    assert "register" not in makefile
-    assert ".pth" not in makefile
 
 
 def test_an_entry_point_names_the_model():

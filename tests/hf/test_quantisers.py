@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 import transformers
-from test_tools_that_wrap_layers import tiny
+from builders import decoder as tiny
+from builders import llama as small_llama
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import dape
 from dape.models import DapeForCausalLM
@@ -33,9 +34,7 @@ def decoder(method):
 
 
 def llama():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes)).eval()
+    return small_llama(hidden_size=128, intermediate_size=128)
 
 
 def divergence(found, told):

@@ -2,19 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from builders import llama
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import dape
 from dape.loading import load_causal_lm
 from dape.retrofitting import adapter_parameters
 
 peft = pytest.importorskip("peft")
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-
-
-def base():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(vocab_size=50, **SIZES)).eval()
 
 
 def lora(**changes):
@@ -27,7 +22,7 @@ def trained(model):
 
 def test_lora_then_retrofit():
     ids = torch.randint(3, 50, (1, 9))
-    model = peft.get_peft_model(base(), lora()).eval()
+    model = peft.get_peft_model(llama(vocab_size=50), lora()).eval()
     before = model(ids).logits
     dape.retrofit(model, "dape1x3")
     torch.testing.assert_close(model(ids).logits, before, rtol=0, atol=1e-5)
@@ -42,7 +37,7 @@ def test_lora_then_retrofit():
 @pytest.mark.parametrize("method", ["dape1x3", "dape1x3-kerple"])
 def test_lora_then_retrofit_is_saved_as_one_and_merged(method, tmp_path):
     ids = torch.randint(3, 50, (1, 9))
-    base().save_pretrained(tmp_path / "base")
+    llama(vocab_size=50).save_pretrained(tmp_path / "base")
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "base")
     model = dape.retrofit(peft.get_peft_model(loaded, lora()), method)
     for value in model.parameters():
@@ -66,7 +61,7 @@ def test_lora_then_retrofit_is_saved_as_one_and_merged(method, tmp_path):
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "fox"])
 def test_retrofit_then_lora_is_saved_as_one_and_merged(method, tmp_path):
     ids = torch.randint(3, 50, (1, 9))
-    dape.retrofit(base(), method).save_pretrained(tmp_path / "retrofitted")
+    dape.retrofit(llama(vocab_size=50), method).save_pretrained(tmp_path / "retrofitted")
     retrofitted = dape.load_retrofitted(tmp_path / "retrofitted")
     kept = [
         name
@@ -88,11 +83,11 @@ def test_retrofit_then_lora_is_saved_as_one_and_merged(method, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_an_adapter_of_modules_that_peft_saves_has_the_trained_numbers(tmp_path):
     ids = torch.randint(3, 50, (1, 9))
-    base().save_pretrained(tmp_path / "base")
+    llama(vocab_size=50).save_pretrained(tmp_path / "base")
     kept = ["score_processor", "position_encoding"]
     # LoRA that begins as nothing: the model is the retrofitted one.
     config = peft.LoraConfig(target_modules=["q_proj"], r=2, modules_to_save=kept)
-    model = peft.get_peft_model(dape.retrofit(base(), "dape1x3-kerple"), config)
+    model = peft.get_peft_model(dape.retrofit(llama(vocab_size=50), "dape1x3-kerple"), config)
     for name, value in model.named_parameters():
         if "modules_to_save" in name:
             torch.nn.init.normal_(value, std=0.3)

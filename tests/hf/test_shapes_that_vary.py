@@ -3,15 +3,12 @@
 import pytest
 import torch
 import transformers
+from builders import decoder
 from torch._dynamo.testing import CompileCounter
 
-from dape.models import DapeConfig, DapeForCausalLM
 
-
-def tiny(method="dape1x3-kerple", num_layers=2) -> DapeForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": num_layers, "num_attention_heads": 4}
-    return DapeForCausalLM(DapeConfig(method=method, score_width=8, pad_token_id=0, **sizes)).eval()
+def tiny(method="dape1x3-kerple", **changes):
+    return decoder(method, pad_token_id=0, **changes)
 
 
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-rope", "dape1x3-fire", "kerple", "rope"])
@@ -93,10 +90,10 @@ def test_weights_shown_with_a_static_cache_have_a_column_for_each_of_its_places(
         torch.testing.assert_close(found[0], torch.nn.functional.pad(own[0], (0, room - own[0].shape[-1])))
 
 
-@pytest.mark.parametrize("method", ["mta-fox", "dape3x3-kerple"])
+@pytest.mark.parametrize("method", ["mta-fox", "dape3x3-kerple", "dape1x3-kerple"])
 def test_one_compiled_step_decodes_padded_rows_with_a_preallocated_cache(method):
     """From the first token on, where there are fewer queries before it than the program reads."""
-    model, ids = tiny(method, num_layers=1).double(), torch.randint(1, 40, (2, 9))
+    model, ids = tiny(method, num_hidden_layers=1).double(), torch.randint(1, 40, (2, 9))
     mask = torch.tensor([[1] * 9, [0, 0] + [1] * 7])
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     told = model(ids, attention_mask=mask, use_cache=False).logits

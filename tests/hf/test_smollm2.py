@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from builders import llama
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results/smollm2"
@@ -24,9 +23,7 @@ def driver():
 
 
 def test_arms_are_measured_and_recalibrated(driver, tmp_path, monkeypatch, capsys):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=90, **sizes)).save_pretrained(tmp_path / "base")
+    llama(vocab_size=90, num_hidden_layers=1).save_pretrained(tmp_path / "base")
     changed = {"LENGTH": 64, "TRAIN_LENGTH": 16, "STEPS": 2, "LENGTHS": (16, 32), "LAST": 8, "WINDOWS": 2}
     for name, value in changed.items():
         monkeypatch.setattr(driver, name, value)

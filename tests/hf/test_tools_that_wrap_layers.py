@@ -1,79 +1,46 @@
 """Quantisers, adapters, offloading and sharding take our encodings as they are: whole, in full precision."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from builders import decoder, llama, python, torchrun
 from torch import nn
 
 import dape
 from dape import POSITIONS, Positions, SeparableBias
-from dape.models import DapeConfig, DapeForCausalLM
+from dape.models import DapeForCausalLM
 from dape.positions import PositionEncoding
 
 METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")]
 
 
-def tiny(method="dape1x3-fire", **changes):
-    torch.manual_seed(0)
-    config = DapeConfig(
-        **{
-            "method": method,
-            "vocab_size": 40,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "score_width": 8,
-            **changes,
-        }
-    )
-    return DapeForCausalLM(config).eval()
-
-
-def touched(before, model):
-    """Names of the modules whose type changed."""
-    kinds = {name: type(module) for name, module in model.named_modules()}
-    return {name for name, kind in before.items() if kinds.get(name) is not kind}
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_no_encoding_or_convolution_holds_a_linear_layer(method):
-    model = tiny(method)
+    model = decoder(method)
     for owner in (*model.model.encodings, *(layer.attention.scores for layer in model.model.layers)):
         assert not any(isinstance(part, nn.Linear | nn.Embedding) for part in owner.modules())
-
-
-@pytest.mark.parametrize("method", ["dape1x3-fire", "transformer-xl"])
-@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
-def test_dynamic_quantisation_leaves_them(method):
-    model = tiny(method)
-    before = {name: type(module) for name, module in model.named_modules()}
-    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    changed = touched(before, quantised)
-    assert any(name.endswith("attention.query") for name in changed)
-    assert not any("encodings" in name or "scores" in name for name in changed)
 
 
 @pytest.mark.parametrize("method", ["dape1x3-fire", "transformer-xl"])
 def test_adapters_of_all_linear_layers_leave_them(method):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=2)
-    model = peft.get_peft_model(tiny(method), config)
-    adapted = {name for name, _ in model.named_parameters() if "lora_" in name}
+    model = peft.get_peft_model(decoder(method), config)
+    adapted = {name for name, value in model.named_parameters() if value.requires_grad}
+    assert all("lora_" in name for name in adapted)
     assert any("attention.query" in name for name in adapted)
+    ids = torch.randint(0, 40, (2, 8))
+    assert model.generate(input_ids=ids, max_new_tokens=2, do_sample=False).shape == (2, 10)
     assert not any("encodings" in name or "scores" in name for name in adapted)
 
 
 def retrofitted_llama(method):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    return dape.retrofit(LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes)), method)
+    return dape.retrofit(llama(), method)
 
 
-@pytest.mark.parametrize("build", [tiny, retrofitted_llama], ids=["decoder", "retrofitted"])
+@pytest.mark.parametrize("build", [decoder, retrofitted_llama], ids=["decoder", "retrofitted"])
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "dape3x3-fire"])
 def test_adapters_of_the_convolutions_get_gradients_and_change_the_output(build, method):
     peft = pytest.importorskip("peft")
@@ -96,13 +63,13 @@ def test_adapters_of_the_convolutions_get_gradients_and_change_the_output(build,
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_no_parameter_of_an_encoding_is_a_scalar(name):
-    assert all(parameter.dim() for parameter in tiny(name).model.encodings.parameters())
+    assert all(parameter.dim() for parameter in decoder(name).model.encodings.parameters())
 
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_parameters_are_read_when_the_module_is_called(name):
     """What offloads a module fills its parameters right before each call and empties them right after."""
-    encoding: PositionEncoding = tiny(name).double().model.encodings[0]
+    encoding: PositionEncoding = decoder(name).double().model.encodings[0]
     q, k = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
     positions = Positions(torch.arange(6)[None], torch.arange(6)[None])
 
@@ -132,25 +99,14 @@ def test_parameters_are_read_when_the_module_is_called(name):
 
 def test_fully_sharded_models_are_the_model():
     """Two processes, each with half of every parameter, give the gradients of one, for every method."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ran = subprocess.run(
-        [*torchrun, str(Path(__file__).parent / "sharded.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert f"{len(METHODS)} methods" in ran.stdout
+    assert f"{len(METHODS)} methods" in torchrun(Path(__file__).parent / "sharded.py")
 
 
 CONTEXT_PARALLEL = """
-import sys
-sys.path.insert(0, sys.argv[1])
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
-from test_tools_that_wrap_layers import tiny
+from builders import decoder as tiny
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
 model, ids = tiny(), torch.randint(0, 40, (1, 8))
 with context_parallel(init_device_mesh("cpu", (1,)), buffers=[ids], buffer_seq_dims=[1]):
@@ -163,21 +119,14 @@ model(ids, use_cache=False)
 
 
 def test_context_parallel_is_refused():
-    ran = subprocess.run(
-        [sys.executable, "-c", CONTEXT_PARALLEL, str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "context_parallel gives each process a part of the tokens" in ran.stdout
+    said = python("-c", CONTEXT_PARALLEL)
+    assert "context_parallel gives each process a part of the tokens" in said
 
 
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "rope"])
 def test_heads_split_between_processes_are_refused(method):
     """As tensor parallelism leaves the projections of each process: with some of the heads."""
-    model = tiny(method)
+    model = decoder(method)
     for layer in model.model.layers:
         for name in ("query", "key", "value"):
             getattr(layer.attention, name).weight.data = getattr(layer.attention, name).weight.data[:16]
@@ -191,7 +140,7 @@ def test_heads_split_between_processes_are_refused(method):
 @pytest.mark.filterwarnings("ignore")
 def test_weights_are_offloaded_to_the_disk(method, where, tmp_path):
     accelerate = pytest.importorskip("accelerate")
-    model, ids = tiny(method), torch.randint(40, (2, 12))
+    model, ids = decoder(method), torch.randint(40, (2, 12))
     want = model(ids, output_attentions=True)
     if where == "all on the disk":
         accelerate.disk_offload(model, str(tmp_path / "offloaded"), execution_device=torch.device("cpu"))
@@ -226,7 +175,7 @@ def test_what_is_pushed_to_the_hub_has_the_code(way, tmp_path, monkeypatch):
     card = SimpleNamespace(save=lambda path: Path(path).write_text("card"))
     for module in (hub, sys.modules["transformers.modeling_utils"]):
         monkeypatch.setattr(module, "create_and_tag_model_card", lambda *a, **b: card)
-    model = tiny()
+    model = decoder()
     if way == "push_to_hub":
         model.push_to_hub("me/model")
     else:

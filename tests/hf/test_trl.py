@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_tools_that_wrap_layers import tiny
+from builders import decoder as tiny
 
 from dape.models.byte_tokenizer import byte_tokenizer
 
