@@ -64,13 +64,10 @@ def visit(
     *,
     size: tuple[int, int] = (1200, 900),
     dark: bool = False,
-    address: str = "",
 ) -> Visit:
     """Open a copy of the page that ends with a probe: JavaScript whose value, or what it promises, comes back.
 
     size: of the window; a width below Chromium's least, 500, is that of a frame in it.
-
-    address: of a server that serves `folder`, for pages that fetch.
     """
     script = (
         "addEventListener('load', () => setTimeout(() => {"
@@ -90,9 +87,8 @@ def visit(
             FRAME.format(page=copy.name, width=size[0], height=size[1])
         )
         copy = folder / f"frame-{copy.name}"
-    url = f"{address}/{copy.name}" if address else copy.as_uri()
     place = f"--user-data-dir={folder / 'profile'}"
-    command = [chromium(), *FLAGS, place, scheme, f"--window-size={size[0]},{size[1]}", url]
+    command = [chromium(), *FLAGS, place, scheme, f"--window-size={size[0]},{size[1]}", copy.as_uri()]
     done = subprocess.run(command, capture_output=True, timeout=300, check=True)
     document = done.stdout.decode()
     console = [line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import llama as small_llama
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
@@ -31,19 +32,16 @@ TEXT = str(Path(dape.__file__).parent / "settings.py")
 
 
 @pytest.fixture(scope="module")
+def llama():
+    return small_llama(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+
+
+@pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "model"
     return export(
         DapeForCausalLM(preset("tiny", "dape1x3-kerple", **SIZES)), folder, tokenizer=byte_tokenizer()
     )
-
-
-@pytest.fixture(scope="module")
-def llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
 
 
 def flips(folder, count, seed=0):
@@ -160,13 +158,6 @@ def test_an_edited_model_loads_if_it_is_saved_or_asked_for(exported, tmp_path):
         load(folder, verify=False)
     (folder / "checksums.json").unlink()
     DapeForCausalLM.from_pretrained(folder)
-
-
-def test_a_retrofitted_model_that_is_whole_loads(llama, tmp_path):
-    model = dape.retrofit(copy.deepcopy(llama))
-    again = dape.load_retrofitted(export(model, tmp_path / "model"))
-    ids = torch.arange(9)[None]
-    assert torch.equal(model.eval()(ids).logits, again.eval()(ids).logits)
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/../../b"])

@@ -7,7 +7,7 @@ import torch
 from dape.ops.score_attention import cpu
 from dape.positions.kerple import Kerple
 
-CASES = {"op": 60, "model": 25, "encoder": 15, "retrofit": 20, "command": 8, "merge": 8}
+CASES = {"op": 60, "model": 40, "encoder": 15, "retrofit": 25, "command": 8, "merge": 8}
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -5,12 +5,12 @@ One line on stderr that names the option, exit code 2, no traceback, nothing wri
 
 from __future__ import annotations
 
-import contextlib
 import typing
 from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+from fuzz_commands import Captured, settings_of
 
 from dape import cli
 from dape.cli import parsing
@@ -38,25 +38,6 @@ COMMANDS = [
     *(f"bench {name}" for name in BENCHMARKS),
     *(f"tasks {name}" for name in ("list", "run", "table")),
 ]
-
-
-class Captured(BaseException):
-    """Carries the settings class out of a command, or says that a command line was accepted."""
-
-
-def settings_of(command: str, monkeypatch, capsys) -> type | None:
-    """The dataclass that a command's options come from, whatever it is and wherever it stands."""
-    found: list[type] = []
-
-    def capture(kind, *arguments, **options):
-        found.append(kind)
-        raise Captured
-
-    with monkeypatch.context() as patched, contextlib.suppress(Captured, SystemExit):
-        patched.setattr(parsing, "build_parser", capture)
-        cli.main([*command.split(), *NEEDED.get(command, []), "--help"])
-    capsys.readouterr()
-    return found[0] if found else None
 
 
 def hidden(kind: type, name: str) -> bool:
@@ -121,7 +102,7 @@ def test_every_bad_value_is_one_line_that_names_the_option(command, tmp_path, mo
     monkeypatch.delenv("DAPE_DEBUG", raising=False)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
-    kind = settings_of(command, monkeypatch, capsys)
+    kind = settings_of(command, NEEDED.get(command, []))
     if kind is None or not fields(kind):
         assert command in PLAIN, f"dape {command} does not parse its options by settings"
         pytest.skip("no settings")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -60,16 +58,3 @@ def test_a_mistyped_command_or_option_gets_a_suggestion(capsys):
     assert "did you mean --tokenizer?" in capsys.readouterr().err
     assert cli.main(["data", "prepare", "--corpus", "texts"]) == 2
     assert "it is a positional argument: give its value without --corpus" in capsys.readouterr().err
-
-
-def test_help_of_retrofit_does_not_load_transformers():
-    """Which takes seconds."""
-    code = (
-        "import sys; from dape.cli import main\n"
-        "try: main(['retrofit', '--help'])\n"
-        "except SystemExit: pass\n"
-        "sys.exit('transformers' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "usage: dape retrofit" in done.stdout

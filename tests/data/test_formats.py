@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 import types
 
@@ -205,6 +206,9 @@ def test_what_is_no_corpus(tmp_path):
         find_corpus(str(tmp_path))
     with pytest.raises(ValueError, match=r"no file that ends in .* matches .*\*\.txt"):
         find_corpus(str(tmp_path / "*.txt"))
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ValueError, match="it is no regular file"):
+        find_corpus(str(tmp_path / "pipe.txt")).sources[0].read().record()
     with pytest.raises(ValueError, match=r"x\.doc ends in none of \.txt"):
         find_corpus(str(write(tmp_path / "x.doc", b"text")))
 

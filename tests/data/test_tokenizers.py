@@ -58,11 +58,6 @@ def test_a_tokenizer_of_others_keeps_its_special_tokens(tmp_path):
     assert load_tokenizer(tmp_path).vocab_size == tokenizer.vocab_size
 
 
-def test_bytes_are_bytes():
-    assert ByteTokenizer().encode("é") == [0xC3, 0xA9]
-    assert ByteTokenizer().decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"
-
-
 def test_specs(tmp_path):
     assert isinstance(load_tokenizer("bytes"), ByteTokenizer)
     tokenizer = trained()

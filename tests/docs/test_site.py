@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import html
-import http.server
 import importlib
 import os
-import queue
 import re
 import subprocess
 import sys
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urldefrag
 
 import pytest
-import yaml
-from browser import FLAGS, chromium, visit
+from browser import visit
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -112,49 +107,8 @@ def test_the_reference_has_every_command(site):
     assert max(map(len, lines)) <= 80
 
 
-def test_versions_are_configured():
-    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-    assert config["extra"]["version"]["provider"] == "mike"
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves the site; /found?N is told by a page, and /wait answers only then, which keeps the browser there."""
-
-    def __init__(self, site: Path) -> None:
-        self.told: queue.Queue[int] = queue.Queue()
-        self.done = threading.Event()
-        super().__init__(("127.0.0.1", 0), functools.partial(Handler, directory=site))
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/found?"):
-            self.server.told.put(int(self.path.split("?")[1]))
-            self.server.done.set()
-        if self.path == "/wait":
-            self.server.done.wait(60)
-        if self.path.startswith(("/found?", "/wait")):
-            self.send_response(204)
-            self.end_headers()
-        else:
-            super().do_GET()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def server(site):
-    with Server(site) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield running
-        running.shutdown()
+def test_the_search_has_the_reference(site):
+    assert "ScoreConv" in (site / "search" / "search_index.json").read_text("utf-8")
 
 
 PROBE = """
@@ -167,29 +121,10 @@ LOOKS = {"desk, light": ((1280, 900), False), "desk, dark": ((1280, 900), True),
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_it_fits_the_window(look, site, server):
+def test_it_fits_the_window(look, site):
     size, dark = LOOKS[look]
-    seen = visit(site / "index.html", site, PROBE, size=size, dark=dark, address=server.address)
+    seen = visit(site / "index.html", site, PROBE, size=size, dark=dark)
     assert not seen.seen["wide"]
     assert len(seen.seen["figures"]) == 2
     assert all(250 < width <= size[0] for width in seen.seen["figures"])
     assert (seen.seen["ground"] == "rgb(255, 255, 255)") != dark
-
-
-SEARCH = """<img src="/wait"><script>
-  const watch = setInterval(() => {
-    const found = document.querySelectorAll('.md-search-result__item').length;
-    if (found) { clearInterval(watch); fetch('/found?' + found); }
-  }, 100);
-</script></body>"""
-
-
-def test_search_finds(site, server, tmp_path):
-    """In real time: under virtual time the search's worker does not answer."""
-    page = (site / "index.html").read_text("utf-8").replace("</body>", SEARCH)
-    (site / "searching.html").write_text(page, "utf-8")
-    flags = [flag for flag in FLAGS if "virtual-time" not in flag]
-    url = f"{server.address}/searching.html?q=ScoreConv"
-    command = [chromium(), *flags, f"--user-data-dir={tmp_path}", url]
-    subprocess.run(command, capture_output=True, timeout=120, check=True)
-    assert server.told.get(timeout=1) > 1

@@ -153,16 +153,16 @@ def test_more_than_the_memory_holds_is_refused_before_anything_is_computed(monke
         dape.inspect(tiny("dape1x3-kerple"), [1] * 300)
 
 
-def test_longer_texts_take_smaller_tiles():
-    config = preset("125m")
-    for length in (512, 8192, 100_000):
-        rows = memory.affordable_rows(config, length)
-        assert rows == 1 or rows * length * memory.bytes_per_pair(config) <= memory.TILE_BYTES
-
-
 def test_pictures_are_written(tmp_path):
     found = dape.inspect(tiny("dape1x3-kerple"), torch.randint(0, 256, (16,)))
     for ending in ("png", "svg", "pdf"):
         path = draw_maps(found, 1, tmp_path / f"layer.{ending}")
         assert path.stat().st_size > 1000
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_longer_texts_take_smaller_tiles():
+    config = preset("125m")
+    for length in (512, 8192, 100_000):
+        rows = memory.affordable_rows(config, length)
+        assert rows == 1 or rows * length * memory.bytes_per_pair(config) <= memory.TILE_BYTES

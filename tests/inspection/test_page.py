@@ -5,22 +5,18 @@ from __future__ import annotations
 import base64
 import math
 import re
-import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from browser import visit
 
 import dape
 from dape.data.tokenizers import ByteTokenizer
 from dape.inspection.figure import shade
-from dape.inspection.page import Named, copied_from, encoded, thumbnail, token_texts, write_maps_page
+from dape.inspection.page import Named, copied_from, encoded, token_texts, write_maps_page
 from dape.models import DapeForCausalLM, preset
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-from browser import visit
 
 TEXT = "def f(x):\n\treturn </script>"
 
@@ -185,25 +181,19 @@ def test_the_wheel_zooms_both_panels_unless_told_not_to(opened):
       document.getElementById('together').checked = false;
       at(left, 'wheel', .3, .6, {deltaY: -1});
       const alone = spans();
+      left.querySelectorAll('.thumbs button')[7].click();
+      const chosen = await ready(left, 'run of dape-kerple/1/3/weights');
       left.querySelector('.view canvas').dispatchEvent(new MouseEvent('dblclick'));
-      return {before, together, alone, reset: spans(), words: said(left)};
+      return {before, together, alone, chosen, reset: spans(), words: said(left)};
     """)
     size = len(TEXT)
     assert seen["before"] == [size, size]
     assert seen["together"] == pytest.approx([0.8 * size] * 2)
     assert seen["alone"] == pytest.approx([0.64 * size, 0.8 * size])
     assert seen["reset"] == pytest.approx([size, 0.8 * size])
+    assert seen["chosen"] == "run of dape-kerple/1/3/weights"
     # What is under the pointer stays there.
     assert seen["words"].startswith(f"query {int(0.6 * size)} ")
-
-
-def test_a_thumbnail_chooses_its_head(opened):
-    seen = opened("""
-      await ready(left);
-      left.querySelectorAll('.thumbs button')[7].click();
-      return ready(left, 'run of dape-kerple/1/3/weights');
-    """)
-    assert seen == "run of dape-kerple/1/3/weights"
 
 
 def test_a_tile_that_is_missing_is_told(runs, tmp_path):
@@ -216,22 +206,6 @@ def test_a_tile_that_is_missing_is_told(runs, tmp_path):
     assert "is not beside this page" in seen.seen
 
 
-def test_methods_that_occur_twice_are_told_by_their_folders(runs, tmp_path):
-    twice = [runs[0], runs[0]._replace(name="other")]
-    write_maps_page(twice, tmp_path)
-    text = (tmp_path / "index.html").read_text("utf-8")
-    assert f'"dape-kerple, {len(TEXT)} tokens (other)"' in text
-
-
-def test_two_runs_of_the_tiny_preset_are_small(tmp_path):
-    """Maps of noise, which compress worst, of 512 tokens: three layers of four heads, four maps each, two runs."""
-    values = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
-    values[np.triu_indices(256, 1)] = np.nan
-    entry, tile = encoded(values)
-    total = 2 * 3 * 4 * 4 * (len(tile) + len(entry["thumb"]) + 200)
-    assert total < 8e6
-
-
 def test_what_a_window_hides_is_told_from_the_least_value():
     values = np.where(np.tri(4) - np.tri(4, k=-2) > 0, 1.0, np.nan)
     _, tile = encoded(values)
@@ -241,15 +215,7 @@ def test_what_a_window_hides_is_told_from_the_least_value():
     assert [number > 0 for number in numbers] == np.isfinite(values)[np.tril_indices(4)].tolist()
 
 
-def test_thumbnails_are_means(runs):
-    values = np.where(np.tri(80) > 0, 1.0, np.nan)
-    small = np.frombuffer(thumbnail(values, 0.0, 2.0), np.uint8).reshape(40, 40)
-    assert np.array_equal(small > 0, np.tri(40) > 0)
-    assert set(small[small > 0]) == {128}
-
-
-LOOKS = {(1280, False): "rgb(251, 251, 250)", (1280, True): "rgb(21, 23, 26)"}
-LOOKS |= {(390, dark): LOOKS[1280, dark] for dark in (False, True)}
+LOOKS = {(1280, False): "rgb(251, 251, 250)", (390, True): "rgb(21, 23, 26)"}
 
 
 @pytest.mark.parametrize(("width", "dark"), LOOKS)

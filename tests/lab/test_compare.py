@@ -6,17 +6,12 @@ import math
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-import dape
 from dape.cli import main
 from dape.evaluation import evaluate_by_length, paired_difference
 from dape.files import exclusive
@@ -177,35 +172,6 @@ def test_lengths_that_no_document_has_are_said_before_training(tmp_path: Path, c
     assert main(options(tmp_path, "--methods", "alibi", "--steps", "6", "--lengths", "8,16000")) == 2
     assert "length 16000 needs 16001 tokens" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_killed_and_given_again_it_ends_as_if_never_stopped(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
-    arguments = ["--methods", "kerple", "--steps", "40", "--checkpoint-every", "5", "--log-every", "1"]
-    command = [sys.executable, "-m", "dape", *options(tmp_path, *arguments)]
-
-    def steps_done() -> int:
-        runs = (tmp_path / "out" / "runs").glob("*")
-        return max((int(last_record(run)["step"]) for run in runs), default=0)
-
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    limit = time.monotonic() + 240
-    while steps_done() < 5 and process.poll() is None:
-        assert time.monotonic() < limit, "it took too long"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    # Its worker notices, saves and ends by itself: the folder is free for the next.
-    assert main(options(tmp_path, *arguments)) == 0
-    words = dict(zip(*[iter(arguments)] * 2, strict=True))
-    whole = dape.compare(
-        words["--methods"], corpus=tmp_path / "text", out=tmp_path / "whole", steps=40, num_layers=1, hidden_size=12,
-        num_heads=4, train_length=8, batch_size=2, windows=6, last=4, lengths=[8, 16, 32], validation="0.5",
-    )  # fmt: skip
-    first = load_comparison(tmp_path / "out").frame
-    timed = first["metric"].isin(["train_seconds", "step_seconds"])
-    pd.testing.assert_frame_equal(first[~timed], whole.frame[~timed])
-    assert len(first[timed]) == 2
 
 
 def test_half_written_metrics(tmp_path: Path) -> None:

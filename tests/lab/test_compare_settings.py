@@ -51,30 +51,17 @@ def test_the_reported_command_gives_the_same_comparison(arguments: list[str]) ->
         ({"methods": "rope[factor=2,scaling=ntk],rope[scaling=ntk,factor=2]"}, "contains a duplicate"),
         ({"methods": ","}, 'methods=",": pass at least one method'),
         ({"methods": ""}, 'methods="": pass at least one method'),
-        ({"seeds": ""}, 'seeds="" is empty'),
-        ({"seeds": "0,0"}, "contains a duplicate"),
-        ({"seeds": "-1"}, 'seeds="-1" must be at least 0'),
         ({"seeds": str(2**64)}, "seeds=.* must be at most"),
-        ({"lengths": "64,64"}, "contains a duplicate"),
         ({"baseline": "nosuch"}, 'baseline="nosuch": unknown method'),
-        ({"seeds": "0,x"}, 'seeds="0,x"'),
-        ({"lengths": "0,64"}, "at least 1"),
         ({"lengths": "64,128", "last": 65}, "last=65"),
         ({"baseline": "fire"}, 'baseline="fire" is not one of the methods'),
-        ({"jobs": 0}, "jobs=0"),
         ({"metrics": "loss,perplexity"}, 'unknown metric "perplexity"'),
         ({"metrics": "accuracy"}, "the loss is always one of them"),
-        ({"steps": 0}, "steps=0"),
     ],
 )
 def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         by_recipe("tiny", **changes)
-
-
-def test_a_wrong_option_of_the_command_is_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r'^methods="rope,dapper": unknown method "dapper"; did you mean'):
-        parse_comparison(["--methods", "rope,dapper"])
 
 
 @pytest.mark.parametrize(

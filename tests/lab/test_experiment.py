@@ -12,13 +12,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from test_compare import write_corpus
 
 from dape.cli import main
 from dape.evaluation.metrics import METRICS
 from dape.evaluation.table import difference, join, mean, read_table, recall_slices
 from dape.lab import equal_time
 from dape.lab.compare import CompareConfig
-from dape.lab.experiment import LAUNCHERS, Local, Process, Slurm, run_experiment, run_jobs, why
+from dape.lab.experiment import LAUNCHERS, Local, Process, Slurm, run_experiment, run_jobs
 from dape.lab.runs import Evaluation, Job, Run, job_of, spec_of
 from dape.training import TrainConfig, load_run
 
@@ -28,11 +29,7 @@ SMALL |= {"validation": "0.5", "steps": 4}
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(12):
-        words = " ".join(f"{number * word % 17} and {word}" for word in range(60))
-        (folder / f"{number}.txt").write_text(words)
-    return str(folder)
+    return str(write_corpus(tmp_path_factory.mktemp("text")) / "text")
 
 
 def runs(text: str, methods=("kerple", "dape1x3-kerple"), seeds=(0,), lengths=(8, 16), **how) -> list[Run]:
@@ -249,15 +246,6 @@ def test_evaluations_of_one_training_never_run_at_once(text: str, tmp_path: Path
     assert most == [1, 1, 1]
 
 
-def test_why_a_worker_ended(text: str, tmp_path: Path) -> None:
-    (job,) = runs(text, ["alibi"])
-    assert "SIGKILL" in why(job, tmp_path, -signal.SIGKILL)
-    assert "code 3" in why(job, tmp_path, 3)
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / f"{job.id}.failure").write_text("the disk is full\n")
-    assert why(job, tmp_path, 1) == "the disk is full"
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [("slrum", 'unknown launcher "slrum"; did you mean slurm'), ("local[nodes=2]", "nodes is given")],
@@ -345,9 +333,3 @@ def test_the_pace_is_that_of_the_training_that_is_asked_for(text, monkeypatch) -
 )
 def test_equal_time_means_the_time_of_the_fastest(pace: list[float], expected: list[int]) -> None:
     assert equal_time.share_time(pace, [100] * len(pace)) == expected
-
-
-def test_exactly_equal_time_has_no_tolerance() -> None:
-    pace = [1.0, 1.02, 1.1]
-    assert equal_time.share_time(pace, [3900] * 3) == [3900, 3900, 3545]
-    assert equal_time.share_time(pace, [3900] * 3, close=0.0)[1] == 3824

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from builders import python
 from test_compare import write_corpus
 
 import dape
@@ -155,13 +154,4 @@ def test_an_installed_package_names_its_encodings_by_an_entry_point(
     points = f"[{plugins.GROUP}]\nstraight = straight_encoding\n"
     (site / "straight-1.0.dist-info" / "entry_points.txt").write_text(points)
     path = os.pathsep.join([str(site), str(Path(dape.__file__).parents[1])])
-    command = [sys.executable, "-m", "dape", "methods"]
-    shown = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert "straight" in shown.stdout
+    assert "straight" in python("-m", "dape", "methods", PYTHONPATH=path)

@@ -54,27 +54,11 @@ def test_the_same_settings_give_the_same_run_from_python_and_from_the_command_li
     corpus = str(write_corpus(tmp_path) / "text")
     ours = dape.train("alibi", corpus=corpus, out=str(tmp_path / "a"), data=str(tmp_path / "data"), **SMALL)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    options = [
-        "--method",
-        "alibi",
-        "--corpus",
-        corpus,
-        "--out",
-        str(tmp_path / "b"),
-        "--data",
-        str(tmp_path / "data"),
-    ]
-    assert main(["train", *options, *words]) == 0
+    paths = ["--corpus", corpus, "--out", str(tmp_path / "b"), "--data", str(tmp_path / "data")]
+    assert main(["train", "--method", "alibi", *paths, *words]) == 0
     theirs = load_run(tmp_path / "b")
     assert [record["loss"] for record in ours.metrics()] == [record["loss"] for record in theirs.metrics()]
     assert TrainConfig(steps=60).warmup_steps == by_recipe("tiny", steps=60).warmup_steps == 4
-
-
-@pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path) -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
 def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

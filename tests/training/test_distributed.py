@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import toy
+import two_processes
+from builders import torchrun
+from two_processes import STEPS, WAYS
 
 from dape.training import fit
 from dape.training.display import read_metrics
-
-sys.path.insert(0, str(Path(__file__).parent))
-import toy
-import two_processes
-from two_processes import STEPS, WAYS
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # Two processes sum in another order than one.
@@ -49,12 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for way in WAYS:
         one_process(folder / way / "one-then-two", way, stop_at=10)
-    script = Path(two_processes.__file__)
-    ran = subprocess.run(
-        [*TORCHRUN, str(script), str(folder)], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.count("continuing from step 10") == len(WAYS)
+    torchrun(Path(two_processes.__file__), folder)
     return folder
 
 
@@ -104,19 +98,15 @@ def test_gradients_in_pieces_are_those_of_the_whole(tmp_path, alone):
     assert losses(tmp_path) == pytest.approx(alone, abs=TOLERANCE)
 
 
-def test_more_pieces_than_windows_are_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="a batch of 128 targets cannot be split into 1 processes × 9 micro-batches"
-    ):
-        one_process(tmp_path, accumulate=9)
-
-
-def test_processes_without_a_way_to_share_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="2 processes were started: pass --distributed ddp"):
-        one_process(tmp_path)
-
-
-def test_sharing_without_processes_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="--distributed ddp needs processes to share the work"):
-        one_process(tmp_path, distributed="ddp")
+@pytest.mark.parametrize(
+    ("world", "changes", "message"),
+    [
+        ("1", {"accumulate": 9}, "a batch of 128 targets cannot be split into 1 processes × 9 micro-batches"),
+        ("2", {}, "2 processes were started: pass --distributed ddp"),
+        ("1", {"distributed": "ddp"}, "--distributed ddp needs processes to share the work"),
+    ],
+)
+def test_work_that_cannot_be_shared_is_refused(world, changes, message, tmp_path, monkeypatch):
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", world)
+    with pytest.raises(ValueError, match=message):
+        one_process(tmp_path, **changes)

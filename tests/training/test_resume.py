@@ -15,15 +15,13 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+import toy
 from torch import Tensor, nn
 
 import dape.training.checkpoint as checkpoint_module
 from dape.training import DiskFull, Diverged, fit
 from dape.training.display import read_metrics
 from dape.training.loop import StopRequest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import toy
 
 SCRIPT = [sys.executable, str(Path(toy.__file__))]
 

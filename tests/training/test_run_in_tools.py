@@ -1,7 +1,5 @@
 """The folder that `dape train` leaves, in other people's tools as it is."""
 
-import json
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, pipeline
@@ -49,23 +47,6 @@ def test_collators_pad(run):
     assert (batch["labels"] == -100).sum() == (batch["attention_mask"] == 0).sum() > 0
     loss = AutoModelForCausalLM.from_pretrained(run)(**batch).loss
     assert torch.isfinite(loss)
-
-
-@pytest.mark.filterwarnings("ignore")  # of the harness and of its data library
-def test_the_harness_scores_it(run, tmp_path, monkeypatch):
-    pytest.importorskip("lm_eval")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    data = tmp_path / "texts.jsonl"
-    data.write_text("\n".join(json.dumps({"text": "the cat sat on the mat " * n}) for n in (1, 3)))
-    task = tmp_path / "texts.yaml"
-    task.write_text(
-        f"task: texts\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\n"
-        'output_type: loglikelihood_rolling\ntest_split: test\ndoc_to_text: ""\n'
-        'doc_to_target: "{{text}}"\nmetric_list:\n  - metric: byte_perplexity\n'
-    )
-    out = tmp_path / "results.json"
-    assert cli.main(["lm-eval", str(run), "--tasks", str(task), "--out", str(out), "--batch-size", "2"]) == 0
-    assert json.loads(out.read_text())["results"]["texts"]["byte_perplexity,none"] > 1
 
 
 def test_a_card_says_what_was_trained(run):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+import toy
 
 from dape import devices
 from dape.models import DapeConfig, DapeForCausalLM
-from dape.training import LoopSettings, TrainConfig, derive_seed, initialise, recipe
-from dape.training.config import checked, read_config
+from dape.training import LoopSettings, TrainConfig, initialise, recipe
+from dape.training.config import read_config
 from dape.training.loop import build_optimizer, learning_rate_at
 from dape.training.parallel import check_precision
-
-sys.path.insert(0, str(Path(__file__).parent))
-import toy
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 CPU = torch.device("cpu")
@@ -76,12 +73,6 @@ def test_initial_weights_follow_the_seed_and_the_models_own_distribution():
     assert not torch.equal(*layers)
 
 
-def test_seeds_differ_by_every_part():
-    seeds = {derive_seed(*parts) for parts in [("a", 1), ("a", 2), ("b", 1), ("a", 1, 0)]}
-    assert len(seeds) == 4
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
 def test_fp16_trains_close_to_fp32(tmp_path):
     full, half = (toy.train(tmp_path / name, precision=name) for name in ("fp32", "fp16"))
     assert half.final_loss == pytest.approx(full.final_loss, rel=1e-2)
@@ -116,16 +107,12 @@ def test_the_probe_of_a_precision_is_a_program_that_runs():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "steps=0 must be at least 1"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0 must be greater than 0"),
-        ({"betas": (2.0, 3.0)}, r"betas=\(2.0, 3.0\) must be less than 1"),
-        ({"precision": "int4"}, 'precision="int4": choose one of fp32, bf16, fp16'),
-        ({"distributed": "magic"}, 'distributed="magic": choose one of none, ddp, fsdp'),
+        ({"accumulate": 17, "batch_size": 16}, "accumulate=17 exceeds batch_size=16"),
+        ({"randomized_positions": 63}, "randomized_positions=63 is less than train_length="),
         ({"preset": "huge"}, 'unknown preset "huge"'),
         ({"method": "kerpel"}, 'unknown method "kerpel"; did you mean'),
         ({"num_heads": 3}, "num_attention_heads=3 does not divide hidden_size=128"),
         ({"backend": "foo"}, 'unknown backend "foo": choose "auto" or one of '),
-        ({"train_length": 0}, "train_length=0 must be at least 1"),
     ],
 )
 def test_mistakes_are_sentences(changes, message):
@@ -165,24 +152,6 @@ def test_options_are_read_from_files(tmp_path, name):
         "betas": (0.8, 0.9),
         "validation": "0.2",
     }
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({1: 1}, 'there is no option "1"'),
-        ({"steps": [1]}, r"steps=\[1\]: expected a whole number"),
-        ({"learning_rat": 1}, 'there is no option "learning_rat"; did you mean "learning_rate"?'),
-        ({"steps": "many"}, 'steps="many": expected a whole number'),
-        ({"steps": True}, "steps=True: expected a whole number"),
-        ({"learning_rate": "fast"}, 'learning_rate="fast": expected a number'),
-        ({"betas": 0.9}, "betas=0.9: expected tuple"),
-        ({"compile": "yes"}, 'compile="yes": expected true or false'),
-    ],
-)
-def test_wrong_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
-        checked(options)
 
 
 @pytest.mark.parametrize(
@@ -252,18 +221,3 @@ def test_packed_data_alone_say_what_they_are(tmp_path):
     assert (config.corpus, config.tokenizer, config.validation) == (str(tmp_path), "bpe:300", "3,7")
     assert TrainConfig(data=str(tmp_path / "absent")).corpus == "python"
     assert TrainConfig(data=str(tmp_path / "data"), tokenizer="bytes").tokenizer == "bytes"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"accumulate": 17, "batch_size": 16}, "accumulate=17 exceeds batch_size=16"),
-        (
-            {"randomized_positions": 63, "train_length": 64},
-            "randomized_positions=63 is less than train_length=64",
-        ),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused_before_any_work(options, said):
-    with pytest.raises(ValueError, match=said):
-        TrainConfig(**options)
