@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,7 +28,6 @@ from dape.ops.score_attention import triton as backend
 from dape.ops.score_attention.op import Arguments
 from dape.ops.score_attention.program import PLAIN, conv_program
 from dape.ops.score_attention.triton import launch
-from dape.ops.score_attention.triton.launch import Launch
 from dape.ops.score_attention.types import (
     EVERYTHING,
     Bias,
@@ -69,7 +69,7 @@ def arguments_of(
     k, v = (torch.zeros(batch, groups, length, head_dim, dtype=dtype) for _ in range(2))
     program = PLAIN
     if signature is not None:
-        program = backend.program_of(signature, num_heads)
+        program = backend.program_like(signature, num_heads)
     elif width is not None:
         channels = num_heads * (1 if bias == "none" else 2)
         shapes = (
@@ -95,11 +95,29 @@ def arguments_of(
     return backend.arguments_of(Problem(q, k, v, program, encoding, visible, causal, 1.0, 0.0))
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A kernel launch: the kernel, its grid, its arguments, and the variants of constants and compiler options."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    variants: tuple[dict[str, Any], ...]
+
+
+@contextmanager
+def recording() -> Iterator[list[Launch]]:
+    """Append launches in the block to the list instead of executing them."""
+    launches: list[Launch] = []
+    with mock.patch.object(launch, "start", lambda *launched: launches.append(Launch(*launched))):
+        yield launches
+
+
 def record_launches(*, backward: bool = True, device: str = "cpu", **shape: Any) -> list[Launch]:
     """Kernel launches of a call of that shape, recorded on tensors without data."""
     with FakeTensorMode(), torch.device(device):
         arguments = arguments_of(**shape)
-        with launch.recording() as launches:
+        with recording() as launches:
             out, lse = backend._forward(arguments)
             if backward:
                 backend._backward(arguments, torch.empty_like(out), out, lse)
@@ -129,7 +147,7 @@ def inspect(launched: Launch, capability: int) -> Compiled:
         places = launch.declared(launched.kernel)
         values = places.values(given)
         aligned = [x.storage_offset() * x.itemsize % 16 == 0 for x in values[: places.num_tensors]]
-        aligned += [values[n] % 16 == 0 for n in places.strides]
+        aligned += [values[n] % 16 == 0 for n in places.multiples]
         target = GPUTarget("cuda", capability, 32)
         compiled = launch.compiled_kernel(launched.kernel, values, aligned, given, target)
         columns = getattr(compiled.metadata, "tmem_size", None) or 0
@@ -233,9 +251,9 @@ def host_times(rounds: int = 10, **shape: Any) -> dict[str, dict[str, float]]:
     # Tensors without memory.
     with torch.device("meta"):
         arguments = arguments_of(**shape)
-    with launch.recording() as forward:
+    with recording() as forward:
         out, lse = backend._forward(arguments)
-    with launch.recording() as backward:
+    with recording() as backward:
         backend._backward(arguments, out, out, lse)
     found: dict[str, dict[str, float]] = {}
     with idle_driver():

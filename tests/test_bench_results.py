@@ -82,11 +82,3 @@ if __name__ == "__main__":
         path = ROOT / page
         before, _, after = between(path.read_text("utf-8"), name)
         path.write_text(f"{before}<!-- {name} -->\n{table()}\n<!-- /{name} -->{after}", "utf-8")
-
-
-def test_the_estimates_for_gpus_are_those_of_the_records():
-    from dev.gpu_estimate import MARKER, tables
-
-    records = json.loads((ROOT / "results" / "bench" / "gpu_estimate.json").read_text("utf-8"))
-    _, page, _ = (ROOT / "docs" / "kernels.md").read_text("utf-8").split(MARKER)
-    assert page == f"\n{tables(records)}\n"

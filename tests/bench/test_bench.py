@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -233,10 +234,27 @@ def test_every_candidate_computes_the_same_thing():
     assert all(result.abs().max() > 0 for result in Workload(sizes, torch.float64).results("reference")[:7])
 
 
+@pytest.mark.parametrize("backend", ["listing", "tiled", "sdpa"])
+def test_candidates_are_checked_at_the_length_that_is_timed(backend, monkeypatch):
+    """A mistake in the last rows, after a thousand keys, is found."""
+    sizes = Sizes(keys=1000, queries=1000, heads=1, head_dim=4, width=3)
+    workload.compare_with_reference(backend, sizes)
+    attend = Workload.attend
+
+    def wrong(self, name):
+        out = attend(self, name)
+        return out + 0.1 * (torch.arange(out.shape[2]) > 990)[:, None] if name == backend else out
+
+    monkeypatch.setattr(Workload, "attend", wrong)
+    with pytest.raises(ValueError, match=rf'backend "{backend}" is wrong: its output is off by'):
+        workload.compare_with_reference(backend, sizes)
+
+
 @pytest.mark.parametrize("bias", workload.BIASES)
 def test_every_form_of_bias(bias):
     sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_dim=4, processor="mta", bias=bias)
     workload.compare_with_reference("tiled", sizes)
+    workload.compare_with_reference("tiled", replace(sizes, keys=200, queries=150))
     reason = Workload(sizes).unsupported("listing")
     assert (reason is None) == (bias == "distance")
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dape import devices
+from dape.bench import gpu
 from dape.cli import doctor, main
 from dape.ops.score_attention import api
 from dape.ops.score_attention.triton import selftest
@@ -65,6 +66,15 @@ def test_the_report_on_a_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(selftest, "errors", lambda device, **kind: {"out": 1e-4, "q": 2e-3})
     assert main(["doctor", "--gpu"]) == 0
     assert "pass  plain, sink: largest error 2.0e-03, of q" in capsys.readouterr().out
+
+
+def test_the_driver_is_asked_of_nvidia_smi(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu.driver_version() is None
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 570.86.10\necho 570.86.10\n")
+    program.chmod(0o755)
+    assert gpu.driver_version() == "570.86.10"
 
 
 @pytest.mark.usefixtures("_quick")

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dape.ops.score_attention import (
     Bias,
@@ -342,3 +345,28 @@ def assert_equal(results: dict[str, Tensor], truth: dict[str, Tensor], tolerance
     # Not `error > tolerance`, which NaN would pass.
     wrong = {name: error for name, error in distances(results, truth).items() if not error <= tolerance}
     assert not wrong, wrong
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the tensors alive that were made inside, and the most there ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self.known: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def bytes(self) -> int:
+        self.known = {name: entry for name, entry in self.known.items() if not entry[0].expired()}
+        return sum(size for _, size in self.known.values())
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)}
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            # Not views of tensors from outside.
+            if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in given:
+                storage = tensor.untyped_storage()
+                self.known.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self.most = max(self.most, self.bytes)
+        return result

@@ -1,6 +1,7 @@
 """The tiled backend against the definition, in float64: output and every gradient, over all options."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +13,16 @@ from op_cases import (
     PROGRAMS,
     VISIBILITIES,
     Case,
+    Live,
     assert_as_exact,
     assert_equal,
     build,
     replace,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
-from dape.ops.score_attention import by_tiles, reference, tiled, tiled_forward, tiled_program
+from dape.ops.score_attention import by_tiles, reference, tiled, tiled_pair, tiled_program
 from dape.ops.score_attention.api import make_problem
 
 # Queries and keys, causal: ragged, and long enough for tiles of their own.
@@ -35,15 +39,20 @@ def stack(number: int, **changes) -> Case:
 
 
 def table():
-    shapes, residuals = itertools.cycle(SHAPES), itertools.cycle(["scores+bias", "scores", "scores"])
-    for kernel, padding in KERNELS:
-        for bias, causal, visible in itertools.product(BIASES, (True, False), VISIBILITIES):
-            queries, keys = next(shapes)
-            yield Case(
-                queries=queries if causal else keys, keys=keys if causal else queries,
-                kernel=kernel, padding=padding, bias=bias, causal=causal, visible=visible,
-                residual=next(residuals),
-            )  # fmt: skip
+    """What has a backward pass by hand: kernels × shapes; and every form of bias and visibility."""
+    kernels, shapes = itertools.cycle(KERNELS), itertools.cycle(SHAPES)
+    residuals = itertools.cycle(["scores+bias", "scores", "scores"])
+    by_hand = itertools.product(("none", "distance"), (True,), ("all",))
+    for bias, causal, visible in (
+        *itertools.chain.from_iterable([x] * 2 * len(KERNELS) for x in by_hand),
+        *itertools.product(BIASES, (True, False), VISIBILITIES),
+    ):
+        (kernel, padding), (queries, keys) = next(kernels), next(shapes)
+        yield Case(
+            queries=queries if causal else keys, keys=keys if causal else queries,
+            kernel=kernel, padding=padding, bias=bias, causal=causal, visible=visible,
+            residual=next(residuals),
+        )  # fmt: skip
 
 
 def programs():
@@ -71,18 +80,17 @@ def _tiles(request, monkeypatch):
 
 
 def _small_tiles(monkeypatch):
-    monkeypatch.setattr(tiled_forward, "PIXELS", 1)
-    monkeypatch.setattr(tiled_forward, "FEWEST_ROWS", 3)
+    monkeypatch.setattr(tiled_pair, "PIXELS", 1)
+    monkeypatch.setattr(tiled_pair, "FEWEST_ROWS", 3)
     monkeypatch.setattr(by_tiles, "TILE_NUMBERS", 500)
     monkeypatch.setattr(tiled_program, "MOST_ROWS", 2)
     monkeypatch.setattr(tiled_program, "PIXELS", 1)
     monkeypatch.setattr(tiled_program, "FEWEST_COLUMNS", 3)
 
 
-@pytest.mark.parametrize(("number", "case"), list(enumerate(table())), ids=str)
-def test_equals_the_reference(number, case, monkeypatch):
-    if number % 2:
-        _small_tiles(monkeypatch)
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("case", list(table()), ids=str)
+def test_equals_the_reference(case):
     call = build(case)
     assert_equal(call.results("tiled"), call.results("reference"))
 
@@ -167,11 +175,8 @@ def test_half_precision_is_computed_in_float32(dtype):
 
 
 @pytest.mark.usefixtures("_tiles")
-@pytest.mark.parametrize(
-    "case", [Case(queries=24, keys=24, head_dim=24), stack(0, queries=24, keys=24, head_dim=24)]
-)
-def test_dropout_is_the_same_in_both_passes(case):
-    call = build(case)
+def test_dropout_is_the_same_in_both_passes():
+    call = build(stack(0, queries=24, keys=24, head_dim=24))
     given = {"bias": call.bias, "visible": call.visible, "causal": True, "dropout": 0.4}
     problem = make_problem(call.q, call.k, call.v, call.program, **given)
     weights = reference.weights(problem)
@@ -212,3 +217,76 @@ def test_reads_nothing_that_it_did_not_write(case, monkeypatch):
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
     _small_tiles(monkeypatch)
     assert_equal(call.results("tiled"), truth)
+
+
+@pytest.fixture
+def _on_a_gpu(monkeypatch):
+    """Calls are computed as on a GPU, in tiles of a hundredth of the size."""
+    monkeypatch.setattr(tiled_program, "on_gpu", lambda x: True)
+    monkeypatch.setattr(tiled_program, "gpu_bytes", lambda device: 2**29 // 100)
+
+
+class Seen(Live):
+    """Also the dtypes of matrix products and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(function, types, args, kwargs)
+        if any(word in str(function) for word in ("mm", "convolution")):
+            self.products |= {x.dtype for x in tree_leaves((args, result)) if torch.is_tensor(x)}
+        return result
+
+
+ON_A_GPU = {
+    "distance": Case(),
+    "no bias": Case(bias="none"),
+    "dense, window": Case(bias="dense of the batch", visible="window"),
+    "tiles, padding": Case(bias="tile", visible="left padding"),
+    "separable, bidirectional": Case(bias="separable", causal=False),
+    "plain, grouped heads": Case(kernel=None, heads=6, groups=2),
+    "kernel over queries": Case(query_kernel=3),
+    "talking heads": Case(program="talking"),
+}
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+@pytest.mark.parametrize("case", ON_A_GPU.values(), ids=ON_A_GPU)
+def test_on_a_gpu_nothing_waits_and_products_are_in_half_precision(case):
+    """On tensors without numbers reading one fails."""
+    with FakeTensorMode(), (seen := Seen()):
+        build(replace(case, queries=70, keys=70), torch.float16).results("tiled")
+    assert seen.products == {torch.float16}
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+@pytest.mark.parametrize("case", ON_A_GPU.values(), ids=ON_A_GPU)
+def test_on_a_gpu_half_precision_is_as_exact_as_its_dtype(case):
+    half, exact = (build(replace(case, queries=40, keys=40), x) for x in (torch.float16, torch.float64))
+    with torch.no_grad():
+        for name, leaf in exact.leaves.items():
+            leaf.copy_(half.leaves[name])
+    found, expected = half.results("tiled"), exact.results("reference")
+    for name, wanted in expected.items():
+        # The gradient of the last offset is zero: its error is that of the terms of its sum.
+        size = max(wanted.norm(), 10 if name == "b2" else 0)
+        assert (found[name].double() - wanted).norm() <= 32 * torch.finfo(torch.float16).eps * size, name
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+@pytest.mark.parametrize("batch", [1, 4])
+def test_on_a_gpu_tiles_fill_their_memory(batch):
+    sizes = {"queries": 200, "keys": 200, "heads": 12, "groups": 12, "width": 32, "head_dim": 16}
+    with FakeTensorMode(), (seen := Seen()):
+        build(Case(batch=batch, **sizes), torch.float16).results("tiled")
+    # Beside a tile, the output and gradients of all tokens.
+    assert 0.5 * 2**29 / 100 <= seen.most <= 2**29 / 100 + batch * 200 * 12 * 16 * 2 * 16
+
+
+@pytest.mark.parametrize(("gigabytes", "megabytes"), [(16, 512), (24, 614), (80, 1024)])
+def test_on_a_gpu_tiles_take_a_share_of_its_memory(monkeypatch, gigabytes, megabytes):
+    card = SimpleNamespace(total_memory=gigabytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert tiled_program.gpu_bytes(torch.device("cuda")) // 2**20 == megabytes

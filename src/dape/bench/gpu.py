@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,8 +40,18 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "memory": properties.total_memory,
         "cuda": torch.version.cuda,
-        "driver": torch.cuda.driver_version() if hasattr(torch.cuda, "driver_version") else None,
+        "driver": driver_version(),
     }
+
+
+def driver_version() -> str | None:
+    """Version of NVIDIA's driver, by nvidia-smi; None if that cannot tell."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.split("\n")[0]
 
 
 def benchmark(device: torch.device, report: Report) -> list[dict[str, Any]]:

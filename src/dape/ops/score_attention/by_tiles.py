@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dape.ops.score_attention.types import Problem, TileBias, Visible
 
-# Maximum number of elements of a tile bias that are evaluated at a time.
-TILE_NUMBERS = 4 * 1024 * 1024
+# Maximum number of elements of a tile bias that are evaluated at a time, and how many times as many on a GPU.
+TILE_NUMBERS, ON_GPU = 4 * 1024 * 1024, 32
 
 
 def attend(
@@ -50,7 +50,8 @@ def attend(
     # A length-dependent number of tiles cannot be exported.
     if torch.compiler.is_exporting():
         return attend_rows(problem.q, problem.k, problem.v, 0, 0)
-    rows_per_tile = TILE_NUMBERS // max(1, bias.batch * num_heads * num_keys)
+    most = TILE_NUMBERS * (1 if problem.q.device.type == "cpu" else ON_GPU)
+    rows_per_tile = most // max(1, bias.batch * num_heads * num_keys)
     # The rows that a tile reads before its own are recomputed: they should be the smaller part.
     rows_per_tile = max(1, 4 * program.earlier_rows, rows_per_tile)
     if rows_per_tile >= num_queries:

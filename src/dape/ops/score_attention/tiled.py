@@ -1,8 +1,7 @@
-"""Pure PyTorch by tiles of query rows: any device, dtype and bias, O(T) memory, hand-written backward.
+"""Pure PyTorch by tiles of query rows: any device, dtype and bias, O(T) memory.
 
-The forward pass keeps the log-sum-exp of every row; the backward pass recomputes the tiles. The computation inside a
-tile is in tiled_forward.py and tiled_backward.py, the two passes are here. Programs other than plain scores and the
-paper's two convolutions of 1×k are in tiled_program.py.
+The paper's two convolutions have a backward pass by hand for a CPU (tiled_pair.py), where it is twice as fast as the
+general one (tiled_program.py). The forward pass keeps the log-sum-exp of every row.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from torch import Tensor
 
 from dape.ops.score_attention import op, tiled_program
 from dape.ops.score_attention.tables import hidden_tables
-from dape.ops.score_attention.tiled_backward import Gradients
-from dape.ops.score_attention.tiled_forward import Call
+from dape.ops.score_attention.tiled_pair import Call, Gradients
 from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
 
 
@@ -28,50 +26,37 @@ def unsupported(problem: Problem) -> str | None:
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
-    conv, bias, dtype = problem.pair, problem.bias, problem.compute_dtype
-    if conv is None and not problem.program.is_plain:
+    conv, bias, visible, dtype = problem.pair, problem.bias, problem.visible, problem.compute_dtype
+    bounded = not problem.causal or visible.first is not None or visible.last is not None
+    if (
+        conv is None
+        or bounded
+        or isinstance(bias, Tensor)
+        or problem.dropout
+        or tiled_program.on_gpu(problem.q)
+    ):
         return tiled_program.attend(problem)
-    values = bias.values.to(dtype) if isinstance(bias, DistanceBias) else None
-    lowest = bias.lowest if isinstance(bias, DistanceBias) else 0
-    dense = bias.to(dtype) if isinstance(bias, Tensor) else None
-    w1 = b1 = w2 = b2 = hidden = edges = None
-    left, slope, residual_bias = 0, 0.0, True
-    if conv is not None:
-        left, slope = conv.left, conv.negative_slope
-        residual_bias = conv.residual == "scores+bias"
-        w1, w2, b2 = (
-            conv.expand_weight[:, :, 0].to(dtype),
-            conv.project_weight[:, :, 0].to(dtype),
-            conv.project_bias.to(dtype),
-        )
-        if (
-            isinstance(bias, DistanceBias)
-            and problem.causal
-            and problem.visible.first is None
-            and problem.visible.last is None
-        ):
-            hidden, edges = hidden_tables(bias, conv, problem.k.shape[2], dtype)
-            w1 = w1[:, : problem.q.shape[1]]
-        else:
-            b1 = conv.expand_bias.to(dtype)
-    # Read by the kernel, so that compiled code draws a new seed at each call.
-    seed = torch.randint(2**62, (), device="cpu") if problem.dropout else None
-    tensors = {
-        "q": problem.q, "k": problem.k, "v": problem.v, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dense": dense,
-        "values": values, "hidden": hidden, "edges": edges, "first": problem.visible.first,
-        "last": problem.visible.last, "seed": seed,
+    tensors: dict[str, Tensor | None] = {
+        "q": problem.q, "k": problem.k, "v": problem.v, "w1": conv.expand_weight[:, :, 0].to(dtype),
+        "w2": conv.project_weight[:, :, 0].to(dtype), "b2": conv.project_bias.to(dtype),
     }  # fmt: skip
-    plan = {
-        "causal": problem.causal, "scale": problem.scale, "left": left, "slope": slope,
-        "residual_bias": residual_bias, "dropout": problem.dropout,
-    }  # fmt: skip
+    lowest = 0
+    if isinstance(bias, DistanceBias):
+        hidden, edges = hidden_tables(bias, conv, problem.k.shape[2], dtype)
+        lowest = bias.lowest
+        tensors |= {"values": bias.values.to(dtype), "hidden": hidden, "edges": edges}
+        tensors["w1"] = conv.expand_weight[:, : problem.q.shape[1], 0].to(dtype)
+    else:
+        tensors["b1"] = conv.expand_bias.to(dtype)
+    plan = {"scale": problem.scale, "left": conv.left, "slope": conv.negative_slope}
+    plan["residual_bias"] = conv.residual == "scores+bias"
     return op.run("tiled", tensors, plan, lowest=lowest)
 
 
 def _call(arguments: op.Arguments) -> Call:
     numbers = {**arguments.plan, "lowest": arguments.lowest}
     tensors = {field.name: arguments.get(field.name) for field in fields(Call) if field.name not in numbers}
-    return Call(**tensors, **numbers)  # type: ignore[arg-type]  # q, k and v are always there
+    return Call(**tensors, **numbers)  # type: ignore[arg-type]  # all but tables, b1 and the bias are always there
 
 
 def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
@@ -80,14 +65,12 @@ def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
     lse = torch.empty(call.q.shape[:3], dtype=call.dtype, device=call.q.device)
     for tile in call.tiles():
         logits = tile.forward()
-        # A row that sees nothing: weights exp(−∞ − 0) = 0, and 0 / 1 = 0.
+        # A row whose logits are all −∞: weights exp(−∞ − 0) = 0, and 0 / 1 = 0.
         peak = logits.amax(-1, keepdim=True)
         peak.masked_fill_(peak == -torch.inf, 0.0)
         weights = logits.sub_(peak).exp_()
         total = weights.sum(-1, keepdim=True)
         total.masked_fill_(total == 0.0, 1.0)
-        if call.dropout:
-            weights *= tile.keep(weights)
         tile.put(out, torch.bmm(tile.grouped(weights), tile.v).view(tile.q.shape).div_(total))
         tile.put(lse[..., None], total.log_().add_(peak))
     return out, lse

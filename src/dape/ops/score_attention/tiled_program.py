@@ -1,11 +1,13 @@
 """The tiled backend for every score program: tiles of query rows, O(T) memory, gradients by autograd.
 
-A tile reads as many rows before its own as the program reaches, and is recomputed in the backward pass.
+A tile reads as many rows before its own as the program reaches, and is recomputed in the backward pass. Sizes of tiles
+follow from shapes alone, so nothing waits for a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +19,12 @@ from dape.ops.score_attention import reference
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.types import Problem, TileBias, bias_tile
 
-# Rows × columns (over all batch entries) of a tile.
+# Rows × columns (over all batch entries) of a tile on a CPU.
 PIXELS = 32 * 1024
 # Rows of one batch entry in a tile, not counting earlier rows that it reads: more compute too many invisible pairs.
 FEWEST_ROWS, MOST_ROWS = 8, 64
+# Bytes of a tile's maps on a GPU: a share of its memory, within bounds.
+SHARE, FEWEST_BYTES, MOST_BYTES = 1 / 40, 2**29, 2**30
 # Minimum difference between the numbers of columns of tiles, and the approximate number of different ones.
 FEWEST_COLUMNS, MOST_WIDTHS = 64, 16
 
@@ -36,11 +40,23 @@ def attend(problem: Problem) -> Tensor:
         for entries in entries_of_rows:
             tile = Tile(call, entries, rows, names)
             if torch.is_grad_enabled():
-                parts.append(checkpoint(tile.attend, *tensors, use_reentrant=False))
+                # A CUDA graph cannot read the state of a generator.
+                draws = problem.dropout > 0 or isinstance(problem.bias, TileBias)
+                parts.append(checkpoint(tile.attend, *tensors, use_reentrant=False, preserve_rng_state=draws))
             else:
                 parts.append(tile.attend(*tensors))
         rows_of_tiles.append(torch.cat(parts))
     return torch.cat(rows_of_tiles, dim=2)
+
+
+def on_gpu(x: Tensor) -> bool:
+    return x.device.type != "cpu"
+
+
+def gpu_bytes(device: torch.device) -> int:
+    """Bytes for the maps of a tile on a GPU."""
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return int(min(MOST_BYTES, max(FEWEST_BYTES, SHARE * memory)))
 
 
 class Call:
@@ -58,14 +74,29 @@ class Call:
             leak_future=self.program.leak_future,
             device=problem.q.device,
         )
+        # Products of half precision inputs are in half precision on a GPU, which has units for them.
+        self.half = problem.q.dtype != self.dtype and on_gpu(problem.q)
+        self.pixels, self.most_rows = PIXELS, MOST_ROWS
+        if on_gpu(problem.q):
+            self.pixels, self.most_rows = (
+                gpu_bytes(problem.q.device) // self._bytes_per_pixel(),
+                self.num_queries,
+            )
+
+    def _bytes_per_pixel(self) -> int:
+        """Bytes of the maps that a tile holds at a time for a pair of query and key, recomputed with gradients."""
+        stages = (*self.program.pre, *self.program.post)
+        return (4 if self.half else 6) * (
+            5 * self.num_heads + sum(stage.inputs + stage.outputs for stage in stages)
+        )
 
     def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
         """Tiles of rows from the first, each with its parts by batch entries."""
         start = 0
         while start < self.num_queries:
-            columns = self.columns(min(start + MOST_ROWS, self.num_queries))
-            rows = min(MOST_ROWS, max(FEWEST_ROWS, PIXELS // columns), self.num_queries - start)
-            entries = max(1, PIXELS // ((rows + self.program.earlier_rows) * columns))
+            columns = self.columns(min(start + self.most_rows, self.num_queries))
+            rows = min(self.most_rows, max(FEWEST_ROWS, self.pixels // columns), self.num_queries - start)
+            entries = max(1, self.pixels // ((rows + self.program.earlier_rows) * columns))
             cuts = [slice(n, min(n + entries, self.batch)) for n in range(0, self.batch, entries)]
             yield slice(start, start + rows), cuts
             start += rows
@@ -91,9 +122,14 @@ class Tile:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         """Output [entries, H, rows, D]."""
-        call, dtype = self.call, self.call.dtype
+        call = self.call
+        dtype = q.dtype if call.half else call.dtype
         program = call.program.with_tensors(
-            {name: tensor.to(dtype) for name, tensor in zip(self.names, tensors, strict=True)}
+            # Tensors of stages have points in their names; those of the normaliser act on logits.
+            {
+                name: tensor.to(dtype if "." in name else call.dtype)
+                for name, tensor in zip(self.names, tensors, strict=True)
+            }
         )
         columns = call.columns(self.rows.stop)
         rows_read = slice(max(0, self.rows.start - program.earlier_rows), self.rows.stop)
@@ -105,10 +141,11 @@ class Tile:
         )
         scores = (q.to(dtype) * call.problem.scale).reshape(*k.shape[:2], -1, q.shape[3])
         scores = (scores @ k.to(dtype).transpose(-1, -2)).view(*q.shape[:3], columns)
-        logits = reference.process(scores, self._bias(rows_read, columns), program, edges)
-        weights = reference.normalise(logits, program, edges)[:, :, self.rows.start - rows_read.start :]
-        weights = F.dropout(weights, call.problem.dropout)
-        out = weights.reshape(*k.shape[:2], -1, columns) @ v.to(dtype)
+        with torch.autocast(q.device.type, q.dtype) if call.half else nullcontext():
+            logits = reference.process(scores, self._bias(rows_read, columns), program, edges)
+            weights = reference.normalise(logits, program, edges)[:, :, self.rows.start - rows_read.start :]
+            weights = F.dropout(weights, call.problem.dropout)
+            out = weights.reshape(*k.shape[:2], -1, columns) @ v.to(dtype)
         return out.view(*weights.shape[:3], -1).to(q.dtype)
 
     def _bias(self, rows_read: slice, columns: int) -> Tensor | None:

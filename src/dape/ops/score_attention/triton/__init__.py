@@ -19,7 +19,6 @@ from torch import Tensor
 from dape.ops.score_attention import op
 from dape.ops.score_attention.program import ScoreProgram, Stage
 from dape.ops.score_attention.tables import hidden_tables
-from dape.ops.score_attention.triton import passes
 from dape.ops.score_attention.triton.call import Call
 from dape.ops.score_attention.triton.launch import interpreting
 from dape.ops.score_attention.types import Bias, DistanceBias, Problem, SeparableBias, TileBias
@@ -68,12 +67,9 @@ def _unsupported_program(problem: Problem) -> str | None:
         return f"it has no softcap, got softcap={program.softcap}"
     for side, stages in (("pre", program.pre), ("post", program.post)):
         for number, stage in enumerate(stages):
-            name = f"{side}[{number}]"
-            if stage.query_kernel_size > 1:
-                return (
-                    f"its chunks of rows bring no earlier rows along, {name} reads those of "
-                    f"{stage.query_kernel_size} queries"
-                )
+            name, rows = f"{side}[{number}]", stage.query_kernel_size
+            if rows > 1:
+                return f"its chunks of rows bring no earlier rows along, {name} reads those of {rows} queries"
             if stage.slope > 1:
                 return f"its LeakyReLU has slopes of at most 1, {name} has {stage.slope}"
         if stages and stages[-1].slope != 1:
@@ -136,13 +132,13 @@ def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
     if isinstance(bias, DistanceBias):
         return {"values": bias.values.float()}
     if isinstance(bias, SeparableBias):
-        return {"row": bias.row.float(), "column": bias.column.float()}
+        return {"row": bias.row, "column": bias.column}
     return {"dense": bias} if isinstance(bias, Tensor) else {}
 
 
-def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
+def program_like(signature: tuple, num_heads: int) -> ScoreProgram:
     """A program of that signature, with arbitrary values."""
-    pre, post, residual, sink, length_scale, length_offset, softcap, leak_future, _ = signature
+    pre, post, residual, *vectors, softcap, leak_future, _ = signature
 
     def stages(signatures: tuple) -> tuple[Stage, ...]:
         return tuple(
@@ -150,19 +146,8 @@ def program_of(signature: tuple, num_heads: int) -> ScoreProgram:
             for *shape, offset, left, groups, slope in signatures
         )
 
-    def vector(given: bool) -> Tensor | None:
-        return torch.empty(num_heads) if given else None
-
-    return ScoreProgram(
-        stages(pre),
-        stages(post),
-        residual,
-        vector(sink),
-        vector(length_scale),
-        vector(length_offset),
-        softcap,
-        leak_future,
-    )
+    sink, scale, offset = (torch.empty(num_heads) if given else None for given in vectors)
+    return ScoreProgram(stages(pre), stages(post), residual, sink, scale, offset, softcap, leak_future)
 
 
 def attend(problem: Problem) -> Tensor:
@@ -237,11 +222,15 @@ def stage_weight(stage: Stage, *, reads_bias: bool) -> Tensor:
 
 
 def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
+    from dape.ops.score_attention.triton import passes
+
     with device_of(arguments["q"]):
-        return passes.forward(Call(arguments))
+        return passes.forward_pass(Call(arguments))
 
 
 def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    from dape.ops.score_attention.triton import passes
+
     with device_of(arguments["q"]):
         return passes.Gradients(Call(arguments), grad_out, out, lse).by_name()
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from dape.ops.score_attention.triton.forward import (
     LOG2E,
     dot,
-    hidden_start,
+    first_terms,
     inside_row,
     leaky,
     load_bias,
@@ -22,7 +22,6 @@ from dape.ops.score_attention.triton.forward import (
     load_column,
     load_pixels,
     load_rows,
-    output_start,
     unit_matrix,
 )
 
@@ -30,8 +29,8 @@ from dape.ops.score_attention.triton.forward import (
 @triton.jit
 def weights_kernel(
     q, k, v, grad_out, image, given, bias, column_bias, first, last, lse, delta, factor, result, grad_v, grad_factor,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, grad_batch, grad_head, grad_token, bias_batch, bias_head,
-    bias_row, bounds_step, factor_step, image_batch, image_channel, given_batch, given_channel, result_batch,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, grad_out_batch, grad_out_head, grad_out_token, bias_batch,
+    bias_head, bias_row, column_bias_batch, column_bias_head, first_batch, factor_batch, image_batch, image_channel, given_batch, given_channel, result_batch,
     result_channel, num_rows, row_start, row_stop, num_queries, num_keys, columns, offset, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGE: tl.constexpr,
@@ -53,17 +52,17 @@ def weights_kernel(
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     v += batch * k_batch + head * G // H * k_head
-    grad_out += batch * grad_batch + head * grad_head
+    grad_out += batch * grad_out_batch + head * grad_out_head
     image += batch * image_batch + head * image_channel
     given += batch * given_batch + head * given_channel
     bias += batch * bias_batch + head * bias_head
-    column_bias += (batch * H + head) * num_keys
+    column_bias += batch * column_bias_batch + head * column_bias_head
     result += batch * result_batch + head * result_channel
-    first += batch * bounds_step
-    last += batch * bounds_step
+    first += batch * first_batch
+    last += batch * first_batch
     lse += (batch * H + head) * num_queries
     delta += (batch * H + head) * num_queries
-    factor += batch * factor_step + head * num_queries
+    factor += batch * factor_batch + head * num_queries
     grad_factor += ((tile * tl.num_programs(2) + batch) * H + head) * num_rows
     keys, values, sums, unit = (), (), (), key
     for part in tl.static_range(PARTS):
@@ -107,7 +106,7 @@ def weights_kernel(
                     queries = load_rows(q, row, exists, part, q_token, D, PART, third != 1)
                     logits = dot(keys[part], tl.trans(queries), logits, PRECISION)
                 if MODE == "gradients":
-                    direction = load_rows(grad_out, row, exists, part, grad_token, D, PART, third != 1)
+                    direction = load_rows(grad_out, row, exists, part, grad_out_token, D, PART, third != 1)
                     grad_weights = dot(values[part], tl.trans(direction), grad_weights, PRECISION)
                     directions = directions + (direction,)
             logits *= scale
@@ -159,70 +158,56 @@ def weights_kernel(
 
 
 @triton.jit
-def rows_kernel(
-    x, y, sums, x_batch, x_head, x_token, y_batch, y_head, y_token, num_queries,
-    D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, H: tl.constexpr,
-):  # fmt: skip
-    """Inner products of the rows of x and y, [B, H, Tq, D] each: sums [B, H, Tq]. The grid is (blocks of rows, H, B)."""
-    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row, dim = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
-    mask = (row < num_queries)[:, None] & (dim < D)[None, :]
-    one = x + batch * x_batch + head * x_head + row[:, None] * x_token + dim[None, :]
-    two = y + batch * y_batch + head * y_head + row[:, None] * y_token + dim[None, :]
-    product = tl.load(one, mask=mask, other=0.0).to(tl.float32) * tl.load(two, mask=mask, other=0.0).to(
-        tl.float32
-    )
-    tl.store(sums + (batch * H + head) * num_queries + row, tl.sum(product, 1), mask=row < num_queries)
-
-
-@triton.jit
 def inner_kernel(
-    x, y, first, last, sums, bounds_step, x_batch, x_channel, y_batch, y_channel, num_rows, row_start, row_stop,
-    num_queries, H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, y, first, last, sums, first_batch, x_batch, x_channel, x_column, x_pixel, y_batch, y_channel, y_column, y_pixel,
+    row_start, row_stop, num_queries, columns,
+    H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, VISIBLE: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the visible columns of x · y, two images: sums [B, H, Tq]. The grid is (row blocks, H, B)."""
+    """Sums over columns, the visible ones or all, of x · y: sums [B, H, Tq]. The grid is (row blocks, H, B)."""
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     local = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
+    begin, end = 0, columns
+    if VISIBLE:
+        low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
+        begin, end = tl.min(low), tl.max(high) + 1
     x += batch * x_batch + head * x_channel
     y += batch * y_batch + head * y_channel
     total = tl.zeros([BLOCK_R], tl.float32)
-    stop = tl.max(high) + 1
-    for start in tl.range(tl.min(low), stop, BLOCK_K):
-        key = start + tl.arange(0, BLOCK_K)
-        pixel = key[:, None] * num_rows + local[None, :]
-        mask = (key < stop)[:, None]
-        one, two = tl.load(x + pixel, mask=mask, other=0.0), tl.load(y + pixel, mask=mask, other=0.0)
-        total += tl.sum(one.to(tl.float32) * two.to(tl.float32), 0)
+    for start in tl.range(begin, end, BLOCK_K):
+        column = (start + tl.arange(0, BLOCK_K))[:, None]
+        mask = (column < end) & (row < row_stop)[None, :]
+        one = tl.load(x + column * x_column + local[None, :] * x_pixel, mask=mask, other=0.0).to(tl.float32)
+        total += tl.sum(
+            one * tl.load(y + column * y_column + local[None, :] * y_pixel, mask=mask, other=0.0), 0
+        )
     tl.store(sums + (batch * H + head) * num_queries + row, total, mask=row < row_stop)
 
 
 @triton.jit
 def stage_kernel(
-    image, out, first, last, weights, offsets, table, values, gate, residual,
-    bounds_step, image_batch, image_channel, out_batch, out_channel, residual_batch, residual_channel, table_plane,
-    values_length, lowest, num_rows, row_start, row_stop, columns, walk, held, wanted, offset, slope,
+    image, out, first, last, weights, offsets, table, gate, residual,
+    first_batch, image_batch, image_channel, out_batch, out_channel, residual_batch, residual_channel, table_plane,
+    table_lowest, num_rows, row_start, row_stop, columns, walk, held, wanted, offset, slope,
     IN: tl.constexpr, OUTS: tl.constexpr, IN_PARTS: tl.constexpr, IN_PART: tl.constexpr, OUT_PARTS: tl.constexpr,
     OUT_PART: tl.constexpr, K: tl.constexpr, LEFT: tl.constexpr, BLOCK_R: tl.constexpr, CAUSAL: tl.constexpr,
-    START: tl.constexpr, VALUES: tl.constexpr, FINISH: tl.constexpr, REPEAT: tl.constexpr, RESIDUALS: tl.constexpr,
-    UNROLLED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    OFFSETS: tl.constexpr, TABLE: tl.constexpr, PLANES: tl.constexpr, FINISH: tl.constexpr, REPEAT: tl.constexpr, RESIDUALS: tl.constexpr,
+    UNROLL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One stage over an image, of any size.
 
     weights: [K, IN_PARTS · IN_PART, OUT_PARTS · OUT_PART]. held, wanted: columns past the visible ones in the image and
-    in the result. START: "offsets", "table" or "zero"; VALUES: with a bias by distance. FINISH: "none", "leaky" (then
+    in the result. OFFSETS or TABLE: it begins with offsets [out] or a table by distance. FINISH: "none", "leaky" (then
     zero outside of the row's hidden map), "gate" (the derivative of the LeakyReLU that made `gate`, likewise), or
     "residual": RESIDUALS channels of `residual`, channel c modulo REPEAT, are added where visible, 0 elsewhere.
     The grid is (row blocks, walks · OUT_PARTS, B).
     """
-    RIGHT: tl.constexpr = K - 1 - LEFT
     WIDTH: tl.constexpr = OUT_PARTS * OUT_PART
     block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
     out_part = tl.program_id(1) % OUT_PARTS
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
+    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
     begin, end = tl.min(low), tl.max(high) + 1
     start = begin + tl.program_id(1) // OUT_PARTS * walk
     stop = tl.minimum(start + walk, tl.minimum(end + wanted, columns))
@@ -233,31 +218,19 @@ def stage_kernel(
     out += batch * out_batch
     residual += batch * residual_batch
     shift = tl.zeros([OUT_PART], tl.float32)
-    if START == "offsets":
+    if OFFSETS:
         shift = tl.load(offsets + channel)
     for column in tl.range(start, stop, num_stages=STAGES):
-        if START == "table":
-            reach = row + offset + RIGHT
-            total = hidden_start(
-                shift, table, table_plane, reach, column, low, channel, WIDTH, LEFT, True, True
-            )
-        else:
-            distance = row + offset - column - lowest
-            total = output_start(shift, values, values_length, distance, channel, WIDTH, VALUES)
-        if UNROLLED:
-            for number in tl.static_range(K * IN_PARTS):
-                inputs = number % IN_PARTS * IN_PART + tl.arange(0, IN_PART)
-                source = column + number // IN_PARTS - LEFT
-                x = load_column(image, source, begin, image_stop, local, num_rows, inputs, image_channel, IN)
-                index = (number // IN_PARTS * IN_PARTS * IN_PART + inputs[:, None]) * WIDTH + channel[None, :]
-                total = dot(x, tl.load(weights + index), total, PRECISION)
-        else:
-            for number in tl.range(0, K * IN_PARTS):
-                inputs = number % IN_PARTS * IN_PART + tl.arange(0, IN_PART)
-                source = column + number // IN_PARTS - LEFT
-                x = load_column(image, source, begin, image_stop, local, num_rows, inputs, image_channel, IN)
-                index = (number // IN_PARTS * IN_PARTS * IN_PART + inputs[:, None]) * WIDTH + channel[None, :]
-                total = dot(x, tl.load(weights + index), total, PRECISION)
+        reach = row + offset - table_lowest
+        total = first_terms(
+            shift, table, table_plane, reach, column, low, channel, WIDTH, PLANES, TABLE, True
+        )
+        for number in tl.range(0, K * IN_PARTS, loop_unroll_factor=UNROLL):
+            inputs = number % IN_PARTS * IN_PART + tl.arange(0, IN_PART)
+            source = column + number // IN_PARTS - LEFT
+            x = load_column(image, source, begin, image_stop, local, num_rows, inputs, image_channel, IN)
+            index = (number // IN_PARTS * IN_PARTS * IN_PART + inputs[:, None]) * WIDTH + channel[None, :]
+            total = dot(x, tl.load(weights + index), total, PRECISION)
         index = column * num_rows + local[:, None] + channel[None, :] * out_channel
         mask = (channel < OUTS)[None, :]
         if FINISH == "leaky":
@@ -279,7 +252,7 @@ def stage_kernel(
 @triton.jit
 def taps_kernel(
     image, grad, first, last, sums,
-    bounds_step, image_batch, image_channel, grad_batch, grad_channel,
+    first_batch, image_batch, image_channel, grad_batch, grad_channel,
     num_rows, row_start, row_stop, columns, walk, held, wanted,
     IN: tl.constexpr, OUTS: tl.constexpr, IN_PARTS: tl.constexpr, IN_PART: tl.constexpr, OUT_PARTS: tl.constexpr,
     OUT_PART: tl.constexpr, K: tl.constexpr, LEFT: tl.constexpr, TAPS: tl.constexpr, BLOCK_R: tl.constexpr,
@@ -298,7 +271,7 @@ def taps_kernel(
     first_tap = tl.program_id(2) * TAPS
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
+    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
     begin, end = tl.min(low), tl.max(high) + 1
     start = begin + number * walk
     stop = tl.minimum(start + walk, tl.minimum(end + wanted, columns))
@@ -334,7 +307,7 @@ def taps_kernel(
 
 @triton.jit
 def products_kernel(
-    x, image, first, last, out, x_batch, x_head, x_token, bounds_step, image_batch, image_channel,
+    x, image, first, last, out, x_batch, x_head, x_token, first_batch, image_batch, image_channel,
     num_rows, row_start, row_stop, out_start, out_rows, num_keys, per_split, offset, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, KEYS: tl.constexpr,
@@ -352,8 +325,8 @@ def products_kernel(
         tile, split = blocks - 1 - tile % blocks, tile // blocks
     SIZE: tl.constexpr = BLOCK_K if KEYS else BLOCK_R
     STEP: tl.constexpr = BLOCK_R if KEYS else BLOCK_K
-    first += batch * bounds_step
-    last += batch * bounds_step
+    first += batch * first_batch
+    last += batch * first_batch
     x += batch * x_batch + head * G // H * x_head
     image += batch * image_batch + head * image_channel
     own = tile * SIZE + tl.arange(0, SIZE)
@@ -398,10 +371,10 @@ def products_kernel(
 
 @triton.jit
 def diagonals_kernel(
-    image, first, last, sums, bounds_step, image_batch, image_channel, num_rows, row_start, row_stop, last_column,
+    image, first, last, sums, first_batch, image_batch, image_channel, num_rows, row_start, row_stop, stop_column,
     offset, bottom, lowest, num_distances, extra,
     C: tl.constexpr, CHANNELS: tl.constexpr, PLANES: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WHOLE: tl.constexpr, UNROLL: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Add to sums by distance of an image: sums [B, PLANES, num_distances, C], from `lowest` on.
 
@@ -417,48 +390,33 @@ def diagonals_kernel(
     # Lane i of step t is row t + i, in column shift + t.
     shift = row_start + offset - base
     begin = tl.maximum(1 - BLOCK_D, -shift)
-    end = tl.minimum(row_stop - row_start, last_column - shift)
+    end = tl.minimum(row_stop - row_start, stop_column - shift)
     # Earlier rows see nothing.
     least = tl.maximum(0, -offset - row_start) if CAUSAL else 0
     image += batch * image_batch
-    first += batch * bounds_step
-    last += batch * bounds_step
+    first += batch * first_batch
+    last += batch * first_batch
     totals = ()
     for _ in tl.static_range(PLANES):
         totals = totals + (tl.zeros([BLOCK_D, CHANNELS], tl.float32),)
-    cuts = (begin, end, end)
-    if WHOLE:
-        # Every row begins with column 0: after the first columns, all pixels belong to the last plane.
-        middle = tl.minimum(tl.maximum(PLANES - 1 - shift, begin), end)
-        cuts = (begin, middle, end)
-    for half in tl.static_range(2 if WHOLE else 1):
-        for step in tl.range(cuts[half], cuts[half + 1], UNROLL):
-            for i in tl.static_range(UNROLL):
-                local = step + i + lane
-                # The same for all lanes.
-                column = shift + step + i
-                counts = (local >= least) & (local < row_stop - row_start) & (step + i < cuts[half + 1])
-                low = local * 0
-                if not WHOLE:
-                    low = tl.load(first + row_start + local, mask=counts, other=0)
-                    high = tl.load(last + row_start + local, mask=counts, other=-1)
-                    counts = counts & (low <= high) & (column >= low) & (column <= high + extra)
-                index = column * num_rows + local
-                x = tl.load(
-                    image + index[:, None] + channel[None, :] * image_channel,
-                    mask=counts[:, None] & (channel < C)[None, :],
-                    other=0.0,
-                ).to(tl.float32)
-                updated = ()
-                for plane in tl.static_range(PLANES):
-                    added = totals[plane]
-                    if half == 0:
-                        chosen = tl.minimum(column - low, PLANES - 1) == plane
-                        added = added + tl.where(chosen[:, None], x, 0.0)
-                    elif plane == PLANES - 1:
-                        added = added + x
-                    updated = updated + (added,)
-                totals = updated
+    for step in tl.range(begin, end, UNROLL):
+        for i in tl.static_range(UNROLL):
+            local = step + i + lane
+            # The same for all lanes.
+            column = shift + step + i
+            counts = (local >= least) & (local < row_stop - row_start) & (step + i < end)
+            low = tl.load(first + row_start + local, mask=counts, other=0)
+            high = tl.load(last + row_start + local, mask=counts, other=-1)
+            counts = counts & (low <= high) & (column >= low) & (column <= high + extra)
+            index = (column * num_rows + local)[:, None] + channel[None, :] * image_channel
+            x = tl.load(image + index, mask=counts[:, None] & (channel < C)[None, :], other=0.0).to(
+                tl.float32
+            )
+            updated = ()
+            for plane in tl.static_range(PLANES):
+                chosen = tl.minimum(column - low, PLANES - 1) == plane
+                updated = updated + (totals[plane] + tl.where(chosen[:, None], x, 0.0),)
+            totals = updated
     n = base + lane - lowest
     mask = ((n >= 0) & (n < num_distances))[:, None] & (channel < C)[None, :]
     for plane in tl.static_range(PLANES):

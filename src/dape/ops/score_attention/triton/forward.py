@@ -61,12 +61,19 @@ def load_rows(x, token, exists, part, token_stride, D: tl.constexpr, PART: tl.co
 
 @triton.jit
 def load_bias(bias, columns, row, key, exists, seen, shown, bias_row, BIAS: tl.constexpr):
-    """The bias of pairs (row, key) in float32; rows and keys broadcast against each other, and so do their masks."""
+    """The bias of pairs (row, key) in float32; rows and keys broadcast against each other, and so do their masks.
+
+    A separable bias comes as two float32 numbers a token, whose sum is its value: large values cancel exactly, then
+    the rests are added.
+    """
     if BIAS == "distance":
         return tl.load(bias + (row - key), mask=shown, other=0.0).to(tl.float32)
     elif BIAS == "separable":
-        values = tl.load(bias + row, mask=exists, other=0.0).to(tl.float32)
-        return values + tl.load(columns + key, mask=seen, other=0.0).to(tl.float32)
+        values = tl.load(bias + 2 * row, mask=exists, other=0.0) + tl.load(
+            columns + 2 * key, mask=seen, other=0.0
+        )
+        rests = tl.load(bias + 2 * row + 1, mask=exists, other=0.0)
+        return values + (rests + tl.load(columns + 2 * key + 1, mask=seen, other=0.0))
     else:
         return tl.load(bias + row * bias_row + key, mask=shown, other=0.0).to(tl.float32)
 
@@ -84,8 +91,8 @@ def to_image(x, dtype: tl.constexpr):
 @triton.jit
 def scores_kernel(
     q, k, bias, column_bias, first, last, image,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row,
-    bounds_step, image_batch, image_channel, num_rows, row_start, row_stop, num_keys, columns, per_split, scale,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, column_bias_batch,
+    column_bias_head, first_batch, image_batch, image_channel, num_rows, row_start, row_stop, num_keys, columns, per_split, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
@@ -100,11 +107,11 @@ def scores_kernel(
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
+    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     bias += batch * bias_batch + head * bias_head
-    column_bias += (batch * H + head) * num_keys
+    column_bias += batch * column_bias_batch + head * column_bias_head
     image += batch * image_batch + head * image_channel
     queries = ()
     for part in tl.static_range(PARTS):
@@ -186,99 +193,28 @@ def inside_row(column, low, high, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def hidden_start(offset1, table, table_plane, reach, column, low, channel, WIDTH: tl.constexpr,
-                 LEFT: tl.constexpr, TABLE: tl.constexpr, EDGE: tl.constexpr):  # fmt: skip
-    """Initial value of a column of the hidden map, [rows, channels]: the offset, or the table by distance, which includes it.
+def first_terms(offset, table, plane, reach, column, low, channel, WIDTH: tl.constexpr, PLANES: tl.constexpr,
+                TABLE: tl.constexpr, EDGE: tl.constexpr):  # fmt: skip
+    """Initial value of a column of a map, [rows, channels]: the offset, or a table by distance, which includes it.
 
-    table: [LEFT + 1, distances, WIDTH], plane c < LEFT for the column c keys after the first visible one; column j of a
-    row is at index reach − j.
+    table: [PLANES + 1, distances, WIDTH], plane c < PLANES for the column c keys after the first visible one; column j
+    of a row is at index reach − j.
     """
     if TABLE:
-        index = (reach - column) * WIDTH + LEFT * table_plane
+        index = (reach - column) * WIDTH + PLANES * plane
         if EDGE:
-            plane = tl.minimum(tl.maximum(column - low, 0), LEFT)
-            distance = tl.minimum(tl.maximum(reach - column, 0), table_plane // WIDTH - 1)
-            index = distance * WIDTH + plane * table_plane
+            distance = tl.minimum(tl.maximum(reach - column, 0), plane // WIDTH - 1)
+            index = distance * WIDTH + tl.minimum(tl.maximum(column - low, 0), PLANES) * plane
         return tl.load(table + index[:, None] + channel[None, :]).to(tl.float32)
     else:
-        return tl.zeros([reach.shape[0], channel.shape[0]], tl.float32) + offset1[None, :]
-
-
-@triton.jit
-def output_start(offset2, values, values_length, index, channel, OUT: tl.constexpr, VALUES: tl.constexpr,
-                 EDGE: tl.constexpr = True):  # fmt: skip
-    """Initial value of a column of the result, [rows, channels]: the offset, or a bias by distance, which includes it."""
-    if VALUES:
-        if EDGE:
-            index = tl.minimum(tl.maximum(index, 0), values_length - 1)
-        return tl.load(values + index[:, None] * OUT + channel[None, :]).to(tl.float32)
-    else:
-        return tl.zeros([index.shape[0], channel.shape[0]], tl.float32) + offset2[None, :]
-
-
-@triton.jit
-def convolve_columns(
-    image, out, kept, offset1, offset2, table, values, w1, w2, low, high, local, num_rows, reach, distance, start, stop,
-    kept_stop, steps, begin, end, image_channel, out_channel, kept_channel, table_plane, values_length, slope1, slope2,
-    IN: tl.constexpr, OUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    LEFT1: tl.constexpr, LEFT2: tl.constexpr, CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr,
-    KEEP: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    """Two convolutions of the columns that the outputs start … stop − 1 depend on.
-
-    With column n of the image, its taps are added to the hidden columns n − RIGHT1 … n + LEFT1. The first of these
-    is then complete, and adds its taps to the outputs, of which column n − RIGHT1 − RIGHT2 is complete.
-    """
-    RIGHT1: tl.constexpr = len(w1) - 1 - LEFT1
-    RIGHT2: tl.constexpr = len(w2) - 1 - LEFT2
-    dtype: tl.constexpr = image.dtype.element_ty
-    channel, wide, outs = tl.arange(0, CHANNELS), tl.arange(0, WIDTH), tl.arange(0, OUT)
-    hidden, pending = (), ()
-    for tap in tl.static_range(len(w1) - 1):
-        column = start - LEFT1 - LEFT2 - RIGHT1 + tap
-        fresh = hidden_start(offset1, table, table_plane, reach, column, low, wide, WIDTH, LEFT1, TABLE, EDGE)
-        hidden = hidden + (fresh,)
-    for tap in tl.static_range(len(w2) - 1):
-        column = start - LEFT1 - LEFT2 - RIGHT1 - RIGHT2 + tap
-        fresh = output_start(offset2, values, values_length, distance - column, outs, OUT, VALUES, EDGE)
-        pending = pending + (fresh,)
-    for step in tl.range(0, steps, num_stages=STAGES):
-        n = start - LEFT1 - LEFT2 + step
-        x = load_column(image, n, begin, end, local, num_rows, channel, image_channel, IN, EDGE)
-        fresh = hidden_start(
-            offset1, table, table_plane, reach, n + LEFT1, low, wide, WIDTH, LEFT1, TABLE, EDGE
-        )
-        updated = ()
-        for i in tl.static_range(len(w1)):
-            # Hidden column n − RIGHT1 + i reads this one by tap K1 − 1 − i.
-            before = hidden[i] if i < len(w1) - 1 else fresh
-            updated = updated + (dot(x, w1[len(w1) - 1 - i], before, PRECISION),)
-        hidden = updated[1:]
-        c = n - RIGHT1
-        active = leaky(updated[0].to(dtype), slope1)
-        if EDGE:
-            active = tl.where(inside_row(c, low, high, CAUSAL)[:, None], active, 0.0).to(dtype)
-        if KEEP:
-            index = c * num_rows + local[:, None] + wide[None, :] * kept_channel
-            tl.store(kept + index, active, mask=((c >= start) & (c < kept_stop)) & (wide < HIDDEN)[None, :])
-        fresh = output_start(offset2, values, values_length, distance - c - LEFT2, outs, OUT, VALUES, EDGE)
-        summed = ()
-        for i in tl.static_range(len(w2)):
-            before = pending[i] if i < len(w2) - 1 else fresh
-            summed = summed + (dot(active, w2[len(w2) - 1 - i], before, PRECISION),)
-        pending = summed[1:]
-        done = c - RIGHT2
-        index = done * num_rows + local[:, None] + outs[None, :] * out_channel
-        mask = ((done >= start) & (done < stop)) & (outs < OUTS)[None, :]
-        # Of rows that end earlier, later columns are not read.
-        tl.store(out + index, leaky(summed[0], slope2).to(out.dtype.element_ty), mask=mask)
+        return tl.zeros([reach.shape[0], channel.shape[0]], tl.float32) + offset[None, :]
 
 
 @triton.jit
 def convolve_kernel(
     image, out, kept, first, last, w1, w2, b1, b2, table, values,
-    bounds_step, image_batch, image_channel, out_batch, out_channel, kept_batch, kept_channel, table_plane,
-    values_length, lowest, num_rows, row_start, row_stop, columns, walk, held, offset, slope1, slope2,
+    first_batch, image_batch, image_channel, out_batch, out_channel, kept_batch, kept_channel, table_plane,
+    values_plane, values_lowest, num_rows, row_start, row_stop, columns, walk, held, offset, slope1, slope2,
     IN: tl.constexpr, OUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     K1: tl.constexpr, LEFT1: tl.constexpr, K2: tl.constexpr, LEFT2: tl.constexpr, BLOCK_R: tl.constexpr,
     CAUSAL: tl.constexpr, TABLE: tl.constexpr, VALUES: tl.constexpr,
@@ -286,46 +222,92 @@ def convolve_kernel(
 ):  # fmt: skip
     """Two stages over an image: out = stage₂(LeakyReLU(stage₁(image))), the hidden map on the chip.
 
-    w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; values [distances, OUT], instead of b2, include the offset.
+    With column n of the image, its taps are added to the hidden columns n − RIGHT1 … n + LEFT1. The first of these
+    is then complete, and adds its taps to the outputs, of which column n − RIGHT1 − RIGHT2 is complete.
+    w1: [K1, CHANNELS, WIDTH], w2: [K2, WIDTH, OUT]; table and values [distances, OUT] replace b1 and b2.
     held: columns past the visible ones in the hidden map. KEEP: the hidden map, of HIDDEN channels, is also written, as
     an image `kept`. The grid is (row blocks, walks, B).
     """
     RIGHT1: tl.constexpr = K1 - 1 - LEFT1
+    RIGHT2: tl.constexpr = K2 - 1 - LEFT2
+    dtype: tl.constexpr = image.dtype.element_ty
+    channel, wide, outs = tl.arange(0, CHANNELS), tl.arange(0, WIDTH), tl.arange(0, OUT)
     block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
+    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
     begin, end = tl.min(low), tl.max(high) + 1
     start, finish = begin + tl.program_id(1) * walk, tl.minimum(end, columns)
     stop = tl.minimum(start + walk, finish)
     # The last of the walks includes the columns of the hidden map after those of the result.
     kept_stop = tl.where(stop == finish, tl.minimum(end + held, columns), stop)
     if start < stop:
-        taps1 = load_taps(w1, tl.arange(0, CHANNELS), tl.arange(0, WIDTH), K1, CHANNELS, WIDTH)
-        taps2 = load_taps(w2, tl.arange(0, WIDTH), tl.arange(0, OUT), K2, WIDTH, OUT)
-        offset1, offset2 = tl.load(b1 + tl.arange(0, WIDTH)), tl.load(b2 + tl.arange(0, OUT))
+        taps1 = load_taps(w1, channel, wide, K1, CHANNELS, WIDTH)
+        taps2 = load_taps(w2, wide, outs, K2, WIDTH, OUT)
+        offset1, offset2 = tl.load(b1 + wide), tl.load(b2 + outs)
         image += batch * image_batch
         out += batch * out_batch
         kept += batch * kept_batch
         # Column m of the table is distance m − RIGHT1.
-        distance = row + offset
+        reach, nearest = row + offset + RIGHT1, row + offset - values_lowest
         steps = stop - start + K1 + K2 - 2
         interior = (tl.max(low) + LEFT1 + LEFT2 + K1 + K2 <= start) & (
             start + steps
             <= tl.minimum(columns, tl.minimum(tl.min(high), row_start + block * BLOCK_R + offset))
         )
-        if interior:
-            convolve_columns(
-                image, out, kept, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
-                distance + RIGHT1, distance - lowest, start, stop, kept_stop, steps, begin, finish, image_channel,
-                out_channel, kept_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT,
-                LEFT1, LEFT2, CAUSAL, TABLE, VALUES, KEEP, HIDDEN, PRECISION, STAGES, EDGE=False)  # fmt: skip
-        else:
-            convolve_columns(
-                image, out, kept, offset1, offset2, table, values, taps1, taps2, low, high, local, num_rows,
-                distance + RIGHT1, distance - lowest, start, stop, kept_stop, steps, begin, finish, image_channel,
-                out_channel, kept_channel, table_plane, values_length, slope1, slope2, IN, OUTS, CHANNELS, WIDTH, OUT,
-                LEFT1, LEFT2, CAUSAL, TABLE, VALUES, KEEP, HIDDEN, PRECISION, STAGES, EDGE=True)  # fmt: skip
+        for EDGE in tl.static_range(2):
+            if interior != (EDGE == 1):
+                hidden, pending = (), ()
+                for tap in tl.static_range(K1 - 1):
+                    column = start - LEFT1 - LEFT2 - RIGHT1 + tap
+                    fresh = first_terms(
+                        offset1, table, table_plane, reach, column, low, wide, WIDTH, LEFT1, TABLE, EDGE
+                    )
+                    hidden = hidden + (fresh,)
+                for tap in tl.static_range(K2 - 1):
+                    column = start - LEFT1 - LEFT2 - RIGHT1 - RIGHT2 + tap
+                    fresh = first_terms(
+                        offset2, values, values_plane, nearest, column, low, outs, OUT, 0, VALUES, EDGE
+                    )
+                    pending = pending + (fresh,)
+                for step in tl.range(0, steps, num_stages=STAGES):
+                    n = start - LEFT1 - LEFT2 + step
+                    x = load_column(
+                        image, n, begin, finish, local, num_rows, channel, image_channel, IN, EDGE
+                    )
+                    fresh = first_terms(
+                        offset1, table, table_plane, reach, n + LEFT1, low, wide, WIDTH, LEFT1, TABLE, EDGE
+                    )
+                    updated = ()
+                    for i in tl.static_range(K1):
+                        # Hidden column n − RIGHT1 + i reads this one by tap K1 − 1 − i.
+                        before = hidden[i] if i < K1 - 1 else fresh
+                        updated = updated + (dot(x, taps1[K1 - 1 - i], before, PRECISION),)
+                    hidden = updated[1:]
+                    c = n - RIGHT1
+                    active = leaky(updated[0].to(dtype), slope1)
+                    if EDGE:
+                        active = tl.where(inside_row(c, low, high, CAUSAL)[:, None], active, 0.0).to(dtype)
+                    if KEEP:
+                        index = c * num_rows + local[:, None] + wide[None, :] * kept_channel
+                        tl.store(
+                            kept + index,
+                            active,
+                            mask=((c >= start) & (c < kept_stop)) & (wide < HIDDEN)[None, :],
+                        )
+                    fresh = first_terms(
+                        offset2, values, values_plane, nearest, c + LEFT2, low, outs, OUT, 0, VALUES, EDGE
+                    )
+                    summed = ()
+                    for i in tl.static_range(K2):
+                        before = pending[i] if i < K2 - 1 else fresh
+                        summed = summed + (dot(active, taps2[K2 - 1 - i], before, PRECISION),)
+                    pending = summed[1:]
+                    done = c - RIGHT2
+                    index = done * num_rows + local[:, None] + outs[None, :] * out_channel
+                    mask = ((done >= start) & (done < stop)) & (outs < OUTS)[None, :]
+                    # Of rows that end earlier, later columns are not read.
+                    tl.store(out + index, leaky(summed[0], slope2).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -344,8 +326,8 @@ def add_sink(lse, sink):
 @triton.jit
 def attend_kernel(
     q, k, v, image, bias, column_bias, factor, sink, first, last, out, lse,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row,
-    bounds_step, factor_step, image_batch, image_channel, num_rows, row_start, row_stop, out_start,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, column_bias_batch,
+    column_bias_head, first_batch, factor_batch, image_batch, image_channel, num_rows, row_start, row_stop, out_start,
     out_rows, num_queries, num_keys, per_split, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGE: tl.constexpr,
@@ -364,14 +346,14 @@ def attend_kernel(
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     local = block * BLOCK_R + tl.arange(0, BLOCK_R)
     row = row_start + local
-    low, high = load_bounds(first + batch * bounds_step, last + batch * bounds_step, row, row_stop)
+    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
     exists = row < row_stop
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     v += batch * k_batch + head * G // H * k_head
     image += batch * image_batch + head * image_channel
     bias += batch * bias_batch + head * bias_head
-    column_bias += (batch * H + head) * num_keys
+    column_bias += batch * column_bias_batch + head * column_bias_head
     sums, queries, unit, row_factor = (), (), low, low
     for part in tl.static_range(PARTS):
         if SUMS:
@@ -381,7 +363,7 @@ def attend_kernel(
     if IMAGE:
         unit = unit_matrix(BLOCK_K, image.dtype.element_ty)
     if FACTOR:
-        pointer = factor + batch * factor_step + head * num_queries + row
+        pointer = factor + batch * factor_batch + head * num_queries + row
         row_factor = tl.load(pointer, mask=exists, other=0.0)
     # Maxima are in units of ln 2.
     highest = tl.full([BLOCK_R], -float("inf"), tl.float32)
@@ -446,7 +428,7 @@ def attend_kernel(
 
 @triton.jit
 def merge_kernel(
-    parts, sums, out, lse, sink, splits, num_rows, row_start, num_queries,
+    parts, sums, out, lse, sink, num_splits, num_rows, row_start, num_queries,
     H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SINK: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """The output and log-sum-exp of rows whose keys were split: parts [splits, B, H, num_rows, D], sums [splits, B, H,
@@ -456,11 +438,11 @@ def merge_kernel(
     index, every = (batch * H + head) * num_rows + row, tl.num_programs(2).to(tl.int64) * H * num_rows
     dim = tl.arange(0, WIDTH)
     highest = tl.load(sums + index)
-    for split in tl.range(1, splits):
+    for split in tl.range(1, num_splits):
         highest = tl.maximum(highest, tl.load(sums + split * every + index))
     base = tl.where(highest == -float("inf"), 0.0, highest)
     total, mean = base * 0.0, tl.zeros([WIDTH], tl.float32)
-    for split in tl.range(0, splits):
+    for split in tl.range(0, num_splits):
         weight = tl.exp(tl.load(sums + split * every + index) - base)
         total += weight
         if SUMS:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
-# Integers that are compiled for multiples of 16 if they are one: strides, never lengths.
-STRIDES = ("_batch", "_head", "_token", "_channel", "_plane", "bias_row", "num_rows")
-# Seconds of compilation from which a message is logged, once.
-LONG = 2.0
+# Arguments NAME_batch and such are strides of the tensor NAME.
+DIMENSIONS = {"batch": 0, "head": 1, "channel": 1, "token": 2, "row": 2, "column": 2, "pixel": 3}
 
-_recorded: ContextVar[list[Launch] | None] = ContextVar("recorded", default=None)
 _handles: dict[tuple, tuple] = {}
-_announced: list[str] = []
+_places: dict[int, Places] = {}
 
 
 def interpreting() -> bool:
@@ -30,91 +24,27 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A kernel launch: the kernel, its grid, its arguments, and the variants of constants and compiler options."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: dict[str, Any]
-    variants: tuple[dict[str, Any], ...]
-
-
-@contextmanager
-def recording() -> Iterator[list[Launch]]:
-    """Append launches in the block to the list instead of executing them."""
-    launches: list[Launch] = []
-    token = _recorded.set(launches)
-    try:
-        yield launches
-    finally:
-        _recorded.reset(token)
-
-
-def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], *variants: dict[str, Any]) -> None:
-    """Launch a kernel with those arguments that it declares, in the first variant that the device can hold.
-
-    variants: constants of the kernel and compiler options, the fastest first. The tensors are on the current device.
-    """
-    if 0 in grid:
-        return
-    if (recorded := _recorded.get()) is not None:
-        recorded.append(Launch(kernel, grid, arguments, variants))
-        return
-    given = {**arguments, **variants[0]}
-    if interpreting():
-        kernel[grid](**{name: given[name] for name in kernel.arg_names})
-        return
-    places = declared(kernel)
-    from triton.runtime import driver
-
-    device = driver.active.get_current_device()
-    values = places.values(given)
-    tensors = values[: places.num_tensors]
-    aligned = [x.data_ptr() & 15 == 0 for x in tensors] + [
-        values[place] & 15 == 0 for place in places.strides
-    ]
-    key = (
-        id(kernel),
-        device,
-        given["num_warps"],
-        *aligned,
-        *places.chosen(given),
-        *[x.dtype for x in tensors],
-    )
-    handle = _handles.get(key)
-    if handle is None:
-        handle = _handles[key] = _load(kernel, values, aligned, arguments, variants)
-    start, function, metadata, constants = handle
-    start(
-        *grid,
-        driver.active.get_current_stream(device),
-        function,
-        metadata,
-        None,
-        None,
-        None,
-        *values,
-        *constants,
-    )
-
-
 class Places:
-    """A kernel's parameters: names of arguments and constants, and which arguments are tensors and strides."""
+    """A kernel's parameters: names of tensors, then numbers, then constants."""
 
     def __init__(self, kernel: Any) -> None:
-        self.names = tuple(p.name for p in kernel.params if not p.is_constexpr)
-        self.constants = tuple(p.name for p in kernel.params if p.is_constexpr)
+        from triton.language import constexpr
+
+        parameters = inspect.signature(kernel.fn).parameters.values()
+        self.constants = tuple(x.name for x in parameters if x.annotation is constexpr)
+        self.names = tuple(x.name for x in parameters if x.annotation is not constexpr)
         self.values, self.chosen = itemgetter(*self.names), itemgetter(*self.constants)
-        # By convention tensors come first, then numbers, a stride or a step as the first of them.
-        numbers = ("_batch", "_head", "_step", "splits")
-        self.num_tensors = next(n for n, name in enumerate(self.names) if name.endswith(numbers))
+        # By convention the first number is a stride, or how many parts there are.
+        self.num_tensors = next(n for n, x in enumerate(self.names) if x.endswith(("_batch", "num_splits")))
+        parts = {name: name.rpartition("_") for name in self.names[self.num_tensors :]}
         self.strides = [
-            n for n, name in enumerate(self.names) if n >= self.num_tensors and name.endswith(STRIDES)
+            (name, tensor, DIMENSIONS[dimension])
+            for name, (tensor, _, dimension) in parts.items()
+            if tensor in self.names[: self.num_tensors] and dimension in DIMENSIONS
         ]
-
-
-_places: dict[int, Places] = {}
+        # Compiled for multiples of 16 if they are one: strides and sizes of images, never lengths.
+        multiples = {name for name, *_ in self.strides} | {"table_plane", "values_plane", "num_rows"}
+        self.multiples = [n for n, name in enumerate(self.names) if name in multiples]
 
 
 def declared(kernel: Any) -> Places:
@@ -124,6 +54,43 @@ def declared(kernel: Any) -> Places:
     return _places[id(kernel)]
 
 
+def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], *variants: dict[str, Any]) -> None:
+    """Launch a kernel with those arguments that it declares, in the first variant that the device can hold.
+
+    variants: constants of the kernel and compiler options, the fastest first. The tensors are on the current device.
+    Strides are added to the arguments; that of a batch of one is 0.
+    """
+    if 0 in grid:
+        return
+    arguments = dict(arguments)
+    for name, tensor, dimension in declared(kernel).strides:
+        x = arguments[tensor]
+        arguments[name] = x.stride(dimension) if dimension or x.shape[0] > 1 else 0
+    start(kernel, grid, arguments, variants)
+
+
+def start(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], variants: tuple) -> None:
+    """Launch a kernel whose arguments are complete, or interpret it."""
+    given = {**arguments, **variants[0]}
+    if interpreting():
+        kernel[grid](**{name: given[name] for name in kernel.arg_names})
+        return
+    from triton.runtime import driver
+
+    places, device = declared(kernel), driver.active.get_current_device()
+    values = places.values(given)
+    tensors = values[: places.num_tensors]
+    aligned = [x.data_ptr() & 15 == 0 for x in tensors] + [values[n] & 15 == 0 for n in places.multiples]
+    options = (id(kernel), device, given["num_warps"])
+    key = (*options, *aligned, *places.chosen(given), *[x.dtype for x in tensors])
+    handle = _handles.get(key)
+    if handle is None:
+        handle = _handles[key] = _load(kernel, values, aligned, arguments, variants)
+    begin, function, metadata, constants = handle
+    stream = driver.active.get_current_stream(device)
+    begin(*grid, stream, function, metadata, None, None, None, *values, *constants)
+
+
 def _load(
     kernel: Any, values: tuple, aligned: list[bool], arguments: dict[str, Any], variants: tuple
 ) -> tuple:
@@ -131,23 +98,17 @@ def _load(
     from triton.runtime import driver
     from triton.runtime.errors import OutOfResources
 
+    logging.getLogger(__name__).info("compiling %s, once", kernel.__name__)
     reasons = []
     for variant in variants:
         given = {**arguments, **variant}
-        begun = time.perf_counter()
         compiled = compiled_kernel(kernel, values, aligned, given, driver.active.get_current_target())
-        if time.perf_counter() - begun > LONG and not _announced:
-            _announced.append(kernel.__name__)
-            logging.getLogger(__name__).warning(
-                "compiling the Triton kernels for a new shape takes a while, once: Triton keeps them in %s",
-                os.environ.get("TRITON_CACHE_DIR", "~/.triton/cache"),
-            )
         try:
-            start = compiled.run
+            begin = compiled.run
         except OutOfResources as reason:
             reasons.append(str(reason))
             continue
-        return start, compiled.function, compiled.packed_metadata, declared(kernel).chosen(given)
+        return begin, compiled.function, compiled.packed_metadata, declared(kernel).chosen(given)
     raise RuntimeError(f"{kernel.__name__} does not fit on this GPU in any variant: {'; '.join(reasons)}")
 
 
@@ -158,19 +119,19 @@ def compiled_kernel(
     import triton
     from triton.compiler import ASTSource
 
+    def kind(name: str, value: Any) -> str:
+        if isinstance(value, Tensor):
+            return POINTERS[value.dtype]
+        # Batch entries may be far apart.
+        return "fp32" if isinstance(value, float) else "i64" if name.endswith("_batch") else "i32"
+
     places = declared(kernel)
-    kinds = {torch.Tensor: lambda x: POINTERS[x.dtype], float: lambda _: "fp32", int: lambda _: "i32"}
-    signature = {
-        name: "i64"
-        if name.endswith("_batch")
-        else next(kinds[kind](value) for kind in kinds if isinstance(value, kind))
-        for name, value in zip(places.names, values, strict=True)
-    }
-    by_16 = zip((*range(places.num_tensors), *places.strides), aligned, strict=True)
+    by_16 = zip((*range(places.num_tensors), *places.multiples), aligned, strict=True)
     constants = {name: given[name] for name in places.constants}
     source = ASTSource(
         fn=kernel,
-        signature=signature | dict.fromkeys(constants, "constexpr"),
+        signature={name: kind(name, value) for name, value in zip(places.names, values, strict=True)}
+        | dict.fromkeys(constants, "constexpr"),
         constexprs=constants,
         attrs={(place,): [["tt.divisibility", 16]] for place, multiple in by_16 if multiple},
     )

@@ -26,7 +26,7 @@ from dape.ops.score_attention import reference
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.program import ScoreProgram
 from dape.ops.score_attention.triton import call as calls
-from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, Problem, SeparableBias, Visible
+from dape.ops.score_attention.types import Bias, DistanceBias, Problem, SeparableBias, Visible
 
 # Largest error of a gradient, as a share of its norm; of the output, a tenth of it. Rounding flips a LeakyReLU here and
 # there, a mistake in a kernel changes everything.
@@ -122,56 +122,48 @@ def errors(
     from dape.ops.score_attention import triton as backend
 
     generator = torch.Generator("cpu").manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        # Numbers that the dtype can hold.
-        return torch.randn(shape, generator=generator, device="cpu").to(dtype).double()
-
     queries = queries or length
     lowest = 0 if causal else 1 - max(queries, length)
-    program = backend.program_of(signature, num_heads)
-    of_program = {
-        name: draw(*x.shape) * (math.prod(x.shape[1:]) ** -0.5 if x.dim() > 1 else 0.3)
-        for name, x in program.tensors()
+    program = backend.program_like(signature, num_heads)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (batch, num_heads, queries, head_dim),
+        "k": (batch, num_groups, length, head_dim),
+        "v": (batch, num_groups, length, head_dim),
+        **{name: tuple(x.shape) for name, x in program.tensors()},
     }
-    of_bias = {
-        "none": dict,
-        "distance": lambda: {"values": draw(num_heads, length - lowest)},
-        "separable": lambda: {
-            "row": draw(batch, num_heads, queries),
-            "column": draw(batch, num_heads, length),
-        },
-        "dense": lambda: {"dense": draw(batch, num_heads, queries, length)},
-    }[bias]()
-    tensors = {
-        "q": draw(batch, num_heads, queries, head_dim),
-        "k": draw(batch, num_groups, length, head_dim),
-        "v": draw(batch, num_groups, length, head_dim),
+    of_bias: dict[str, dict[str, tuple[int, ...]]] = {
+        "none": {},
+        "distance": {"values": (num_heads, length - lowest)},
+        "separable": {"row": (batch, num_heads, queries), "column": (batch, num_heads, length)},
+        "dense": {"dense": (batch, num_heads, queries, length)},
     }
-    tensors |= of_program | of_bias
-    direction = draw(*tensors["q"].shape)
+    shapes |= of_bias[bias]
+    tensors = {}
+    for name, shape in shapes.items():
+        scale = 1.0
+        if name in dict(program.tensors()):
+            scale = math.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 0.3
+        # Numbers that the dtype can hold.
+        numbers = torch.randn(shape, generator=generator, device="cpu").to(dtype).double()
+        tensors[name] = numbers * scale
+    direction = torch.randn(shapes["q"], generator=generator, device="cpu").to(dtype).double()
     row = torch.arange(queries, device="cpu")[None] + length - queries
     first = (row - length // 2).clamp(min=0) if bounded[0] else None
     last = (row + (0 if causal else length // 4)).clamp(max=length - 3) if bounded[1] else None
 
     def results(place: torch.device, exact: bool, attend: Callable[[Problem], Tensor]) -> dict[str, Tensor]:
-        halves = ("q", "k", "v", "dense")
-        own = {
-            name: x.to(place, torch.float64 if exact else dtype if name in halves else torch.float32)
-            for name, x in tensors.items()
-        }
-        own = {name: x.requires_grad_(backward) for name, x in own.items()}
-        encodings: dict[str, Callable[[], Bias]] = {
-            "none": lambda: None,
-            "distance": lambda: DistanceBias(own["values"], lowest),
-            "separable": lambda: SeparableBias(own["row"], own["column"]),
-            "dense": lambda: own["dense"],
-        }
-        bounds = [None if x is None else x.to(place) for x in (first, last)]
-        visible = Visible(*bounds) if any(bounded) else EVERYTHING
+        own = {}
+        for name, x in tensors.items():
+            wanted = dtype if name in ("q", "k", "v", "dense") else torch.float32
+            own[name] = x.to(place, torch.float64 if exact else wanted).requires_grad_(backward)
+        encoding: Bias = own.get("dense")
+        if bias == "distance":
+            encoding = DistanceBias(own["values"], lowest)
+        elif bias == "separable":
+            encoding = SeparableBias(own["row"], own["column"])
+        visible = Visible(*(None if x is None else x.to(place) for x in (first, last)))
         problem = Problem(
-            own["q"], own["k"], own["v"], program.with_tensors(own), encodings[bias](), visible, causal,
-            head_dim**-0.5, 0.0,
+            own["q"], own["k"], own["v"], program.with_tensors(own), encoding, visible, causal, head_dim**-0.5, 0.0,
         )  # fmt: skip
         out = attend(problem)
         found = {"out": out.detach()}
@@ -182,9 +174,8 @@ def errors(
 
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         exact = results(torch.device("cpu"), True, lambda problem: definition(problem, dtype))
-        with several_chunks(
-            device, length, num_heads + sum(shape[0] for shape in (*signature[0], *signature[1]))
-        ):
+        channels = num_heads + sum(stage[0] for stage in (*signature[0], *signature[1]))
+        with several_chunks(device, batch * length, channels):
             ours = results(device, False, backend.attend)
     # The gradient of the last offset is zero, a sum of numbers that cancel: its error is that of a sum of its terms.
     least = {name: 0.03 * length * x.numel() ** 0.5 for name, x in exact.items() if name.endswith("offset")}
@@ -195,10 +186,10 @@ def errors(
 
 
 @contextmanager
-def several_chunks(device: torch.device, length: int, channels: int) -> Iterator[None]:
-    """Passes take about half of the rows of a batch entry at a time."""
+def several_chunks(device: torch.device, keys: int, channels: int) -> Iterator[None]:
+    """Passes take about 150 rows at a time."""
     before = calls.SCRATCH
-    calls.SCRATCH = (length // 2 + 10) * length * 2 * channels / calls.card(device)[1]
+    calls.SCRATCH = 150 * keys * 2 * channels / calls.card(device)[1]
     try:
         yield
     finally:
