@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 import dape
 from dape.checksums import verify_checksums
 from dape.cli.inspect import open_models
-from dape.loading import open_for_evaluation
+from dape.loading import load_base, open_for_evaluation
 from dape.models import DapeForCausalLM, DapeModel, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
 from dape.training import TrainConfig
@@ -101,7 +101,8 @@ ROUTES = {
     "auto, run": lambda folder: AutoModelForCausalLM.from_pretrained(folder),
     "eval": lambda folder: open_for_evaluation(f"hf:{folder / 'model'}", corpus=TEXT).__enter__(),
     "eval, run": lambda folder: open_for_evaluation(f"hf:{folder}", corpus=TEXT).__enter__(),
-    "inspect": lambda folder: list(open_models([folder / "model"], None)),
+    "retrofit": lambda folder: load_base(str(folder / "model")),
+    "inspect": lambda folder: list(open_models([str(folder / "model")], None)),
 }
 
 

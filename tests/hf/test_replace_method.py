@@ -49,7 +49,6 @@ def test_the_old_model_teaches_the_new_one():
         train_length=16,
         batch_size=4,
         teacher=base,
-        teacher_length=8,
         match_steps=30,
         added_rate=3.0,
     )

@@ -6,18 +6,26 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 import dape
 from dape import cli
-from dape.data import ByteTokenizer
+from dape.data import ByteTokenizer, Tokens
 from dape.evaluation.table import make_table, perplexities, read_table
 from dape.loading import load_causal_lm
-from dape.retrofitting import parameter_groups
-from dape.retrofitting.adapt import with_sinks
-from dape.retrofitting.matching import LayerMatching, Overlapping
+from dape.models import DapeConfig, DapeForCausalLM
+from dape.retrofitting import adapt, parameter_groups
+from dape.retrofitting.adapt import WithSinks
+from dape.retrofitting.matching import LayerMatching
 from dape.retrofitting.report import Report
-from dape.retrofitting.tuning import Tuning, sample
+from dape.retrofitting.tuning import Tuning, skipped_positions
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +45,23 @@ def base(tmp_path_factory):
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     ByteTokenizer().save(folder)
+    text = "".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000))
+    (folder.parent / "texts.txt").write_text(text)
     return folder
+
+
+@pytest.fixture(scope="module")
+def texts(base):
+    return str(base.parent / "texts.txt")
 
 
 def run(base, out, *more):
     arguments = ["--steps", "6", "--batch-size", "4", "--windows", "4", "--log-every", "1"]
     if "--method" not in more:
         arguments += ["--method", "dape1x3-kerple"]
+    if "--corpus" not in more:
+        arguments += ["--corpus", str(base.parent / "texts.txt")]
     return cli.main(["retrofit", str(base), "--out", str(out), *arguments, "--device", "cpu", *more])
-
-
-SELF = ["--corpus", "self", "--sample-tokens", "3000"]
 
 
 def weights(out):
@@ -56,7 +70,7 @@ def weights(out):
 
 
 def test_text_of_its_own(base, tmp_path, capsys):
-    assert run(base, tmp_path / "run", *SELF, "--distill", "0.5") == 0
+    assert run(base, tmp_path / "run", "--distill", "0.5") == 0
     printed = capsys.readouterr().out
     table = read_table(tmp_path / "run" / "results.csv.gz")
     ppl = perplexities(table)
@@ -71,19 +85,17 @@ def test_text_of_its_own(base, tmp_path, capsys):
 
 
 def test_an_interrupted_command_continues_to_the_same_weights(base, tmp_path, monkeypatch):
-    assert run(base, tmp_path / "whole", *SELF) == 0
-    from dape.retrofitting import adapt as module
-
-    whole = module.fit
+    assert run(base, tmp_path / "whole") == 0
+    whole = adapt.fit
     monkeypatch.setattr(
-        module,
+        adapt,
         "fit",
         lambda *args, **options: whole(*args, **options, on_step=lambda record: record["step"] == 3),
     )
-    assert run(base, tmp_path / "parts", *SELF) == 1
+    assert run(base, tmp_path / "parts") == 1
     assert not (tmp_path / "parts" / "model").exists()
     monkeypatch.undo()
-    assert run(base, tmp_path / "parts", *SELF) == 0
+    assert run(base, tmp_path / "parts") == 0
     parts = weights(tmp_path / "parts")
     for name, value in weights(tmp_path / "whole").items():
         torch.testing.assert_close(parts[name], value, rtol=0, atol=0)
@@ -105,24 +117,23 @@ def test_a_folder_of_texts(base, tmp_path):
         (["--method", "kerpel"], "unknown method"),
         (["--last", "20"], "is more than the shortest"),
         (["--last", "4", "--lengths", "2,8"], "is more than the shortest"),
-        (
-            ["--sample-tokens", "600"],
-            "leaves 64 tokens for the table, whose longest input needs 129: sample 1600",
-        ),
-        (["--lengths", "16,1024"], "leaves 304 tokens for the table, whose longest input needs 1025"),
+        (["--match-steps", "3", "--train-length", "32"], "the base, which teaches here, reads 16 tokens"),
+        (["--skip-length", "32", "--distill", "1"], "a teacher reads no gaps"),
+        (["--skip-length", "8"], "is less than train_length=16"),
+        (["--match-steps", "7"], "--match-steps=7 exceeds steps=6"),
     ],
 )
 def test_mistakes_are_said_before_the_work(base, tmp_path, more, message, capsys):
-    assert run(base, tmp_path / "run", *SELF, *more) == 2
+    assert run(base, tmp_path / "run", *more) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_other_settings_want_another_folder(base, tmp_path, capsys):
-    assert run(base, tmp_path / "run", *SELF) == 0
-    assert run(base, tmp_path / "run", *SELF, "--method", "kerple") == 2
+    assert run(base, tmp_path / "run") == 0
+    assert run(base, tmp_path / "run", "--method", "kerple") == 2
     assert "another folder" in capsys.readouterr().err
-    assert run(base, tmp_path / "run", *SELF, "--temperature", "2") == 2
+    assert run(base, tmp_path / "run", "--steps", "7") == 2
     assert "result" in json.loads((tmp_path / "run" / "retrofit.json").read_text())
 
 
@@ -138,51 +149,45 @@ def test_what_was_added_learns_faster_and_the_teacher_is_matched(base):
     assert task.loss(model, task.batch(0)).abs() < 1e-5
 
 
-def test_samples_follow_the_seed_and_begin_with_the_first_token(base):
+@pytest.mark.parametrize("name", ["whole", "adapter", "base"])
+def test_commands_load_a_model_as_what_it_is(name, base, tmp_path, capsys):
+    """Whole folders and adapters, never their base alone in silence; a model of others as well."""
     model = LlamaForCausalLM.from_pretrained(base)
-    first, second = (sample(model, 5, 7, seed=seed, batch_size=3) for seed in (1, 1))
-    assert first.shape == (5, 7)
-    assert (first[:, 0] == 0).all()
-    assert (first == second).all()
-    assert (sample(model, 5, 7, seed=2, batch_size=3) != first).any()
-
-
-def test_commands_load_what_was_retrofitted_as_what_it_is(base, tmp_path, capsys):
-    """Whole folders and adapters, never the base alone in silence."""
-    model = dape.retrofit(LlamaForCausalLM.from_pretrained(base), "dape1x3-kerple", zero_init=False)
-    model.save_pretrained(tmp_path / "whole")
-    ByteTokenizer().save(tmp_path / "whole")
-    dape.save_adapter(model, tmp_path / "adapter")
-    text = tmp_path / "text.txt"
+    if name != "base":
+        dape.retrofit(model, "dape1x3-kerple", zero_init=False)
+        dape.save_adapter(model, tmp_path / "adapter")
+    model.save_pretrained(tmp_path / ("base" if name == "base" else "whole"))
+    ByteTokenizer().save(tmp_path / ("base" if name == "base" else "whole"))
+    folder, text = tmp_path / name, tmp_path / "text.txt"
     text.write_text("The cat sat on the mat. " * 40)
     ids = torch.tensor([ByteTokenizer().encode(text.read_text())[:33]])
     with torch.no_grad():
         logits = model.eval()(ids[:, :-1], use_cache=False).logits[0]
-    for name in ("whole", "adapter"):
-        out = tmp_path / f"{name}.json"
-        options = [
-            "--corpus",
-            str(text),
-            "--lengths",
-            "32",
-            "--last",
-            "8",
-            "--json",
-            str(out),
-            "--device",
-            "cpu",
-        ]
-        assert cli.main(["eval", f"hf:{tmp_path / name}", *options, "--windows", "1000"]) == 0
-        with torch.no_grad():
-            again = load_causal_lm(tmp_path / name)(ids[:, :-1], use_cache=False).logits[0]
-        torch.testing.assert_close(again, logits)
-        assert "dape1x3-kerple" in out.read_text()
-        capsys.readouterr()
-        assert cli.main(["generate", str(tmp_path / name), "--prompt", "The", "--tokens", "5"]) == 0
-        assert "retrofitted with dape1x3-kerple" in capsys.readouterr().err
-        seen = ["--text", "The cat", "--lengths", "4", "--out", str(tmp_path / "seen" / name)]
-        assert cli.main(["inspect", str(tmp_path / name), *seen]) == 0
-        assert (tmp_path / "seen" / name / "index.html").exists()
+        again = load_causal_lm(folder)(ids[:, :-1], use_cache=False).logits[0]
+    torch.testing.assert_close(again, logits)
+    out = tmp_path / "results.json"
+    sizes = ["--lengths", "32", "--last", "8", "--windows", "1000"]
+    options = [*sizes, "--corpus", str(text), "--json", str(out), "--device", "cpu"]
+    assert cli.main(["eval", f"hf:{folder}", *options]) == 0
+    assert ("dape1x3-kerple" in out.read_text()) == (name != "base")
+    capsys.readouterr()
+    assert cli.main(["generate", str(folder), "--prompt", "The", "--tokens", "5"]) == 0
+    said = "made for 16 tokens" if name == "base" else "retrofitted with dape1x3-kerple"
+    assert said in capsys.readouterr().err
+    seen = ["--text", "The cat", "--lengths", "4", "--out", str(tmp_path / "seen")]
+    assert cli.main(["inspect", str(folder), *seen]) == 0
+    assert (tmp_path / "seen" / "index.html").exists()
+    suite = [
+        "--tasks",
+        "niah_single_1",
+        "--lengths",
+        "256",
+        "--examples",
+        "2",
+        "--out",
+        str(tmp_path / "suite"),
+    ]
+    assert cli.main(["suite", str(folder), *suite]) == 0
 
 
 def test_layers_that_kept_their_positions_match_at_the_start(base):
@@ -225,53 +230,13 @@ def test_matching_teaches_each_layer_by_itself(base, method):
     assert not any(layer.self_attn._forward_hooks for layer in teacher.model.layers)
 
 
-def test_matching_then_distilling_a_share_of_the_positions(base, tmp_path):
-    assert (
-        run(base, tmp_path / "run", *SELF, "--match-steps", "3", "--distill", "1", "--predicted-share", "0.3")
-        == 0
-    )
+def test_matching_then_distilling(base, tmp_path):
+    """The loss of the text is higher than that of matching, which is no divergence."""
+    assert run(base, tmp_path / "run", "--match-steps", "3", "--distill", "0.5") == 0
     model = LlamaForCausalLM.from_pretrained(base)
     dape.retrofit(model, "kerple")
     with pytest.raises(ValueError, match="teacher"):
         Tuning(model, np.arange(100), train_length=16, batch_size=2, match_steps=3)
-
-
-def test_longer_inputs_are_known_by_overlapping_windows():
-    reading = Overlapping(8)
-    ids = torch.arange(2 * 20).view(2, 20)
-    windows = reading.windows(ids)
-    assert windows.shape == (2 * 4, 8)
-    assert torch.equal(reading.rows(windows, 2), ids)
-    within, places = reading.positions(0.5, 20)
-    assert len(within) == 2
-    assert (within >= 4).all()
-    assert torch.equal(windows[:, within].view(2, -1), ids[:, places])
-    assert torch.equal(reading.windows(ids[:, :5]), ids[:, :5])
-    with pytest.raises(ValueError, match="windows of 8"):
-        reading.windows(ids[:, :18])
-
-
-@pytest.mark.parametrize("match_steps", [0, 5])
-def test_a_teacher_reads_longer_windows_in_its_own_length(base, match_steps):
-    model, teacher = (LlamaForCausalLM.from_pretrained(base) for _ in range(2))
-    dape.retrofit(model, "dape1x3")
-    read = []
-    teacher.model.register_forward_pre_hook(
-        lambda module, args, kwargs: read.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
-    task = Tuning(
-        model,
-        np.arange(200) % 250,
-        train_length=32,
-        batch_size=2,
-        teacher=teacher,
-        distill=1.0,
-        teacher_length=16,
-        match_steps=match_steps,
-    )
-    # A model that reads 32 tokens at a time differs from one that reads 16 of them.
-    assert task.loss(model, task.batch(0)) > 1e-6
-    assert read == [(6, 16)]
 
 
 def test_trainer_takes_the_groups_of_parameters(tmp_path, base):
@@ -319,16 +284,14 @@ def test_shown_weights_are_used_weights(base, method):
         dape.inspect(LlamaForCausalLM.from_pretrained(base), ids)
 
 
-def test_the_base_trained_on_stands_beside_the_retrofit(base, tmp_path):
+def test_the_base_trained_on_stands_beside_the_retrofit(base, texts):
     """The decisive baseline has as many steps on as many tokens, and is cut to the window."""
-    texts = tmp_path / "texts.txt"
-    texts.write_text("".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000)))
     model = LlamaForCausalLM.from_pretrained(base)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     adapted = dape.adapt(
         model,
         "kerple",
-        str(texts),
+        texts,
         steps=8,
         batch_size=2,
         train_length=32,
@@ -357,33 +320,32 @@ def test_the_base_trained_on_stands_beside_the_retrofit(base, tmp_path):
     ]
 
 
-def test_seeds_are_trained_side_by_side_and_decide_together(base, tmp_path):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000)))
+def test_seeds_are_trained_side_by_side_and_decide_together(base, texts, tmp_path, monkeypatch):
     model = LlamaForCausalLM.from_pretrained(base)
     how = {"steps": 2, "batch_size": 2, "windows": 4, "control": True, "lengths": "16,32", "device": "cpu"}
-    both = dape.adapt(model, "kerple", str(texts), seeds=2, jobs=2, out=tmp_path / "both", **how)
-    one = dape.adapt(model, "kerple", str(texts), seed=0, out=tmp_path / "one", **how)
+    both = dape.adapt(model, "kerple", texts, seeds=2, jobs=2, out=tmp_path / "both", **how)
+    one = dape.adapt(model, "kerple", texts, seed=0, out=tmp_path / "one", **how)
     assert both.report.gain("kerple", 32).seeds == 2
     assert set(both.table["seed"]) == {0, 1}
     first = both.table[both.table["seed"] == 0].reset_index(drop=True)
     pd.testing.assert_frame_equal(
         first.drop(columns="corpus"), one.table.drop(columns="corpus"), check_exact=False, rtol=1e-5
     )
-    # A seed more leaves those that are trained as they are.
-    more = dape.adapt(model, "kerple", str(texts), seeds=3, out=tmp_path / "both", **how)
+    # A seed more leaves those that are trained as they are, and their losses are known.
+    measured, whole = [], adapt.losses_of_windows
+    monkeypatch.setattr(adapt, "losses_of_windows", lambda *args: measured.append(args[3]) or whole(*args))
+    more = dape.adapt(model, "kerple", texts, seeds=3, out=tmp_path / "both", **how)
+    assert sorted(measured) == [16, 16, 32]
     assert len(more.results) == 6
     assert more.report.gain("kerple", 32).seeds == 3
 
 
-def test_untrained_scalings_stand_beside_it(base, tmp_path):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000)))
+def test_untrained_scalings_stand_beside_it(base, texts):
     model = LlamaForCausalLM.from_pretrained(base)
     adapted = dape.adapt(
         model,
         "kerple",
-        str(texts),
+        texts,
         steps=2,
         windows=4,
         device="cpu",
@@ -404,26 +366,87 @@ def test_untrained_scalings_stand_beside_it(base, tmp_path):
     assert sum("untrained" in label for label, _ in adapted.report.rows()) == 8
 
 
-def test_by_default_the_rotation_is_stretched_and_convolved(base, tmp_path):
+def test_by_default_the_rotation_is_stretched_and_convolved(base, texts, tmp_path):
     """To the longest length of the table, in windows of four times the base's and as many tokens a step as 16 of those."""
-    texts = tmp_path / "texts.txt"
-    texts.write_text("".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000)))
     model = LlamaForCausalLM.from_pretrained(base)
     how = {"steps": 1, "windows": 4, "lengths": "16,64", "device": "cpu"}
-    adapted = dape.adapt(model, texts=str(texts), out=tmp_path / "out", **how)
+    adapted = dape.adapt(model, texts=texts, out=tmp_path / "out", **how)
     [method] = adapted.report.retrofits
     assert method == "dape1x3-rope[scaling=yarn,factor=4,original_length=16]"
     settings = json.loads((tmp_path / "out" / "retrofit.json").read_text())["settings"]
     assert (settings["train_length"], settings["batch_size"]) == (64, 4)
     assert adapted.results["retrofit", 0].tokens == 16 * 16
     # The same command continues with the same settings.
-    assert dape.adapt(model, texts=str(texts), out=tmp_path / "out", **how).report.retrofits == [method]
+    assert dape.adapt(model, texts=texts, out=tmp_path / "out", **how).report.retrofits == [method]
+
+
+BASELINES = {
+    "rope": {},
+    "rope in windows of 4 ×": {"train_length": 64},
+    "rope[scaling=dynamic,factor=4,original_length=16]": {},
+    "rope[scaling=yarn,factor=4,original_length=16]": {},
+    "PoSE, rope[scaling=linear,factor=4]": {"skip_length": 64},
+    "PoSE, rope": {"skip_length": 64},
+    "nope": {},
+    "kerple": {},
+    "dape-kerple": {},
+    "dape1x3-rope": {},
+    "dape1x3-kerple": {},
+    "keyshift-kerple": {},
+}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["llama", "ours"])
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_can_be_tuned(name, own, base, texts):
+    """DroPE is "nope": the positions are dropped, and the model is tuned at its own length."""
+    method = name.removeprefix("PoSE, ").partition(" in ")[0]
+    model = LlamaForCausalLM.from_pretrained(base)
+    if own:
+        config = DapeConfig(
+            vocab_size=257, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, max_position_embeddings=16, method="rope"
+        )  # fmt: skip
+        model = DapeForCausalLM(config)
+    how = {"steps": 2, "windows": 2, "lengths": "16,64", "device": "cpu", **BASELINES[name]}
+    adapted = dape.adapt(model, method, texts, tokenizer=str(base), **how)
+    assert adapted.report.loss(adapted.report.retrofits[0], 64).known
+    assert adapted.results["retrofit", 0].steps == 2
+
+
+def test_skipped_positions_have_one_gap_and_one_document(base):
+    """A token after the gap still sees those before it."""
+    positions = skipped_positions(500, 16, 64, np.random.default_rng(0))
+    steps = positions.diff(dim=1)
+    assert positions[:, 0].eq(0).all()
+    assert positions.max() == 63
+    assert ((steps > 1).sum(1) <= 1).all()
+    assert (steps >= 1).all()
+    assert (steps > 1).any(1).sum() > 400
+    model = LlamaForCausalLM.from_pretrained(base)
+    task = Tuning(model, np.arange(500) % 250, train_length=16, batch_size=8, skip_length=64)
+    batch = task.batch(0)
+    seen = []
+    model.model.register_forward_pre_hook(lambda m, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    task.loss(model, batch)
+    with torch.no_grad():
+        hidden = model.model(**seen[0]).last_hidden_state
+        batch[:, 0] += 1
+        changed = model.model(**{**seen[0], "input_ids": batch[:, :-1]}).last_hidden_state
+    assert (hidden - changed)[:, -1].abs().amax(-1).gt(0).all()
+
+
+def test_a_bidirectional_base_is_said_to_be(texts):
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    bert = BertLMHeadModel(BertConfig(vocab_size=257, max_position_embeddings=32, **small)).eval()
+    with pytest.raises(ValueError, match=r'cannot retrofit "bert": it is bidirectional'):
+        dape.adapt(bert, "kerple", texts, device="cpu")
 
 
 def test_sinks_are_the_first_tokens_of_what_is_cut():
-    ids = np.arange(41)[None]
-    assert with_sinks(ids, 10).tolist() == [[0, 1, 2, 3, *range(34, 41)]]
-    assert with_sinks(ids, 40) is ids
+    tokens, ends = Tokens.of([np.arange(60)]), np.array([41])
+    windows = WithSinks(ends, np.zeros(1, int), 10)
+    assert windows.ids(tokens, 40).tolist() == [[0, 1, 2, 3, *range(34, 41)]]
+    assert windows.ids(tokens, 10).tolist() == [list(range(30, 41))]
 
 
 def test_a_base_that_ignores_its_context_is_said_to():
@@ -438,47 +461,23 @@ def test_a_base_that_ignores_its_context_is_said_to():
     assert not any("below" in sentence for sentence in sentences)
 
 
-def test_a_run_of_ours_is_a_base_too(tmp_path):
-    """And its own model stays as it was."""
-    run = dape.train(
-        out=str(tmp_path / "run"),
-        method="rope",
-        steps=2,
-        train_length=16,
-        hidden_size=32,
-        num_heads=4,
-        num_layers=1,
-        batch_size=2,
-        device="cpu",
+@pytest.mark.parametrize("trains", ["all", "attention", "added"])
+def test_a_run_of_ours_is_a_base_too(trains, texts, tmp_path):
+    sizes = {"train_length": 16, "hidden_size": 32, "num_heads": 4, "num_layers": 1, "batch_size": 2}
+    trained = dape.train(
+        out=str(tmp_path / "run"), corpus=texts, method="rope", steps=2, device="cpu", **sizes
     )
-    code = cli.main(
-        [
-            "retrofit",
-            str(run.folder),
-            "--corpus",
-            "stdlib",
-            "--steps",
-            "2",
-            "--windows",
-            "4",
-            "--device",
-            "cpu",
-            "--out",
-            str(tmp_path / "out"),
-        ]
+    folder = trained.folder
+    assert (
+        run(folder, tmp_path / "out", "--method", "dape1x3-kerple", "--trains", trains, "--corpus", texts)
+        == 0
     )
-    assert code == 0
-    method = load_causal_lm(tmp_path / "out" / "model").config.method
-    assert method == "dape1x3-rope[factor=8,original_length=16,scaling=yarn]"
-
-
-def test_samples_are_as_long_as_the_base_reads(base, tmp_path):
-    longer = ["--train-length", "32", "--match-steps", "6", "--lengths", "16,32"]
-    assert run(base, tmp_path / "run", *SELF, *longer) == 0
-    assert np.load(tmp_path / "run" / "samples.npy").shape[1] == 16
-
-
-def test_no_more_steps_match_layers_than_there_are(base, tmp_path, capsys):
-    assert run(base, tmp_path / "run", *SELF, "--match-steps", "7") == 2
-    assert "--match-steps=7 exceeds steps=6" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    after, before = load_causal_lm(tmp_path / "out" / "model"), trained.model().state_dict()
+    assert after.config.method == "dape1x3-kerple"
+    moved = {
+        name
+        for name, value in after.state_dict().items()
+        if name in before and not torch.equal(value, before[name])
+    }
+    assert bool(moved) == (trains != "added")
+    assert all(".attention." in name for name in moved) == (trains != "all")

@@ -1,35 +1,32 @@
-"""`dape generate`: streamed text from a trained run."""
+"""`dape generate`: streamed text from a model."""
 
 from __future__ import annotations
 
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from dape.cli.parsing import parse
 from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
 from dape.generation import generate_text
-from dape.loading import tokenizer_source
-from dape.retrofitting.attach import record
-from dape.retrofitting.files import describes_retrofit, load_retrofitted
+from dape.loading import load_named
+from dape.retrofitting.attach import is_retrofitted, record
 from dape.settings import setting
-from dape.training.run import load_run
 
 
 @dataclass(frozen=True)
 class Options:
-    """Continue a prompt with a trained run, also beyond its training length.
+    """Continue a prompt with a model, also beyond its training length.
 
     dape generate runs/dape1x3-kerple-tiny-64-0 --prompt 'def main(' --tokens 1000
     """
 
-    run: Path = setting(
-        help="Folder of a run, a retrofitted model or an adapter.", reads="folder", positional=True
+    model: str = setting(
+        help="A run, a model's folder, an adapter, a GGUF file, or hf:NAME of the Hugging Face hub.",
+        positional=True,
     )
     prompt: str = setting("\n", help="Prompt to continue; - reads it from standard input.")
     tokens: int = setting(256, help="Number of tokens to generate.", low=1, high=10**9)
@@ -49,9 +46,14 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape generate")
-    loaded, tokenizer_path, about = load_generator(options.run)
-    model = loaded.to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
-    tokenizer = load_tokenizer(tokenizer_path)
+    named = load_named(options.model, dtype=torch.float32)
+    model = named.model.to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
+    tokenizer = load_tokenizer(named.tokenizer)
+    about = f"made for {named.window} tokens"
+    if named.run is not None:
+        about = f"trained on windows of {named.window}"
+    elif is_retrofitted(model):
+        about = f"retrofitted with {record(model).method}"
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
 
     def write(text: str) -> None:
@@ -79,12 +81,3 @@ def main(arguments: list[str]) -> int:
         file=sys.stderr,
     )
     return 0
-
-
-def load_generator(folder: Path) -> tuple[PreTrainedModel, str, str]:
-    """Model of a run or a retrofitted one, path of its tokenizer, and a description."""
-    if describes_retrofit(folder):
-        model = load_retrofitted(folder, dtype=torch.float32).eval()
-        return model, tokenizer_source(folder, model), f"retrofitted with {record(model).method}"
-    run = load_run(folder)
-    return run.model(), str(run.folder / "model"), f"trained on windows of {run.config.train_length}"

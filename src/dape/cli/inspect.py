@@ -1,10 +1,10 @@
-"""`dape inspect`: attention maps of trained runs on a text."""
+"""`dape inspect`: attention maps of models on a text."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +16,15 @@ from transformers import PreTrainedModel
 
 from dape.cli.parsing import parse
 from dape.data import Tokenizer, load_tokenizer
-from dape.files import distinct_names, exclusive, read_json, write_atomically
+from dape.files import distinct_names, exclusive, write_atomically
 from dape.inspection import Inspection, inspect
 from dape.inspection.figure import draw_maps
 from dape.inspection.page import Named, token_texts, write_maps_page
-from dape.loading import tokenizer_source
+from dape.loading import load_named
 from dape.models import DapeForCausalLM
-from dape.retrofitting.files import describes_retrofit, load_retrofitted
+from dape.retrofitting.attach import is_retrofitted, retrofit
 from dape.settings import setting, split_names, split_numbers
-from dape.training.run import load_run, no_bars
+from dape.training.run import no_bars
 
 # A single word with a suffix, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
 FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
@@ -47,7 +47,7 @@ class Options:
     """
 
     runs: tuple[str, ...] = setting(
-        help="Run folders, or model folders of our own and retrofitted models; hf: before them is optional.",
+        help="Runs, model folders, GGUF files, or hf:NAME of the Hugging Face hub.",
         positional=True,
     )
     text: str = setting(help="A file, or the text itself.")
@@ -96,9 +96,7 @@ def main(arguments: list[str]) -> int:
         raise ValueError("name at least one run")
     console = Console()
     text, inspections = read_argument(options.text), []
-    for name, model, tokenizer in open_models(
-        tuple(Path(run.removeprefix("hf:")) for run in options.runs), options.tokenizer
-    ):
+    for name, model, tokenizer in open_models(options.runs, options.tokenizer):
         ids = tokenizer.encode(text)
         for length in lengths:
             if len(ids) < length:
@@ -138,38 +136,26 @@ def read_argument(text: str) -> str:
 
 
 def open_models(
-    folders: tuple[Path, ...], tokenizer: str | None = None
+    models: Sequence[str], tokenizer: str | None = None
 ) -> Iterator[tuple[str, PreTrainedModel, Tokenizer]]:
-    """Name, model and tokenizer of each folder."""
-    for name, folder in zip(distinct_names(folders), folders, strict=True):
-        if (folder / "model").is_dir() or (folder / "metrics.jsonl").exists():
-            yield name, load_run(folder).model(), find_tokenizer(folder / "model", tokenizer)
-        elif describes_retrofit(folder):
-            with no_bars():
-                retrofitted = load_retrofitted(folder, dtype=torch.float32).eval()
-            tokenizer_path = Path(tokenizer_source(folder, retrofitted))
-            yield name, retrofitted, find_tokenizer(tokenizer_path, tokenizer)
-        elif (folder / "config.json").exists():
-            if read_json(folder / "config.json").get("model_type") != "dape":
-                raise ValueError(
-                    f"{folder} is not a model of ours: `dape inspect` looks into our own models and retrofitted ones; "
-                    f"of others, model(ids, output_attentions=True) gives the weights"
-                )
-            with no_bars():
-                model = DapeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-            yield name, model, find_tokenizer(folder, tokenizer)
-        else:
-            raise FileNotFoundError(f"{folder} is neither a run nor a model: it has no config.json")
+    """Name, model and tokenizer of each model; one of others is shown as it is, through our attention."""
+    for label, name in zip(distinct_names([m.removeprefix("hf:") for m in models]), models, strict=True):
+        with no_bars():
+            named = load_named(name, dtype=torch.float32)
+        model = named.model
+        if not (isinstance(model, DapeForCausalLM) or is_retrofitted(model)):
+            retrofit(model, "plain")
+        yield label, model, find_tokenizer(named.tokenizer, tokenizer)
 
 
-def find_tokenizer(folder: Path, spec: str | None) -> Tokenizer:
-    """Load the given tokenizer, or the folder's own."""
-    if spec is None and not (folder / "tokenizer.json").exists():
+def find_tokenizer(source: str, spec: str | None) -> Tokenizer:
+    """Load the given tokenizer, or the model's own."""
+    if spec is None and Path(source).is_dir() and not (Path(source) / "tokenizer.json").exists():
         raise FileNotFoundError(
-            f'there is no tokenizer in {folder}: pass --tokenizer with a folder that has one, or "bytes" for a model '
+            f'there is no tokenizer in {source}: pass --tokenizer with a folder that has one, or "bytes" for a model '
             f"of bytes"
         )
-    return load_tokenizer(folder if spec is None else spec)
+    return load_tokenizer(source if spec is None else spec)
 
 
 def draw_all(run: Named, out: Path, formats: list[str], console: Console) -> None:

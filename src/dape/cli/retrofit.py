@@ -21,7 +21,8 @@ DESCRIPTION = """Give a pretrained model the positions and score processor of a 
 
   dape retrofit MODEL --corpus my_texts/ --control --seeds 3 --out runs/longer
   dape retrofit runs/rope --method dape1x3-kerple --steps 800
-  dape retrofit MODEL --corpus self --trains attention --match-steps 200 --distill 1
+  dape retrofit MODEL --method nope --steps 800                                   # DroPE
+  dape retrofit MODEL --method rope[scaling=linear,factor=8] --skip-length 1024   # PoSE
 
 MODEL is a folder, a name on the hub, a GGUF file, or a run of `dape train`. The table compares with the base cut to its
 window, which costs nothing, and with --control with the base trained on for as many steps. The same command resumes an
@@ -35,7 +36,7 @@ class Options(AdaptSettings):
     )
     corpus: str = setting(
         "python",
-        help="Text to train on, as for `dape data prepare`, a folder that it packed, or self: text sampled from the model.",
+        help="Text to train on, as for `dape data prepare`, or a folder that it packed.",
     )
     window: int | None = setting(
         None,

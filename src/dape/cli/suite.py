@@ -131,13 +131,8 @@ def raw(value: Tensor) -> memoryview:
 
 def open_model(name: str, device: str) -> tuple[Any, Any]:
     """A model in evaluation mode and its tokenizer."""
-    from dape.loading import is_run, load_named
+    from dape.loading import load_named
 
-    if is_run(name):
-        from dape.training.run import load_run
-
-        # Says what is wrong with a folder that is no run.
-        load_run(name)
     base = load_named(name)
     tokenizer = load_tokenizer(base.tokenizer)
     model: Any = base.model

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers as hf
 
 from dape.files import read_json, write_atomically
-from dape.hub import hub_options, loading
+from dape.hub import loading, pretrained
 
 # Special token that ends texts and pads batches, if a tokenizer has none of its own.
 END = "<|endoftext|>"
@@ -86,7 +86,7 @@ class SubwordTokenizer:
 
 
 def load_tokenizer(spec: str | os.PathLike[str]) -> Tokenizer:
-    """Load a tokenizer: "bytes", a tokenizer.json, a folder, or a name on the Hugging Face hub."""
+    """Load a tokenizer: "bytes", a tokenizer.json, a folder, a GGUF file, or a name on the Hugging Face hub."""
     if spec == "bytes":
         return ByteTokenizer()
     if str(spec).startswith("bpe:"):
@@ -102,7 +102,7 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> Tokenizer:
     if path.suffix == ".json":
         return _load_file(path, {})
     if not (path / "tokenizer.json").exists():
-        return _load_pretrained(str(path) if path.is_dir() else str(spec))
+        return _load_pretrained(str(path) if path.exists() else str(spec))
     settings = path / "tokenizer_config.json"
     loaded = read_json(settings) if settings.exists() else {}
     if loaded.get("dape_tokenizer") == "bytes":
@@ -200,7 +200,8 @@ def _load_pretrained(name: str) -> SubwordTokenizer:
     from transformers import AutoTokenizer
 
     with loading("tokenizer", name):
-        loaded = AutoTokenizer.from_pretrained(name, **hub_options(name))
+        source, options = pretrained(name)
+        loaded = AutoTokenizer.from_pretrained(source, **options)
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(f'tokenizer "{name}" has no fast version in the `tokenizers` library')

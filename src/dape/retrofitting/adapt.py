@@ -10,9 +10,7 @@ import contextlib
 import copy
 import itertools
 import json
-import math
 import multiprocessing
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -27,35 +25,33 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from dape.data import TokenData, Tokens, open_data, prepare
-from dape.evaluation.by_length import KEY_GAIN, context_lengths
+from dape.evaluation.by_length import KEY_GAIN, context_lengths, losses_of_windows
 from dape.evaluation.evaluator import evaluating
 from dape.evaluation.metrics import target_checksums
 from dape.evaluation.table import ALL, make_table, write_table
-from dape.evaluation.windows import Context, Windows, same_targets
+from dape.evaluation.windows import Windows, same_targets
 from dape.files import check_output, read_json, replacing, write_atomically
-from dape.hub import hub_options
+from dape.hub import pretrained
 from dape.methods import parse_layers
 from dape.models import DapeForCausalLM
 from dape.models.export import export
-from dape.positions import PositionEncoding
-from dape.retrofitting.attach import is_retrofitted, retrofit
+from dape.retrofitting.attach import added_parameters, is_retrofitted, own_length, retrofit, set_trainable
 from dape.retrofitting.attach import parse_plan as parse_method
+from dape.retrofitting.check import check_causal
 from dape.retrofitting.positions import rotary_modules
 from dape.retrofitting.replace_method import replace_method
 from dape.retrofitting.report import BASE, KEY, TRAINED_ON, UNTRAINED, Report
 from dape.retrofitting.settings import SINKS, AdaptSettings
-from dape.retrofitting.tuning import Tuning, sample
-from dape.scores import ScoreProcessor
+from dape.retrofitting.tuning import Tuning
 from dape.settings import SettingError
 from dape.training.checkpoint import check_same_run
 from dape.training.config import FitResult, TrainingStopped
 from dape.training.loop import fit
 
-# Share of sampled text held out from training for the table.
-HELD_OUT = 0.1
 # First tokens that "sinks" keeps of an input that it cuts.
 NUM_SINKS = 4
 WEIGHTS, RESULTS, FIGURE, RECORD = "model", "results.csv.gz", "perplexity.svg", "retrofit.json"
+LOSSES = "losses.npz"
 
 
 @dataclass
@@ -78,8 +74,7 @@ class Adapted:
     @property
     def added(self) -> int:
         """Number of parameters that the base does not have."""
-        new = (m for m in self.model.modules() if isinstance(m, PositionEncoding | ScoreProcessor))
-        return sum(value.numel() for value in {p for module in new for p in module.parameters()})
+        return sum(value.numel() for value in added_parameters(self.model))
 
 
 def adapt(
@@ -97,7 +92,7 @@ def adapt(
     """Retrofit a model, tune it on texts, and return it with its losses beside those of its base.
 
     model:     any causal language model that `dape.retrofit` takes, or one of ours. It is left unchanged.
-    texts:     a corpus as for `dape data prepare`, packed token data or its folder, or "self": text that the model samples.
+    texts:     a corpus as for `dape data prepare`, or packed token data or its folder.
     tokenizer: folder or name of the model's tokenizer; by default that of the model.
     window:    tokens that the model was made for; by default what its configuration says.
     out:       folder of checkpoints, the model and the results; the same call resumes there. None: nothing is kept.
@@ -111,6 +106,7 @@ def adapt(
     corpus = str(texts.manifest["recipe"]["corpus"]) if isinstance(texts, TokenData) else texts
     if is_retrofitted(model):
         raise ValueError("the model is already retrofitted: pass its base")
+    check_causal(model)
     window = window or own_length(model)
     if window is None:
         raise ValueError("the model's configuration has no training length: pass window=")
@@ -136,31 +132,38 @@ def adapt(
         else:
             folder = Path(out)
             _check_same(folder, settings, about)
-        ids, held_out, context = _text(
-            texts, model, tokenizer, folder, settings, window, max(lengths), progress
-        )
+        if isinstance(texts, TokenData):
+            data = texts
+        else:
+            source = tokenizer or model.config._name_or_path
+            if not source:
+                raise ValueError(
+                    "the model does not name its tokenizer: pass tokenizer=, or packed token data"
+                )
+            data = prepare(texts, folder / "data", tokenizer=source, seed=settings.seed, progress=progress)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / RECORD).exists():
             record = {**about, "settings": asdict(settings)}
             write_atomically(folder / RECORD, json.dumps(record, indent=1) + "\n")
         measured = Measured(
-            held_out, same_targets(held_out, max(lengths), last, settings.windows, context=context), last
+            data.validation, same_targets(data.validation, max(lengths), last, settings.windows), last
         )
-        base = measured.losses(model, [*context_lengths(window), *lengths], kept=folder / "base.npz")
+        base = measured.losses(model, [*context_lengths(window), *lengths], kept=folder / LOSSES)
         measured.key = base[window // 2] - base[window] > KEY_GAIN
         seeds = [settings.seed + number for number in range(settings.seeds)]
         for seed in seeds:
             measured.add(BASE, seed, base)
         for name in untrained:
             if name == SINKS:
-                measured.add(name + UNTRAINED, seeds[0], measured.losses(model, lengths, window=window))
+                cut = WithSinks(measured.windows.ends, measured.windows.documents, window)
+                losses = measured.losses(model, lengths, windows=cut)
             else:
-                read = _with_method(model, name, settings).eval()
-                measured.add(name + UNTRAINED, seeds[0], measured.losses(read, lengths))
+                losses = measured.losses(_with_method(model, name, settings).eval(), lengths)
+            measured.add(name + UNTRAINED, seeds[0], losses)
         arms = [
             _Arm(*arm) for arm in itertools.product(seeds, (True, False)) if settings.control or not arm[1]
         ]
-        train = partial(_train, model, ids, settings, window, folder)
+        train = partial(_train, model, data.train.ids, settings, window, folder)
         if settings.jobs > 1:
             # Each in a process of its own; below, they are found trained.
             with _pool(min(settings.jobs, len(arms))) as pool:
@@ -172,7 +175,8 @@ def adapt(
             result, new = train(arm, progress=progress)
             adapted.results[arm.title, arm.seed] = result.complete()
             at = [window] if arm.control else lengths
-            measured.add(TRAINED_ON if arm.control else settings.method, arm.seed, measured.losses(new, at))
+            losses = measured.losses(new, at, kept=folder / arm.folder / LOSSES)
+            measured.add(TRAINED_ON if arm.control else settings.method, arm.seed, losses)
             if arm == _Arm(seeds[0], False):
                 adapted.model = new
         rows = pd.concat(measured.rows, ignore_index=True)
@@ -199,13 +203,12 @@ class Measured:
         model: nn.Module,
         lengths: Iterable[int],
         *,
-        window: int | None = None,
+        windows: Windows | None = None,
         kept: Path | None = None,
     ) -> dict[int, np.ndarray]:
         """Losses of the targets [windows, last] at each length.
 
-        window: inputs are cut to so many tokens, the first four among them (sinks).
-        kept: a file of those that are known for the same targets.
+        windows: others with the same targets. kept: a file of losses that are known for the same targets.
         """
         known: dict[int, np.ndarray] = {}
         if kept is not None and kept.exists():
@@ -216,15 +219,10 @@ class Measured:
         missing = [n for n in lengths if n not in known]
         if missing:
             with evaluating(model) as evaluator:
-                for length in missing:
-                    size = evaluator.batch_size(window or length, self.last)
-                    parts = []
-                    for start in range(0, len(self.windows), size):
-                        ids = self.windows.ids(self.tokens, length, slice(start, start + size))
-                        parts.append(
-                            evaluator.losses(ids if window is None else with_sinks(ids, window), self.last)
-                        )
-                    known[length] = np.concatenate(parts)
+                for n in missing:
+                    known[n] = losses_of_windows(
+                        evaluator, self.tokens, windows or self.windows, n, self.last, None
+                    )
             if kept is not None:
                 arrays: dict[str, Any] = {str(n): known[n] for n in known}
                 with replacing(kept) as temporary:
@@ -249,11 +247,17 @@ class Measured:
                 self.rows.append(sums.assign(length=length, slice=name, **about))
 
 
-def with_sinks(ids: np.ndarray, window: int) -> np.ndarray:
-    """Ids [n, window + 1]: the first tokens of longer inputs, then the last ones (Xiao et al. 2023), read as one input."""
-    if ids.shape[1] <= window + 1:
-        return ids
-    return np.concatenate([ids[:, :NUM_SINKS], ids[:, NUM_SINKS - window - 1 :]], 1)
+@dataclass(frozen=True)
+class WithSinks(Windows):
+    """Windows whose longer inputs are the first tokens, then the last ones (Xiao et al. 2023), read as one input."""
+
+    window: int
+
+    def ids(self, tokens: Tokens, length: int, chosen: slice = slice(None)) -> np.ndarray:
+        ids = super().ids(tokens, length, chosen)
+        if length <= self.window:
+            return ids
+        return np.concatenate([ids[:, :NUM_SINKS], ids[:, NUM_SINKS - self.window - 1 :]], 1)
 
 
 class _Arm(NamedTuple):
@@ -265,6 +269,10 @@ class _Arm(NamedTuple):
     @property
     def title(self) -> str:
         return TRAINED_ON if self.control else "retrofit"
+
+    @property
+    def folder(self) -> str:
+        return f"arms/{'control' if self.control else 'retrofit'}-seed{self.seed}"
 
 
 def _train(
@@ -297,12 +305,10 @@ def _train(
         added_rate=settings.added_rate,
         teacher=model if settings.distill or settings.match_steps else None,
         distill=settings.distill,
-        predicted_share=settings.predicted_share,
         match_steps=settings.match_steps,
-        teacher_length=window,
+        skip_length=settings.skip_length,
     )
-    place = folder / "arms" / f"{'control' if arm.control else 'retrofit'}-seed{arm.seed}"
-    result = fit(task, replace(settings, seed=arm.seed), place, progress=progress)
+    result = fit(task, replace(settings, seed=arm.seed), folder / arm.folder, progress=progress)
     return result, new.eval()
 
 
@@ -317,65 +323,15 @@ def _work(train: Callable[[_Arm], tuple[FitResult, Any]], arm: _Arm) -> str:
     return train(arm)[0].stopped_early or ""
 
 
-def own_length(model: PreTrainedModel) -> int | None:
-    """Tokens that the model was made for, if its configuration says so."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-
 def _with_method(model: PreTrainedModel, method: str, settings: AdaptSettings) -> PreTrainedModel:
     """A copy of the model with another method, untrained."""
+    new: PreTrainedModel
     if isinstance(model, DapeForCausalLM):
-        return replace_method(model, method, width=settings.width)
-    return retrofit(copy.deepcopy(model), method, width=settings.width, trains=settings.trains)
-
-
-def _text(
-    texts: str | TokenData,
-    model: PreTrainedModel,
-    tokenizer: str | None,
-    folder: Path,
-    settings: AdaptSettings,
-    window: int,
-    longest: int,
-    progress: bool,
-) -> tuple[np.ndarray, Tokens, Context]:
-    """Token ids to train on, held-out documents, and whether their context may run across documents."""
-    if isinstance(texts, TokenData):
-        return texts.train.ids, texts.validation, "document"
-    if texts != "self":
-        source = tokenizer or model.config._name_or_path
-        if not source:
-            raise ValueError("the model does not name its tokenizer: pass tokenizer=, or packed token data")
-        data = prepare(texts, folder / "data", tokenizer=source, seed=settings.seed, progress=progress)
-        return data.train.ids, data.validation, "document"
-    # Beyond its own length the base samples no usable text.
-    length = window
-    rows = -(-settings.sample_tokens // length)
-    kept, needed = max(1, round(rows * HELD_OUT)), -(-(longest + 1) // length)
-    if kept < needed:
-        raise SettingError(
-            "sample_tokens",
-            settings.sample_tokens,
-            f" leaves {kept * length} tokens for the table, whose longest input needs {longest + 1}: sample "
-            f"{math.ceil((needed + 1) / HELD_OUT) * length}, or give shorter lengths",
-        )
-    path = folder / "samples.npy"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        ids = sample(
-            model,
-            rows,
-            length,
-            temperature=settings.temperature,
-            seed=settings.seed,
-            progress=(lambda done: print(f"sampled {done} of {rows} windows", file=sys.stderr))
-            if progress
-            else None,
-        )
-        with replacing(path) as temporary:
-            np.save(temporary, ids)
-    documents = np.load(path)
-    return documents[kept:].reshape(-1), Tokens.of(list(documents[:kept])), "stream"
+        new = replace_method(model, method, width=settings.width)
+    else:
+        new = retrofit(copy.deepcopy(model), method, width=settings.width)
+    set_trainable(new, settings.trains)
+    return new
 
 
 def _check_same(folder: Path, settings: AdaptSettings, about: dict[str, str]) -> None:
@@ -396,7 +352,8 @@ def _save(adapted: Adapted, base: str) -> None:
     """Write the model with its tokenizer, the losses as a table, the sentences and the figure."""
     assert adapted.folder is not None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(base, **hub_options(base)) if base else None
+        source, how = pretrained(base)
+        tokenizer = AutoTokenizer.from_pretrained(source, **how) if base else None
     except (OSError, ValueError):
         tokenizer = None
     export(adapted.model, adapted.folder / WEIGHTS, tokenizer=tokenizer)

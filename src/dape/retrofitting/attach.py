@@ -15,6 +15,7 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from dape.methods import Method, parse_method
+from dape.models.attention import Attention
 from dape.models.interface import ENCODING, NAME, SCORES, Call
 from dape.models.remote_code import write_entries
 from dape.positions import POSITIONS, Grid, PositionEncoding, RoPE, SelfExtend
@@ -203,9 +204,10 @@ def parse_plan(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
     """The method, and whether the model keeps its own positions."""
     pair, bracket, options = method.partition("[")
     alone = re.fullmatch(r"([a-z_]+)(?:\d+x\d+)?", pair)
-    if alone and alone[1] in PROCESSORS and alone[1] != "plain" and pair not in POSITIONS:
+    if alone and alone[1] in PROCESSORS and pair not in POSITIONS:
         # The bias that a model passes itself is one for the processor to read.
-        return parse_method(f"{pair}-{'t5' if _passes_bias(model) else 'nope'}{bracket}{options}"), True
+        own = "t5" if _passes_bias(model) else "nope"
+        return parse_method(f"{own if pair == 'plain' else f'{pair}-{own}'}{bracket}{options}"), True
     parsed = parse_method(method)
     encoding = POSITIONS[parsed.position]
     if encoding.embed is not PositionEncoding.embed:
@@ -229,11 +231,10 @@ def set_trainable(model: nn.Module, trains: Trains) -> None:
     """
     if trains == "all":
         return
-    inner = inner_model(model)
-    chosen = set(adapter_parameters(inner).values())
+    chosen = added_parameters(model)
     if trains == "attention":
-        chosen |= {parameter for layer in retrofitted_layers(inner) for parameter in layer.parameters()}
-    for parameter in inner.parameters():
+        chosen |= {parameter for layer in attention_layers(model) for parameter in layer.parameters()}
+    for parameter in inner_model(model).parameters():
         parameter.requires_grad_(parameter in chosen and parameter.is_floating_point())
 
 
@@ -248,6 +249,17 @@ def record(model: nn.Module) -> Retrofit:
 def is_retrofitted(model: nn.Module) -> bool:
     """Whether the model has the added modules; its configuration may record some that plain transformers did not load."""
     return bool(retrofitted_layers(model))
+
+
+def added_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Parameters of score processors and encodings, of a retrofitted model or of one of ours."""
+    added = (m for m in model.modules() if isinstance(m, PositionEncoding | ScoreProcessor))
+    return {value for module in added for value in module.parameters()}
+
+
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """Attention modules of a retrofitted model or of one of ours, in order of layers."""
+    return retrofitted_layers(model) or [m for m in model.modules() if isinstance(m, Attention)]
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -275,6 +287,12 @@ def inner_model(model: nn.Module) -> PreTrainedModel:
     if getattr(model.config, "add_cross_attention", False):
         raise check.refused(model, "it has cross-attention, whose scores are of two sequences")
     return model
+
+
+def own_length(model: nn.Module) -> int | None:
+    """Tokens that a model was made for, if its configuration says so."""
+    config: Any = model.config
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def _passes_bias(model: nn.Module) -> bool:
@@ -351,14 +369,13 @@ def _stretch(method: Method, model: PreTrainedModel, calls: list[Call]) -> dict[
             "base": positions.rotary_base(model),
             "fraction": positions.rotary_width(model) / calls[0].head_dim,
         }
-        if length := getattr(model.config.get_text_config(), "max_position_embeddings", None):
+        if length := own_length(model):
             own["near"] = max(1, int(length) // 2)
         return {name: value for name, value in own.items() if name not in given}
     if not issubclass(POSITIONS[method.position], RoPE) or "scaling" not in given:
         return {}
     open_: dict[str, Any] = {"factor": FACTOR}
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if "original_length" in SCALINGS[given["scaling"]].needs and length:
+    if "original_length" in SCALINGS[given["scaling"]].needs and (length := own_length(model)):
         open_["original_length"] = int(length)
     return {name: value for name, value in open_.items() if name not in given}
 

@@ -130,7 +130,8 @@ def check_causal(model: PreTrainedModel) -> None:
     first, second = (_tried(model, given(model, changed=changed))[:, :-1] for changed in (False, True))
     if (worst := _difference(first, second)) is not None:
         raise refused(
-            model, f"tokens see those after them: changing the last one changes earlier logits by {worst}"
+            model,
+            f"it is bidirectional, tokens see those after them: changing the last one changes earlier logits by {worst}",
         )
 
 

@@ -16,64 +16,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dape.models.attention import Attention
-from dape.retrofitting.attach import inner_model, retrofitted_layers
-
-
-class Overlapping:
-    """Overlapping windows of the base's own length, with a stride of half a window, over inputs of any length.
-
-    The target of a token is then the base's output with at least half a window of context, and at lengths beyond the
-    base's a retrofitted model learns to ignore tokens further back.
-    """
-
-    def __init__(self, length: int) -> None:
-        self.length, self.step = length, max(1, length // 2)
-
-    def windows(self, ids: Tensor) -> Tensor:
-        """Windows [B · n, length] of ids [B, T]; inputs up to `length` are one window."""
-        num_tokens = ids.shape[1]
-        if num_tokens <= self.length:
-            return ids
-        if (num_tokens - self.length) % self.step:
-            raise ValueError(
-                f"{num_tokens} tokens are not windows of {self.length}, each begun {self.step} later: train at "
-                f"{self.length + (num_tokens - self.length) // self.step * self.step}"
-            )
-        return ids.unfold(1, self.length, self.step).flatten(0, 1)
-
-    def rows(self, values: Tensor, batch_size: int) -> Tensor:
-        """Values [B, T, …] from those of windows [B · n, length, …]: the first window, then later halves of the others."""
-        if len(values) == batch_size:
-            return values
-        values = values.unflatten(0, (batch_size, -1))
-        return torch.cat([values[:, 0], values[:, 1:, -self.step :].flatten(1, 2)], 1)
-
-    def positions(self, share: float, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Random indices in the later half of a window [n], and the corresponding indices in the input, window by window."""
-        half = num_tokens if num_tokens <= self.length else self.step
-        first = 0 if num_tokens <= self.length else self.length - half
-        index = first + torch.randperm(half)[: max(1, round(share * half))]
-        starts = torch.arange(0, max(1, num_tokens - self.length + 1), self.step)
-        return index, (starts[:, None] + index).flatten()
-
-
-def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """Attention modules of a retrofitted model or of one of ours, in order of layers."""
-    return retrofitted_layers(model) or [
-        module for module in model.modules() if isinstance(module, Attention)
-    ]
+from dape.retrofitting.attach import attention_layers, inner_model
 
 
 class LayerMatching:
-    """Loss of a retrofitted model's attention layers against those of its base, on the same tokens.
+    """Loss of a retrofitted model's attention layers against those of its base, on the same tokens."""
 
-    length: window length of the base; longer inputs are split into overlapping windows.
-    """
-
-    def __init__(self, model: nn.Module, teacher: PreTrainedModel, *, length: int | None = None) -> None:
+    def __init__(self, model: nn.Module, teacher: PreTrainedModel) -> None:
         self.model, self.teacher = inner_model(model), teacher
-        self.overlapping = None if length is None else Overlapping(length)
         names = {id(module): name for name, module in self.model.named_modules()}
         self.layers = attention_layers(self.model)
         self.taught = [teacher.get_submodule(names[id(layer)]) for layer in self.layers]
@@ -83,18 +33,13 @@ class LayerMatching:
         inputs: list[Tensor] = []
         outputs: list[Tensor] = []
         with torch.no_grad(), _watched(self.taught, inputs, outputs):
-            windows = ids if self.overlapping is None else self.overlapping.windows(ids)
-            self.teacher.base_model(input_ids=windows, use_cache=False)
-        if self.overlapping is not None:
-            inputs, outputs = (
-                [self.overlapping.rows(value, len(ids)) for value in values] for values in (inputs, outputs)
-            )
-        student_outputs: list[Tensor] = []
-        with _replaced(self.layers, inputs, outputs, student_outputs):
+            self.teacher.base_model(input_ids=ids, use_cache=False)
+        own: list[Tensor] = []
+        with _replaced(self.layers, inputs, outputs, own):
             self.model.base_model(input_ids=ids, use_cache=False)
         errors = [
             (out - taught).square().mean() / taught.square().mean()
-            for out, taught in zip(student_outputs, outputs, strict=True)
+            for out, taught in zip(own, outputs, strict=True)
         ]
         return torch.stack(errors).mean()
 

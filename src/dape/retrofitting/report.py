@@ -135,7 +135,7 @@ class Report:
         """The rows as a rich table of perplexities, and paired differences of the loss."""
         from rich.table import Table
 
-        drawn = Table("perplexity at", *(str(n) for n in self.lengths), title=None)
+        drawn = Table("perplexity at", *map(str, self.lengths), box=None, pad_edge=False)
         for column in drawn.columns[1:]:
             column.justify = "right"
         for label, cells in self.rows():

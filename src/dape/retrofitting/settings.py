@@ -51,7 +51,7 @@ class AdaptSettings(LoopSettings):
     train_length: int | None = setting(
         None,
         help="Tokens of a training window; by default four times the model's training length where its rotation is stretched, "
-        "else that length.",
+        "else (and with skip_length) that length.",
         low=2,
         high=2**24,
     )
@@ -61,33 +61,36 @@ class AdaptSettings(LoopSettings):
         low=1,
         high=2**24,
     )
+    skip_length: int | None = setting(
+        None,
+        help="Let the positions of a training window run up to this many tokens, with a gap drawn at random (PoSE); for "
+        "methods that rotate by positions.",
+        low=2,
+        high=2**24,
+    )
     distill: float = setting(
         0.0,
         help="Share of distillation in the loss: the divergence from the base's predictions.",
         low=0,
         high=1,
     )
-    predicted_share: float = setting(
-        1.0,
-        help="Share of a window's positions whose next token is predicted, drawn anew in each step.",
-        above=0,
-        high=1,
-    )
     match_steps: int = setting(
         0,
-        help="Number of initial steps that fit each attention layer to the output of the base's.",
+        help="Number of initial steps that fit each attention layer to the output of the base's, in windows that it reads.",
         low=0,
         high=10**9,
     )
     control: bool = setting(
         False,
         help="Also train the base itself for as many steps, and cut its input: what more training alone brings.",
+        fixes_run=False,
     )
     control_learning_rate: float = setting(
         1e-4,
         help="Peak learning rate of the base trained on; the default did best in our trials.",
         above=0,
         high=1000,
+        fixes_run=False,
     )
     seeds: int = setting(
         1, help="Number of seeds: --seed and those after it.", low=1, high=10**6, fixes_run=False
@@ -102,8 +105,6 @@ class AdaptSettings(LoopSettings):
         "YaRN, SelfExtend, ReRoPE, log-n temperature, sinks and, in our own models, a window of keys.",
         fixes_run=False,
     )
-    sample_tokens: int = setting(200_000, help="Tokens to sample with --corpus self.", low=1, high=10**12)
-    temperature: float = setting(0.8, help="Temperature of that sampling.", above=0, high=1e6)
     lengths: str | None = setting(
         None,
         help="Tokens of input in the table, by commas; by default 1, 2, 4 and 8 times the model's training length.",
@@ -133,6 +134,12 @@ class AdaptSettings(LoopSettings):
         super().__post_init__()
         if self.match_steps > self.steps:
             raise SettingError("match_steps", self.match_steps, f" exceeds steps={self.steps}")
+        if self.skip_length is not None and (self.match_steps or self.distill):
+            raise SettingError(
+                "skip_length",
+                self.skip_length,
+                ": a teacher reads no gaps, leave distill and match_steps out",
+            )
 
     def untrained_list(self, window: int, *, own: bool) -> list[str]:
         """Methods that the base's weights are read with as they are. own: the base is one of our models."""
@@ -155,8 +162,16 @@ class AdaptSettings(LoopSettings):
         if method is None:
             stretched = f"dape1x3-rope[scaling=yarn,factor={factor:g},original_length={window}]"
             method = stretched if rotates and factor > 1 else "dape1x3-kerple"
-        train_length = self.train_length or (4 * window if "scaling=" in method else window)
+        taught = self.match_steps or self.distill
+        longer = "scaling=" in method and self.skip_length is None and not taught
+        train_length = self.train_length or (4 * window if longer else window)
+        if taught and train_length > window:
+            raise SettingError(
+                "train_length", train_length, f": the base, which teaches here, reads {window} tokens"
+            )
         batch_size = self.batch_size or max(1, 16 * window // train_length)
+        if self.skip_length is not None and self.skip_length < train_length:
+            raise SettingError("skip_length", self.skip_length, f" is less than train_length={train_length}")
         return replace(self, method=method, train_length=train_length, batch_size=batch_size)
 
     def length_list(self, window: int) -> list[int]:
@@ -172,4 +187,11 @@ class AdaptSettings(LoopSettings):
         """Settings of the base trained on: its own learning rate, and no teacher."""
         assert self.final_learning_rate is not None
         rate, share = self.control_learning_rate, self.final_learning_rate / self.learning_rate
-        return replace(self, learning_rate=rate, final_learning_rate=share * rate, match_steps=0, distill=0.0)
+        return replace(
+            self,
+            learning_rate=rate,
+            final_learning_rate=share * rate,
+            match_steps=0,
+            distill=0.0,
+            skip_length=None,
+        )

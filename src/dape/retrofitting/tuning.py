@@ -1,32 +1,29 @@
-"""Continued training of a retrofitted model: layer matching, distillation, and text sampled from the base."""
+"""Continued training of a retrofitted model: next tokens, layer matching, distillation, skipped positions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from dape.positions import PositionEncoding
-from dape.retrofitting.matching import LayerMatching, Overlapping
+from dape.retrofitting.attach import added_parameters
+from dape.retrofitting.matching import LayerMatching
 from dape.retrofitting.settings import ADDED_RATE
-from dape.scores import ScoreProcessor
+from dape.training.loop import derive_seed
 from dape.training.run import LanguageModelling
 
 
 class Tuning(LanguageModelling):
-    """Language modelling at the base's own length; added parameters learn `added_rate` times as fast.
+    """Language modelling in which added parameters learn `added_rate` times as fast.
 
     teacher: the base. The loss is `distill` times the Kullback–Leibler divergence from its next-token distribution,
              plus 1 − `distill` times the cross-entropy of the text.
-    predicted_share: share of a window's positions, drawn anew at each step, whose next token is predicted: the output
-             layer over the vocabulary dominates the cost of a small model.
     match_steps: number of initial steps that match each attention layer to the base's separately (`LayerMatching`).
-    teacher_length: window length of the teacher; longer training windows are split into `Overlapping` ones.
+    skip_length: positions of a window run up to so many tokens, with one gap (`skipped_positions`).
     """
 
     def __init__(
@@ -40,16 +37,15 @@ class Tuning(LanguageModelling):
         added_rate: float = ADDED_RATE,
         teacher: PreTrainedModel | None = None,
         distill: float = 0.0,
-        predicted_share: float = 1.0,
         match_steps: int = 0,
-        teacher_length: int | None = None,
+        skip_length: int | None = None,
     ) -> None:
         super().__init__(model, ids, train_length=train_length, batch_size=batch_size, seed=seed)
         if teacher is None and (distill or match_steps):
             raise ValueError(f"distill={distill} and match_steps={match_steps} need the base as a teacher")
-        self.added_rate, self.teacher, self.distill = added_rate, teacher, distill
-        self.predicted_share, self.match_steps = predicted_share, match_steps
-        self.overlapping = Overlapping(min(train_length, teacher_length or train_length))
+        self.added_rate, self.skip_length = added_rate, skip_length
+        self.teacher, self.distill, self.match_steps = teacher, distill, match_steps
+        self.restarts = (match_steps,)
         self.step = 0
 
     def batch(self, step: int) -> Tensor:
@@ -57,87 +53,60 @@ class Tuning(LanguageModelling):
         return super().batch(step)
 
     def rate_factors(self) -> dict[nn.Parameter, float]:
-        new = (m for m in self.model.modules() if isinstance(m, PositionEncoding | ScoreProcessor))
-        return dict.fromkeys((value for module in new for value in module.parameters()), self.added_rate)
+        return dict.fromkeys(added_parameters(self.model), self.added_rate)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         inputs, targets = batch[:, :-1], batch[:, 1:]
-        teacher = self.teacher
+        teacher, options = self.teacher, {}
         if teacher is not None:
             nn.Module.to(teacher, inputs.device)
-        if teacher is not None and self.step < self.match_steps:
-            return LayerMatching(model, teacher, length=self.overlapping.length).loss(inputs)
+            if self.step < self.match_steps:
+                return LayerMatching(model, teacher).loss(inputs)
+        if self.skip_length is not None:
+            draw = np.random.default_rng(derive_seed("skips", self.seed, self.step))
+            positions = skipped_positions(len(inputs), self.train_length, self.skip_length, draw)
+            # Without a mask, transformers takes a gap for the start of another document.
+            options = {
+                "position_ids": positions.to(inputs.device),
+                "attention_mask": torch.ones_like(inputs),
+            }
+        logits = model(input_ids=inputs, use_cache=False, **options).logits.flatten(0, 1).float()
+        loss = F.cross_entropy(logits, targets.flatten())
         if teacher is None or not self.distill:
-            return self._language_loss(model, inputs, targets)
-        own: dict[str, Any] = {"use_cache": False}
-        taught = dict(own)
-        if self.predicted_share < 1 or inputs.shape[1] > self.overlapping.length:
-            within, index = self.overlapping.positions(self.predicted_share, inputs.shape[1])
-            own["logits_to_keep"] = index = index.to(inputs.device)
-            taught["logits_to_keep"], targets = within.to(inputs.device), targets[:, index]
-        logits = model(input_ids=inputs, **own).logits.flatten(0, 1).float()
+            return loss
         with torch.no_grad():
-            teaching = teacher(input_ids=self.overlapping.windows(inputs), **taught).logits
+            taught = teacher(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
         divergence = F.kl_div(
-            logits.log_softmax(-1),
-            teaching.flatten(0, 1).float().log_softmax(-1),
-            reduction="batchmean",
-            log_target=True,
+            logits.log_softmax(-1), taught.log_softmax(-1), reduction="batchmean", log_target=True
         )
-        if self.distill == 1:
-            return divergence
-        return self.distill * divergence + (1 - self.distill) * F.cross_entropy(logits, targets.flatten())
-
-    def _language_loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        options: dict[str, Any] = {"use_cache": False}
-        if self.predicted_share < 1:
-            count = max(1, round(self.predicted_share * inputs.shape[1]))
-            index = torch.randperm(inputs.shape[1])[:count].to(inputs.device)
-            options["logits_to_keep"], targets = index, targets[:, index]
-        logits = model(input_ids=inputs, **options).logits.flatten(0, 1).float()
-        return F.cross_entropy(logits, targets.flatten())
+        return self.distill * divergence + (1 - self.distill) * loss
 
 
-@torch.no_grad()
-def sample(
-    model: PreTrainedModel,
-    count: int,
-    length: int,
-    *,
-    temperature: float = 0.8,
-    seed: int = 0,
-    batch_size: int = 64,
-    progress: Callable[[int], object] | None = None,
-) -> np.ndarray:
-    """Sample token ids [count, length] from the model, beginning with its first token.
+def parameter_groups(
+    model: nn.Module, learning_rate: float, *, added_rate: float = ADDED_RATE, weight_decay: float = 0.01
+) -> list[dict[str, Any]]:
+    """Parameter groups of a retrofitted model for any optimizer, such as Trainer's `optimizers`.
 
-    progress: called with the number of finished rows.
+    added_rate: factor of the learning rate for added parameters, which have no weight decay; vectors have none either,
+                at the usual rate.
     """
-    model.eval()
-    generator = torch.Generator(model.device).manual_seed(seed)
-    rows: list[np.ndarray] = []
-    while (done := sum(len(row) for row in rows)) < count:
-        if progress is not None:
-            progress(done)
-        token = _first_tokens(model, min(batch_size, count - done), generator)
-        cache, written = DynamicCache(config=model.config), [token]
-        for _ in range(length - 1):
-            logits = model(token, past_key_values=cache, use_cache=True).logits[:, -1].float()
-            # One random number per row, not one per vocabulary entry: several times cheaper than torch.multinomial.
-            reached = (logits / temperature).softmax(-1).cumsum(-1)
-            drawn = torch.rand(len(token), 1, generator=generator, device=model.device) * reached[:, -1:]
-            token = torch.searchsorted(reached, drawn).clamp(max=reached.shape[-1] - 1)
-            written.append(token)
-        rows.append(torch.cat(written, 1).cpu().numpy())
-    return np.concatenate(rows)
+    added = added_parameters(model)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    own = [p for p in trainable if p not in added]
+    groups: list[tuple[list[nn.Parameter], float, float]] = [
+        ([p for p in own if p.dim() > 1], 1.0, weight_decay),
+        ([p for p in own if p.dim() < 2], 1.0, 0.0),
+        ([p for p in trainable if p in added], added_rate, 0.0),
+    ]
+    return [
+        {"params": params, "lr": rate * learning_rate, "weight_decay": decay}
+        for params, rate, decay in groups
+        if params
+    ]
 
 
-def _first_tokens(model: PreTrainedModel, count: int, generator: torch.Generator) -> Tensor:
-    """First tokens [count, 1]: the model's beginning- or end-of-text token, or random ones if it has neither."""
-    for name in ("bos_token_id", "eos_token_id"):
-        token = getattr(model.config.get_text_config(), name, None)
-        token = token[0] if isinstance(token, list) else token
-        if token is not None:
-            return torch.full((count, 1), token, device=model.device)
-    vocabulary = model.config.get_text_config().vocab_size
-    return torch.randint(vocabulary, (count, 1), generator=generator, device=model.device)
+def skipped_positions(rows: int, length: int, longest: int, draw: np.random.Generator) -> Tensor:
+    """Positions [rows, length] below `longest`, with one gap per row, its place and size drawn (PoSE, Zhu et al. 2023)."""
+    gap, place = draw.integers(0, longest - length + 1, (rows, 1)), draw.integers(1, length, (rows, 1))
+    index = np.arange(length)
+    return torch.from_numpy(index + np.where(index >= place, gap, 0))

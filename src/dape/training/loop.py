@@ -64,8 +64,9 @@ class TrainingTask(Protocol):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Mean loss over the targets of the batch; `model` is `self.model`, perhaps wrapped."""
 
-    # A task may also have `held_out()`: batches, as large as those of a step, for the validation loss; and `identity()`:
-    # what fixes the training beside the loop's settings, as JSON data, which a resumed run must have in common.
+    # A task may also have `held_out()`: batches, as large as those of a step, for the validation loss; `identity()`: what
+    # fixes the training beside the loop's settings, as JSON data, which a resumed run must have in common; and `restarts`:
+    # steps from which on the loss is another, which the check for divergence does not compare with those before.
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -430,6 +431,8 @@ class Loop:
         return asked
 
     def check(self, record: Record) -> None:
+        if int(record["step"]) - 1 in getattr(self.task, "restarts", ()):
+            self.guard = Guard()
         try:
             self.guard.watch(record, self.settings)
         except TrainingStopped as error:
