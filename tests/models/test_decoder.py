@@ -44,19 +44,6 @@ def test_greedy_generation_equals_repeated_full_forwards(method):
     assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("method", KINDS)
-def test_left_padded_generation_equals_each_row_alone(method):
-    model, ids = tiny(method), torch.randint(1, 40, (2, 8))
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    together = model.generate(
-        ids * mask, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0
-    )
-    for row, hidden in enumerate([0, 3]):
-        alone = model.generate(ids[row : row + 1, hidden:], max_new_tokens=4, do_sample=False, pad_token_id=0)
-        assert torch.equal(together[row, -4:], alone[0, -4:])
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_saved_and_loaded(method, tmp_path):
     model, ids = tiny(method), torch.randint(0, 40, (1, 6))
@@ -433,3 +420,16 @@ def test_an_export_has_a_model_card_and_keeps_the_one_that_is_there(tmp_path):
     card.write_text("mine")
     export(model, tmp_path / "new")
     assert card.read_text() == "mine"
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_left_padded_generation_equals_each_row_alone(method):
+    model, ids = tiny(method), torch.randint(1, 40, (2, 8))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    together = model.generate(
+        ids * mask, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0
+    )
+    for row, hidden in enumerate([0, 3]):
+        alone = model.generate(ids[row : row + 1, hidden:], max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert torch.equal(together[row, -4:], alone[0, -4:])

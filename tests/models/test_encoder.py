@@ -19,19 +19,6 @@ def small(method: str) -> Encoder:
     return Encoder(6, 3, method=method, **sizes).double().eval()
 
 
-@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-@pytest.mark.parametrize("method", [*BOTH, "fire[threshold=2.0]"])
-def test_padding_changes_nothing(method, left):
-    model, ids = small(method), torch.randint(0, 6, (2, 9))
-    mask, rows = torch.ones(2, 9), slice(3, None) if left else slice(None, 6)
-    mask[1] = 0
-    mask[1, rows] = 1
-    together = model(ids, padding_mask=mask)
-    assert together.shape == (2, 9, 3)
-    torch.testing.assert_close(together[:1], model(ids[:1]), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(together[1:, rows], model(ids[1:, rows]), rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("method", BOTH)
 def test_every_token_sees_every_other(method):
     model, ids = small(method), torch.randint(0, 6, (1, 7))

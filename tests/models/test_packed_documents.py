@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_decoder import KINDS, tiny
+from test_decoder import tiny
 from transformers import DataCollatorWithFlattening, DynamicCache
 
 LENGTHS = (3, 1, 6, 2)
@@ -15,21 +15,6 @@ def positions(lengths=LENGTHS):
 def alone(model, ids, lengths=LENGTHS):
     """The logits of each document read by itself, one after another."""
     return torch.cat([model(part, use_cache=False).logits for part in ids.split(lengths, 1)], 1)
-
-
-@pytest.mark.parametrize("method", [*KINDS, "dape3x3-kerple"])
-def test_a_packed_row_equals_its_documents_read_alone(method):
-    model, ids = tiny(method), torch.randint(0, 40, (1, sum(LENGTHS)))
-    for training in (False, True):
-        packed = model.train(training)(ids, position_ids=positions()).logits
-        torch.testing.assert_close(packed, alone(model, ids), rtol=1e-10, atol=1e-10)
-
-
-def test_rows_are_packed_each_in_its_own_way():
-    model, ids = tiny(), torch.randint(0, 40, (2, 8))
-    told = model(ids, position_ids=torch.cat([positions((5, 3)), positions((2, 6))])).logits
-    torch.testing.assert_close(told[:1], alone(model, ids[:1], (5, 3)), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(told[1:], alone(model, ids[1:], (2, 6)), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-fire", "rope"])

@@ -330,9 +330,9 @@ def assert_as_exact(case: Case, backend: str) -> None:
     truth, single = build(case).results("reference"), build(case, torch.float32)
     ours, theirs = (distances(single.results(name), truth) for name in (backend, "reference"))
     # A floor below which a ratio means nothing.
-    eps, terms = torch.finfo(torch.float32).eps, 4 * case.batch * case.queries
+    eps, terms = torch.finfo(torch.float32).eps, 4 * case.batch * case.queries * case.head_dim**0.5
     if case.bias == "curve":
-        terms *= case.heads * case.head_dim / 4
+        terms *= case.heads * case.head_dim**0.5 / 4
     worse = {
         name: (error, theirs[name])
         for name, error in ours.items()

@@ -8,8 +8,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from op_cases import (
     BIASES,
     MORE,
@@ -49,11 +47,15 @@ def _two_threads():
     torch.set_num_threads(2)
 
 
-@pytest.mark.parametrize("causal", [True, False])
+def alternating(*pairs):
+    """Both directions with every row and every column of a table, in half as many calls."""
+    return sum(list(table).index(name) for table, name in pairs) % 2 == 0
+
+
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes_and_biases(shape, bias, causal):
-    check(SHAPES[shape].but(bias=bias, causal=causal))
+def test_shapes_and_biases(shape, bias):
+    check(SHAPES[shape].but(bias=bias, causal=alternating((SHAPES, shape), (BIASES, bias))))
 
 
 @pytest.mark.parametrize("bias", ["none", "dense", "distance"])
@@ -72,26 +74,26 @@ def test_programs_in_every_build(name, program):
         check(RAGGED.but(program=program, heads=8, groups=8, width=12))
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("bias", ["none", "dense", "dense of the batch", "distance"])
+@pytest.mark.parametrize("bias", BIASES[:4])
 @pytest.mark.parametrize("visible", VISIBILITIES[1:])
 @pytest.mark.parametrize(("heads", "width", "kernel"), [(4, 0, None), (4, 6, 3), (8, 9, 3)])
-def test_visibilities_of_the_pair_and_of_plain_attention(visible, bias, causal, heads, width, kernel):
+def test_visibilities_of_the_pair_and_of_plain_attention(visible, bias, heads, width, kernel):
+    causal = alternating((VISIBILITIES, visible), (BIASES, bias))
     sizes = {"batch": 2, "heads": heads, "groups": heads, "queries": 50, "keys": 61, "width": width}
     check(SMALL.but(**sizes, kernel=kernel, bias=bias, causal=causal, visible=visible))
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_program_with_every_bias(program, bias, causal):
+def test_every_program_with_every_bias(program, bias):
+    causal = alternating((PROGRAMS, program), (BIASES, bias))
     check(RAGGED.but(program=program, bias=bias, causal=causal))
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("visible", VISIBILITIES[1:])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_program_with_every_visibility(program, visible, causal):
+def test_every_program_with_every_visibility(program, visible):
+    causal = alternating((PROGRAMS, program), (VISIBILITIES, visible))
     check(RAGGED.but(program=program, visible=visible, causal=causal))
 
 
@@ -142,21 +144,6 @@ def test_training_on_a_few_queries():
     check(RAGGED.but(queries=7, keys=7, program="ssmax"))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_random_shapes(data):
-    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731 (a name for a line)
-    one = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
-    groups, queries, kernel = draw(1, 3), draw(1, 60), draw(1, 8)
-    case = SMALL.but(
-        batch=draw(1, 3), heads=groups * draw(1, 3), groups=groups, queries=queries, keys=queries + draw(0, 40),
-        head_dim=draw(1, 40), width=draw(1, 10), kernel=one(None, *[kernel] * 9), padding=draw(0, kernel - 1),
-        bias=one(*BIASES), causal=one(True, False), visible=one(*VISIBILITIES),
-        residual=one("scores+bias", "scores"),
-    )  # fmt: skip
-    check(case)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("kernel", "left"), [(k, left) for k in range(1, 5) for left in range(k)])
 def test_every_reach_at_every_place_in_a_chunk(kernel, left, causal):
@@ -192,16 +179,16 @@ def test_every_reach_of_a_program_at_every_place_in_a_chunk(left, taps, monkeypa
         assert max(found.values()) < 1e-3, (keys, found)
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("program", [*PROGRAMS, *MORE])
 @torch.no_grad()
-def test_a_few_queries(program, bias, causal):
+def test_a_few_queries(program, bias):
     """As in decoding, by a kernel whose lanes are keys: several chunks of them, split over threads."""
     torch.set_num_threads(3)
     for number, visible in enumerate(VISIBILITIES):
         queries = (1, 5, 8, 3, 7, 2)[number]
         keys = 613 if number % 2 else queries + number
+        causal = alternating((PROGRAMS | MORE, program), (BIASES, bias), (VISIBILITIES, visible))
         case = RAGGED.but(
             queries=queries, keys=keys, program=program, bias=bias, causal=causal, visible=visible
         )

@@ -27,7 +27,7 @@ from dape.ops.score_attention.types import EVERYTHING, Problem
 EXTRAS = {
     "models": ("transformers", "safetensors"),
     "lab": ("tokenizers", "rich", "matplotlib", "plotly", "yaml"),
-    "test": ("pytest", "hypothesis", "ruff", "mypy"),
+    "test": ("pytest", "ruff", "mypy"),
 }
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
 
