@@ -43,7 +43,15 @@ REPRESENTATIVES += [
 ]
 REPRESENTATIVES += [f"dape1x3-{name}[bias_channels=false]" for name in ("kerple", "fox")]
 REPRESENTATIVES += ["stickbreaking", "nope[normaliser=entmax]", "dape1x3-kerple[normaliser=asentmax]"]
-REPRESENTATIVES += ["keyshift-rope", "pope", "selfextend[near=3]", "selfextend[near=4,group=2]"]
+REPRESENTATIVES += [
+    "keyshift-rope",
+    "keyshift-selective-rope",
+    "rope-id",
+    "pope",
+    "selfextend[near=3]",
+    "selfextend[near=4,group=2]",
+]
+REPRESENTATIVES += ["selective-rope[bias=true,gate=true,silu=true]", "selective-rope[window=3]"]
 REPRESENTATIVES += ["kerple[window=4]", "dape1x3-rope[window=4]", "keyshift-rope[window=3]"]
 # Everything else is `slow`.
 PRODUCT = [*LISTED, *(pattern.format(name) for pattern in OPTIONS for name in ENCODINGS)]
@@ -171,7 +179,9 @@ def test_relative_encodings_ignore_a_shift(name):
     same(layer(x, shifted), layer(x, positions), 1e-9)
 
 
-@pytest.mark.parametrize("name", [n for n in POSITIONS if n not in ("nope", "cope", "fox", "data-alibi")])
+@pytest.mark.parametrize(
+    "name", [n for n in POSITIONS if n not in ("nope", "cope", "fox", "data-alibi", "selective-rope")]
+)
 def test_positions_matter(name):
     layer, x = Layer(parse_method(name)), tokens(2)
     positions = randomized_positions(TOKENS, 500, batch=2, generator=torch.Generator().manual_seed(1))

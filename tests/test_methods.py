@@ -113,6 +113,18 @@ def test_names_parse(name, method):
     assert parse_method(method.name) == method
 
 
+def test_names_of_layers_are_those_of_their_papers():
+    window = "rope[base=1000000.0,window=64]"
+    assert canonical("swan[window=64]") == f"nope[length=512,normaliser=logn]/{window}/{window}/{window}"
+    assert canonical("rnope-swa").count("rope[window=4096]") == 3
+    assert canonical(["swan", "kerple"]).endswith("window=512]/kerple")
+    with pytest.raises(ValueError, match='"swan" is for the layers of a model, nope'):
+        parse_method("swan")
+    with pytest.raises(ValueError, match='"nope" has no option depth'):
+        parse_layers("swan[depth=3]")
+    assert parse_method("stickbreaking[window=9]").name == "nope[normaliser=stickbreaking,window=9]"
+
+
 def test_every_listed_name_parses_to_itself_and_builds():
     for method in all_methods():
         assert parse_method(method.name) == method
@@ -171,7 +183,6 @@ def test_a_reader_that_has_enough_ends_it_quietly(arguments):
 
 def test_a_preset_is_a_name_for_a_longer_one():
     assert canonical("stickbreaking") == "nope[normaliser=stickbreaking]"
-    assert parse_method("rope-id[base=64]").name == "rope[base=64,fraction=0.5]"
     assert [m.window for m in parse_layers("rope[window=512]/nope[normaliser=ssmax]")] == [512, None]
     assert parse_method("kerple[window=4]").direction == "causal"
     with pytest.raises(ValueError, match="window=0: a query sees at least its own key"):

@@ -7,11 +7,12 @@ tests run every property over every pair of encoding and processor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from dape.layers import Cache
 from dape.methods import Method
 from dape.models.attention import Attention, Context
 from dape.ops.score_attention import Visible
@@ -20,18 +21,6 @@ from dape.positions import PositionEncoding, Positions, randomized_positions
 HIDDEN, HEADS, KEY_VALUE_HEADS, TOKENS = 16, 4, 2, 9
 
 Property = Callable[[Method, bool], None]
-
-
-@dataclass
-class Cache:
-    """Key-value cache of earlier calls, in order."""
-
-    parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        self.parts.append((key_states, value_states))
-        keys, values = zip(*self.parts, strict=True)
-        return torch.cat(keys, 2), torch.cat(values, 2)
 
 
 class Layer(nn.Module):

@@ -95,7 +95,7 @@ class ScoreAttention(nn.Module):
             raise ValueError(
                 f"canon={parsed.canon} acts on hidden states, outside the attention: leave it out"
             )
-        self.scores = parsed.build_scores(num_heads, width=width)
+        self.scores = parsed.build_scores(num_heads, width=width, layer=layer or 0)
         self.method, self.num_heads, self.head_dim = parsed.name, num_heads, head_dim
         self.window = parsed.window if window is None else window
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
@@ -126,7 +126,7 @@ class ScoreAttention(nn.Module):
                    Where they start again, another document begins, which sees none of those before it (packing). Or
                    `dape.Positions`, which say everything, the mask included.
         cache:     `dape.Cache()`, or a cache of transformers; k and v are then those of the new tokens.
-        hidden:    [B, Tk, hidden], the layer's input, for encodings that read it (fox, data-alibi).
+        hidden:    [B, Tk, hidden], the layer's input, for encodings that read it (fox, data-alibi, selective-rope).
         """
         return self._call(q, k, v, mask, is_causal, positions, cache, hidden)[0]
 
@@ -198,9 +198,12 @@ class ScoreAttention(nn.Module):
         if late:
             k, program = rotated_late(k, program, self.encoding, at)
             v = repeat_heads(v, self.num_heads)
+        further = {} if state is None else {"state": state}
+        if state is not None:
+            q, k = self.encoding.turn(q, k, at, state)
+            v = repeat_heads(v, k.shape[1])
         if self.window is not None:
             at = at.windowed(self.window)
-        further = {} if state is None else {"state": state}
         bias = self.encoding.bias(q, k, at, scale=self.scale, **further)
         options: dict[str, Any] = {
             "bias": bias,
@@ -332,9 +335,7 @@ def with_cached(
     """
     num_tokens, dtype, width = q.shape[2], k.dtype, k.shape[-1]
     asked = num_tokens if asked is None else asked
-    kept = [
-        x for x in (None if state is None else state[..., None], q if earlier_rows else None) if x is not None
-    ]
+    kept = [x for x in (state, q if earlier_rows else None) if x is not None]
     # [B, H, T, n] as [B, G, T, H/G · n]: a key has the features of all heads that read it.
     packed = [x.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3) for x in kept]
     # A cache has one dtype, the finest of all: under autocast, states are finer than keys.
@@ -357,7 +358,7 @@ def with_cached(
         for x, y in zip(packed, kept, strict=True)
     ]
     if state is not None:
-        state = unpacked[0][..., 0]
+        state = unpacked[0]
     if earlier_rows:
         q = unpacked[-1]
     if earlier_rows and positions.preallocated:

@@ -9,8 +9,8 @@ rope[scaling=linear,factor=8]   options, of the encoding or the processor, which
 kerple[normaliser=ssmax]        a normaliser other than the softmax, with any processor
 kerple[canon=ac]                Canon layers before the attention (a), before the MLP (c), or both
 rope[window=512]                a causal query sees its own key and those right before it, 512 in all
-stickbreaking                   a name for a longer one, see PRESETS
 rope/rope/rope/nope             one method per layer, cycled over the layers
+stickbreaking, swan[window=64]  names for longer ones, see PRESETS; an option changes the layers that have it
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from dape.scores import SCORES, Normalised, ScoreProcessor
 from dape.scores.normaliser import REFERENCES
 
 # Constructor arguments of a processor that the method decides.
-OWN = ("num_heads", "kernel_size", "query_kernel_size")
+OWN = ("num_heads", "kernel_size", "query_kernel_size", "layer")
 # Options of every method, beside those of its encoding and processor.
 EVERY = ("normaliser", "window", "canon")
 CANON = ("a", "c", "ac")
-# Methods known by a name of their own.
-PRESETS: dict[str, str] = {
-    "stickbreaking": "nope[normaliser=stickbreaking]",
-    # Half of the features rotate, the slowest once in about 200 tokens, so that short training sees all angles
-    # (Wertheimer et al. 2026, arXiv 2603.18017, whose base depends on their training length).
-    "rope-id": "rope[base=32.0,fraction=0.5]",
-}
 # Separates the methods of different layers in one name.
 LAYERS = "/"
+# Methods, and methods of layers, known by a name of their own.
+PRESETS: dict[str, str] = {
+    "stickbreaking": "nope[normaliser=stickbreaking]",
+    # Puvvada et al. 2025, arXiv 2504.08719: a layer without positions, then three with windows.
+    "swan": LAYERS.join(["nope[length=512,normaliser=logn]", *["rope[base=1000000.0,window=512]"] * 3]),
+    # Yang et al. 2025, arXiv 2501.18795, as Command R7B orders the layers.
+    "rnope-swa": LAYERS.join([*["rope[window=4096]"] * 3, "nope"]),
+}
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,13 @@ class Method:
             **(own | options),
         )
 
-    def build_scores(self, num_heads: int, *, width: int | None = None, **options: Any) -> ScoreProcessor:
+    def build_scores(
+        self, num_heads: int, *, width: int | None = None, layer: int = 0, **options: Any
+    ) -> ScoreProcessor:
         """Build the score processor; `options` are in addition to those in the name.
 
         width: default number of hidden channels, for processors that have them.
+        layer: its index in the model.
         """
         options = {
             name: value
@@ -131,7 +135,8 @@ class Method:
             if name not in ("window", "canon") and not self._is_position_option(name)
         } | options
         normaliser = options.pop("normaliser", "softmax")
-        own = {"length": options.pop("length")} if "length" in options and normaliser == "ssmax" else {}
+        timed = "length" in options and normaliser in ("ssmax", "logn")
+        own = {"length": options.pop("length")} if timed else {}
         cls = SCORES[self.processor]
         asked = _parameters(cls)
         if normaliser != "softmax" and "zero_init" in options:
@@ -152,6 +157,7 @@ class Method:
             "query_kernel_size": queries,
             "bias_channels": additive,
             "width": width,
+            "layer": layer,
         }
         arguments = {name: value for name, value in given.items() if name in asked and value is not None}
         processor = cls(**(arguments | options))
@@ -167,8 +173,12 @@ def parse_method(name: str) -> Method:
     """Parse a method name; an unknown one raises with the nearest names."""
     pair, options = parse_brackets(name)
     if pair in PRESETS:
-        whole = parse_method(PRESETS[pair])
-        return replace(whole, options=tuple(sorted({**dict(whole.options), **options}.items())))
+        methods = _preset(pair, options)
+        if len(methods) > 1:
+            raise ValueError(
+                f'"{name}" is for the layers of a model, {PRESETS[pair]}: a layer has one of these'
+            )
+        return methods[0]
     method = _parse_pair(pair)
     if method is None:
         known = [method.name for method in all_methods()]
@@ -202,7 +212,11 @@ def parse_layers(method: str | Sequence[str]) -> tuple[Method, ...]:
     names = split_outside_brackets(method, LAYERS) if isinstance(method, str) else list(method)
     if not names:
         raise ValueError("an empty list of methods: give at least one")
-    return tuple(parse_method(name) for name in names)
+    layers: list[Method] = []
+    for name in names:
+        pair, options = parse_brackets(name)
+        layers += _preset(pair, options) if pair in PRESETS else (parse_method(name),)
+    return tuple(layers)
 
 
 def canonical(method: str | Sequence[str]) -> str:
@@ -252,6 +266,21 @@ def _register(registry: dict[str, Any], name: str, cls: type, base: type) -> Non
     if registry.get(name, cls) is not cls:
         raise ValueError(f'there is already a "{name}": {registry[name].__name__}; choose another name')
     registry[name] = cls
+
+
+def _preset(preset: str, options: dict[str, Any]) -> tuple[Method, ...]:
+    """The methods of a preset; an option that some of them have changes those alone."""
+    layers = [parse_method(name) for name in split_outside_brackets(PRESETS[preset], LAYERS)]
+    changed = []
+    for layer in layers:
+        own = dict(layer.options)
+        given = {
+            name: value
+            for name, value in options.items()
+            if name in own or not any(name in dict(other.options) for other in layers)
+        }
+        changed.append(parse_method(replace(layer, options=tuple(sorted((own | given).items()))).name))
+    return tuple(changed)
 
 
 def _parse_pair(pair: str) -> Method | None:

@@ -22,7 +22,7 @@ import typing
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 RULE = "rule"
 # Suffixes of figures.
@@ -87,6 +87,13 @@ def check_choice(kind: str, name: str, known: Collection[str]) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ValueError(f'unknown {kind} "{name}"; {hint}the {kind}s are {", ".join(known)}')
+
+
+def check_counts(**sizes: int) -> None:
+    """Raise if a size is not a whole number of at least 1."""
+    for name, value in sizes.items():
+        if not isinstance(value, SupportsIndex) or value < 1:
+            raise ValueError(f"{name}={value} must be a whole number, at least 1")
 
 
 def option_name(name: str) -> str:

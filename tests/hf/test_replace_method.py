@@ -16,7 +16,9 @@ def small(method):
     return DapeForCausalLM(DapeConfig(method=method, **sizes)).eval()
 
 
-@pytest.mark.parametrize("method", ["dape1x3-kerple", "kerple", "fox", "talking-alibi", "dape1x3-rope"])
+@pytest.mark.parametrize(
+    "method", ["dape1x3-kerple", "kerple", "fox", "talking-alibi", "dape1x3-rope", "rope[canon=ac]"]
+)
 def test_the_weights_that_both_have_stay(method):
     base = small("rope")
     model = replace_method(base, method)
@@ -28,7 +30,7 @@ def test_the_weights_that_both_have_stay(method):
             assert torch.equal(own[name], value), name
     ids = torch.randint(61, (2, 12))
     same = torch.allclose(model(ids).logits, base(ids).logits, atol=1e-5)
-    assert same == (method == "dape1x3-rope")
+    assert same == (method in ("dape1x3-rope", "rope[canon=ac]"))
 
 
 def test_an_exchanged_model_is_saved_and_loaded(tmp_path):
@@ -41,7 +43,8 @@ def test_an_exchanged_model_is_saved_and_loaded(tmp_path):
 
 def test_the_old_model_teaches_the_new_one():
     base = small("rope")
-    assert LayerMatching(replace_method(base, "dape1x3-rope"), base).loss(torch.arange(12)[None]) < 1e-8
+    for same in ("dape1x3-rope", "rope[canon=ac]"):
+        assert LayerMatching(replace_method(base, same), base).loss(torch.arange(12)[None]) < 1e-8
     model = replace_method(base, "dape1x3-kerple")
     task = Tuning(
         model,

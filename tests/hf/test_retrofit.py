@@ -175,6 +175,7 @@ REPLACING = [
     "dape1x3-kerple",
     "fox",
     "dape1x3-fox",
+    "selective-rope",
     "cope",
     "t5",
     "talking-alibi",

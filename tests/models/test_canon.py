@@ -1,10 +1,11 @@
-"""Canon layers: the published formula, no leak, padding and packing exact, the last rows alone, no cache."""
+"""Canon layers: the published formula, no leak, padding and packing exact, the last rows alone, caches."""
 
 import pytest
 import torch
 from builders import decoder
+from transformers import DynamicCache
 
-from dape import ScoreAttention
+from dape import Positions, ScoreAttention
 from dape.models import DapeConfig, DapeForCausalLM
 from dape.models.canon import Canon
 
@@ -19,9 +20,7 @@ def test_a_depthwise_causal_convolution_of_four_tokens_is_added():
     assert canon.weight.abs().max() <= 0.5
     conv = torch.nn.Conv1d(5, 5, 4, groups=5, bias=False, padding=3).double()
     conv.weight.data = canon.weight.data.flip(0).T[:, None].clone()
-    starts = torch.zeros(1, 9, dtype=torch.bool)
-    starts[0, 0] = True
-    torch.testing.assert_close(canon(x, starts), x + conv(x.mT)[..., :9].mT)
+    torch.testing.assert_close(canon(x, Positions.of(9)), x + conv(x.mT)[..., :9].mT)
 
 
 @pytest.mark.parametrize("method", ["kerple[canon=a]", "dape1x3-kerple[canon=c]", "rope[canon=ac]/nope"])
@@ -46,14 +45,38 @@ def test_nothing_leaks_and_edges_are_exact(method):
     )
 
 
-def test_generation_goes_without_a_cache(tmp_path):
-    model, ids = tiny("kerple[canon=ac]"), torch.randint(1, 40, (2, 5))
-    expected = ids
-    for _ in range(3):
-        expected = torch.cat([expected, model(expected).logits[:, -1].argmax(-1, keepdim=True)], 1)
-    assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0), expected)
-    with pytest.raises(ValueError, match="pass use_cache=False"):
-        model(ids, use_cache=True)
+@pytest.mark.parametrize("method", ["kerple[canon=ac]", "dape3x3-rope[canon=c]/nope[canon=a]/kerple"])
+def test_a_cache_keeps_the_last_three_tokens(method, tmp_path):
+    """Chunks equal the whole, padded on the left or not; generation with a cache equals generation without, with beams."""
+    model, ids = tiny(method), torch.randint(1, 40, (2, 11))
+    padded = torch.cat([torch.zeros(2, 2, dtype=torch.long), ids], 1)
+    mask = torch.ones(2, 13, dtype=torch.long)
+    mask[0, :2], mask[1, :4] = 0, 0
+    for row, given in ((ids, None), (padded, mask)):
+        whole = model(row, attention_mask=given, use_cache=False).logits
+        for sizes in ([1] * row.shape[1], [2, 1, 6, 1]):
+            cache, logits, seen = None, [], 0
+            for size in sizes:
+                seen += size
+                out = model(
+                    row[:, seen - size : seen],
+                    attention_mask=None if given is None else given[:, :seen],
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                cache = out.past_key_values
+                logits.append(out.logits)
+            shown = torch.ones_like(row) if given is None else given
+            got, wanted = (x[shown[:, :seen].bool()] for x in (torch.cat(logits, 1), whole[:, :seen]))
+            torch.testing.assert_close(got, wanted)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    for beams in (1, 3):
+        found = [
+            model.generate(ids, num_beams=beams, use_cache=cached, **options) for cached in (True, False)
+        ]
+        assert torch.equal(*found)
+    with pytest.raises(ValueError, match=r"build it with DynamicCache\(config=model.config\)"):
+        model(ids, past_key_values=DynamicCache())
     model.save_pretrained(tmp_path)
     again = DapeForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
     torch.testing.assert_close(again(ids).logits, model(ids).logits)

@@ -206,8 +206,8 @@ def _sink(c: Case, draw) -> ScoreProgram:
 
 
 def _ssmax(c: Case, draw) -> ScoreProgram:
-    vectors = {name: draw(name, c.heads) for name in ("length_scale", "length_offset")}
-    return replace(_grouped(c, draw), **vectors)
+    vectors = {name: draw(name, c.heads) for name in ("length_scale", "length_offset", "length_power")}
+    return replace(_grouped(c, draw), **vectors, length_shift=1.0)
 
 
 def _capped(c: Case, draw) -> ScoreProgram:
@@ -322,7 +322,7 @@ def distances(results: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str,
 
 
 # Sums over the whole map, most of whose terms cancel (the last bias's to zero): their errors are those of the rows.
-SUMS = ("b1", "b2", "b3", "row", "sink", "length_scale", "length_offset", "rate", "threshold_factor")
+SUMS = ("b1", "b2", "b3", "row", "sink", "length_scale", "length_offset", "length_power", "rate", "threshold_factor")
 
 
 def assert_as_exact(case: Case, backend: str) -> None:

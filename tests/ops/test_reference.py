@@ -102,8 +102,10 @@ def by_words(call):
             logits.append(s + d)
         row = torch.stack(logits, -1)
         if program.length_scale is not None:
-            factor = program.length_scale[:, None] * math.log(len(shown))
-            row = row * (factor if program.length_offset is None else factor + program.length_offset[:, None])
+            power = 1.0 if program.length_power is None else program.length_power
+            offset = 0.0 if program.length_offset is None else program.length_offset
+            factor = offset + program.length_scale * math.log(len(shown) + program.length_shift) ** power
+            row = row * factor[:, None]
         denominator = row.exp().sum(-1, keepdim=True)
         if program.sink is not None:
             denominator = denominator + program.sink.exp()[:, None]

@@ -40,7 +40,7 @@ def test_attention_at_65536_tokens(call, backend: str, scores: str) -> None:
     torch.manual_seed(1)
     processor = None if scores == "plain" else dape.ScoreConv(HEADS, kernel_size=3)
     bias = bias_of(encoding, state, q, k)
-    total = state.double().cumsum(-1)
+    total = state[..., 0].double().cumsum(-1)
     exact = total[:, :, -QUERIES:, None] - total[:, :, None]
     tiles = {
         dtype: dape.TileBias(lambda rows, n, dtype=dtype: exact[:, :, rows, :n].to(dtype), 1)
@@ -61,13 +61,13 @@ def test_attention_at_65536_tokens(call, backend: str, scores: str) -> None:
 
 def test_gradients_keep_the_dtype_of_the_state(call) -> None:
     encoding, state, q, k, v = call
-    given = state[..., -64:].clone().requires_grad_()
+    given = state[:, :, -64:].clone().requires_grad_()
     bias = bias_of(encoding, given, q, k[:, :, -64:])
     dape.attention(q, k[:, :, -64:], v[:, :, -64:], bias=bias, backend="cpu").sum().backward()
     assert given.grad is not None
     assert given.grad.dtype == torch.float32
-    double = state[..., -64:].double().requires_grad_()
-    total = double.cumsum(-1)
+    double = state[:, :, -64:].double().requires_grad_()
+    total = double[..., 0].cumsum(-1)
     exact = total[:, :, -QUERIES:, None] - total[:, :, None]
     dape.attention(q.double(), k[:, :, -64:].double(), v[:, :, -64:].double(), bias=exact).sum().backward()
     torch.testing.assert_close(given.grad, double.grad.float(), rtol=1e-4, atol=1e-5)

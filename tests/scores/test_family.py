@@ -208,6 +208,18 @@ def test_ssmax():
     both_backends(q, k, v, processor, out)
 
 
+def test_scores_grow_with_the_logarithm_of_the_length_in_evaluation():
+    """Puvvada et al. 2025, appendix D: attention logits times log_a(a + n), at inference alone."""
+    q, k, v = inputs()
+    processor = parse_method("nope[length=64,normaliser=logn]").build_scores(H).double()
+    # Built in float32.
+    processor.reset_parameters()
+    factor = torch.log(64.0 + torch.arange(1, T + 1, dtype=torch.float64)) / math.log(64)
+    scores = q @ k.mT * 0.4
+    both_backends(q, k, v, processor, masked(scores).softmax(-1) @ v)
+    both_backends(q, k, v, processor.eval(), masked(scores * factor[:, None]).softmax(-1) @ v)
+
+
 def test_ssmax_starts_as_the_softmax_at_its_length():
     processor = Normalised(PlainScores(), H, "ssmax", length=T).double()
     scores = torch.randn(1, H, T, T, dtype=torch.float64)
@@ -218,10 +230,10 @@ def test_ssmax_starts_as_the_softmax_at_its_length():
 def test_differential_attention():
     """Ye et al. 2024: (softmax(Q₁ K₁ᵀ) − λ softmax(Q₂ K₂ᵀ)) V, V twice as wide, λ = e^(a · b) − e^(c · d) + start."""
     q, k, v = inputs()
-    processor = parse_method("diff-nope[start=0.6]").build_scores(H).double()
+    processor = parse_method("diff-nope").build_scores(H, layer=2).double()
     assert isinstance(processor, Differential)
     a, b, c, d = processor.vectors
-    factor = (a * b).sum().exp() - (c * d).sum().exp() + 0.6
+    factor = (a * b).sum().exp() - (c * d).sum().exp() + 0.8 - 0.6 * math.exp(-0.3 * 2)
     weights = masked(q @ k.mT * 0.4).softmax(-1)
     pairs = [
         (weights[:, m] - factor * weights[:, m + 1]) @ torch.cat([v[:, m], v[:, m + 1]], -1)
@@ -230,6 +242,44 @@ def test_differential_attention():
     both_backends(q, k, v, processor, torch.stack([half for x in pairs for half in x.split(D, -1)], 1))
     with pytest.raises(ValueError, match="an even number, got num_heads=3"):
         Differential(3)
+
+
+def test_the_outputs_of_a_pair_of_differential_heads_are_normalised_together():
+    """Ye et al. 2024: RMSNorm of a head, as wide as two of ours, times 1 − λ_init."""
+    from dape.models import Attention, Context
+
+    scores = Differential(H, layer=1)
+    layer = Attention(H * D, H, scores=scores, head_norm=True, layer=1).double()
+    x = torch.randn(2, T, H * D, dtype=torch.float64)
+    nope = parse_method("nope").build_position(num_heads=H, head_dim=D, hidden_size=H * D)
+    q, k, v, *_ = layer.inputs(x, nope, Context(Positions.of(T)))
+    pairs = attention(q, k, v, scores).transpose(1, 2).unflatten(2, (-1, 2)).flatten(3)
+    normed = pairs / (pairs.square().mean(-1, keepdim=True) + 1e-5).sqrt() * (1 - scores.start)
+    torch.testing.assert_close(layer(x, nope, Context(Positions.of(T))), layer.out(normed.flatten(2)))
+
+
+def test_selective_rope():
+    """Movahedi et al. 2025: the rotation by R₁ … R_t, angles from the unit hidden states through a convolution."""
+    q, k, v = (y[..., :4] for y in inputs())
+    x = torch.randn(2, T, 7, dtype=torch.float64)
+    method = parse_method("selective-rope[base=100,bias=true,gate=true,rank=3,silu=true]")
+    encoding = method.build_position(num_heads=H, head_dim=4, hidden_size=7).double()
+    torch.nn.init.normal_(encoding.offset)
+    unit = x / x.square().sum(-1, keepdim=True).sqrt()
+    projected = (unit @ encoding.down.weight.T @ encoding.up.weight.T).view(2, T, H, 2)
+    gate = torch.sigmoid(unit @ encoding.gate.weight.T + encoding.gate.bias)
+    turned, angle = [torch.zeros_like(q), torch.zeros_like(k)], torch.zeros(2, H, 2, dtype=torch.float64)
+    for t in range(T):
+        taps = (encoding.taps[lag, :, 0] * projected[:, t - lag] for lag in range(min(4, t + 1)))
+        step = (F.silu(sum(taps)) + encoding.offset[:, 0].exp()) * gate[:, t, :, None]
+        angle = angle + step * torch.tensor([1.0, 0.1], dtype=torch.float64)
+        turn = torch.polar(torch.ones_like(angle), angle)
+        for rotated, given in zip(turned, (q, k), strict=True):
+            product = torch.complex(given[:, :, t, :2], given[:, :, t, 2:]) * turn
+            rotated[:, :, t] = torch.cat([product.real, product.imag], -1)
+    ours = encoding.turn(q, k, Positions.of(T), encoding.token_state(x))
+    torch.testing.assert_close(list(ours), turned)
+    both_backends(*ours, v, PlainScores(), masked(turned[0] @ turned[1].mT * 0.4).softmax(-1) @ v)
 
 
 def test_pope():
@@ -299,9 +349,9 @@ def test_entmax(name):
     logits = q @ k.mT * 0.004
     if name == "asentmax":
         assert isinstance(processor, Normalised)
-        count = torch.arange(1, T + 1, dtype=torch.float64)
-        beta, delta = F.softplus(processor.length_scale), processor.length_offset
-        logits = logits * (delta.view(H, 1, 1) + beta.view(H, 1, 1) * count.log()[:, None])
+        count = torch.arange(2, T + 2, dtype=torch.float64)
+        beta, gamma = F.softplus(processor.length_scale), 2 * torch.tanh(processor.length_power)
+        logits = logits * (1 + beta.view(H, 1, 1) * count.log()[:, None] ** gamma.view(H, 1, 1))
     weights = entmax_by_bisection(masked(logits))
     assert (weights == 0).sum() > (masked(logits) == -torch.inf).sum()
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, H, T, dtype=torch.float64))
@@ -360,7 +410,7 @@ def test_forgetting_transformer():
 def test_fox_starts_with_the_forgetting_times_asked_for():
     encoding = built("fox[shortest=2,longest=50]")
     nn.init.zeros_(encoding.weight)
-    steps = encoding.token_state(torch.zeros(1, 1, 7))[0, :, 0]
+    steps = encoding.token_state(torch.zeros(1, 1, 7))[0, :, 0, 0]
     torch.testing.assert_close(-1 / steps[[0, -1]], torch.tensor([2.0, 50.0]), rtol=1e-4, atol=1e-4)
 
 

@@ -1,21 +1,26 @@
-"""`dape bench methods`: every method's reference, its cost against plain attention, and what its cache keeps."""
+"""`dape bench methods`: every method's reference, its cost and memory against plain attention, how far it reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import mean
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from dape.bench import report
 from dape.bench.attention import CLOCK_HELP
 from dape.bench.timing import check_clock, take_turns
+from dape.evaluation.table import means, read_table
 from dape.files import write_atomically
-from dape.methods import PRESETS, Method, all_methods, parse_method, split_outside_brackets
+from dape.methods import PRESETS, Method, all_methods, parse_layers, split_outside_brackets
 from dape.models.attention import Attention, Context
 from dape.positions import POSITIONS, Positions
+from dape.scores.normaliser import REFERENCES
 from dape.settings import setting
 
 BASELINE = "nope"
@@ -26,27 +31,45 @@ KERNELS = (None, (1, 1), (1, 3), (6, 11))
 SHOWN = [
     *(name for name in POSITIONS if name not in ("kerple", "relative")),
     *dict.fromkeys(m.name for m in all_methods() if m.position == "kerple" and m.kernel in KERNELS),
-    *("keyshift-rope", "rope[window=128]"),
-    *(f"nope[normaliser={name}]" for name in ("sink", "ssmax", "entmax", "asentmax")),
+    *("keyshift-rope", "rope[window=128]", "selfextend[group=8]"),
+    *(f"nope[normaliser={name}]" for name in REFERENCES if name != "stickbreaking"),
     *PRESETS,
 ]
+# Of those whose options go with the training length, the same for the tasks, which train at up to 48 tokens.
+SHORT = {
+    "rope-id": "rope-id[original_length=48]",
+    "selfextend": "selfextend[near=24]",
+    "selfextend[group=8]": "selfextend[group=8,near=24]",
+    "fire": "fire[threshold=24.0]",
+    "rope[window=128]": "rope[window=16]",
+    "nope[normaliser=ssmax]": "nope[length=48,normaliser=ssmax]",
+    "nope[normaliser=logn]": "nope[length=48,normaliser=logn]",
+    "swan": "swan[length=48,window=16]",
+    "rnope-swa": "rnope-swa[window=16]",
+}
 COLUMNS = (
     ("method", "method", ""),
     ("reference", "reference", ""),
     ("× plain, training", "training", ".2f"),
     ("× plain, decoding", "decoding", ".2f"),
+    ("× plain, memory", "memory", ".2f"),
     ("× plain, cache", "cache", ".2f"),
     ("parameters", "parameters", ",d"),
     ("encoders", "encoders", ""),
+    ("reads long", "reads long", ""),
 )
-PRESET_REFERENCES = {"rope-id": "Wertheimer et al. 2026, arXiv 2603.18017"}
+PRESET_REFERENCES = {
+    "swan": "Puvvada et al. 2025, arXiv 2504.08719",
+    "rnope-swa": "Yang et al. 2025, arXiv 2501.18795",
+}
 START, END = "<!-- methods -->", "<!-- /methods -->"
 
 
 @dataclass(frozen=True)
 class Options:
     """Time an attention layer of each method, projections included, against one without positions, in turn: forward
-    and backward, and one token against as many cached ones. Parameters are those beyond the projections."""
+    and backward, and one token against as many cached ones. Parameters are those beyond the projections, memory is what
+    a backward pass needs."""
 
     methods: str = setting(
         "all", help="Methods, separated by commas; all: one for each encoding and processor."
@@ -57,6 +80,9 @@ class Options:
     rounds: int = setting(5, help="Rounds; the fastest is reported.", low=1, high=10**6)
     threads: int = setting(1, help="Threads of PyTorch.", low=1, high=4096)
     clock: str = setting("process", help=CLOCK_HELP)
+    tasks: Path | None = setting(
+        None, help="Folder of `dape tasks run`: accuracy at its training lengths and at four times those."
+    )
     json: Path | None = setting(None, help="Write one record per method.", writes="file")
     page: Path | None = setting(
         None, help=f"Write the table into this Markdown file, between {START} and {END}."
@@ -89,27 +115,50 @@ def run(options: Options) -> list[report.Record]:
     check_clock(options.clock)
     torch.set_num_threads(options.threads)
     names = SHOWN if options.methods == "all" else split_outside_brackets(options.methods, ",")
-    layers = {name: Layer(parse_method(name), options) for name in dict.fromkeys([BASELINE, *names])}
-    steps: dict[str, Callable[[], object]] = {f"{name} train": layer.train for name, layer in layers.items()}
-    steps |= {f"{name} decode": layer.decode for name, layer in layers.items()}
+    layers = {
+        name: [Layer(method, options) for method in parse_layers(name)]
+        for name in dict.fromkeys([BASELINE, *names])
+    }
+    steps: dict[str, Callable[[], object]] = {}
+    for name, of_name in layers.items():
+        steps[f"{name} train"] = partial(_each, of_name, Layer.train)
+        steps[f"{name} decode"] = partial(_each, of_name, Layer.decode)
+    accuracies = {} if options.tasks is None else reading(options.tasks / "results.csv.gz")
     # The least disturbed round counts.
     taken = {
-        name: min(times) for name, times in take_turns(steps, options.rounds, clock=options.clock).items()
+        name: min(times) / len(layers[name.rpartition(" ")[0]])
+        for name, times in take_turns(steps, options.rounds, clock=options.clock).items()
     }
+    (plain,) = layers[BASELINE]
     return [
         {
             "method": name,
-            "reference": PRESET_REFERENCES.get(name, layers[name].method.reference),
+            "reference": PRESET_REFERENCES.get(name, layers[name][0].method.reference),
             "training": taken[f"{name} train"] / taken[f"{BASELINE} train"],
             "decoding": taken[f"{name} decode"] / taken[f"{BASELINE} decode"],
-            "cache": layers[name].cached_numbers() / layers[BASELINE].cached_numbers(),
-            "parameters": layers[name].num_parameters(),
-            "encoders": "yes" if layers[name].method.direction == "both" else "no",
+            "memory": mean(layer.kept_bytes() for layer in layers[name]) / plain.kept_bytes(),
+            "cache": mean(layer.cached_numbers() for layer in layers[name]) / plain.cached_numbers(),
+            "parameters": sum(layer.num_parameters() for layer in layers[name]),
+            "encoders": "yes" if all(layer.method.direction == "both" for layer in layers[name]) else "no",
+            "reads long": accuracies.get(SHORT.get(name, name), ""),
             "milliseconds": taken[f"{name} train"],
             "length": options.length,
         }
         for name in names
     ]
+
+
+def reading(results: Path) -> dict[str, str]:
+    """Accuracy in percent at the longest training length and at four times that, mean of the tasks, by method."""
+    table = read_table(results)
+    by_task = [means(rows, "accuracy").T.sort_index() for _, rows in table.groupby("corpus")]
+    short, long = (pd.concat([rows.iloc[n] for rows in by_task], axis=1).mean(axis=1) for n in (0, 2))
+    return {str(method): f"{100 * short[method]:.0f} → {100 * long[method]:.0f}" for method in short.index}
+
+
+def _each(layers: list[Layer], step: Callable[[Layer], None]) -> None:
+    for layer in layers:
+        step(layer)
 
 
 class Layer:
@@ -145,6 +194,18 @@ class Layer:
     def decode(self) -> None:
         for _ in range(STEPS):
             self.attention(self.x[:, :1], self.encoding, self.last, self.cache)
+
+    def kept_bytes(self) -> int:
+        """Memory of the tensors that autograd keeps for the backward pass."""
+        kept: dict[int, int] = {}
+
+        def keep(x: Tensor) -> Tensor:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            self.attention(self.x, self.encoding, self.whole)
+        return sum(kept.values())
 
     def cached_numbers(self) -> int:
         return sum(part.numel() for part in self.cache.parts)

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
+from itertools import groupby
 
 from dape.cli.parsing import Parser
-from dape.methods import PRESETS, Method, all_methods
+from dape.methods import LAYERS, PRESETS, Method, all_methods
 from dape.positions import POSITIONS
 from dape.scores import SCORES
+
+
+def _counted(layers: str) -> str:
+    """Methods of layers, those in a row that are the same with their number."""
+    runs = [(name, len(list(run))) for name, run in groupby(layers.split(LAYERS))]
+    return LAYERS.join(name if count == 1 else f"{count} × {name}" for name, count in runs)
+
 
 USAGE = {
     "dape1x3-kerple": "any pair; dapeQxK reads Q queries and K keys",
     "rope[scaling=yarn,factor=8]": "options; of all: normaliser, window, canon",
     "nope[normaliser=entmax]": "or asentmax, stickbreaking, ssmax, sink",
     "rope[window=512]/nope": "methods by layer, cycled; a window of keys",
-    **PRESETS,
+    **{name: _counted(methods) for name, methods in PRESETS.items()},
 }
 
 

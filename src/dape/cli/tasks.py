@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from dape.bench.methods import SHORT, SHOWN
 from dape.cli.options import Named, named
 from dape.cli.parsing import parse_action
 from dape.evaluation.probes import NOISE, PROBES, TRAINED
@@ -42,7 +43,7 @@ TASK_GROUPS = {
     "suite": list(TRAINED),
     "recall": [name for name in TASKS if not issubclass(TASKS[name], ChomskyTask)],
 }
-METHOD_GROUPS = {"paper": paper_table()["methods"]}
+METHOD_GROUPS = {"paper": paper_table()["methods"], "all": [SHORT.get(name, name) for name in SHOWN]}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class RunOptions:
     )
     method: tuple[str, ...] = setting(
         ("kerple", "dape-kerple", "dape1x3-kerple"),
-        help="Methods (`dape methods` lists them), or paper (the eleven of the paper's table).",
+        help="Methods (`dape methods` lists them), paper (the eleven of the paper's table), or all (one for each encoding and processor).",
     )
     out: Path = setting(
         Path("tasks"),

@@ -19,7 +19,7 @@ from dape.evaluation.statistics import Estimate, mean_over_seeds, paired_mean
 from dape.evaluation.table import make_table, means
 from dape.files import parse_text
 from dape.lab import solving
-from dape.lab.figures import LOOK, canvas, style_of
+from dape.lab.figures import COLOURS, LOOK, canvas, style_of
 from dape.lab.runs import Job, digest
 from dape.lab.tables import Cell, Row, Table
 from dape.methods import parse_method
@@ -215,10 +215,12 @@ def length_tables(table: pd.DataFrame) -> list[Table]:
 
 
 def accuracy_figure(table: pd.DataFrame) -> Figure:
-    """A panel for each task: accuracy by length, the longest training length dotted."""
+    """A panel for each task: accuracy by length, the longest training length dotted; many methods as a heat map."""
     tasks = sorted(table["corpus"].unique(), key=list(TASKS).index)
     columns = min(3, len(tasks))
     methods = list(dict.fromkeys(table["method"]))
+    if len(methods) > len(COLOURS):
+        return heat_map(table, tasks, methods)
     with context(["default", LOOK]):
         drawn, axes = canvas(
             3.0 * columns + 1.8,
@@ -251,6 +253,25 @@ def accuracy_figure(table: pd.DataFrame) -> Figure:
             for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
         drawn.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
+    return drawn
+
+
+def heat_map(table: pd.DataFrame, tasks: list[str], methods: list[str]) -> Figure:
+    """A panel for each task: accuracy of methods (rows) by length (columns) in percent, a line after the training's."""
+    with context(["default", LOOK]):
+        drawn, axes = canvas(1.5 * len(tasks) + 2.4, 0.19 * len(methods) + 0.6, 1, len(tasks))
+        for axis, task in zip(axes.flat, tasks, strict=True):
+            own = table[table["corpus"] == task]
+            found = 100 * means(own, "accuracy").reindex(methods)
+            axis.imshow(found, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+            for (row, column), value in np.ndenumerate(found.to_numpy()):
+                colour = "white" if value < 60 else "black"
+                axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
+            axis.axvline((found.columns <= own["train_length"].max()).sum() - 0.5, color="white")
+            axis.set_xticks(range(found.shape[1]), found.columns)
+            axis.set_yticks(range(len(methods)), methods if axis is axes.flat[0] else [""] * len(methods))
+            axis.tick_params(length=0, labelsize=7)
+            axis.set_title(task, loc="left")
     return drawn
 
 

@@ -59,8 +59,8 @@ class Attention(nn.Module):
     """Multi-head attention on x [B, T, hidden]; the position encoding and the positions come with each call.
 
     num_key_value_heads: fewer than num_heads shares keys and values between heads (GQA).
-    head_norm: RMSNorm of each head's output, scaled by 1 − λ(layer), λ = 0.8 − 0.6 · e^(−0.3 · layer) (Golovneva et al.
-               2025, after Ye et al. 2024).
+    head_norm: RMSNorm of each head's output, of pairs of heads in differential attention, scaled by 1 − λ(layer),
+               λ = 0.8 − 0.6 · e^(−0.3 · layer) (Ye et al. 2024, Golovneva et al. 2025).
     head_gate: multiply each head's output by σ(w · x), one gate per head.
     window:    number of keys that a query sees, its own and those right before it; None for all.
     layer:     index of this layer in a cache.
@@ -98,7 +98,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(hidden_size, groups, bias=qkv_bias)
         self.value = nn.Linear(hidden_size, groups, bias=qkv_bias)
         self.out = nn.Linear(hidden_size, hidden_size)
-        self.norm = nn.RMSNorm(self.head_dim, eps=1e-5) if head_norm else None
+        self.norm = nn.RMSNorm(self.head_dim * scores.heads_per_value, eps=1e-5) if head_norm else None
         self.gate = nn.Linear(hidden_size, num_heads) if head_gate else None
         self.scores = scores
 
@@ -153,10 +153,18 @@ class Attention(nn.Module):
         """The encoding's bias for this process's heads; `state` is left out where the encoding has none."""
         return encoding.bias(q, k, positions, scale=self.scale, **state)
 
+    def turn(
+        self, encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys of this process's heads rotated by the token state of all."""
+        return encoding.turn(q, k, positions, state)
+
     def _project(self, attended: Tensor, x: Tensor) -> Tensor:
         """Output [B, T, hidden] from the heads' outputs [B, H, T, D] for queries x."""
         if self.norm is not None:
-            attended = self.norm(attended) * (0.2 + 0.6 * math.exp(-0.3 * self.layer))
+            together = attended.unflatten(1, (-1, self.scores.heads_per_value)).transpose(2, 3)
+            normed = self.norm(together.flatten(3)) * (0.2 + 0.6 * math.exp(-0.3 * self.layer))
+            attended = normed.view_as(together).transpose(2, 3).flatten(1, 2)
         if self.gate is not None:
             attended = attended * torch.sigmoid(self.gate(x)).transpose(1, 2)[..., None]
         return self.out(attended.transpose(1, 2).flatten(2))
@@ -213,6 +221,9 @@ class Attention(nn.Module):
         if late:
             k, program = rotated_late(k, program, encoding, positions)
             v = repeat_heads(v, q.shape[1])
+        if state is not None:
+            q, k = self.turn(encoding, q, k, queried, state)
+            v = repeat_heads(v, k.shape[1])
         if self.window is not None:
             queried = queried.windowed(self.window)
         bias = self.bias(encoding, q, k, queried, **({} if state is None else {"state": state}))

@@ -91,8 +91,6 @@ class DapeConfig(PretrainedConfig):
         check_backend(self.backend)
         self.method = canonical(self.method)
         _check_embeddings(self.layer_methods)
-        # Caches keep keys and values, not the hidden states that Canon layers mix.
-        self.use_cache = self.use_cache and not any(method.canon for method in self.layer_methods)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
@@ -108,6 +106,19 @@ class DapeConfig(PretrainedConfig):
         """The method of every layer."""
         methods = parse_layers(self.method)
         return tuple(methods[layer % len(methods)] for layer in range(self.num_hidden_layers))
+
+    @property
+    def layer_types(self) -> list[str] | None:
+        """What a cache keeps of every layer: beside keys and values, hidden states that Canon layers mix."""
+        methods = self.layer_methods
+        if not any(method.canon for method in methods):
+            return None
+        return ["hybrid" if method.canon else "full_attention" for method in methods]
+
+    @property
+    def number_of_conv_states(self) -> int:
+        """Of a layer with Canon layers."""
+        return 2
 
     @property
     def head_dim(self) -> int:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
@@ -66,7 +67,9 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         self.attention = Attention(
             config.hidden_size,
             config.num_attention_heads,
-            scores=method.build_scores(config.num_attention_heads, width=config.score_width, **options),
+            scores=method.build_scores(
+                config.num_attention_heads, width=config.score_width, layer=layer, **options
+            ),
             num_key_value_heads=config.num_key_value_heads,
             dropout=config.attention_dropout,
             head_norm=config.head_norm,
@@ -80,7 +83,8 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         self.mlp_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.canon_a, self.canon_c = (
-            Canon(config.hidden_size) if place in method.canon else None for place in "ac"
+            Canon(config.hidden_size, layer, state) if place in method.canon else None
+            for state, place in enumerate("ac")
         )
 
     def forward(
@@ -98,14 +102,14 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
             rows = min(last_rows + TAPS - 1, x.shape[1])
         inputs = self.attention_norm(x)
         if self.canon_a is not None:
-            inputs = self.canon_a(inputs, context.positions.starts())
+            inputs = self.canon_a(inputs, context.positions, past_key_values)
         attended = self.attention(
             inputs, encoding=encoding, context=context, past_key_values=past_key_values, last_rows=rows
         )
         x = (x if rows is None else x[:, -rows:]) + self.dropout(attended)
         inputs = self.mlp_norm(x)
         if self.canon_c is not None:
-            inputs = self.canon_c(inputs, context.positions.starts()[:, -inputs.shape[1] :])
+            inputs = self.canon_c(inputs, context.positions, past_key_values)
             x, inputs = (y if last_rows is None else y[:, -last_rows:] for y in (x, inputs))
         return x + self.dropout(self.mlp(inputs))
 
@@ -278,10 +282,10 @@ class DapeModel(DapePreTrainedModel):
         begun = past_key_values is not None and not torch.compiler.is_compiling()
         begun = begun and past_key_values is not None and int(past_key_values.get_seq_length()) > 0
         packed = not begun and starts_again(position_ids, attention_mask)
-        if self.has_canon and (past_key_values is not None or use_cache):
+        if self.has_canon and past_key_values is not None and not _keeps_states(past_key_values):
             raise ValueError(
-                f"{self.config.method} mixes hidden states of neighbours, which a cache of keys and values does not "
-                f"keep: pass use_cache=False"
+                f"{self.config.method} mixes hidden states of neighbours, which this cache does not keep: build it with "
+                f"DynamicCache(config=model.config)"
             )
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
@@ -526,6 +530,10 @@ class DapeForTokenClassification(GenericForTokenClassification, DapePreTrainedMo
 
 # Trainer and others look up models that predict the next token in this table of class names.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DapeConfig.model_type] = DapeForCausalLM.__name__
+
+
+def _keeps_states(cache: Cache) -> bool:
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
 
 
 def _check_cache(use_cache: bool, cache: Cache | None, packed: bool) -> None:

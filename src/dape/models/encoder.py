@@ -69,7 +69,9 @@ class Encoder(nn.Module):
                 Attention(
                     hidden_size,
                     num_heads,
-                    scores=parsed.build_scores(num_heads, width=score_width, **(score_options or {})),
+                    scores=parsed.build_scores(
+                        num_heads, width=score_width, layer=layer, **(score_options or {})
+                    ),
                     qkv_bias=False,
                     backend=backend,
                     layer=layer,

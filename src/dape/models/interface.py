@@ -35,13 +35,14 @@ from transformers.masking_utils import (
 from dape.ops.score_attention import Bias, DistanceBias, ScoreProgram, Visible, attention, attention_weights
 from dape.ops.score_attention.api import HasProgram
 from dape.ops.score_attention.program import PLAIN
+from dape.ops.score_attention.reference import repeat_heads
 from dape.ops.score_attention.types import EVERYTHING, shown_by
 from dape.positions import PositionEncoding, Positions
 from dape.positions.base import count_tokens, positions_in
 
 # Name of the implementation in `model.config._attn_implementation`, and names of the modules added to a layer.
 NAME = "dape"
-SCORES, ENCODING = "score_processor", "position_encoding"
+SCORES, ENCODING, CANON = "score_processor", "position_encoding", "canon_layer"
 # Keyword argument that carries a layer's token states to `attend`.
 STATE = "dape_state"
 # Key of a layer's dictionary that holds the handle of its hook `by_distance`.
@@ -209,7 +210,7 @@ def attend(
     processed = SCORES in module._modules
     program = _program(module, kwargs)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    mask, counted = _unpacked(attention_mask, num_queries, num_keys)
+    mask, counted = unpacked(attention_mask, num_queries, num_keys)
     if mask is not None and not processed:
         # The mask says it all: what a causal layer sees may include a prefix after it.
         causal = False
@@ -235,6 +236,8 @@ def attend(
         state = kwargs.get(STATE)
         if state is not None:
             state = state.extra[:, :, :num_keys]
+            query, key = encoding.turn(query, key, positions, state)
+            value = repeat_heads(value, key.shape[1])
         bias = encoding.bias(query, key, positions, scale=scale, state=state)
     if (recorded := _watched.get()) is not None:
         recorded.append(Inputs(query, key, bias, program, scale, visible))
@@ -343,7 +346,7 @@ def _positions(num_queries: int, keys: Tensor, visible: Visible, *, at_end: bool
     return Positions(queries, keys, visible=visible, consecutive=at_end)
 
 
-def _unpacked(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
+def unpacked(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
     """Intervals of visible keys [B, 1, Tq, 2] and positions of keys [B, Tk], None for those without limits or unknown.
 
     mask: of `interval_mask`, or a caller's [B, 1, Tq, Tk].

@@ -43,6 +43,7 @@ from dape.ops.score_attention import (
     attention,
 )
 from dape.ops.score_attention.api import HasProgram
+from dape.ops.score_attention.reference import repeat_heads
 from dape.positions import PositionEncoding, Positions
 from dape.positions.masks import KeyValueCache
 from dape.scores import ScoreProcessor
@@ -157,6 +158,16 @@ class SharedAttention(Attention):
         part, parts = self.share.part, self.share.parts
         all_q, all_k = q.repeat(1, parts, 1, 1), k.repeat(1, parts, 1, 1)
         return bias_of_heads(super().bias(encoding, all_q, all_k, positions, **state), part, parts)
+
+    def turn(
+        self, encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        part, parts = self.share.part, self.share.parts
+        if not encoding.rotates:
+            return q, k
+        turned = encoding.turn(q.repeat(1, parts, 1, 1), k.repeat(1, parts, 1, 1), positions, state)
+        own_q, own_k = (_share(x, 1, part, parts) for x in turned)
+        return own_q, own_k
 
 
 class EnteringLinear(nn.Module):
@@ -377,7 +388,7 @@ def context_attention(
     program = scores.program() if isinstance(scores, HasProgram) else scores
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys, values = shares.whole(k, 2), shares.whole(v, 2)
-    rotates = encoding is not None and type(encoding).rotate is not PositionEncoding.rotate
+    rotates = encoding is not None and encoding.rotates
     earlier = 0 if program is None else program.earlier_rows
     positions = torch.arange(shares.num_tokens, device=q.device)[None]
     queries = shares.whole(q, 2) if rotates or earlier else None
@@ -386,6 +397,10 @@ def context_attention(
         # All at once: some scalings depend on the length of the whole input.
         keys, queries = encoding.rotate_keys(keys, positions), encoding.rotate(queries, positions)
     states = None if state is None else shares.whole(state, 2)
+    if states is not None and queries is not None:
+        assert encoding is not None
+        queries, keys = encoding.turn(queries, keys, Positions(positions, positions), states)
+        values = repeat_heads(values, keys.shape[1])
     results = []
     for own, chunk in zip(q.chunk(2, 2), shares.chunks(shares.rank), strict=True):
         start, stop = max(0, chunk.start - earlier), chunk.stop

@@ -14,7 +14,9 @@ from dape.positions.pope import PoPE
 from dape.positions.randomized import randomized_positions
 from dape.positions.relative import Relative
 from dape.positions.rope import RoPE
+from dape.positions.rope_id import RoPEID
 from dape.positions.sandwich import Sandwich
+from dape.positions.selective_rope import SelectiveRoPE
 from dape.positions.selfextend import SelfExtend
 from dape.positions.sinusoidal import Sinusoidal
 from dape.positions.t5 import T5Bias
@@ -38,7 +40,9 @@ __all__ = [
     "Positions",
     "Relative",
     "RoPE",
+    "RoPEID",
     "Sandwich",
+    "SelectiveRoPE",
     "SelfExtend",
     "Sinusoidal",
     "T5Bias",
@@ -51,6 +55,8 @@ POSITIONS: dict[str, type[PositionEncoding]] = {
     "nope": NoPE,
     "sinusoidal": Sinusoidal,
     "rope": RoPE,
+    "rope-id": RoPEID,
+    "selective-rope": SelectiveRoPE,
     "pope": PoPE,
     "selfextend": SelfExtend,
     "t5": T5Bias,

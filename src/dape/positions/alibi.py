@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.positions.base import DistanceEncoding, angle_dtype, check_sizes
+from dape.positions.base import DistanceEncoding, angle_dtype
+from dape.settings import check_counts
 
 
 def slopes(num_heads: int) -> list[float]:
@@ -24,7 +25,7 @@ class ALiBi(DistanceEncoding):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads)
+        check_counts(num_heads=num_heads)
         self.slopes = slopes(num_heads)
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:

@@ -199,15 +199,12 @@ class LinearMap(Parameters):
 
     def __init__(self, num_inputs: int, num_outputs: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
-        self.register_parameter("bias", nn.Parameter(torch.empty(num_outputs)) if bias else None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """As nn.Linear: uniform within 1/√num_inputs."""
-        bound = self.weight.shape[1] ** -0.5
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
+        # As nn.Linear.
+        bound = num_inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs).uniform_(-bound, bound))
+        self.register_parameter(
+            "bias", nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound)) if bias else None
+        )
 
 
 def positions_in(shown: Tensor) -> Tensor:
@@ -222,6 +219,12 @@ def count_tokens(follows: Tensor) -> Tensor:
     """
     index = torch.arange(follows.shape[1], device=follows.device)
     return index - index.masked_fill(follows, 0).cummax(-1).values
+
+
+def before(x: Tensor, starts: Tensor) -> Tensor:
+    """Each token's predecessor in x [B, …, T, n]: zeros for tokens of `starts` [1 or B, T], which have none."""
+    starts = starts.view(starts.shape[0], *[1] * (x.dim() - 3), -1, 1)
+    return F.pad(x[..., :-1, :], (0, 0, 1, 0)).masked_fill(starts, 0.0)
 
 
 class PositionEncoding(Parameters, Rebuildable):
@@ -249,8 +252,9 @@ class PositionEncoding(Parameters, Rebuildable):
 
     @property
     def rotates(self) -> bool:
-        """Whether `rotate` is overridden."""
-        return type(self).rotate is not PositionEncoding.rotate
+        """Whether `rotate` or `turn` is overridden."""
+        own = type(self)
+        return own.rotate is not PositionEncoding.rotate or own.turn is not PositionEncoding.turn
 
     @classmethod
     def trained_at(cls, length: int, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,15 +286,19 @@ class PositionEncoding(Parameters, Rebuildable):
         return self.rotate(x, positions) if lengths is None else self.rotate(x, positions, lengths)
 
     def token_state(self, x: Tensor) -> Tensor | None:
-        """Per-token state [B, H, T] from the hidden states [B, T, hidden]; cached along with the keys."""
+        """Per-token state [B, H, T, n] from the hidden states [B, T, hidden]; cached along with the keys."""
         return None
+
+    def turn(self, q: Tensor, k: Tensor, positions: Positions, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [B, H, Tq, D] and keys [B, G or H, Tk, D] rotated by the keys' token state; keys are cached before that."""
+        return q, k
 
     def bias(
         self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
     ) -> Bias:
         """Additive bias for the scores of q [B, H, Tq, D] and k [B, G, Tk, D].
 
-        state: [B, H, Tk], `token_state` of the keys.
+        state: [B, H, Tk, n], `token_state` of the keys.
         """
         return None
 
@@ -319,13 +327,6 @@ class DistanceEncoding(PositionEncoding):
             return self.at(distance, causal=positions.causal).transpose(0, 1).to(dtype)
 
         return TileBias(tile, positions.batch)
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise if a size is not positive."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name}={size} must be at least 1")
 
 
 def at_least_float32(parameter: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import PositionEncoding, Positions, at_least_float32, check_sizes
+from dape.positions.base import PositionEncoding, Positions, at_least_float32
+from dape.settings import check_counts
 
 
 class CoPE(PositionEncoding):
@@ -21,15 +22,11 @@ class CoPE(PositionEncoding):
 
     def __init__(self, head_dim: int, *, num_positions: int = 64, scaled: bool = False) -> None:
         super().__init__()
-        check_sizes(head_dim=head_dim)
+        check_counts(head_dim=head_dim)
         if num_positions < 2:
             raise ValueError(f"num_positions={num_positions}: counting needs at least 2")
         self.num_positions, self.scaled = num_positions, scaled
-        self.embeddings = nn.Parameter(torch.empty(head_dim, num_positions))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.embeddings)
+        self.embeddings = nn.Parameter(torch.zeros(head_dim, num_positions))
 
     def bias(
         self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None

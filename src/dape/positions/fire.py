@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, Curve, TileBias
-from dape.positions.base import LinearMap, PositionEncoding, Positions, check_sizes
+from dape.positions.base import LinearMap, PositionEncoding, Positions
+from dape.settings import check_counts
 
 EPSILON = 1e-6
 # More than any distance relative to its reach.
@@ -27,25 +28,18 @@ class FIRE(PositionEncoding):
         self, num_heads: int, *, width: int = 32, rate: float = 0.1, threshold: float = 512.0
     ) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads)
+        check_counts(num_heads=num_heads)
         # With a ReLU between them; see `network`.
         self.mlp = nn.ModuleDict({"0": LinearMap(1, width), "2": LinearMap(width, num_heads)})
-        self.initial_rate, self.threshold = rate, threshold
+        self.threshold = threshold
         # One number each, but no scalars, which FSDP cannot shard.
-        self.rate = nn.Parameter(torch.empty(1))
-        self.threshold_factor = nn.Parameter(torch.empty(1))
-        self.reset_parameters()
+        self.rate = nn.Parameter(torch.full((1,), rate))
+        self.threshold_factor = nn.Parameter(torch.ones(1))
 
     @classmethod
     def trained_at(cls, length: int, given: Mapping[str, Any]) -> dict[str, Any]:
         """Half the training length, as the DAPE authors configure it (256 for 512)."""
         return {"threshold": length / 2}
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.rate, self.initial_rate)
-        nn.init.constant_(self.threshold_factor, 1.0)
-        for layer in self.mlp.values():
-            cast(LinearMap, layer).reset_parameters()
 
     def bias(
         self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, SeparableBias
 from dape.positions.alibi import slopes
-from dape.positions.base import PositionEncoding, Positions, angle_dtype, at_least_float32, check_sizes
+from dape.positions.base import PositionEncoding, Positions, angle_dtype, at_least_float32
+from dape.settings import check_counts
 
 
 class TokenSteps(PositionEncoding):
@@ -24,9 +25,9 @@ class TokenSteps(PositionEncoding):
 
     def __init__(self, num_heads: int, hidden_size: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads, hidden_size=hidden_size)
-        self.weight = nn.Parameter(torch.empty(num_heads, hidden_size))
-        self.offset = nn.Parameter(torch.empty(num_heads))
+        check_counts(num_heads=num_heads, hidden_size=hidden_size)
+        self.weight = nn.Parameter(torch.zeros(num_heads, hidden_size))
+        self.offset = nn.Parameter(torch.zeros(num_heads))
 
     def step(self, gate: Tensor) -> Tensor:
         """Change of c [B, H, T] at each token, from its linear gate; never positive."""
@@ -35,7 +36,7 @@ class TokenSteps(PositionEncoding):
     def token_state(self, x: Tensor) -> Tensor:
         weight, offset = self(x.device)
         gate = torch.einsum("bti,hi->bht", at_least_float32(x).to(weight.dtype), weight)
-        return self.step(gate + offset[:, None]).to(x.dtype)
+        return self.step(gate + offset[:, None]).to(x.dtype)[..., None]
 
     def bias(
         self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
@@ -44,7 +45,7 @@ class TokenSteps(PositionEncoding):
         if state is None:
             raise ValueError(f"{type(self).__name__} needs the hidden states: pass state=token_state(x)")
         # In float32, sums of 30,000 would be off by 0.002, which is what neighbouring tokens may differ by.
-        total = state.to(angle_dtype(state.device)).cumsum(-1)
+        total = state[..., 0].to(angle_dtype(state.device)).cumsum(-1)
         rows = positions.query_index()
         row = total.gather(2, rows[:, None].expand(total.shape[0], total.shape[1], -1))
         return SeparableBias(row, -total)
@@ -65,14 +66,9 @@ class FoX(TokenSteps):
         super().__init__(num_heads, hidden_size)
         if not 0 < shortest <= longest:
             raise ValueError(f"shortest={shortest} and longest={longest}: expected 0 < shortest ≤ longest")
-        self.shortest, self.longest = shortest, longest
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
-        ratio = self.longest / self.shortest
-        for head in range(len(self.offset)):
-            time = self.shortest * ratio ** (head / max(1, len(self.offset) - 1))
+        for head in range(num_heads):
+            time = shortest * (longest / shortest) ** (head / max(1, num_heads - 1))
             # σ(b) = e^(−1/time).
             nn.init.constant_(self.offset[head], -math.log(math.expm1(1 / time)))
 
@@ -89,11 +85,6 @@ class DataAlibi(TokenSteps):
     def __init__(self, num_heads: int, hidden_size: int) -> None:
         super().__init__(num_heads, hidden_size)
         self.slopes = slopes(num_heads)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.offset)
 
     def step(self, gate: Tensor) -> Tensor:
         slope = torch.tensor(self.slopes, device=gate.device, dtype=gate.dtype)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dape.positions.base import DistanceEncoding, check_sizes
+from dape.positions.base import DistanceEncoding
+from dape.settings import check_counts
 
 FLOOR = 0.01
 
@@ -23,14 +24,9 @@ class Kerple(DistanceEncoding):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads)
-        self.raw_height = nn.Parameter(torch.empty(num_heads))
-        self.raw_rate = nn.Parameter(torch.empty(num_heads))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.uniform_(self.raw_height, 0, 2)
-        nn.init.uniform_(self.raw_rate, 0, 1)
+        check_counts(num_heads=num_heads)
+        self.raw_height = nn.Parameter(torch.empty(num_heads).uniform_(0, 2))
+        self.raw_rate = nn.Parameter(torch.empty(num_heads).uniform_(0, 1))
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
         raw_height, raw_rate = self(distance.device)
@@ -46,14 +42,9 @@ class KerplePower(DistanceEncoding):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads)
-        self.raw_height = nn.Parameter(torch.empty(num_heads))
-        self.raw_power = nn.Parameter(torch.empty(num_heads))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.uniform_(self.raw_height, 0, 2)
-        nn.init.normal_(self.raw_power, std=0.5)
+        check_counts(num_heads=num_heads)
+        self.raw_height = nn.Parameter(torch.empty(num_heads).uniform_(0, 2))
+        self.raw_power = nn.Parameter(torch.empty(num_heads).normal_(std=0.5))
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
         raw_height, raw_power = self(distance.device)

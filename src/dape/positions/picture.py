@@ -34,12 +34,12 @@ def added(name: str, num_tokens: int = TOKENS) -> Tensor:
         x = torch.randn(1, num_tokens, HEADS * WIDTH)
     positions = Positions.of(num_tokens)
     ones = torch.ones(1, HEADS, num_tokens, WIDTH)
-    scores = encoding.rotate(ones, positions.queries) @ encoding.rotate(ones, positions.keys).transpose(
-        -1, -2
-    )
-    total = scores / WIDTH - 1
+    q, k = encoding.rotate(ones, positions.queries), encoding.rotate(ones, positions.keys)
     state = encoding.token_state(x)
     further = {} if state is None else {"state": state}
+    if state is not None:
+        q, k = encoding.turn(q, k, positions, state)
+    total = q @ k.transpose(-1, -2) / WIDTH - 1
     q = x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
     bias = encoding.bias(q, q, positions, scale=WIDTH**-0.5, **further)
     tile = bias_tile(bias, slice(0, num_tokens), num_tokens, num_queries=num_tokens, total_keys=num_tokens)

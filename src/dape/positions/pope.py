@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dape.positions.base import PositionEncoding, angle_dtype, at_least_float32, check_sizes
+from dape.positions.base import PositionEncoding, angle_dtype, at_least_float32
+from dape.settings import check_counts
 
 
 class PoPE(PositionEncoding):
@@ -21,7 +22,7 @@ class PoPE(PositionEncoding):
 
     def __init__(self, head_dim: int, *, base: float = 10000.0) -> None:
         super().__init__()
-        check_sizes(head_dim=head_dim)
+        check_counts(head_dim=head_dim)
         self.head_dim, self.base = head_dim, base
         self.shift = nn.Parameter(torch.zeros(head_dim))
 

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dape.positions.base import PositionEncoding, angle_dtype, check_sizes
+from dape.positions.base import PositionEncoding, angle_dtype
+from dape.settings import check_counts
 
 
 def _ntk(rope: RoPE, frequencies: Tensor, stretch: float | Tensor) -> Tensor:
@@ -117,7 +118,7 @@ class RoPE(PositionEncoding):
         fraction: float = 1.0,
     ) -> None:
         super().__init__()
-        check_sizes(head_dim=head_dim)
+        check_counts(head_dim=head_dim)
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction} of the features rotate; it must be in (0, 1]")
         if head_dim % 2:
@@ -185,10 +186,14 @@ class RoPE(PositionEncoding):
         theta = self.frequencies(lengths[:, None])
         angles = positions[:, None, :, None].to(theta.dtype) * theta
         # A sharper softmax: q and k each carry the square root of the logits' factor.
-        gain = SCALINGS[self.scaling].gain(self)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = (angles.cos() * gain).to(dtype), (angles.sin() * gain).to(dtype)
-        rotated, rest = x.split([self.head_dim, x.shape[-1] - self.head_dim], -1)
-        a, b = rotated.to(dtype).chunk(2, -1)
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
-        return turned if not rest.shape[-1] else torch.cat([turned, rest], -1)
+        return rotated(x, angles, SCALINGS[self.scaling].gain(self))
+
+
+def rotated(x: Tensor, angles: Tensor, gain: float = 1.0) -> Tensor:
+    """x […, T, D] with its features m and m + n rotated by angles […, T, n], times gain; features from 2n on as they are."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = (angles.cos() * gain).to(dtype), (angles.sin() * gain).to(dtype)
+    pairs = angles.shape[-1]
+    a, b, rest = x.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
+    a, b = a.to(dtype), b.to(dtype)
+    return torch.cat([(a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype), rest], -1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.positions.base import DistanceEncoding, angle_dtype, check_sizes
+from dape.positions.base import DistanceEncoding, angle_dtype
+from dape.settings import check_counts
 
 
 class Sandwich(DistanceEncoding):
@@ -16,7 +17,7 @@ class Sandwich(DistanceEncoding):
 
     def __init__(self, num_heads: int, *, width: int = 128) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads)
+        check_counts(num_heads=num_heads)
         if width < 2 or width % 2:
             raise ValueError(f"width={width} must be even and positive: sinusoids come in pairs")
         self.num_heads, self.width = num_heads, width

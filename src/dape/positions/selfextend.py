@@ -7,12 +7,14 @@ from torch import Tensor
 from dape.ops.score_attention.types import Bias, TileBias
 from dape.positions.base import PositionEncoding, Positions, at_least_float32
 from dape.positions.rope import RoPE
+from dape.settings import check_counts
 
 
 class SelfExtend(PositionEncoding):
     """RoPE at distance i − j below `near`; beyond, at ⌊i/group⌋ − ⌊j/group⌋ + near − ⌊near/group⌋ (Jin et al. 2024).
 
-    group: None caps the distance at `near` instead (ReRoPE, Su 2023).
+    group: None caps the distance at `near` instead (ReRoPE, Su 2023, whose code also multiplies queries beyond the
+           training length n by log i / log n; here they stay as they are).
     base, fraction: as in RoPE. A retrofit takes both from the model, and half of its length as `near`.
 
     The bias is the difference of the two scores, so that processors read the scores at true distances and the change.
@@ -32,9 +34,7 @@ class SelfExtend(PositionEncoding):
         fraction: float = 1.0,
     ) -> None:
         super().__init__()
-        for name, value in (("near", near), ("group", group)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        check_counts(near=near, group=1 if group is None else group)
         self.rope = RoPE(head_dim, base=base, fraction=fraction)
         self.near, self.group = near, group
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dape.positions.base import PositionEncoding, angle_dtype, check_sizes
+from dape.positions.base import PositionEncoding, angle_dtype
+from dape.settings import check_counts
 
 
 def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
@@ -25,7 +26,7 @@ class Sinusoidal(PositionEncoding):
 
     def __init__(self, hidden_size: int, *, base: float = 10000.0) -> None:
         super().__init__()
-        check_sizes(hidden_size=hidden_size)
+        check_counts(hidden_size=hidden_size)
         if hidden_size % 2:
             raise ValueError(f"sinusoids come in pairs: hidden_size={hidden_size} is odd")
         self.hidden_size, self.base = hidden_size, base

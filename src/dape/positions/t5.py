@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dape.positions.base import DistanceEncoding, check_sizes
+from dape.positions.base import DistanceEncoding
+from dape.settings import check_counts
 
 
 def buckets(distance: Tensor, *, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
@@ -36,18 +37,14 @@ class T5Bias(DistanceEncoding):
         self, num_heads: int, head_dim: int, *, num_buckets: int = 32, max_distance: int = 128
     ) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads, head_dim=head_dim)
+        check_counts(num_heads=num_heads, head_dim=head_dim)
         if num_buckets < 4 or num_buckets % 4:
             raise ValueError(f"num_buckets={num_buckets} must be a positive multiple of 4")
         if max_distance <= num_buckets // 2:
             raise ValueError(f"max_distance={max_distance} must exceed num_buckets / 2 = {num_buckets // 2}")
         self.num_buckets, self.max_distance = num_buckets, max_distance
         self.gain = math.sqrt(head_dim)
-        self.table = nn.Parameter(torch.empty(num_buckets, num_heads))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.table, std=0.02)
+        self.table = nn.Parameter(torch.empty(num_buckets, num_heads).normal_(std=0.02))
 
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
         index = buckets(

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import LinearMap, PositionEncoding, Positions, at_least_float32, check_sizes
+from dape.positions.base import LinearMap, PositionEncoding, Positions, at_least_float32
 from dape.positions.sinusoidal import sinusoids
+from dape.settings import check_counts
 
 
 class TransformerXL(PositionEncoding):
@@ -18,17 +19,11 @@ class TransformerXL(PositionEncoding):
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads, head_dim=head_dim)
-        self.key_bias = nn.Parameter(torch.empty(num_heads, head_dim))
-        self.distance_bias = nn.Parameter(torch.empty(num_heads, head_dim))
+        check_counts(num_heads=num_heads, head_dim=head_dim)
+        self.key_bias = nn.Parameter(torch.empty(num_heads, head_dim).normal_(std=0.02))
+        self.distance_bias = nn.Parameter(torch.empty(num_heads, head_dim).normal_(std=0.02))
         width = num_heads * head_dim
         self.distance_key = LinearMap(width + width % 2, width, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.key_bias, std=0.02)
-        nn.init.normal_(self.distance_bias, std=0.02)
-        self.distance_key.reset_parameters()
 
     def bias(
         self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None

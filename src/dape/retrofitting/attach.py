@@ -16,7 +16,8 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from dape.methods import Method, parse_method
 from dape.models.attention import Attention
-from dape.models.interface import ENCODING, NAME, SCORES, Call
+from dape.models.canon import Canon
+from dape.models.interface import CANON, ENCODING, NAME, SCORES, Call
 from dape.models.remote_code import write_entries
 from dape.positions import POSITIONS, Grid, PositionEncoding, RoPE, SelfExtend
 from dape.positions.kerple import FLOOR, Kerple
@@ -109,9 +110,9 @@ def retrofit(
     if trains not in get_args(Trains):
         raise ValueError(f'trains="{trains}", expected one of {", ".join(get_args(Trains))}')
     parsed, keeps = parse_plan(method, inner)
-    if parsed.window is not None or parsed.canon:
+    if parsed.window is not None or parsed.canon not in ("", "a"):
         raise ValueError(
-            f"{parsed.name}: a retrofit keeps the model's layers and windows, leave window and canon out"
+            f"{parsed.name}: a retrofit keeps the model's MLPs and windows, leave window out and canon at a"
         )
     tested = self_test and not next(inner.parameters()).is_meta
     before = check.logits(inner, check.given(inner)) if tested else None
@@ -270,7 +271,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def is_added(name: str) -> bool:
     """Whether the parameter `name` belongs to an added module."""
-    return any(f".{part}." in name for part in (SCORES, ENCODING))
+    return any(f".{part}." in name for part in (SCORES, ENCODING, CANON))
 
 
 def retrofitted_layers(model: nn.Module) -> list[nn.Module]:
@@ -329,12 +330,14 @@ def _attach(
         hooks += positions.switch_off(model)
         if tested and not _passes_bias(model):
             check.check_without_positions(model)
-    for call in calls:
+    for number, call in enumerate(calls):
         layer, like = call.module, next(call.module.parameters())
         # Frozen and quantised weights may have dtypes that convolutions cannot have; then float32 is right.
         dtype = like.dtype if like.is_floating_point() else torch.float32
         with torch.device(like.device):
-            scores: ScoreProcessor = method.build_scores(call.num_heads, width=plan.width, **options)
+            scores: ScoreProcessor = method.build_scores(
+                call.num_heads, width=plan.width, layer=number, **options
+            )
             encoding = None
             if not (keeps or stretched or method.position == "nope"):
                 encoding = method.build_position(
@@ -351,6 +354,12 @@ def _attach(
             layer.add_module(ENCODING, encoding.to(dtype))
             if type(encoding).token_state is not PositionEncoding.token_state:
                 hooks.append(positions.carry_state(layer))
+        if method.canon:
+            canon = Canon(model.config.get_text_config().hidden_size)
+            if zero_init:
+                nn.init.zeros_(canon.weight)
+            layer.add_module(CANON, canon.to(like.device, dtype))
+            hooks.append(layer.register_forward_pre_hook(positions.mix_neighbours, with_kwargs=True))
 
 
 def _extends(method: Method, model: PreTrainedModel) -> bool:
@@ -405,9 +414,8 @@ def gentle_start(encoding: PositionEncoding, *, beside_others: bool = False) -> 
 
 def _detach(model: PreTrainedModel, implementation: str) -> None:
     for layer in retrofitted_layers(model):
-        delattr(layer, SCORES)
-        if ENCODING in layer._modules:
-            delattr(layer, ENCODING)
+        for name in (SCORES, ENCODING, CANON):
+            layer._modules.pop(name, None)
     for hook in _hooks(model):
         hook.remove()
     del model._dape_hooks
@@ -430,8 +438,10 @@ def _use_cache(model: PreTrainedModel, value: bool) -> None:
 
 
 def _reads_earlier_queries(model: nn.Module) -> bool:
+    """Whether caches of keys and values do not suffice: earlier queries or hidden states are read again."""
     return any(
-        cast(Any, layer)._modules[SCORES].program().earlier_rows for layer in retrofitted_layers(model)
+        CANON in layer._modules or cast(Any, layer)._modules[SCORES].program().earlier_rows
+        for layer in retrofitted_layers(model)
     )
 
 

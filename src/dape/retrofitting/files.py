@@ -23,7 +23,7 @@ from transformers import logging as transformers_logging
 from dape.checksums import content_digest, file_digest, verify_checksums
 from dape.files import read_json, usual_mode, write_atomically
 from dape.hub import hub_options, not_loaded
-from dape.models.interface import ENCODING, SCORES
+from dape.models.interface import CANON, ENCODING, SCORES
 from dape.retrofitting.attach import (
     RECORD,
     Model,
@@ -279,5 +279,5 @@ def _own_tensors(folder: Path, model: nn.Module) -> dict[str, Tensor]:
 
 def _by_layer(name: str) -> list[tuple[int, str]]:
     """Sorting key: by the numbers of layers, then by the name inside the added module."""
-    outside, part, inside = re.split(rf"\.({SCORES}|{ENCODING})\.", name)
+    outside, part, inside = re.split(rf"\.({SCORES}|{ENCODING}|{CANON})\.", name)
     return [*((int(number), "") for number in re.findall(r"\d+", outside)), (0, part + inside)]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
-from dape.models.interface import ENCODING, STATE
+from dape.models.canon import Canon
+from dape.models.interface import CANON, ENCODING, STATE, unpacked
 from dape.positions import PositionEncoding, RoPE
 from dape.positions.rope import SCALINGS
 
@@ -194,7 +195,7 @@ class StatefulCache:
     """Wrapper of a transformers cache that stores a per-token state as further features of the keys.
 
     Operations that reorder, crop or copy the cache then include it.
-    extra: [B, H, T], state of the new tokens; after `update`, of all cached tokens.
+    extra: [B, H, T, n], state of the new tokens; after `update`, of all cached tokens.
     """
 
     def __init__(self, extra: Tensor, cache: Cache | None = None) -> None:
@@ -205,15 +206,32 @@ class StatefulCache:
     ) -> tuple[Tensor, Tensor]:
         assert self.cache is not None
         width, groups, dtype = keys.shape[-1], keys.shape[1], keys.dtype
-        # [B, H, T] as [B, G, T, H/G]: a key has the states of all heads that read it.
-        packed = self.extra.unflatten(1, (groups, -1)).transpose(2, 3)
+        # [B, H, T, n] as [B, G, T, H/G · n]: a key has the states of all heads that read it.
+        size = self.extra.shape[-1]
+        packed = self.extra.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3)
         # A cache has one dtype, the finer of both: under autocast, states are finer than keys.
         keys, values = self.cache.update(torch.cat([keys, packed], -1), values, layer, *args, **kwargs)
-        self.extra = keys[..., width:].transpose(2, 3).flatten(1, 2)
+        self.extra = keys[..., width:].unflatten(3, (-1, size)).transpose(2, 3).flatten(1, 2)
         return keys[..., :width].to(dtype), values.to(dtype)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
+
+
+def mix_neighbours(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Hook that passes an attention layer's hidden states through its Canon layer."""
+    given = [*args[1:], *kwargs.values()]
+    if any(isinstance(x, Cache | StatefulCache) and int(x.get_seq_length()) for x in given):
+        raise ValueError(
+            "the Canon layers that dape.retrofit added read hidden states of earlier tokens, which caches of "
+            "transformers do not keep: pass use_cache=False"
+        )
+    x = args[0] if args else kwargs["hidden_states"]
+    mask = next((y for y in given if isinstance(y, Tensor) and y.dim() == 4), None)
+    _, counted = unpacked(mask, x.shape[1], x.shape[1])
+    starts = (torch.arange(x.shape[1], device=x.device)[None] if counted is None else counted) == 0
+    x = cast(Canon, getattr(module, CANON)).mixed(x, starts)
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
 
 def carry_state(layer: nn.Module) -> RemovableHandle:

@@ -9,6 +9,7 @@ from torch import nn
 
 from dape.methods import canonical, parse_layers
 from dape.models import DapeConfig, DapeForCausalLM
+from dape.models.canon import Canon
 from dape.rebuildable import constructor_parameters
 from dape.retrofitting.attach import gentle_start
 from dape.scores import SCORES
@@ -25,16 +26,18 @@ def replace_method(model: DapeForCausalLM, method: str, *, width: int = 32) -> D
     knows = all("zero_init" in constructor_parameters(processor) for processor in processors)
     config.score_options = {"zero_init": True} if knows else {}
     new = DapeForCausalLM(config)
+    own = (".encodings.", ".attention.scores.", ".canon_")
     kept = {
-        name: value
-        for name, value in model.state_dict().items()
-        if ".encodings." not in name and ".attention.scores." not in name
+        name: value for name, value in model.state_dict().items() if not any(part in name for part in own)
     }
     missing, unexpected = new.load_state_dict(kept, strict=False)
     assert not unexpected, unexpected
-    assert all(".encodings." in name or ".attention.scores." in name for name in missing), missing
+    assert all(any(part in name for part in own) for name in missing), missing
     for encoding in new.model.encodings:
         gentle_start(encoding)
+    for module in new.modules():
+        if isinstance(module, Canon):
+            nn.init.zeros_(module.weight)
     like = next(model.parameters())
     nn.Module.to(new, like.device, like.dtype)
     return new.train(model.training)

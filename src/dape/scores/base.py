@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from dape.ops.score_attention import ScoreProgram, Visible
+from dape.ops.score_attention import ScoreProgram, Stage, Visible
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.reference import normalise, process
 from dape.ops.score_attention.types import EVERYTHING
@@ -20,10 +20,11 @@ class ScoreProcessor(Rebuildable):
 
     A constructor declares the sizes it needs by name: `num_heads`, `bias_channels` (whether the encoding adds a bias that
     the first stage should read), `kernel_size` and `query_kernel_size` (if method names carry sizes, such as dape1x3),
-    `width`; its other parameters are options of the method.
+    `width`, `layer` (its index in the model); its other parameters are options of the method.
 
     before_rotation: the stage before the softmax is of keys as they are projected, not of rotated ones: with an
                  encoding that rotates, layers convolve the keys and rotate them then.
+    heads_per_value: number of neighbouring heads whose outputs are parts of one, for the normalisation of heads.
     summary:     a line for listings.
     reference:   the paper that it is from.
     bare_kernel: the kernel (queries, keys) of a method name without sizes.
@@ -31,6 +32,7 @@ class ScoreProcessor(Rebuildable):
     """
 
     before_rotation: bool = False
+    heads_per_value: int = 1
     summary: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     bare_kernel: ClassVar[tuple[int, int]] = (1, 1)
@@ -139,3 +141,8 @@ def stage_tensors(conv: nn.Module) -> tuple[Tensor, Tensor | None]:
     offset = responses[-1]
     weight = (responses[:-1] - offset).T.reshape(-1, *shape)
     return weight, None if base.bias is None else offset
+
+
+def linear_stage(conv: nn.Module | None, left: int = 0, groups: int = 1) -> tuple[Stage, ...]:
+    """The stage of a convolution without activation; none for None."""
+    return () if conv is None else (Stage(*stage_tensors(conv), left, groups),)

@@ -9,6 +9,7 @@ from torch import nn
 from dape.ops.score_attention import ScoreProgram, Stage
 from dape.ops.score_attention.program import Residual
 from dape.scores.base import ScoreProcessor, StageConv, stage_tensors
+from dape.settings import check_counts
 
 Padding = Literal["same", "causal"]
 
@@ -93,10 +94,3 @@ def left_reach(kernel_size: int, padding: Padding) -> int:
     if padding not in reach:
         raise ValueError(f'padding="{padding}", expected "same" or "causal"')
     return reach[padding]
-
-
-def check_counts(**sizes: int) -> None:
-    """Raise if a size is not a whole number of at least 1."""
-    for name, value in sizes.items():
-        if not isinstance(value, SupportsIndex) or value < 1:
-            raise ValueError(f"{name}={value} must be a whole number, at least 1")

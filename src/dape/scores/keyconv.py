@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from dape.ops.score_attention import ScoreProgram, Stage
-from dape.scores.base import ScoreProcessor, StageConv, stage_tensors
-from dape.scores.conv import Padding, check_counts, left_reach
+from dape.ops.score_attention import ScoreProgram
+from dape.scores.base import ScoreProcessor, StageConv, linear_stage
+from dape.scores.conv import Padding, left_reach
+from dape.settings import check_counts
 
 
 class KeyConv(ScoreProcessor):
@@ -45,7 +46,7 @@ class KeyConv(ScoreProcessor):
         self.conv = identity_conv(num_heads, (query_kernel_size, kernel_size), self.groups, self.left)
 
     def program(self) -> ScoreProgram:
-        return ScoreProgram((Stage(*stage_tensors(self.conv), self.left, self.groups),), residual="bias")
+        return ScoreProgram(linear_stage(self.conv, self.left, self.groups), residual="bias")
 
 
 def identity_conv(num_heads: int, kernel: tuple[int, int], groups: int, left: int) -> StageConv:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dape.ops.score_attention import ScoreProgram, Stage
-from dape.scores.base import ScoreProcessor, StageConv, stage_tensors
+from dape.ops.score_attention import ScoreProgram
+from dape.scores.base import ScoreProcessor, StageConv, linear_stage
 
 
 class KeyShift(ScoreProcessor):
@@ -18,8 +18,8 @@ class KeyShift(ScoreProcessor):
 
     keys, values: which of the two are shifted.
     zero_init:    start without a shift, (a, b) = (c, d) = (1, 0). By default each pair is the softmax of two normal
-                  numbers, as in the authors' code for Baichuan-M1, which names two scalars per key-value head; here
-                  they are per query head.
+                  numbers, as in the authors' code for Baichuan-M1; the paper draws a and c uniformly between 0 and 1,
+                  and b = 1 − a, d = 1 − c. Both have scalars per key-value head; here they are per query head.
     """
 
     summary = "keys and values mixed with the previous token's"
@@ -36,10 +36,8 @@ class KeyShift(ScoreProcessor):
         self.values = _pair(num_heads, zero_init, own=0) if values else None
 
     def program(self) -> ScoreProgram:
-        def stages(conv: nn.Module | None, left: int) -> tuple[Stage, ...]:
-            return () if conv is None else (Stage(*stage_tensors(conv), left, self.num_heads),)
-
-        pre, post = stages(self.keys, 1), stages(self.values, 0)
+        pre = linear_stage(self.keys, 1, self.num_heads)
+        post = linear_stage(self.values, 0, self.num_heads)
         return ScoreProgram(pre, post, "bias" if pre else "scores+bias")
 
 

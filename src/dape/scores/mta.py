@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dape.ops.score_attention import ScoreProgram, Stage
-from dape.scores.base import ScoreProcessor, stage_tensors
-from dape.scores.conv import check_counts
+from dape.ops.score_attention import ScoreProgram
+from dape.scores.base import ScoreProcessor, linear_stage
 from dape.scores.keyconv import identity_conv
+from dape.settings import check_counts
 
 
 class MultiTokenAttention(ScoreProcessor):
@@ -52,14 +52,6 @@ class MultiTokenAttention(ScoreProcessor):
         self.mix = identity_conv(num_heads, (1, 1), self.groups, 0) if head_group > 1 else None
 
     def program(self) -> ScoreProgram:
-        def stages(mix: object, conv: object) -> list[Stage]:
-            """Mixing of heads, then convolution; either may be None."""
-            present = []
-            if mix is not None:
-                present.append(Stage(*stage_tensors(mix), groups=self.groups))  # type: ignore[arg-type]  # a module
-            if conv is not None:
-                present.append(Stage(*stage_tensors(conv), self.left, self.num_heads))  # type: ignore[arg-type]  # as above
-            return present
-
-        pre, post = stages(self.mix_before, self.conv), stages(self.mix, self.conv_after)[::-1]
-        return ScoreProgram(tuple(pre), tuple(post), residual="bias")
+        before, mixed = (linear_stage(mix, groups=self.groups) for mix in (self.mix_before, self.mix))
+        conv, after = (linear_stage(x, self.left, self.num_heads) for x in (self.conv, self.conv_after))
+        return ScoreProgram(before + conv, after + mixed, residual="bias")

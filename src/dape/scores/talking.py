@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
-
-from dape.ops.score_attention import ScoreProgram, Stage
-from dape.scores.base import ScoreProcessor, stage_tensors
+from dape.ops.score_attention import ScoreProgram
+from dape.scores.base import ScoreProcessor, linear_stage
 from dape.scores.keyconv import identity_conv
 
 
@@ -26,9 +24,5 @@ class TalkingHeads(ScoreProcessor):
         self.after = identity_conv(num_heads, (1, 1), 1, 0) if after else None
 
     def program(self) -> ScoreProgram:
-        pre, post = (_stages(conv) for conv in (self.before, self.after))
-        return ScoreProgram(pre, post, "bias" if pre else "scores+bias")
-
-
-def _stages(conv: nn.Module | None) -> tuple[Stage, ...]:
-    return () if conv is None else (Stage(*stage_tensors(conv)),)
+        pre = linear_stage(self.before)
+        return ScoreProgram(pre, linear_stage(self.after), "bias" if pre else "scores+bias")

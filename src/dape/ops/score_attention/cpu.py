@@ -115,11 +115,7 @@ def describe(
         tensors["earlier"] = earlier.expand(batch, -1).to(torch.int32)
     if program.length_scale is not None:
         first, last = visible.bounds(num_queries, num_keys, causal=problem.causal, device=device)
-        length = torch.log((last - first + 1).clamp(min=1).float())
-        factor = program.length_scale[:, None] * length[:, None]
-        if program.length_offset is not None:
-            factor = factor + program.length_offset[:, None]
-        tensors["factor"] = factor.float().expand(batch, -1, -1)
+        tensors["factor"] = program.length_factor(last - first + 1).float().expand(batch, -1, -1)
     plan = {
         "pair": pair, "causal": problem.causal, "scale": problem.scale, "residual": program.residual,
         "softcap": program.softcap or 0.0, "dense_grad": isinstance(bias, Tensor) and bias.requires_grad,

@@ -74,8 +74,8 @@ class Edges:
 
     @property
     def num_visible(self) -> Tensor:
-        """Number of keys that each query sees, [B or 1, 1, Tq, 1]."""
-        return (self.last - self.first + 1).clamp(min=0)[:, None, :, None]
+        """Number of keys that each query sees, [B or 1, Tq]."""
+        return (self.last - self.first + 1).clamp(min=0)
 
     def image(self, x: Tensor) -> Tensor:
         """An image [B, C, Tq, Tk], set to zero where it may not be read."""

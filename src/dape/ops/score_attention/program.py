@@ -18,7 +18,7 @@ from torch import Tensor
 Residual = Literal["scores+bias", "scores", "bias", "none"]
 Normaliser = Literal["softmax", "stickbreaking", "entmax"]
 # Tensors [H] of the normaliser.
-VECTORS = ("sink", "length_scale", "length_offset")
+VECTORS = ("sink", "length_scale", "length_offset", "length_power")
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,9 @@ class ScoreProgram:
     post:     stages on the weights after it.
     residual: added to the result of `pre`: "scores+bias", "scores", "bias" or "none".
     sink:     [H], the logit of an additional key with value zero, or None.
-    length_scale: [H], SSMax's factor s: logits are multiplied by s · log n, n the number of visible keys.
-    length_offset: [H], offset b of that factor: s · log n + b; None for 0.
+    length_scale: [H], s: logits are multiplied by b + s · log(n + shift)^p, n the number of visible keys; None for 1.
+    length_offset, length_power: [H], b and p; None for 0 and 1.
+    length_shift: number added to n, which a power needs to be positive.
     normaliser: "softmax", "stickbreaking" or "entmax".
     softcap:  S is replaced by softcap · tanh(S / softcap) first.
     leak_future: the paper's leakage experiment: `pre` reads keys that the mask hides from the query.
@@ -128,6 +129,8 @@ class ScoreProgram:
     sink: Tensor | None = None
     length_scale: Tensor | None = None
     length_offset: Tensor | None = None
+    length_power: Tensor | None = None
+    length_shift: float = 0.0
     softcap: float | None = None
     leak_future: bool = False
     normaliser: Normaliser = "softmax"
@@ -198,6 +201,8 @@ class ScoreProgram:
             self.sink is not None,
             self.length_scale is not None,
             self.length_offset is not None,
+            self.length_power is not None,
+            self.length_shift,
             self.softcap,
             self.leak_future,
             self.normaliser,
@@ -215,10 +220,21 @@ class ScoreProgram:
                 named += ((f"{side}.{index}.weight", stage.weight),)
                 if stage.offset is not None:
                     named += ((f"{side}.{index}.offset", stage.offset),)
-        for name, vector in zip(VECTORS, (self.sink, self.length_scale, self.length_offset), strict=True):
+        vectors = (self.sink, self.length_scale, self.length_offset, self.length_power)
+        for name, vector in zip(VECTORS, vectors, strict=True):
             if vector is not None:
                 named += ((name, vector),)
         return named
+
+    def length_factor(self, num_visible: Tensor) -> Tensor:
+        """Factor of the logits of queries that see `num_visible` [B or 1, Tq] keys, [B or 1, H, Tq]; needs length_scale."""
+        assert self.length_scale is not None
+        dtype = torch.promote_types(self.length_scale.dtype, torch.float32)
+        growth = torch.log(num_visible.clamp(min=1).to(dtype) + self.length_shift)[:, None]
+        if self.length_power is not None:
+            growth = growth ** self.length_power[:, None]
+        factor = self.length_scale[:, None] * growth
+        return factor if self.length_offset is None else factor + self.length_offset[:, None]
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> ScoreProgram:
         """The same program with other tensors, named as by `tensors`."""
@@ -263,8 +279,12 @@ class ScoreProgram:
             raise ValueError("leak_future=True is for stages before the softmax alone")
         if self.softcap is not None and not 0 < self.softcap < float("inf"):
             raise ValueError(f"softcap={self.softcap} must be positive and finite")
-        if self.length_offset is not None and self.length_scale is None:
-            raise ValueError("length_offset needs a length_scale, got length_scale=None")
+        if (self.length_offset is not None or self.length_power is not None) and self.length_scale is None:
+            raise ValueError("length_offset and length_power need a length_scale, got length_scale=None")
+        if self.length_power is not None and self.length_shift <= 0:
+            raise ValueError(
+                f"length_shift={self.length_shift} must be positive: log 1 = 0 has no power below 0"
+            )
         for name in VECTORS:
             if (vector := getattr(self, name)) is not None and tuple(vector.shape) != (num_heads,):
                 raise ValueError(f"{name} has shape {tuple(vector.shape)}, expected [{num_heads} heads]")

@@ -2,7 +2,7 @@
 
     X       = S, or [S ; B] over heads, 0 where not visible
     logits  = residual + pre(X) where visible, else −∞
-    P       = softmax(logits), with the sink in its sum, logits scaled by length_scale · log n + length_offset; or
+    P       = softmax(logits), with the sink in its sum, logits scaled by `length_factor`; or
               stick-breaking or 1.5-entmax of them
     weights = post(P) where visible, else 0
     out     = weights · v
@@ -74,10 +74,7 @@ def capped(scores: Tensor, program: ScoreProgram) -> Tensor:
 def normalise(logits: Tensor, program: ScoreProgram, edges: Edges) -> Tensor:
     """Attention weights [B, H, Tq, Tk] of logits; a row without visible keys has weights 0."""
     if program.length_scale is not None:
-        length = edges.num_visible.clamp(min=1).to(logits.dtype)
-        factor = program.length_scale[:, None, None] * torch.log(length)
-        if program.length_offset is not None:
-            factor = factor + program.length_offset[:, None, None]
+        factor = program.length_factor(edges.num_visible)[..., None].to(logits.dtype)
         logits = (logits.masked_fill(~edges.shown, 0.0) * factor).masked_fill(~edges.shown, -torch.inf)
     if program.normaliser == "softmax":
         weights = softmax_visible(logits, program.sink)

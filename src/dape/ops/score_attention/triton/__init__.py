@@ -138,7 +138,7 @@ def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
 
 def program_like(signature: tuple, num_heads: int) -> ScoreProgram:
     """A program of that signature, with arbitrary values."""
-    pre, post, residual, *vectors, softcap, leak_future, _ = signature
+    pre, post, residual, *vectors, shift, softcap, leak_future, _ = signature
 
     def stages(signatures: tuple) -> tuple[Stage, ...]:
         return tuple(
@@ -146,8 +146,15 @@ def program_like(signature: tuple, num_heads: int) -> ScoreProgram:
             for *shape, offset, left, groups, slope in signatures
         )
 
-    sink, scale, offset = (torch.empty(num_heads) if given else None for given in vectors)
-    return ScoreProgram(stages(pre), stages(post), residual, sink, scale, offset, softcap, leak_future)
+    return ScoreProgram(
+        stages(pre),
+        stages(post),
+        residual,
+        *(torch.empty(num_heads) if given else None for given in vectors),
+        shift,
+        softcap,
+        leak_future,
+    )
 
 
 def attend(problem: Problem) -> Tensor:
@@ -190,11 +197,7 @@ def arguments_of(problem: Problem) -> op.Arguments:
         first, last = problem.visible.bounds(
             problem.q.shape[2], problem.k.shape[2], causal=problem.causal, device=problem.q.device
         )
-        length = torch.log((last - first + 1).clamp(min=1).float())
-        factor = program.length_scale.float()[:, None] * length[:, None]
-        if program.length_offset is not None:
-            factor = factor + program.length_offset.float()[:, None]
-        tensors["factor"] = factor
+        tensors["factor"] = program.length_factor(last - first + 1).float()
     plan = {
         "pre": [[stage.left, stage.slope] for stage in program.pre], "causal": problem.causal,
         "post": [[stage.left, stage.slope] for stage in program.post],
