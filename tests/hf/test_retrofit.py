@@ -262,6 +262,30 @@ def test_stretched_rotation_is_that_of_transformers(kind, scaling, own):
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_canon_layers_before_the_attention(kind):
+    """At first nothing changes; then nothing leaks, and padding and other documents are not mixed in."""
+    base = small(kind, **WINDOWS.get(kind, {}))
+    ids, mask = batch()
+    before = base(ids).logits
+    model = dape.retrofit(base, "dape1x3[canon=a]")
+    torch.testing.assert_close(model(ids).logits, before)
+    disturbed(model)
+    whole = model(ids).logits
+    assert not torch.allclose(whole, before, atol=1e-2)
+    for count in (1, 4, 16):
+        torch.testing.assert_close(model(ids[:, :count]).logits, whole[:, :count])
+    padded = model(ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+    torch.testing.assert_close(padded[:1, 5:], model(ids[:1, 5:]).logits)
+    cache = model(ids[:, :6], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="read hidden states of earlier tokens"):
+        model(ids[:, 6:], past_key_values=cache)
+    assert model.generate(ids, max_new_tokens=2, do_sample=False).shape == (2, 19)
+    torch.testing.assert_close(dape.remove_retrofit(model)(ids).logits, before)
+    with pytest.raises(ValueError, match="leave window out and canon at a"):
+        dape.retrofit(model, "dape1x3[canon=c]")
+
+
 def test_beams_and_earlier_queries_generate():
     ids, mask = batch()
     fox = disturbed(dape.retrofit(small(), "fox"))
@@ -302,6 +326,7 @@ SAVED = [
     "talking",
     "dape1x3-rope[scaling=linear,factor=2]",
     "dape1x3[normaliser=ssmax]",
+    "dape1x3[canon=a]",
 ]
 
 

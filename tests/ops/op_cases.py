@@ -322,7 +322,18 @@ def distances(results: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str,
 
 
 # Sums over the whole map, most of whose terms cancel (the last bias's to zero): their errors are those of the rows.
-SUMS = ("b1", "b2", "b3", "row", "sink", "length_scale", "length_offset", "length_power", "rate", "threshold_factor")
+SUMS = (
+    "b1",
+    "b2",
+    "b3",
+    "row",
+    "sink",
+    "length_scale",
+    "length_offset",
+    "length_power",
+    "rate",
+    "threshold_factor",
+)
 
 
 def assert_as_exact(case: Case, backend: str) -> None:

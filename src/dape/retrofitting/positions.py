@@ -221,7 +221,8 @@ class StatefulCache:
 def mix_neighbours(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """Hook that passes an attention layer's hidden states through its Canon layer."""
     given = [*args[1:], *kwargs.values()]
-    if any(isinstance(x, Cache | StatefulCache) and int(x.get_seq_length()) for x in given):
+    own = getattr(module, "layer_idx", 0)
+    if any(isinstance(x, Cache | StatefulCache) and int(x.get_seq_length(own)) for x in given):
         raise ValueError(
             "the Canon layers that dape.retrofit added read hidden states of earlier tokens, which caches of "
             "transformers do not keep: pass use_cache=False"

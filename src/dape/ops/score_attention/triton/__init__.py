@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dape.ops.score_attention import op
-from dape.ops.score_attention.program import ScoreProgram, Stage
+from dape.ops.score_attention.program import VECTORS, ScoreProgram, Stage
 from dape.ops.score_attention.tables import hidden_tables
 from dape.ops.score_attention.triton.call import Call
 from dape.ops.score_attention.triton.launch import interpreting
@@ -146,14 +146,17 @@ def program_like(signature: tuple, num_heads: int) -> ScoreProgram:
             for *shape, offset, left, groups, slope in signatures
         )
 
+    given: dict[str, Any] = {
+        name: torch.empty(num_heads) for name, has in zip(VECTORS, vectors, strict=True) if has
+    }
     return ScoreProgram(
         stages(pre),
         stages(post),
         residual,
-        *(torch.empty(num_heads) if given else None for given in vectors),
-        shift,
-        softcap,
-        leak_future,
+        length_shift=shift,
+        softcap=softcap,
+        leak_future=leak_future,
+        **given,
     )
 
 
