@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, TileBias, Visible
 from dape.rebuildable import Rebuildable
 
+# Token states of an encoding that has them.
+State = Tensor | None
 UNKNOWN = (
     "earlier queries of a cache are read again, but which keys each of them saw is not known: use padding, or "
     "pass the whole input without a cache (use_cache=False)"
@@ -285,7 +287,7 @@ class PositionEncoding(Parameters, Rebuildable):
         """Keys; override where they are rotated differently from queries."""
         return self.rotate(x, positions) if lengths is None else self.rotate(x, positions, lengths)
 
-    def token_state(self, x: Tensor) -> Tensor | None:
+    def token_state(self, x: Tensor) -> State:
         """Per-token state [B, H, T, n] from the hidden states [B, T, hidden]; cached along with the keys."""
         return None
 
@@ -293,9 +295,7 @@ class PositionEncoding(Parameters, Rebuildable):
         """Queries [B, H, Tq, D] and keys [B, G or H, Tk, D] rotated by the keys' token state; keys are cached before that."""
         return q, k
 
-    def bias(
-        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
-    ) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: State = None) -> Bias:
         """Additive bias for the scores of q [B, H, Tq, D] and k [B, G, Tk, D].
 
         state: [B, H, Tk, n], `token_state` of the keys.
@@ -310,9 +310,7 @@ class DistanceEncoding(PositionEncoding):
         """The bias [H, …] at integer distances […] (query position − key position), in float32 or finer."""
         raise NotImplementedError
 
-    def bias(
-        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
-    ) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: State = None) -> Bias:
         positions.check(q, k)
         dtype = torch.promote_types(q.dtype, torch.float32)
         if positions.consecutive:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import PositionEncoding, Positions, at_least_float32
+from dape.positions.base import PositionEncoding, Positions, State, at_least_float32
 from dape.settings import check_counts
 
 
@@ -28,9 +28,7 @@ class CoPE(PositionEncoding):
         self.num_positions, self.scaled = num_positions, scaled
         self.embeddings = nn.Parameter(torch.zeros(head_dim, num_positions))
 
-    def bias(
-        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
-    ) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: State = None) -> Bias:
         positions.check(q, k)
         (embeddings,) = self(q.device)
         embeddings = embeddings * scale if self.scaled else embeddings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, Curve, TileBias
-from dape.positions.base import LinearMap, PositionEncoding, Positions
+from dape.positions.base import LinearMap, PositionEncoding, Positions, State
 from dape.settings import check_counts
 
 EPSILON = 1e-6
@@ -41,9 +41,7 @@ class FIRE(PositionEncoding):
         """Half the training length, as the DAPE authors configure it (256 for 512)."""
         return {"threshold": length / 2}
 
-    def bias(
-        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
-    ) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: State = None) -> Bias:
         positions.check(q, k)
         rate, factor = self(q.device)
         rate, threshold = rate.abs(), (factor * self.threshold).abs()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, SeparableBias
 from dape.positions.alibi import slopes
-from dape.positions.base import PositionEncoding, Positions, angle_dtype, at_least_float32
+from dape.positions.base import PositionEncoding, Positions, State, angle_dtype, at_least_float32
 from dape.settings import check_counts
 
 
@@ -38,9 +38,7 @@ class TokenSteps(PositionEncoding):
         gate = torch.einsum("bti,hi->bht", at_least_float32(x).to(weight.dtype), weight)
         return self.step(gate + offset[:, None]).to(x.dtype)[..., None]
 
-    def bias(
-        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
-    ) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: State = None) -> Bias:
         positions.check(q, k)
         if state is None:
             raise ValueError(f"{type(self).__name__} needs the hidden states: pass state=token_state(x)")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import DistanceEncoding, PositionEncoding, Positions
+from dape.positions.base import DistanceEncoding, PositionEncoding, Positions, State
 
 
 class Grid(PositionEncoding):
@@ -42,9 +42,7 @@ class Grid(PositionEncoding):
         apart = torch.hypot(row[:, None] - row, column[:, None] - column)
         return F.pad(apart, (self.prefix, 0, self.prefix, 0))
 
-    def bias(
-        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
-    ) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: State = None) -> Bias:
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"q has {q.shape[2]} patches and k {k.shape[2]}, expected one image")
         distance = self.distances(k.shape[2], k.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import PositionEncoding, Positions, at_least_float32
+from dape.positions.base import PositionEncoding, Positions, State, at_least_float32
 from dape.positions.rope import RoPE
 from dape.settings import check_counts
 
@@ -41,9 +41,7 @@ class SelfExtend(PositionEncoding):
     def rotate(self, x: Tensor, positions: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.rope.rotate(x, positions)
 
-    def bias(
-        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
-    ) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: State = None) -> Bias:
         positions.check(q, k)
         wide_q = at_least_float32(q)
         wide_k = at_least_float32(k).repeat_interleave(q.shape[1] // k.shape[1], 1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.ops.score_attention.types import Bias, TileBias
-from dape.positions.base import LinearMap, PositionEncoding, Positions, at_least_float32
+from dape.positions.base import LinearMap, PositionEncoding, Positions, State, at_least_float32
 from dape.positions.sinusoidal import sinusoids
 from dape.settings import check_counts
 
@@ -25,9 +25,7 @@ class TransformerXL(PositionEncoding):
         width = num_heads * head_dim
         self.distance_key = LinearMap(width + width % 2, width, bias=False)
 
-    def bias(
-        self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: Tensor | None = None
-    ) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, *, scale: float, state: State = None) -> Bias:
         positions.check(q, k)
         num_heads, head_dim = self.key_bias.shape
         repeats = num_heads // k.shape[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,35 +51,22 @@ class ScoreProcessor(Rebuildable):
         """The program, with this module's parameters as its tensors."""
         raise NotImplementedError(f"{type(self).__name__} has no program()")
 
-    def forward(
-        self,
-        scores: Tensor,
-        bias: Tensor | None = None,
-        *,
-        causal: bool = True,
-        visible: Visible | None = None,
-    ) -> Tensor:
+    def forward(self, scores: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
         """Processed scores [B, H, Tq, Tk], ready for the softmax: −∞ where not visible.
 
-        scores: [B, H, Tq, Tk], already scaled; bias: [1 or B, H, Tq, Tk] or None.
+        scores: [B, H, Tq, Tk], already scaled; bias: [1 or B, H, Tq, Tk] or None; options: causal and visible, as in
+        `dape.attention`.
         """
-        program, edges = self._prepared(scores, bias, causal, visible)
+        program, edges = self._prepared(scores, bias, **options)
         return process(scores, bias, program, edges)
 
-    def weights(
-        self,
-        scores: Tensor,
-        bias: Tensor | None = None,
-        *,
-        causal: bool = True,
-        visible: Visible | None = None,
-    ) -> Tensor:
+    def weights(self, scores: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
         """Attention weights [B, H, Tq, Tk] for the given scores; arguments as in `forward`."""
-        program, edges = self._prepared(scores, bias, causal, visible)
+        program, edges = self._prepared(scores, bias, **options)
         return normalise(process(scores, bias, program, edges), program, edges)
 
     def _prepared(
-        self, scores: Tensor, bias: Tensor | None, causal: bool, visible: Visible | None
+        self, scores: Tensor, bias: Tensor | None, causal: bool = True, visible: Visible | None = None
     ) -> tuple[ScoreProgram, Edges]:
         if scores.dim() != 4:
             raise ValueError(
