@@ -253,8 +253,8 @@ def is_retrofitted(model: nn.Module) -> bool:
 
 
 def added_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """Parameters of score processors and encodings, of a retrofitted model or of one of ours."""
-    added = (m for m in model.modules() if isinstance(m, PositionEncoding | ScoreProcessor))
+    """Parameters of score processors, encodings and Canon layers, of a retrofitted model or of one of ours."""
+    added = (m for m in model.modules() if isinstance(m, PositionEncoding | ScoreProcessor | Canon))
     return {value for module in added for value in module.parameters()}
 
 
