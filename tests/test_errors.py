@@ -17,7 +17,7 @@ import dape
 from dape import cli
 from dape.data import prepare
 from dape.errors import expected, sentence
-from dape.evaluation.table import make_table, read_table, write_table
+from dape.evaluation.table import COLUMNS, make_table, read_table, write_table
 from dape.files import read_json
 from dape.loading import load_base
 from dape.training import load_run
@@ -179,6 +179,13 @@ def test_a_damaged_table_of_results_is_a_sentence(position, tmp_path):
     content = bytearray(path.read_bytes())
     content[position] ^= 255
     path.write_bytes(content)
+    with pytest.raises(ValueError, match="is not a table of results"):
+        read_table(path)
+
+
+def test_a_number_beyond_every_integer_in_a_table_of_results_is_a_sentence(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text(f"{','.join(COLUMNS)}\n{','.join(['1' + '0' * 30] * len(COLUMNS))}\n")
     with pytest.raises(ValueError, match="is not a table of results"):
         read_table(path)
 

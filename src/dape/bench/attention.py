@@ -24,6 +24,7 @@ from dape.bench.workload import (
     Sizes,
     Workload,
 )
+from dape.devices import device_name
 from dape.ops.score_attention.api import BACKENDS
 from dape.settings import PICTURES, setting, split_numbers
 
@@ -78,7 +79,7 @@ class Options:
         "dape1x3[groups=3,width=24]. With plain, SDPA with the same bias is timed as well.",
     )
     bias: str = setting("distance", help=BIAS_HELP)
-    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.")
+    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.", test=device_name)
     dtype: str = setting("fp32", help="Dtype of all tensors: fp32, fp16 or bf16.")
     threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
     rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)

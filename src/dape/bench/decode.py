@@ -19,6 +19,7 @@ from dape.bench.attention import (
 )
 from dape.bench.timing import check_clock
 from dape.bench.workload import FORWARD, Sizes, check_bias
+from dape.devices import device_name
 from dape.settings import PICTURES, setting, split_numbers
 
 
@@ -43,7 +44,7 @@ class Options:
         "", help="Score processor instead of the two convolutions, as in method names: plain, talking, mta."
     )
     bias: str = setting("distance", help=BIAS_HELP)
-    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.")
+    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.", test=device_name)
     dtype: str = setting("fp32", help="Dtype of all tensors: fp32, fp16 or bf16.")
     threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
     rounds: int = setting(50, help="Rounds; the median is reported.", low=1, high=10**6)

@@ -11,6 +11,7 @@ import torch
 from dape.bench import report
 from dape.bench.attention import CLOCK_HELP, DTYPES, hardware
 from dape.bench.timing import check_clock
+from dape.devices import device_name
 from dape.settings import setting
 
 BASELINE = "kerple"
@@ -26,7 +27,7 @@ class StepOptions:
     length: int = setting(64, help="Tokens of an input.", low=1, high=2**24)
     batch: int = setting(16, help="Batch size.", low=1, high=2**20)
     backend: str = setting("auto", help="Backend of the attention op.")
-    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.")
+    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.", test=device_name)
     dtype: str = setting("fp32", help="Dtype of the autocast: fp32 (none), fp16 or bf16.")
     threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
     rounds: int = setting(9, help="Rounds; the median is reported.", low=1, high=10**6)

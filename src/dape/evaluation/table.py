@@ -69,7 +69,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     kinds = {**dict.fromkeys(COLUMNS, "str"), **KINDS}
     try:
         table = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values={"sum": [""]})
-    except (ValueError, EOFError, OSError, zlib.error) as error:
+    except (ValueError, OverflowError, EOFError, OSError, zlib.error) as error:
         raise ValueError(
             f"{path} is not a table of results: it is damaged, or a column of numbers holds text"
         ) from error
