@@ -229,6 +229,7 @@ ON_A_GPU = {
     "plain, grouped heads": Case(kernel=None, heads=6, groups=2),
     "kernel over queries": Case(query_kernel=3),
     "talking heads": Case(program="talking"),
+    "capped, with a sink": Case(program="capped"),
 }
 
 

@@ -46,7 +46,7 @@ def attend(problem: Problem) -> Tensor:
             else:
                 parts.append(tile.attend(*tensors))
         rows_of_tiles.append(torch.cat(parts))
-    return torch.cat(rows_of_tiles, dim=2)
+    return torch.cat(rows_of_tiles[::-1], dim=2)
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -78,10 +78,8 @@ class Call:
         self.half = problem.q.dtype != self.dtype and on_gpu(problem.q)
         self.pixels, self.most_rows = PIXELS, MOST_ROWS
         if on_gpu(problem.q):
-            self.pixels, self.most_rows = (
-                gpu_bytes(problem.q.device) // self._bytes_per_pixel(),
-                self.num_queries,
-            )
+            self.pixels = gpu_bytes(problem.q.device) // self._bytes_per_pixel()
+            self.most_rows = self.num_queries
 
     def _bytes_per_pixel(self) -> int:
         """Bytes of the maps that a tile holds at a time for a pair of query and key, recomputed with gradients."""
@@ -91,15 +89,15 @@ class Call:
         )
 
     def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
-        """Tiles of rows from the first, each with its parts by batch entries."""
-        start = 0
-        while start < self.num_queries:
-            columns = self.columns(min(start + self.most_rows, self.num_queries))
-            rows = min(self.most_rows, max(FEWEST_ROWS, self.pixels // columns), self.num_queries - start)
+        """Tiles of rows from the last, which see the most, each with its parts by batch entries."""
+        stop = self.num_queries
+        while stop > 0:
+            columns = self.columns(stop)
+            rows = min(self.most_rows, max(FEWEST_ROWS, self.pixels // columns), stop)
             entries = max(1, self.pixels // ((rows + self.program.earlier_rows) * columns))
             cuts = [slice(n, min(n + entries, self.batch)) for n in range(0, self.batch, entries)]
-            yield slice(start, start + rows), cuts
-            start += rows
+            yield slice(stop - rows, stop), cuts
+            stop -= rows
 
     def columns(self, stop: int) -> int:
         """Number of columns of tiles that end before row `stop`: the keys they read, and some invisible ones.
@@ -143,7 +141,9 @@ class Tile:
         scores = (scores @ k.to(dtype).transpose(-1, -2)).view(*q.shape[:3], columns)
         with torch.autocast(q.device.type, q.dtype) if call.half else nullcontext():
             logits = reference.process(scores, self._bias(rows_read, columns), program, edges)
-            weights = reference.normalise(logits, program, edges)[:, :, self.rows.start - rows_read.start :]
+            weights = reference.normalise(logits.to(call.dtype), program, edges)[
+                :, :, self.rows.start - rows_read.start :
+            ]
             weights = F.dropout(weights, call.problem.dropout)
             out = weights.reshape(*k.shape[:2], -1, columns) @ v.to(dtype)
         return out.view(*weights.shape[:3], -1).to(q.dtype)

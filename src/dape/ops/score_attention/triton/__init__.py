@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -34,67 +35,53 @@ MAX_KERNEL, MAX_HEADS, MAX_WIDTH, MAX_HEAD_WIDTH = 15, 128, 128, 256
 
 
 def unsupported(problem: Problem) -> str | None:
-    q = problem.q
+    return next(_reasons(problem), None) or op.unsupported_transform(problem)
+
+
+def _reasons(problem: Problem) -> Iterator[str]:
+    """Reasons why the kernels cannot run a call."""
+    q, program = problem.q, problem.program
     if not interpreting():
         if q.device.type != "cuda":
-            return f"its kernels run on CUDA devices, q is on {q.device}"
-        if torch.version.hip is not None:
-            return (
-                f"its kernels are compiled for NVIDIA GPUs, this PyTorch is built for HIP {torch.version.hip}"
-            )
-        if (capability := torch.cuda.get_device_capability(q.device)) < LEAST_CAPABILITY:
+            yield f"its kernels run on CUDA devices, q is on {q.device}"
+        elif torch.version.hip is not None:
+            yield f"its kernels are compiled for NVIDIA GPUs, this PyTorch is built for HIP {torch.version.hip}"
+        elif (capability := torch.cuda.get_device_capability(q.device)) < LEAST_CAPABILITY:
             major, minor = capability
-            return f"it needs a GPU of compute capability 8.0 or later, this one has {major}.{minor}"
+            yield f"it needs a GPU of compute capability 8.0 or later, this one has {major}.{minor}"
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
+        yield "triton is not installed"
     if q.dtype not in DTYPES:
-        return f"it computes in float16, bfloat16 or float32, q is {q.dtype}"
+        yield f"it computes in float16, bfloat16 or float32, q is {q.dtype}"
     if problem.dropout:
-        return f"dropout is not supported, got dropout={problem.dropout}"
+        yield f"dropout is not supported, got dropout={problem.dropout}"
     if isinstance(problem.bias, TileBias):
-        return "it takes no bias by tiles"
-    return _unsupported_program(problem) or _too_large(problem) or op.unsupported_transform(problem)
-
-
-def _unsupported_program(problem: Problem) -> str | None:
-    """Reason why the kernels do not support the program, or None."""
-    program = problem.program
+        yield "it takes no bias by tiles"
     if program.leak_future:
-        return "it cannot read keys that the query may not see (leak_future=True)"
+        yield "it cannot read keys that the query may not see (leak_future=True)"
     if program.normaliser != "softmax":
-        return f'it has no normaliser="{program.normaliser}"'
+        yield f'it has no normaliser="{program.normaliser}"'
     if program.softcap is not None:
-        return f"it has no softcap, got softcap={program.softcap}"
+        yield f"it has no softcap, got softcap={program.softcap}"
+    sizes = [("heads", q.shape[1], MAX_HEADS), ("numbers a head", q.shape[3], MAX_HEAD_WIDTH)]
     for side, stages in (("pre", program.pre), ("post", program.post)):
         for number, stage in enumerate(stages):
             name, rows = f"{side}[{number}]", stage.query_kernel_size
             if rows > 1:
-                return f"its chunks of rows bring no earlier rows along, {name} reads those of {rows} queries"
+                yield f"its chunks of rows bring no earlier rows along, {name} reads those of {rows} queries"
             if stage.slope > 1:
-                return f"its LeakyReLU has slopes of at most 1, {name} has {stage.slope}"
+                yield f"its LeakyReLU has slopes of at most 1, {name} has {stage.slope}"
+            sizes.append(("keys in the reach of a stage", stage.kernel_size, MAX_KERNEL))
+            sizes.append(("hidden channels", stage.outputs, MAX_WIDTH))
         if stages and stages[-1].slope != 1:
-            return f"its last stage is linear, that of {side} has slope={stages[-1].slope}"
-    return None
-
-
-def _too_large(problem: Problem) -> str | None:
-    """Reason why the sizes of a call are too large for the kernels, or None."""
-    _, num_heads, _, _, head_dim = problem.sizes
-    sizes = [("heads", num_heads, MAX_HEADS), ("numbers a head", head_dim, MAX_HEAD_WIDTH)]
-    for stage in (*problem.program.pre, *problem.program.post):
-        sizes.append(("keys in the reach of a stage", stage.kernel_size, MAX_KERNEL))
-        sizes.append(("hidden channels", stage.outputs, MAX_WIDTH))
+            yield f"its last stage is linear, that of {side} has slope={stages[-1].slope}"
     for name, size, most in sizes:
         if size > most:
-            return f"its kernels take at most {most} {name}, got {size}"
-    addressed = [problem.q, problem.k, problem.v]
-    addressed += [problem.bias] if isinstance(problem.bias, Tensor) else []
-    spans = [
-        1 + sum((n - 1) * s for n, s in zip(x.shape[1:], x.stride()[1:], strict=True)) for x in addressed
-    ]
-    if max(spans) > 2**31:
-        return f"its addresses have 32 bits, an input spans {max(spans)} numbers"
-    return None
+            yield f"its kernels take at most {most} {name}, got {size}"
+    for x in (q, problem.k, problem.v, *([problem.bias] if isinstance(problem.bias, Tensor) else [])):
+        span = 1 + sum((n - 1) * step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True))
+        if span > 2**31:
+            yield f"its addresses have 32 bits, an input spans {span} numbers"
 
 
 def unproven(problem: Problem) -> str | None:
