@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import os
 import posixpath
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ COLOURS = {
 }
 
 
+# Of the page of attention maps.
+NUM_TOKENS = 200
 TO_FOLDER = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)\)")
 ENCODING = re.compile(r"^::: dape\.positions\.(\w+)$", re.MULTILINE)
 
@@ -48,6 +52,8 @@ def on_files(files: Files, config: Any) -> Files:
         figure = draw([name])
         figure.savefig(drawn, format="svg", metadata={"Date": None})
         files.append(File.generated(config, f"api/positions/{name}.svg", content=drawn.getvalue()))
+    for path, text in attention_page().items():
+        files.append(File.generated(config, f"inspection/{path}", content=text))
     waiting = [ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
     seen = set(waiting)
     while waiting:
@@ -64,6 +70,27 @@ def on_files(files: Files, config: Any) -> Files:
             if target.suffix == ".md":
                 waiting.append(target)
     return files
+
+
+@functools.cache
+def attention_page() -> dict[str, str]:
+    """The page of `dape inspect` for two of the shipped models on a piece of an example: its files by path."""
+    from dape.cli.inspect import open_models
+    from dape.inspection import inspect
+    from dape.inspection.page import Named, token_texts, write_maps_page
+
+    text = (ROOT / "examples" / "own_encoding.py").read_text("utf-8")
+    text, runs = text[text.index("class ") :], []
+    for name, model, tokenizer in open_models(
+        [str(ROOT / "models" / name) for name in ("kerple", "dape1x3-kerple")]
+    ):
+        ids = tokenizer.encode(text)[:NUM_TOKENS]
+        found = inspect(model, ids, layers=[0, 3], heads=[1, 2])
+        runs.append(Named(name, found, token_texts(tokenizer.decode, ids)))
+    with tempfile.TemporaryDirectory() as folder:
+        write_maps_page(runs, Path(folder))
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files}
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

@@ -23,21 +23,8 @@ from markupsafe import Markup
 from dape.files import plain
 
 # Elements of a figure; none of them runs code, loads anything or leads back to HTML.
-DRAWN = {
-    "svg",
-    "g",
-    "defs",
-    "clipPath",
-    "path",
-    "rect",
-    "circle",
-    "line",
-    "polygon",
-    "polyline",
-    "use",
-    "image",
-}
-DRAWN |= {"text", "tspan", "style", "metadata"}
+DRAWN = {"svg", "g", "defs", "clipPath", "path", "rect", "circle", "line", "polygon", "polyline"}
+DRAWN |= {"use", "image", "text", "tspan", "style", "metadata"}
 
 
 @functools.cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -58,3 +60,17 @@ def test_a_mistyped_command_or_option_gets_a_suggestion(capsys):
     assert "did you mean --tokenizer?" in capsys.readouterr().err
     assert cli.main(["data", "prepare", "--corpus", "texts"]) == 2
     assert "it is a positional argument: give its value without --corpus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["retrofit", "inspect"])
+def test_help_does_not_load_transformers(command):
+    """Which takes seconds."""
+    code = (
+        "import sys; from dape.cli import main\n"
+        f"try: main(['{command}', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: dape {command}" in done.stdout

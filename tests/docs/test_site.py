@@ -117,7 +117,11 @@ PROBE = """
     const figures = [...document.querySelectorAll('.figure svg')].map(e => e.getBoundingClientRect().width);
     return {wide, ground, figures};
 """
-LOOKS = {"desk, light": ((1280, 900), False), "desk, dark": ((1280, 900), True), "phone": ((500, 900), False)}
+LOOKS = {
+    f"{name}, {'dark' if dark else 'light'}": ((width, 900), dark)
+    for name, width in (("desk", 1280), ("phone", 390))
+    for dark in (False, True)
+}
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -128,3 +132,27 @@ def test_it_fits_the_window(look, site):
     assert len(seen.seen["figures"]) == 2
     assert all(250 < width <= size[0] for width in seen.seen["figures"])
     assert (seen.seen["ground"] == "rgb(255, 255, 255)") != dark
+
+
+MAPS = """
+    const ready = () => document.querySelectorAll('.panel[data-ready]').length;
+    return (async () => {
+      for (let i = 0; i < 200 && ready() < 2; i++) await new Promise(done => setTimeout(done, 10));
+      return {panels: ready(), words: document.getElementById('told').innerText,
+        wide: document.documentElement.scrollWidth > innerWidth};
+    })();
+"""
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_first_page_has_attention_maps_of_the_shipped_models(look, site):
+    folder = site / "inspection"
+    assert sum(path.stat().st_size for path in folder.rglob("*.*")) < 1e6
+    assert '<iframe class="inspection" src="inspection/index.html"' in (site / "index.html").read_text(
+        "utf-8"
+    )
+    size, dark = LOOKS[look]
+    seen = visit(folder / "index.html", folder, MAPS, size=size, dark=dark)
+    assert seen.console == []
+    assert (seen.seen["panels"], seen.seen["wide"]) == (2, False)
+    assert re.search(r"next .+ has loss .+; repeats token \d+", seen.seen["words"])

@@ -43,6 +43,16 @@ def test_weights_are_those_of_the_model(method):
         )
 
 
+def test_copying_is_the_weight_on_what_the_next_token_repeats():
+    model, ids = tiny("dape1x3-kerple"), torch.randperm(256)[:12].repeat(2)
+    found = dape.inspect(model, ids, rows_per_tile=5)
+    shown = model(ids[None], output_attentions=True, use_cache=False).attentions
+    for layer in range(2):
+        expected = shown[layer][0][:, range(13, 23), range(2, 12)].mean(-1).detach()
+        np.testing.assert_allclose(found.layers[layer].copying, expected, rtol=1e-4)
+    assert np.isnan(dape.inspect(model, ids[:12]).layers[0].copying).all()
+
+
 @pytest.mark.parametrize("method", ["talking-alibi", "mta-rope", "kerple"])
 def test_entropy_of_weights_that_are_mixed_after_the_softmax(method):
     """Some are negative, of which the entropy was minus infinity."""

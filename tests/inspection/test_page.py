@@ -15,7 +15,8 @@ from browser import visit
 import dape
 from dape.data.tokenizers import ByteTokenizer
 from dape.inspection.figure import shade
-from dape.inspection.page import Named, copied_from, encoded, token_texts, write_maps_page
+from dape.inspection.maps import copied_from
+from dape.inspection.page import Named, encoded, token_texts, write_maps_page
 from dape.models import DapeForCausalLM, preset
 
 TEXT = "def f(x):\n\treturn </script>"
@@ -237,6 +238,7 @@ def test_it_fits_a_desk_and_a_phone_in_light_and_dark(width, dark, opened):
 def test_a_token_tells_its_loss_under_both_models_and_what_it_repeats(runs, tmp_path):
     text = "one two three. one two four"
     named = []
+    torch.manual_seed(0)
     for run in runs:
         model = DapeForCausalLM(
             preset("tiny", run.inspection.method, hidden_size=32, num_hidden_layers=1)
@@ -246,6 +248,7 @@ def test_a_token_tells_its_loss_under_both_models_and_what_it_repeats(runs, tmp_
     body = f"""
       await ready(left); await ready(right);
       const spans = [...document.getElementById('text').children];
+      const query = spans.findIndex(e => e.className.includes('query')), opened = document.getElementById('told').innerText;
       spans[{place}].dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}));
       const words = document.getElementById('told').innerText, source = spans.findIndex(e => e.className.includes('source'));
       const shade = document.getElementById('shade');
@@ -254,10 +257,16 @@ def test_a_token_tells_its_loss_under_both_models_and_what_it_repeats(runs, tmp_
       for (const value of ['loss', 'gain']) {{
         shade.value = value; shade.dispatchEvent(new Event('change')); found.push(colours());
       }}
-      return {{words, source, different: new Set(found).size}};
+      return {{words, source, query, opened, different: new Set(found).size}};
     """
     visited = visit(write_maps_page(named, tmp_path), tmp_path, probe(body))
     assert visited.console == []
+    # It opens on the row before the repeated token that the right model predicts better by most.
+    left, right = (run.inspection for run in named)
+    gains = np.where(np.array(left.copied) < 0, 0, left.losses - right.losses)
+    assert gains.max() > 0
+    assert visited.seen["query"] == gains.argmax() - 1
+    assert visited.seen["opened"].startswith("next")
     assert visited.seen["source"] == place - 15
     assert visited.seen["different"] == 3
     for run in named:

@@ -7,24 +7,23 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import PreTrainedModel
 
 from dape.cli.parsing import parse
-from dape.data import Tokenizer, load_tokenizer
 from dape.files import distinct_names, exclusive, write_atomically
-from dape.inspection import Inspection, inspect
-from dape.inspection.figure import draw_maps
-from dape.inspection.page import Named, token_texts, write_maps_page
-from dape.loading import load_named
-from dape.models import DapeForCausalLM
-from dape.retrofitting.attach import is_retrofitted, retrofit
 from dape.settings import setting, split_names, split_numbers
-from dape.training.run import no_bars
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from dape.data import Tokenizer
+    from dape.inspection import Inspection
+    from dape.inspection.page import Named
 
 # A single word with a suffix, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
 FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
@@ -59,10 +58,20 @@ class Options:
         high=2**24,
     )
     layers: str = setting(
-        "all", help="Layers by commas, from 0.", listed=int, low=0, high=10_000, words=("all",)
+        "all",
+        help="Layers, separated by commas, counted from 0.",
+        listed=int,
+        low=0,
+        high=10_000,
+        words=("all",),
     )
     heads: str = setting(
-        "all", help="Heads by commas, from 0.", listed=int, low=0, high=2**16, words=("all",)
+        "all",
+        help="Heads, separated by commas, counted from 0.",
+        listed=int,
+        low=0,
+        high=2**16,
+        words=("all",),
     )
     resolution: int = setting(
         256, help="Maximum rows and columns of a map; longer texts are averaged.", low=1, high=2**16
@@ -75,7 +84,7 @@ class Options:
     )
     tokenizer: str | None = setting(
         None,
-        help="bytes, a tokenizer.json or a folder, for models without one; by default the model's own.",
+        help="bytes, a tokenizer.json or a folder, for models without one; by default the model's.",
     )
     out: Path = setting(
         Path("inspection"),
@@ -86,6 +95,9 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape inspect")
+    from dape.inspection import inspect
+    from dape.inspection.page import Named, token_texts, write_maps_page
+
     lengths = split_numbers("lengths", options.lengths)
     layers, heads = (
         None if text == "all" else split_numbers(name, text)
@@ -139,6 +151,13 @@ def open_models(
     models: Sequence[str], tokenizer: str | None = None
 ) -> Iterator[tuple[str, PreTrainedModel, Tokenizer]]:
     """Name, model and tokenizer of each model; one of others is shown as it is, through our attention."""
+    import torch
+
+    from dape.loading import load_named
+    from dape.models import DapeForCausalLM
+    from dape.retrofitting.attach import is_retrofitted, retrofit
+    from dape.training.run import no_bars
+
     for label, name in zip(distinct_names([m.removeprefix("hf:") for m in models]), models, strict=True):
         with no_bars():
             named = load_named(name, dtype=torch.float32)
@@ -149,7 +168,9 @@ def open_models(
 
 
 def find_tokenizer(source: str, spec: str | None) -> Tokenizer:
-    """Load the given tokenizer, or the model's own."""
+    """Load the given tokenizer, or the model's."""
+    from dape.data import load_tokenizer
+
     if spec is None and Path(source).is_dir() and not (Path(source) / "tokenizer.json").exists():
         raise FileNotFoundError(
             f'there is no tokenizer in {source}: pass --tokenizer with a folder that has one, or "bytes" for a model '
@@ -159,6 +180,8 @@ def find_tokenizer(source: str, spec: str | None) -> Tokenizer:
 
 
 def draw_all(run: Named, out: Path, formats: list[str], console: Console) -> None:
+    from dape.inspection.figure import draw_maps
+
     length = len(run.inspection.ids)
     jobs = [(layer_maps.layer, ending) for layer_maps in run.inspection.layers for ending in formats]
     for layer, ending in track(jobs, f"pictures of {run.name}", console=console, transient=True):
@@ -176,23 +199,34 @@ def records(run: Named) -> list[dict[str, object]]:
             "sink_share": round(float(sink), 6),
             "entropy": round(float(entropy), 6),
             "change": round(float(change), 6),
+            "copying": None if np.isnan(copying) else round(float(copying), 6),
         }
         for layer_maps in run.inspection.layers
-        for head, sink, entropy, change in zip(
-            layer_maps.heads, layer_maps.sink, layer_maps.entropy, layer_maps.change, strict=True
+        for head, sink, entropy, change, copying in zip(
+            layer_maps.heads,
+            layer_maps.sink,
+            layer_maps.entropy,
+            layer_maps.change,
+            layer_maps.copying,
+            strict=True,
         )
     ]
 
 
 def heads_table(name: str, inspection: Inspection) -> Table:
     run = f"{inspection.method} ({name}), {len(inspection.ids)} tokens"
-    table = Table(title=f"{run}: weight on the first token | entropy in nats")
+    table = Table(
+        title=f"{run}: weight on the first token | on what the next token repeats | entropy in nats"
+    )
     table.add_column("layer", justify="right")
     for head in inspection.layers[0].heads:
         table.add_column(f"head {head}", justify="right")
     for layer_maps in inspection.layers:
         cells = [
-            f"{100 * s:.1f} % | {e:.2f}" for s, e in zip(layer_maps.sink, layer_maps.entropy, strict=True)
+            f"{100 * sink:.1f} % | {'–' if np.isnan(copying) else f'{100 * copying:.1f} %'} | {entropy:.2f}"
+            for sink, copying, entropy in zip(
+                layer_maps.sink, layer_maps.copying, layer_maps.entropy, strict=True
+            )
         ]
         table.add_row(str(layer_maps.layer), *cells)
     return table

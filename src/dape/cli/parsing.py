@@ -135,10 +135,9 @@ def _add(parser: Parser, member: Field[Any], hint: Any, default: Any, required: 
     if count is not None:
         options["nargs"] = count
     if rule.positional:
-        if count is None or count == "*":
-            options["nargs"] = {(True, None): None, (False, None): "?", (True, "*"): "+", (False, "*"): "*"}[
-                needed and required, count
-            ]
+        if count in (None, "*"):
+            must = needed and required
+            options["nargs"] = (None if must else "?") if count is None else ("+" if must else "*")
         options["metavar"] = member.name.upper()
         parser.add_argument(member.name, **options)
     else:
@@ -146,12 +145,10 @@ def _add(parser: Parser, member: Field[Any], hint: Any, default: Any, required: 
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """The value as a tuple, or a tuple of tuples, if that is its type."""
-    if not isinstance(value, list) or not any(
-        typing.get_origin(member) is tuple for member in _members(hint)
-    ):
-        return value
-    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    """A list as a tuple, of tuples, where the field holds tuples."""
+    if isinstance(value, list) and any(typing.get_origin(member) is tuple for member in _members(hint)):
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return value
 
 
 def _item(hint: Any) -> tuple[Any, Any]:
@@ -209,21 +206,15 @@ def _unknown(words: list[str], kind: Any) -> str:
 def wrapped_paragraphs(text: str) -> str:
     """Paragraphs wrapped to the terminal; of those with indented lines, each line."""
     columns = min(shutil.get_terminal_size().columns, 100)
-    paragraphs = []
-    for part in text.strip("\n").split("\n\n"):
-        lines = part.splitlines() if re.search(r"^ ", part, re.MULTILINE) else [part]
-        paragraphs.append("\n".join(_wrapped(line, columns) for line in lines))
-    return "\n\n".join(paragraphs)
 
+    def wrapped(line: str) -> str:
+        indent = "        " if line.startswith(" ") else ""
+        return textwrap.fill(
+            line, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        )
 
-def _wrapped(line: str, columns: int) -> str:
-    if len(line) <= columns and "\n" not in line:
-        return line
-    later = "" if not line.startswith(" ") else "        "
-    lines = textwrap.wrap(
-        line, columns, subsequent_indent=later, break_on_hyphens=False, break_long_words=False
-    )
-    return "\n".join(lines)
+    parts = [part.splitlines() if "\n " in f"\n{part}" else [part] for part in text.strip("\n").split("\n\n")]
+    return "\n\n".join("\n".join(map(wrapped, lines)) for lines in parts)
 
 
 def check_paths(settings: Any) -> None:

@@ -41,6 +41,8 @@ MAPS = {
 
 # Numbers of keys in a tile are multiples of this.
 KEYS_PER_STEP = 512
+# Lengths of runs of tokens, the last one included, that count as copied.
+SHORTEST, LONGEST = 3, 12
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class LayerMaps:
     sink:    mean weight on the first token. entropy: mean entropy of the rows, in nats; where heads are mixed after the
              softmax, of the weights' absolute values as shares of their sum.
     change:  mean share of a row's weight that f(S, B) moves (total variation distance to softmax(S + B)).
+    copying: mean weight on the earlier place that the next token repeats (`copied_from`), over the rows that have one.
     A map that a method does not have (the bias of RoPE, f of plain scores) is absent.
     kernels: learned weights of the score processor's stages, [out, in, queries, keys] each.
     """
@@ -60,6 +63,7 @@ class LayerMaps:
     sink: np.ndarray
     entropy: np.ndarray
     change: np.ndarray
+    copying: np.ndarray
     kernels: tuple[np.ndarray, ...] = ()
 
 
@@ -69,7 +73,7 @@ class Inspection:
 
     edges: [P + 1] token indices; pixel (r, c) is the mean over queries edges[r] … edges[r+1] − 1 and keys
     edges[c] … edges[c+1] − 1 that are visible to them. With P = T every pixel is one pair.
-    losses: [T], of each token given those before it, in nats; NaN for the first.
+    losses: [T], of each token given those before it, in nats; NaN for the first. copied: [T], `copied_from` the ids.
     """
 
     method: str
@@ -77,6 +81,7 @@ class Inspection:
     edges: np.ndarray
     layers: list[LayerMaps]
     losses: np.ndarray
+    copied: list[int]
 
     def map(self, layer: int, head: int, name: str) -> np.ndarray:
         """One map [P, P]."""
@@ -130,7 +135,7 @@ def inspect(
         rows=rows_per_tile,
     )
     edges = np.linspace(0, len(tokens), min(resolution, len(tokens)) + 1).round().astype(int)
-    shown = tokens[None].to(model.device)
+    shown, copied = tokens[None].to(model.device), copied_from(tokens.tolist())
     own = isinstance(model, DapeForCausalLM)
     with inference_mode(model):
         inputs = (
@@ -138,9 +143,26 @@ def inspect(
             if own
             else _retrofitted_inputs(model, shown, layers)
         )
-        maps = [_layer_maps(layer, tuple(heads), read, edges, rows_per_tile) for layer, read in inputs]
+        maps = [
+            _layer_maps(layer, tuple(heads), read, edges, copied, rows_per_tile) for layer, read in inputs
+        ]
         losses = token_losses(model, shown)
-    return Inspection(method, tokens.tolist(), edges, maps, losses)
+    return Inspection(method, tokens.tolist(), edges, maps, losses, copied)
+
+
+def copied_from(ids: Sequence[int]) -> list[int]:
+    """For each token, the latest earlier place of the same token after the same tokens; −1 if there is none.
+
+    Of several, the one after the longest common run of tokens, which counts from `SHORTEST` tokens on.
+    """
+    places = [-1] * len(ids)
+    for length in range(SHORTEST, LONGEST + 1):
+        seen: dict[tuple[int, ...], int] = {}
+        for end in range(length, len(ids) + 1):
+            run = tuple(ids[end - length : end])
+            places[end - 1] = seen.get(run, places[end - 1])
+            seen[run] = end - 1
+    return places
 
 
 def token_losses(model: PreTrainedModel, ids: Tensor) -> np.ndarray:
@@ -162,11 +184,11 @@ def _sizes(model: PreTrainedModel) -> tuple[DapeConfig, str]:
         return config, str(config.method)
     if not is_retrofitted(model):
         raise TypeError(
-            f"can only look inside a DapeForCausalLM or a retrofitted model, got a {type(model).__name__}"
+            f"inspect takes a DapeForCausalLM or a retrofitted model, got a {type(model).__name__}"
         )
     plan, own = record(model), model.config.get_text_config()
     if len(set(plan.num_heads)) > 1:
-        raise ValueError(f"its layers have {plan.sizes}: maps need the same number of heads in all")
+        raise ValueError(f"the layers have {plan.sizes}: maps need the same number of heads in every layer")
     sizes = DapeConfig(
         hidden_size=own.hidden_size - own.hidden_size % plan.num_heads[0],
         num_hidden_layers=plan.num_layers,
@@ -221,7 +243,12 @@ def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
 
 
 def _layer_maps(
-    layer: int, heads: tuple[int, ...], inputs: Inputs, edges: np.ndarray, rows_per_tile: int
+    layer: int,
+    heads: tuple[int, ...],
+    inputs: Inputs,
+    edges: np.ndarray,
+    copied: Sequence[int],
+    rows_per_tile: int,
 ) -> LayerMaps:
     program, bias = inputs.program, inputs.bias
     q = inputs.q.float()
@@ -239,7 +266,8 @@ def _layer_maps(
     # The scores of the maps are capped, so the program need not do it again.
     uncapped = replace(in_float, softcap=None)
     pool = _Pool(edges)
-    sink, entropy, change = torch.zeros(3, len(heads))
+    sink, entropy, change, copying = torch.zeros(4, len(heads))
+    sources = torch.tensor([*copied[1:], -1])  # by the row that predicts the token
     for start in range(0, num_tokens, rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, num_tokens))
         # A causal row needs only the keys up to itself, unless the future leaks, and the earlier rows that its kernel
@@ -273,10 +301,13 @@ def _layer_maps(
             # Mixed after the softmax, weights may be negative.
             shares = shares.abs() / shares.abs().sum(-1, keepdim=True)
         entropy += torch.special.entr(shares).sum((-1, -2)).cpu()
+        predicts = (sources[rows] >= 0).nonzero()[:, 0]
+        copying += weights[0, chosen][:, predicts, sources[rows][predicts]].sum(-1).cpu()
         change += 0.5 * (weights - without[:, :, own])[0, chosen].abs().sum((-1, -2)).cpu()
     kernels = tuple(stage.weight.detach().float().cpu().numpy() for stage in (*program.pre, *program.post))
     means = [(total / num_tokens).numpy() for total in (sink, entropy, change)]
-    return LayerMaps(layer, heads, pool.means(), means[0], means[1], means[2], kernels)
+    copying = (copying / (sources >= 0).sum()).numpy()
+    return LayerMaps(layer, heads, pool.means(), means[0], means[1], means[2], copying, kernels)
 
 
 class _Pool:

@@ -104,7 +104,8 @@ class Panel {
     // The other side may show the same map, and then its scale has changed too.
     for (const panel of panels) if (panel.values) panel.paint();
     const i = this.pick.head.value, l = this.layer;
-    this.numbers.textContent = `weight on the first token ${(100 * l.sink[i]).toFixed(1)} % · entropy ${l.entropy[i].toFixed(2)} nats · moved by f ${(100 * l.change[i]).toFixed(1)} %`;
+    const share = x => `${(100 * x).toFixed(1)} %`, copying = l.copying[i] === null ? "" : ` · on what the next token repeats ${share(l.copying[i])}`;
+    this.numbers.textContent = `weight on the first token ${share(l.sink[i])} · entropy ${l.entropy[i].toFixed(2)} nats · moved by f ${share(l.change[i])}${copying}`;
     this.learned();
     this.root.dataset.ready = [this.run.name, l.layer, l.heads[i], this.pick.map.value].join("/");
   }
@@ -260,10 +261,10 @@ page.addEventListener("pointerover", e => {
   if (place >= 0) tellToken(shown.run, shown.from + place);
 });
 // The loss of a token under both models, and where it occurred before after the same tokens.
-function tellToken(run, t) {
+function tellToken(run, t, words = "") {
   for (const span of page.querySelectorAll(".source")) span.classList.remove("source");
   told.replaceChildren();
-  make("code", told, seen(run.tokens[t]));
+  make("span", told, words); make("code", told, seen(run.tokens[t]));
   const runs = [...new Set(panels.map(panel => panel.run))].filter(other => other === run || alike(other, run));
   make("span", told, t === 0 ? " is the first token" : " has loss " + runs.map(other => `${other.losses[t].toFixed(2)} (${other.title})`).join(", "));
   const source = run.copied[t];
@@ -300,7 +301,8 @@ function read(panel, x, y) {
       span.className = (token >= query && token < edges[y + 1] ? "query " : "") + (token >= key && token < edges[x + 1] ? "key" : "");
     }
   }
-  tellToken(run, query);
+  // A row predicts the token after its query.
+  if (query + 1 < run.tokens.length) tellToken(run, query + 1, "next ");
   const at = spans[query - from];
   if (at) page.scrollTop = at.offsetTop - page.offsetTop - page.clientHeight / 2;
 }
@@ -314,11 +316,18 @@ const panels = [], start = strongest.first;
 [strongest, other].map(run => DATA.runs.indexOf(run)).sort((a, b) => a - b)
   .forEach((run, index) => panels.push(new Panel(document.getElementById("panels"), index, run)));
 panels[0].go(...start, "weights");
-// Until the cursor is over a map: the last query, and the key that it weighs most.
+// Until the cursor is over a map: the row before the repeated token that the right model predicts better by most, or the
+// last row, and the key that it weighs most.
 const opened = panels.at(-1);
+function surprising(run, before) {
+  const gains = run.copied.map((source, t) => source < 0 || !t || !alike(run, before) ? 0 : before.losses[t] - run.losses[t]);
+  const t = gains.indexOf(Math.max(...gains));
+  return gains[t] > 0 ? t - 1 : run.tokens.length - 1;
+}
 opened.go(...start, DATA.runs.length === 1 ? "processed" : "weights").then(() => {
   if (!opened.values || shown.run) return;
-  const y = opened.size - 1, row = [...opened.values.subarray(y * opened.size)];
-  opened.tell(row.indexOf(Math.max(...row)), y);
+  const t = surprising(opened.run, panels[0].run), y = opened.run.edges.findLastIndex(edge => edge <= t && edge < opened.run.tokens.length);
+  const row = [...opened.values.subarray(y * opened.size, (y + 1) * opened.size)].map(value => Number.isNaN(value) ? -Infinity : value);
+  for (const panel of panels) panel.tell(row.indexOf(Math.max(...row)), y);
   read(opened, row.indexOf(Math.max(...row)), y);
 });

@@ -22,8 +22,6 @@ LEVELS = 4095
 THUMBNAIL = 40
 # Maximum number of tokens that make up a character: the bytes of UTF-8.
 CHARACTER = 4
-# Lengths of runs of tokens, the last one included, that count as copied.
-SHORTEST, LONGEST = 3, 12
 
 
 class Named(NamedTuple):
@@ -72,6 +70,7 @@ def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
                     "sink": np.round(layer_maps.sink.astype(float), 6).tolist(),
                     "entropy": np.round(layer_maps.entropy.astype(float), 4).tolist(),
                     "change": np.round(layer_maps.change.astype(float), 6).tolist(),
+                    "copying": plain_numbers(layer_maps.copying, 4),
                     "maps": maps,
                     "kernels": [described_kernel(kernel) for kernel in layer_maps.kernels],
                 }
@@ -83,8 +82,8 @@ def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
                 "tokens": run.tokens,
                 "edges": inspection.edges.tolist(),
                 "first": inspection.most_changed(),
-                "losses": [None if np.isnan(x) else round(float(x), 3) for x in inspection.losses],
-                "copied": copied_from(inspection.ids),
+                "losses": plain_numbers(inspection.losses, 3),
+                "copied": inspection.copied,
                 "layers": layers,
             }
         )
@@ -97,24 +96,14 @@ def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
     return folder / "index.html"
 
 
+def plain_numbers(values: np.ndarray, digits: int) -> list[float | None]:
+    """Rounded for JSON, None for NaN."""
+    return [None if np.isnan(x) else round(float(x), digits) for x in values]
+
+
 def described_kernel(weight: np.ndarray) -> dict[str, object]:
     """Shape [out, in, queries, keys] and values of a stage's weights."""
     return {"shape": list(weight.shape), "values": np.round(weight.ravel().astype(float), 3).tolist()}
-
-
-def copied_from(ids: Sequence[int]) -> list[int]:
-    """For each token, the latest earlier place of the same token after the same tokens; −1 if there is none.
-
-    Of several, the one after the longest common run of tokens, which counts from `SHORTEST` tokens on.
-    """
-    places = [-1] * len(ids)
-    for length in range(SHORTEST, LONGEST + 1):
-        seen: dict[tuple[int, ...], int] = {}
-        for end in range(length, len(ids) + 1):
-            run = tuple(ids[end - length : end])
-            places[end - 1] = seen.get(run, places[end - 1])
-            seen[run] = end - 1
-    return places
 
 
 def map_titles(runs: Sequence[Named]) -> list[str]:

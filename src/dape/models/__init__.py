@@ -5,8 +5,10 @@ Importing this package registers the models with transformers' Auto classes.
 
 from __future__ import annotations
 
+import transformers
+
+from dape.models import decoder
 from dape.models.attention import Attention, Context
-from dape.models.auto import register
 from dape.models.config import DapeConfig
 from dape.models.decoder import (
     DapeForCausalLM,
@@ -17,6 +19,7 @@ from dape.models.decoder import (
 from dape.models.encoder import Encoder
 from dape.models.export import export
 from dape.models.presets import PRESETS, preset
+from dape.models.remote_code import ENTRIES
 
 __all__ = [
     "PRESETS",
@@ -32,4 +35,6 @@ __all__ = [
     "preset",
 ]
 
-register()
+for _auto, _name in ENTRIES.items():
+    _key = "dape" if _auto == "AutoConfig" else DapeConfig
+    getattr(transformers, _auto).register(_key, getattr(decoder, _name), exist_ok=True)

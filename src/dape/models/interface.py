@@ -15,6 +15,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -135,20 +136,6 @@ class Call:
     num_keys: int = 0
 
 
-_recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
-
-
-@contextlib.contextmanager
-def recording() -> Iterator[list[Call]]:
-    """Record calls of the attention interface in the block; their outputs are zeros, so meta tensors will do."""
-    calls: list[Call] = []
-    token = _recorded.set(calls)
-    try:
-        yield calls
-    finally:
-        _recorded.reset(token)
-
-
 @dataclass(frozen=True)
 class Inputs:
     """Inputs of a retrofitted layer's attention, recorded by `watching`."""
@@ -161,18 +148,28 @@ class Inputs:
     visible: Visible
 
 
+_recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
 _watched: ContextVar[list[Inputs] | None] = ContextVar("watched", default=None)
 
 
-@contextlib.contextmanager
-def watching() -> Iterator[list[Inputs]]:
+def recording() -> AbstractContextManager[list[Call]]:
+    """Record calls of the attention interface in the block; their outputs are zeros, so meta tensors will do."""
+    return _collecting(_recorded)
+
+
+def watching() -> AbstractContextManager[list[Inputs]]:
     """Record the attention inputs of retrofitted layers in the block, in order of layers."""
-    recorded: list[Inputs] = []
-    token = _watched.set(recorded)
+    return _collecting(_watched)
+
+
+@contextlib.contextmanager
+def _collecting(variable: ContextVar[list[Any] | None]) -> Iterator[list[Any]]:
+    found: list[Any] = []
+    token = variable.set(found)
     try:
-        yield recorded
+        yield found
     finally:
-        _watched.reset(token)
+        variable.reset(token)
 
 
 def attend(
