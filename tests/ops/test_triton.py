@@ -29,6 +29,7 @@ from dape.ops.score_attention.triton import launch, passes, selftest
 from dape.ops.score_attention.types import EVERYTHING, Problem
 from dev import gpu
 
+pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
@@ -44,13 +45,11 @@ def interpret(*options: str) -> None:
 
 @pytest.mark.parametrize("part", ["test_output", "test_gradients", "not (test_output or test_gradients)"])
 def test_numerics_in_the_interpreter(part):
-    pytest.importorskip("triton")
     interpret("-k", part, "-m", "not slow")
 
 
 @pytest.mark.slow
 def test_numerics_of_larger_calls_in_the_interpreter():
-    pytest.importorskip("triton")
     interpret("-m", "slow")
 
 
@@ -79,7 +78,6 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_shapes_of_models_compile_without_spills(capability, shape):
-    pytest.importorskip("triton")
     launches = distinct(gpu.record_launches(length=2048, **shape))
     spills = {x.kernel.__name__: gpu.inspect(x, capability).spills for x in launches}
     assert not any(spills.values()), spills
@@ -104,7 +102,6 @@ ASSEMBLED = {
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
 def test_every_kernel_is_assembled_and_fits(capability, shape):
     """Shared and tensor memory of some variant, by the assembler of that generation; products on tensor cores."""
-    pytest.importorskip("triton")
     for launched in distinct(gpu.record_launches(length=512, **shape)):
         ptx = gpu.inspect(launched, capability).ptx
         by_rows = launched.kernel.__name__ in ("inner_kernel", "diagonals_kernel", "merge_kernel")
@@ -129,7 +126,6 @@ COUNTS = {
 @pytest.mark.parametrize(("shape", "forward", "backward"), COUNTS.values(), ids=COUNTS.keys())
 def test_a_pass_launches_few_kernels(shape, forward, backward):
     """On a GPU of 40 GB."""
-    pytest.importorskip("triton")
     before = len(gpu.record_launches(**shape, backward=False))
     assert before <= forward
     if backward is not None:
@@ -138,7 +134,6 @@ def test_a_pass_launches_few_kernels(shape, forward, backward):
 
 def test_a_launch_costs_little_on_the_host():
     """At most 15 times what it takes to merge two dictionaries of arguments, about a microsecond."""
-    pytest.importorskip("triton")
     one, two = ({f"name {n} {i}": i for i in range(40)} for n in range(2))
     unit = min(timeit.repeat(lambda: one | two, number=1000, repeat=20, timer=time.thread_time)) * 1000
     for times in gpu.host_times(length=2048).values():
@@ -149,7 +144,6 @@ def test_a_launch_costs_little_on_the_host():
 @pytest.mark.parametrize("shape", ["125m", "llama-3-8b"])
 def test_launches_fill_the_gpu(length, shape):
     """A program for each of 108 multiprocessors, and two in most kernels, for the last rows of one sequence."""
-    pytest.importorskip("triton")
     launches = distinct(gpu.record_launches(length=length, **SHAPES[shape]))
     assert not [(x.kernel.__name__, x.grid) for x in launches if math.prod(x.grid) < 108]
     assert sum(math.prod(x.grid) >= 2 * 108 for x in launches) >= 0.7 * len(launches)
@@ -157,7 +151,6 @@ def test_launches_fill_the_gpu(length, shape):
 
 @pytest.mark.parametrize("shape", [{}, {"num_heads": 32, "num_groups": 8, "head_dim": 128}, {"width": None}])
 def test_a_decoding_step_runs_on_many_multiprocessors(shape):
-    pytest.importorskip("triton")
     launches = gpu.record_launches(length=8192, queries=1, backward=False, **shape)
     assert min(math.prod(x.grid) for x in launches if x.kernel.__name__ != "merge_kernel") >= 64
 
@@ -165,7 +158,6 @@ def test_a_decoding_step_runs_on_many_multiprocessors(shape):
 @pytest.mark.parametrize(("length", "sums"), [(2048, 60), (16384, 180)])
 def test_scratch_is_bounded(length, sums, monkeypatch):
     """What a pass of 12 heads of 64 holds: a thirty-second of the memory of a GPU, results, and sums of gradients."""
-    pytest.importorskip("triton")
     marks = []
 
     def measured(function):
@@ -191,7 +183,6 @@ def test_scratch_is_bounded(length, sums, monkeypatch):
 @pytest.mark.parametrize("width", [32, 128])
 def test_images_have_addresses_of_32_bits_on_any_card(monkeypatch, width):
     """Also where a thirty-second of the memory holds more numbers."""
-    pytest.importorskip("triton")
     monkeypatch.setattr(calls, "card", lambda device: (148, 288 * 2**30))
     launches = gpu.record_launches(length=65536, width=width)
     images = [
@@ -216,7 +207,6 @@ class Counted(TorchDispatchMode):
 @pytest.mark.parametrize("shape", [{"length": 2048}, {"length": 2048, "batch": 32}, {"length": 16384}])
 def test_pytorch_starts_little_beside_the_kernels(shape, monkeypatch):
     """However long the sequences are, and however many: nothing between the kernels of chunks."""
-    pytest.importorskip("triton")
     counted, backward = Counted(), backend._backward
 
     def measured(*args):
@@ -244,7 +234,6 @@ TALKING = (
 @pytest.mark.parametrize("bias", ["none", "distance", "separable", "dense"])
 def test_nothing_waits_for_the_device(bias):
     """Launches are recorded on tensors without numbers: a pass that reads one back, and so would wait, fails on them."""
-    pytest.importorskip("triton")
     for causal, bounded in ((True, (False, False)), (True, (True, True)), (False, (True, False))):
         shape = {
             "bias": bias,
@@ -264,7 +253,6 @@ def test_nothing_waits_for_the_device(bias):
 @pytest.mark.parametrize("own", [{"bias": "dense"}, {"bias": "separable"}, {"width": None}])
 def test_all_memory_is_on_the_device_of_the_tensors(own):
     """Nothing comes from the host or from another GPU: here from any device but that of tensors without memory."""
-    pytest.importorskip("triton")
     shape = {"bounded": (True, False), "length": 100, "batch": 2, "num_heads": 4, "num_groups": 2, **own}
     found = {
         x.device
@@ -277,7 +265,6 @@ def test_all_memory_is_on_the_device_of_the_tensors(own):
 
 def test_kernels_start_on_the_device_of_their_tensors(monkeypatch):
     """The current device may be another one."""
-    pytest.importorskip("triton")
     said = []
 
     @contextmanager
@@ -301,7 +288,6 @@ def test_a_signature_says_all_that_launches_depend_on():
 
 def test_lengths_share_compiled_kernels():
     """Nothing is compiled anew for a length but by what it is a multiple of."""
-    pytest.importorskip("triton")
     with gpu.idle_driver() as idle:
         for length in (200, 201, 208, 239, 256):
             backend._forward(gpu.arguments_of(length=length, num_heads=2, width=None))
@@ -311,7 +297,6 @@ def test_lengths_share_compiled_kernels():
 
 def small_card(monkeypatch, **limits):
     """A GPU whose blocks have that much shared memory, or as many columns of tensor memory."""
-    pytest.importorskip("triton")
     from triton.compiler import compiler
 
     monkeypatch.setattr(compiler, "max_shared_mem", lambda device: limits.get("shared", 10**6))
@@ -337,7 +322,6 @@ def test_a_call_that_no_variant_fits_says_so(monkeypatch):
 @pytest.fixture
 def untested(monkeypatch, tmp_path):
     """A GPU on which no call was tested, in front of the backends that can run here."""
-    pytest.importorskip("triton")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(selftest, "_known", {})
     monkeypatch.setattr(backend, "interpreting", lambda: True)
@@ -404,7 +388,6 @@ def card(capability: tuple[int, int] = (8, 0), hip: str | None = None):
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5)])
 def test_cards_whose_tensor_cores_triton_does_not_use_are_refused(capability):
-    pytest.importorskip("triton")
     with card(capability) as q:
         reason = backend.unsupported(Problem(q, q, q, PLAIN, None, EVERYTHING, True, 1.0, 0.0))
     assert (
@@ -414,7 +397,6 @@ def test_cards_whose_tensor_cores_triton_does_not_use_are_refused(capability):
 
 
 def test_amd_cards_are_refused():
-    pytest.importorskip("triton")
     with card(hip="6.2") as q:
         reason = backend.unsupported(Problem(q, q, q, PLAIN, None, EVERYTHING, True, 1.0, 0.0))
     assert reason == "its kernels are compiled for NVIDIA GPUs, this PyTorch is built for HIP 6.2"
@@ -422,7 +404,6 @@ def test_amd_cards_are_refused():
 
 def test_a_strided_bias_beyond_32_bits_is_refused(monkeypatch):
     """A dense bias that is a view of a large tensor: few numbers, far apart."""
-    pytest.importorskip("triton")
     monkeypatch.setattr(backend, "interpreting", lambda: True)
     with FakeTensorMode():
         q = torch.zeros(1, 4, 3, 16)
@@ -480,7 +461,6 @@ def test_it_is_chosen_before_the_portable_backends_but_needs_a_gpu():
 
 @pytest.mark.parametrize(("make", "words"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_refusals_are_sentences(make, words, monkeypatch):
-    pytest.importorskip("triton")
     monkeypatch.setattr(backend, "interpreting", lambda: True)
     assert backend.unsupported(problem()) is None
     reason = backend.unsupported(make())
