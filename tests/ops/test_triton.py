@@ -91,7 +91,7 @@ ASSEMBLED = {
     "dense bfloat16": {"dtype": torch.bfloat16, "bias": "dense"},
     "talking heads": {
         "signature": (((12, 12, 1, 1, False, 0, 1, 1.0),),) * 2
-        + ("none", True, True, True, None, False, "softmax")
+        + ("none", True, True, True, False, 0.0, None, False, "softmax")
     },
     "plain float32": {"dtype": torch.float32, "width": None},
 }
@@ -221,13 +221,7 @@ def test_pytorch_starts_little_beside_the_kernels(shape, monkeypatch):
 TALKING = (
     ((4, 4, 1, 1, False, 0, 1, 1.0),),
     ((4, 4, 1, 3, True, 1, 2, 1.0),),
-    "none",
-    True,
-    True,
-    True,
-    None,
-    False,
-    "softmax",
+    *("none", True, True, True, False, 0.0, None, False, "softmax"),
 )
 
 

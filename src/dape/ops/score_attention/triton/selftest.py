@@ -230,7 +230,7 @@ TALKING = (((12, 12, 1, 1, False, 0, 1, 1.0),), ((12, 12, 1, 3, True, 1, 1, 1.0)
 
 
 def _kind(stages: tuple, residual: str = "scores+bias", sink: bool = False, **own: Any) -> dict[str, Any]:
-    signature = (*stages, residual, sink, False, False, None, False, "softmax")
+    signature = (*stages, residual, sink, False, False, False, 0.0, None, False, "softmax")
     kind = {
         "dtype": torch.float16,
         "num_heads": 12,
