@@ -38,7 +38,7 @@ def test_it_writes_page_pictures_and_numbers(model, tmp_path, capsys):
     ]
     records = json.loads((out / "heads.json").read_text())
     assert [(record["length"], record["head"]) for record in records] == [(4, 1), (4, 3), (11, 1), (11, 3)]
-    assert all(0 < record["sink_share"] <= 1 and 0 < record["change"] <= 1 for record in records)
+    assert all(0 < record["sink"] <= 1 and 0 < record["change"] <= 1 for record in records)
     assert "entropy in nats" in capsys.readouterr().out
 
 

@@ -189,26 +189,15 @@ def draw_all(run: Named, out: Path, formats: list[str], console: Console) -> Non
 
 
 def records(run: Named) -> list[dict[str, object]]:
+    from dape.inspection.maps import STATISTICS
+    from dape.inspection.page import plain_numbers
+
+    about = {"run": run.name, "method": run.inspection.method, "length": len(run.inspection.ids)}
     return [
-        {
-            "run": run.name,
-            "method": run.inspection.method,
-            "length": len(run.inspection.ids),
-            "layer": layer_maps.layer,
-            "head": head,
-            "sink_share": round(float(sink), 6),
-            "entropy": round(float(entropy), 6),
-            "change": round(float(change), 6),
-            "copying": None if np.isnan(copying) else round(float(copying), 6),
-        }
-        for layer_maps in run.inspection.layers
-        for head, sink, entropy, change, copying in zip(
-            layer_maps.heads,
-            layer_maps.sink,
-            layer_maps.entropy,
-            layer_maps.change,
-            layer_maps.copying,
-            strict=True,
+        {**about, "layer": layer.layer, "head": head, **dict(zip(STATISTICS, numbers, strict=True))}
+        for layer in run.inspection.layers
+        for head, *numbers in zip(
+            layer.heads, *(plain_numbers(getattr(layer, name), 6) for name in STATISTICS), strict=True
         )
     ]
 

@@ -38,6 +38,8 @@ MAPS = {
     "weights": "softmax of S + B + f(S, B)",
 }
 
+# Numbers of a head, fields of `LayerMaps`.
+STATISTICS = ("sink", "entropy", "change", "copying")
 
 # Numbers of keys in a tile are multiples of this.
 KEYS_PER_STEP = 512

@@ -14,7 +14,7 @@ import numpy as np
 
 from dape.files import write_atomically
 from dape.inspection.figure import TITLES, is_logarithmic, limits, shade
-from dape.inspection.maps import MAPS, Inspection
+from dape.inspection.maps import MAPS, STATISTICS, Inspection
 from dape.pages import environment
 
 # Values are stored in 12 bits: 0 where nothing is visible, 1 to 4095 from the least to the greatest of their map.
@@ -67,10 +67,7 @@ def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
                 {
                     "layer": layer_maps.layer,
                     "heads": list(layer_maps.heads),
-                    "sink": np.round(layer_maps.sink.astype(float), 6).tolist(),
-                    "entropy": np.round(layer_maps.entropy.astype(float), 4).tolist(),
-                    "change": np.round(layer_maps.change.astype(float), 6).tolist(),
-                    "copying": plain_numbers(layer_maps.copying, 4),
+                    **{name: plain_numbers(getattr(layer_maps, name), 6) for name in STATISTICS},
                     "maps": maps,
                     "kernels": [described_kernel(kernel) for kernel in layer_maps.kernels],
                 }
