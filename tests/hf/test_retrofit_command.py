@@ -1,26 +1,20 @@
 """`dape retrofit`: from a pretrained model to a retrofitted one, interrupted and continued, from any text."""
 
 import json
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainingArguments,
-)
+from builders import decoder, llama_of_bytes
+from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM, Trainer, TrainingArguments
 
 import dape
 from dape import cli
 from dape.data import ByteTokenizer, Tokens
 from dape.evaluation.table import make_table, perplexities, read_table
 from dape.loading import load_causal_lm
-from dape.models import DapeConfig, DapeForCausalLM
 from dape.retrofitting import adapt, parameter_groups
 from dape.retrofitting.adapt import WithSinks
 from dape.retrofitting.matching import LayerMatching
@@ -31,20 +25,7 @@ from dape.retrofitting.tuning import Tuning, skipped_positions
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A tiny Llama of bytes, with a tokenizer beside it."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model") / "base"
-    config = LlamaConfig(
-        vocab_size=257,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=16,
-        bos_token_id=0,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    ByteTokenizer().save(folder)
+    folder = llama_of_bytes(tmp_path_factory.mktemp("model") / "base")
     text = "".join(f"The cat number {n} sat on mat {n % 7}. " for n in range(2000))
     (folder.parent / "texts.txt").write_text(text)
     return folder
@@ -177,17 +158,8 @@ def test_commands_load_a_model_as_what_it_is(name, base, tmp_path, capsys):
     seen = ["--text", "The cat", "--lengths", "4", "--out", str(tmp_path / "seen")]
     assert cli.main(["inspect", str(folder), *seen]) == 0
     assert (tmp_path / "seen" / "index.html").exists()
-    suite = [
-        "--tasks",
-        "niah_single_1",
-        "--lengths",
-        "256",
-        "--examples",
-        "2",
-        "--out",
-        str(tmp_path / "suite"),
-    ]
-    assert cli.main(["suite", str(folder), *suite]) == 0
+    suite = ["--tasks", "niah_single_1", "--lengths", "256", "--examples", "2"]
+    assert cli.main(["suite", str(folder), *suite, "--out", str(tmp_path / "suite")]) == 0
 
 
 def test_layers_that_kept_their_positions_match_at_the_start(base):
@@ -288,21 +260,10 @@ def test_the_base_trained_on_stands_beside_the_retrofit(base, texts):
     """The decisive baseline has as many steps on as many tokens, and is cut to the window."""
     model = LlamaForCausalLM.from_pretrained(base)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    adapted = dape.adapt(
-        model,
-        "kerple",
-        texts,
-        steps=8,
-        batch_size=2,
-        train_length=32,
-        control=True,
-        windows=8,
-        device="cpu",
-    )
-    assert {arm: result.steps for arm, result in adapted.results.items()} == {
-        ("base trained on", 0): 8,
-        ("retrofit", 0): 8,
-    }
+    how = {"steps": 8, "batch_size": 2, "train_length": 32, "control": True, "windows": 8, "device": "cpu"}
+    adapted = dape.adapt(model, "kerple", texts, **how)
+    steps = {arm: result.steps for arm, result in adapted.results.items()}
+    assert steps == {("base trained on", 0): 8, ("retrofit", 0): 8}
     assert len({result.tokens for result in adapted.results.values()}) == 1
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     report = adapted.report
@@ -312,12 +273,8 @@ def test_the_base_trained_on_stands_beside_the_retrofit(base, texts):
     assert gain.value == pytest.approx(own.value - report.loss("kerple", 64).value, abs=1e-6)
     assert gain.low < gain.value < gain.high
     # What costs nothing stands first.
-    assert [row[0] for row in report.rows()][:4] == [
-        "base, cut to 16",
-        "base trained on, cut to 16",
-        "base",
-        "kerple",
-    ]
+    labels = [row[0] for row in report.rows()]
+    assert labels[:4] == ["base, cut to 16", "base trained on, cut to 16", "base", "kerple"]
 
 
 def test_seeds_are_trained_side_by_side_and_decide_together(base, texts, tmp_path, monkeypatch):
@@ -342,16 +299,8 @@ def test_seeds_are_trained_side_by_side_and_decide_together(base, texts, tmp_pat
 
 def test_untrained_scalings_stand_beside_it(base, texts):
     model = LlamaForCausalLM.from_pretrained(base)
-    adapted = dape.adapt(
-        model,
-        "kerple",
-        texts,
-        steps=2,
-        windows=4,
-        device="cpu",
-        lengths="16,64",
-        untrained="rope-scalings",
-    )
+    how = {"steps": 2, "windows": 4, "device": "cpu", "lengths": "16,64", "untrained": "rope-scalings"}
+    adapted = dape.adapt(model, "kerple", texts, **how)
     ppl = perplexities(adapted.table)
     arms = [arm for arm in ppl.index if arm.endswith(", untrained")]
     assert [arm.split(",")[0] for arm in arms] == [
@@ -380,33 +329,24 @@ def test_by_default_the_rotation_is_stretched_and_convolved(base, texts, tmp_pat
     assert dape.adapt(model, texts=texts, out=tmp_path / "out", **how).report.retrofits == [method]
 
 
-BASELINES = {
-    "rope": {},
+METHODS = ["rope", "nope", "kerple", "dape-kerple", "dape1x3-rope", "dape1x3-kerple", "keyshift-kerple"]
+METHODS += [f"rope[scaling={kind},factor=4,original_length=16]" for kind in ("dynamic", "yarn")]
+BASELINES = dict.fromkeys(METHODS, MappingProxyType({})) | {
     "rope in windows of 4 ×": {"train_length": 64},
-    "rope[scaling=dynamic,factor=4,original_length=16]": {},
-    "rope[scaling=yarn,factor=4,original_length=16]": {},
     "PoSE, rope[scaling=linear,factor=4]": {"skip_length": 64},
     "PoSE, rope": {"skip_length": 64},
-    "nope": {},
-    "kerple": {},
-    "dape-kerple": {},
-    "dape1x3-rope": {},
-    "dape1x3-kerple": {},
-    "keyshift-kerple": {},
 }
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["llama", "ours"])
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    ("name", "own"), [*((name, False) for name in BASELINES), ("nope", True), ("PoSE, rope", True)]
+)
 def test_every_baseline_can_be_tuned(name, own, base, texts):
     """DroPE is "nope": the positions are dropped, and the model is tuned at its own length."""
     method = name.removeprefix("PoSE, ").partition(" in ")[0]
     model = LlamaForCausalLM.from_pretrained(base)
     if own:
-        config = DapeConfig(
-            vocab_size=257, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, max_position_embeddings=16, method="rope"
-        )  # fmt: skip
-        model = DapeForCausalLM(config)
+        model = decoder("rope", vocab_size=257, num_hidden_layers=1, max_position_embeddings=16)
     how = {"steps": 2, "windows": 2, "lengths": "16,64", "device": "cpu", **BASELINES[name]}
     adapted = dape.adapt(model, method, texts, tokenizer=str(base), **how)
     assert adapted.report.loss(adapted.report.retrofits[0], 64).known
@@ -464,14 +404,9 @@ def test_a_base_that_ignores_its_context_is_said_to():
 @pytest.mark.parametrize("trains", ["all", "attention", "added"])
 def test_a_run_of_ours_is_a_base_too(trains, texts, tmp_path):
     sizes = {"train_length": 16, "hidden_size": 32, "num_heads": 4, "num_layers": 1, "batch_size": 2}
-    trained = dape.train(
-        out=str(tmp_path / "run"), corpus=texts, method="rope", steps=2, device="cpu", **sizes
-    )
-    folder = trained.folder
-    assert (
-        run(folder, tmp_path / "out", "--method", "dape1x3-kerple", "--trains", trains, "--corpus", texts)
-        == 0
-    )
+    how = {"corpus": texts, "method": "rope", "steps": 2, "device": "cpu"}
+    trained = dape.train(out=str(tmp_path / "run"), **how, **sizes)
+    assert run(trained.folder, tmp_path / "out", "--trains", trains, "--corpus", texts) == 0
     after, before = load_causal_lm(tmp_path / "out" / "model"), trained.model().state_dict()
     assert after.config.method == "dape1x3-kerple"
     moved = {
