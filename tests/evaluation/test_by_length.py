@@ -169,7 +169,7 @@ def test_impossible_evaluations_say_why(change, message):
 
 def test_ids_beyond_the_vocabulary_are_a_sentence():
     tokens = Tokens.of([np.arange(200)])
-    with pytest.raises(ValueError, match=r"go up to \d+, the model's vocabulary has 64"):
+    with pytest.raises(ValueError, match=r"token \d+ is outside the model's vocabulary of 64"):
         evaluate_by_length(dape(), tokens, [16])
 
 

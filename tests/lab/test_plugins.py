@@ -111,7 +111,7 @@ def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
         (["sweep", "--over", "method=kerple,rope"], "--over method: give --methods A,B"),
         (["sweep", "--over", "backend=cpu,tiled"], "--over backend: it does not change what is trained"),
         (["sweep", "--over", "accumulate=1,2"], "--over accumulate: it does not change what is trained"),
-        (["sweep", "--over", "corpus=a,b"], "--over corpus: a sweep is of one text"),
+        (["sweep", "--over", "corpus=a,b"], "--over corpus: a sweep uses one text"),
         (["merge", "one"], "name two folders or more"),
     ],
 )

@@ -63,5 +63,5 @@ def test_every_tensor_of_a_program_is_shared_out():
 def test_heads_that_mix_across_processes_are_refused():
     with pytest.raises(ValueError, match=r"mixes heads of different processes.*groups=2"):
         program_of_heads(dape.ScoreConv(4).program(), 0, 2)
-    with pytest.raises(ValueError, match="none of 2 parts"):
+    with pytest.raises(ValueError, match="not one of 2 parts"):
         program_of_heads(dape.ScoreConv(4, groups=2).program(), 2, 2)

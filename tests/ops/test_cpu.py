@@ -194,7 +194,8 @@ def test_a_few_queries(program, bias):
         )
         truth, single = build(case).attend("reference"), build(case, torch.float32)
         ours, theirs = ((single.attend(name) - truth).abs().max() for name in ("cpu", "reference"))
-        assert ours <= 2 * theirs + 16 * torch.finfo(torch.float32).eps, (case, ours, theirs)
+        rounding = torch.finfo(torch.float32).eps * truth.abs().max().clamp(min=1)
+        assert ours <= 2 * theirs + 16 * rounding, (case, ours, theirs)
 
 
 @torch.no_grad()

@@ -274,7 +274,7 @@ WRONG = {
     "bias by distance, one-sided": (
         {"bias": DistanceBias(torch.zeros(4, 6)), "causal": False}, ValueError, "covers distances 0 to 5, .* -5 to 5"),
     "tile bias batch": (
-        {"bias": TileBias(lambda rows, n: BIAS, batch=3)}, ValueError, "says batch=3, expected 1 or 2"),
+        {"bias": TileBias(lambda rows, n: BIAS, batch=3)}, ValueError, "batch=3, expected 1 or 2"),
     "tile bias shape": (
         {"bias": TileBias(lambda rows, n: BIAS[..., :2])}, ValueError, "tile bias gave shape .1, 4, 6, 2. for rows"),
     "bias of another type": ({"bias": [1.0]}, TypeError, "bias is a list, expected None, a tensor"),

@@ -91,6 +91,10 @@ class Call:
     def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
         """Tiles of rows from the last, which see the most, each with its parts by batch entries."""
         stop = self.num_queries
+        # A number of tiles that depends on the length cannot be exported.
+        if torch.compiler.is_exporting():
+            yield slice(0, stop), [slice(0, self.batch)]
+            return
         while stop > 0:
             columns = self.columns(stop)
             rows = min(self.most_rows, max(FEWEST_ROWS, self.pixels // columns), stop)
@@ -104,6 +108,8 @@ class Call:
 
         Libraries plan convolutions for every new shape and cache the plans, so there are few different numbers.
         """
+        if torch.compiler.is_exporting():
+            return self.num_keys
         needed = self.num_keys if self.reads_ahead else stop + self.num_keys - self.num_queries
         step = max(FEWEST_COLUMNS, self.num_keys // MOST_WIDTHS)
         return min(self.num_keys, -(-needed // step) * step)

@@ -159,8 +159,13 @@ class DistanceBias:
 
     def dense(self, num_queries: int, num_keys: int, rows: slice | None = None) -> Tensor:
         """The same bias as a tensor [1, H, rows, Tk]; pairs outside the table get 0."""
-        # The indices of a slice would be constants, but an export leaves the length open.
-        start, stop = (0, num_queries) if rows is None else rows.indices(num_queries)[:2]
+        start, stop = (0, num_queries) if rows is None else (rows.start, rows.stop)
+        if torch.compiler.is_exporting():
+            # The length is open: nothing may depend on where the table ends.
+            queries, keys = (torch.arange(n, device=self.values.device) for n in (num_queries, num_keys))
+            column = queries[start:stop, None] + (num_keys - num_queries) - keys - self.lowest
+            inside = (column >= 0) & (column < self.values.shape[1])
+            return (self.values[:, column.clamp(0, self.values.shape[1] - 1)] * inside)[None]
         # The tile reads the columns low … high − 1 of the table, each row shifted by one from the row before.
         low = start + (num_keys - num_queries) - (num_keys - 1) - self.lowest
         high = low + (stop - start) + (num_keys - 1)
