@@ -15,12 +15,12 @@ import pytest
 import torch
 from builders import llama as small_llama
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import dape
 from dape.checksums import verify_checksums
 from dape.cli.inspect import open_models
-from dape.loading import load_base, open_for_evaluation
+from dape.loading import load_base, load_causal_lm, open_for_evaluation
 from dape.models import DapeForCausalLM, DapeModel, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
 from dape.training import TrainConfig
@@ -132,14 +132,27 @@ def test_no_flipped_bit_of_any_file_is_silent_in_plain_transformers(route, run_f
         file.write_bytes(whole)
 
 
-def test_a_damaged_retrofitted_model_is_refused(llama, tmp_path):
-    folder = export(dape.retrofit(copy.deepcopy(llama)), tmp_path / "model")
-    flipped(folder / "model.safetensors", 8 * (folder / "model.safetensors").stat().st_size - 9)
-    for load in (
-        dape.load_retrofitted,
-        partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=True),
-    ):
-        with pytest.raises(ValueError, match=r"model.safetensors is damaged"):
+@pytest.mark.parametrize("saved", ["export", "save_pretrained", "PEFT"])
+def test_a_damaged_retrofitted_model_is_refused(saved, llama, tmp_path):
+    llama.save_pretrained(tmp_path / "base")
+    base, folder = LlamaForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "model"
+    loaders = [dape.load_retrofitted, load_causal_lm]
+    if saved == "PEFT":
+        peft = pytest.importorskip("peft")
+        base = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"]))
+    else:
+        loaders.append(partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=True))
+    model = dape.retrofit(base)
+    if saved == "export":
+        export(model, folder)
+    else:
+        model.save_pretrained(folder)
+    weights = folder / ("adapter_model.safetensors" if saved == "PEFT" else "model.safetensors")
+    for load in loaders:
+        load(folder)
+    flipped(weights, 8 * weights.stat().st_size - 9)
+    for load in loaders:
+        with pytest.raises(ValueError, match=rf"{weights.name} is damaged"):
             load(folder)
 
 

@@ -74,3 +74,18 @@ def test_what_plain_transformers_drops_is_reported(method, tmp_path, caplog):
     assert any(name in record.getMessage() for record in caplog.records)
     own = dape.remove_retrofit(model).state_dict()
     assert own.keys() == plain.state_dict().keys()
+
+
+def test_code_in_folders_leaves_models_that_are_loaded_as_they_are(tmp_path):
+    """Each copy of the code is an implementation of its own."""
+    model, ids = retrofitted("dape1x3-kerple"), torch.arange(20)[None]
+    expected = model(ids).logits
+    export(model, tmp_path / "one", with_code=True)
+    export(model, tmp_path / "two", with_code=True)
+    copies = [
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, trust_remote_code=True)
+        for name in ("one", "two")
+    ]
+    for again in (*copies, model):
+        torch.testing.assert_close(again(ids).logits, expected)
+    retrofitted("dape1x3")

@@ -41,8 +41,10 @@ from dape.ops.score_attention.types import EVERYTHING, shown_by
 from dape.positions import PositionEncoding, Positions
 from dape.positions.base import count_tokens, positions_in
 
-# Name of the implementation in `model.config._attn_implementation`, and names of the modules added to a layer.
-NAME = "dape"
+# Name of the implementation in `model.config._attn_implementation`; code loaded from a model's folder has its own, as
+# transformers keeps one implementation for each name.
+NAME = __name__.removesuffix(".models.interface").removesuffix(".dape_models_interface")
+# Names of the modules added to a layer.
 SCORES, ENCODING, CANON = "score_processor", "position_encoding", "canon_layer"
 # Keyword argument that carries a layer's token states to `attend`.
 STATE = "dape_state"

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
+from dape.checksums import write_checksums
 from dape.methods import Method, parse_method
 from dape.models.attention import Attention
 from dape.models.canon import Canon
@@ -163,8 +164,17 @@ def save_pretrained(self: PreTrainedModel, save_directory: Any, *arguments: Any,
     """save_pretrained of a retrofitted model: adds the code that `trust_remote_code=True` loads."""
     type(self).save_pretrained(self, save_directory, *arguments, **options)
     main = arguments[0] if arguments else options.get("is_main_process", True)
-    if main and isinstance(self, GenerationMixin) and not self.config.is_encoder_decoder:
-        write_entries(Path(save_directory), retrofitted=True)
+    if not main:
+        return
+    folder = Path(save_directory)
+    if isinstance(self, GenerationMixin) and not self.config.is_encoder_decoder:
+        write_entries(folder, retrofitted=True)
+    write_weight_checksums(folder)
+
+
+def write_weight_checksums(folder: Path, pattern: str = "model*.safetensors") -> None:
+    """Write checksums of the weights in a folder, which `load_retrofitted` verifies."""
+    write_checksums(folder, [path.name for path in folder.glob(pattern)])
 
 
 def save_inside_peft(model: nn.Module) -> None:
@@ -179,11 +189,13 @@ def _save_with_adapter(self: Any, save_directory: Any, *arguments: Any, **option
     type(self).save_pretrained(self, save_directory, *arguments, **options)
     if options.get("is_main_process", True):
         save_adapter(self, save_directory)
+        write_weight_checksums(Path(save_directory), "adapter_model.safetensors")
 
 
 def _upload_modified_files(self: Any, working_dir: Any, *arguments: Any, **options: Any) -> Any:
     """The same for `save_pretrained(push_to_hub=True)`."""
     write_entries(Path(working_dir), retrofitted=True)
+    write_weight_checksums(Path(working_dir))
     return type(self)._upload_modified_files(self, working_dir, *arguments, **options)
 
 

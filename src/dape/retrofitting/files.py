@@ -115,6 +115,8 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
     options: of from_pretrained, such as dtype and device_map.
     """
     folder = Path(folder)
+    if folder.is_dir():
+        verify_checksums(folder)
     if (folder / DESCRIPTION).exists():
         description = _describe(folder)
         base = description["base"]
@@ -134,7 +136,6 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
         raise FileNotFoundError(
             f"there is no folder {folder}; a model on the Hugging Face hub has to be downloaded into one first"
         )
-    verify_checksums(folder)
     # transformers would report our tensors as unexpected; they are read right after.
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
