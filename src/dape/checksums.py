@@ -27,11 +27,6 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def content_digest(content: dict[str, Any]) -> str:
-    """SHA-256 of a JSON object, independent of its formatting."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def write_checksums(folder: str | os.PathLike[str], names: Iterable[str] | None = None) -> None:
     """Write the checksums of the files of the folder, and give them the usual mode of a new file.
 

@@ -56,18 +56,6 @@ class Retrofit:
     replaced: str = "sdpa"
     caches: bool = True
 
-    @property
-    def num_layers(self) -> int:
-        return len(self.num_heads)
-
-    @property
-    def sizes(self) -> str:
-        """Description of layers and heads."""
-        heads = sorted(set(self.num_heads))
-        return (
-            f"{self.num_layers} layers of {' to '.join(map(str, dict.fromkeys((heads[0], heads[-1]))))} heads"
-        )
-
 
 def retrofit(
     model: Model,

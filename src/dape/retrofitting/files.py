@@ -1,7 +1,7 @@
 """Saving and loading of retrofitted models: a small adapter with a reference to its base, or the whole model.
 
-An adapter is a folder of two files: `dape_adapter.json` records the retrofit, the base and the format,
-`dape_adapter.safetensors` holds the weights of score processors and encodings.
+An adapter is a folder: `dape_adapter.json` records the retrofit, the base and the format, `dape_adapter.safetensors` holds
+the weights of score processors and encodings, `checksums.json` the checksums of both.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import logging as transformers_logging
 
-from dape.checksums import content_digest, file_digest, verify_checksums
-from dape.files import read_json, usual_mode, write_atomically
+from dape.checksums import verify_checksums, write_checksums
+from dape.files import read_json, write_atomically
 from dape.hub import hub_options, not_loaded
 from dape.models.interface import CANON, ENCODING, SCORES
 from dape.retrofitting.attach import (
@@ -59,10 +59,8 @@ def save_adapter(model: nn.Module, folder: str | Path, *, base: str | None = Non
         "class": type(model).__name__,
         "retrofit": asdict(plan),
     }
-    usual_mode(folder / WEIGHTS)
-    description["sha256"] = file_digest(folder / WEIGHTS)
-    description["checksum"] = content_digest(description)
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
+    write_checksums(folder, [DESCRIPTION, WEIGHTS])
     return folder
 
 
@@ -87,14 +85,21 @@ def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") ->
 
     trains: as in `retrofit`, if the adapter is added.
     """
-    description, inner = _describe(Path(folder)), inner_model(model)
+    folder, inner = Path(folder), inner_model(model)
+    verify_checksums(folder)
+    description = _describe(folder)
     plan = Retrofit(**description["retrofit"])
     if description["model_type"] != inner.config.model_type:
         raise ValueError(
             f"the adapter in {folder} belongs to a {description['model_type']} model, not to a "
             f"{inner.config.model_type}: load it onto {description['base'] or 'the base it was trained on'}"
         )
-    weights = _read_weights(Path(folder) / WEIGHTS, description.get("sha256"))
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{folder / WEIGHTS} is damaged ({error}): copy or save the adapter again"
+        ) from error
     if not is_retrofitted(inner):
         _again(inner, plan, str(folder), trains=trains)
     elif trains != "all":
@@ -195,8 +200,8 @@ def _again(model: PreTrainedModel, plan: Retrofit, source: str, *, trains: Train
     if (now := record(model)).num_heads != list(plan.num_heads):
         remove_retrofit(model)
         raise ValueError(
-            f"the adapter in {source} was made for {plan.sizes}, the model has {now.sizes}: load it onto the base it "
-            f"was trained on"
+            f"the adapter in {source} was made for layers of {plan.num_heads} heads, the model has {now.num_heads}: load "
+            f"it onto the base it was trained on"
         )
 
 
@@ -224,24 +229,7 @@ def _describe(folder: Path) -> dict[str, Any]:
             f"the adapter in {folder} has format {description.get('format')}, this version of dape reads format "
             f"{FORMAT}: load it with the version that wrote it"
         )
-    checksum = description.pop("checksum", None)
-    if ("sha256" in description or checksum is not None) and checksum != content_digest(description):
-        raise ValueError(
-            f"{path} is damaged or was changed, its checksum differs: copy or save the adapter again, or delete "
-            f'"sha256" and "checksum" in it to take it as it is'
-        )
     return description
-
-
-def _read_weights(path: Path, digest: str | None) -> dict[str, Tensor]:
-    if digest is not None and file_digest(path) != digest:
-        raise ValueError(
-            f"{path} is damaged: its SHA-256 differs from that in {DESCRIPTION}: copy or save the adapter again"
-        )
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy or save the adapter again") from error
 
 
 @torch.no_grad()
