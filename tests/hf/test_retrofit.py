@@ -409,9 +409,9 @@ def cut(folder, name):
     return folder
 
 
-def onto(path, saved, present, **options):
-    folder = adapter(path, method=saved, **options)
-    dape.load_adapter(dape.retrofit(small(), saved, **options), folder)
+def onto(path, saved, present):
+    folder = adapter(path, method=saved)
+    dape.load_adapter(dape.retrofit(small(), saved), folder)
     dape.load_adapter(dape.retrofit(small(), present), folder)
 
 
@@ -434,7 +434,7 @@ REFUSALS = {
     "cross-attention": (lambda _: dape.retrofit(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, add_cross_attention=True))), "it has cross-attention"),
     "embeddings": (lambda _: dape.retrofit(small(), "sinusoidal"), "is added to token embeddings, and a retrofit changes attention alone"),
     "rotated share": (lambda _: dape.retrofit(small(), "rope[fraction=0.5]"), "decided by the model"),
-    "unknown option": (lambda _: dape.retrofit(small(), "dape1x3", score_options={"colour": 1}), "has no option colour"),
+    "unknown option": (lambda _: dape.retrofit(small(), "dape1x3[colour=1]"), "has no option colour"),
     "training": (lambda _: dape.retrofit(small(), trains="some"), 'trains="some", expected one of all, attention, added'),
     "gaps": (lambda _: dape.retrofit(small(), "kerple")(torch.ones(1, 3, dtype=torch.long), position_ids=torch.tensor([[0, 2, 4]])), "position_ids leave gaps"),
     "earlier queries": (lambda _: dape.retrofit(small(), "mta")(torch.ones(1, 1, dtype=torch.long), past_key_values=filled()), "pass use_cache=False"),
@@ -457,7 +457,6 @@ REFUSALS = {
     "other residual": (lambda path: onto(path, "dape1x3-kerple", "dape1x3-kerple[residual=scores]"), OTHER),
     "other factor": (lambda path: onto(path, "dape1x3-rope[scaling=yarn,factor=8]", "dape1x3-rope[scaling=yarn,factor=2]"), OTHER),
     "other positions": (lambda path: onto(path, "dape1x3", "dape1x3-nope"), OTHER),
-    "other options": (lambda path: onto(path, "dape1x3", "dape1x3", score_options={"padding": "causal"}), r"was made with score_options=\{'padding': 'causal'\}"),
     "hidden scores": (lambda _: hidden(), 'attn_implementation="sdpa" hides the scores'),
     "whole heads": (lambda _: dape.retrofit(small())(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.ones(1, 4, 3, 3, dtype=torch.bool)), "one mask for all heads"),
 }  # fmt: skip

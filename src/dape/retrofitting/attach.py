@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -44,15 +44,14 @@ FACTOR = 8.0
 class Retrofit:
     """Record of a retrofit, sufficient to rebuild it.
 
-    num_heads: of each attention layer. replaced: the previous attention implementation.
-    caches:    whether the model decoded with a cache before.
+    num_heads: of each attention layer. zero_init: whether processors began as the identity, on which their parameters
+    depend. replaced: the previous attention implementation. caches: whether the model decoded with a cache before.
     """
 
     method: str
     width: int
     num_heads: Sequence[int]
-    score_options: dict[str, Any] = field(default_factory=dict)
-    position_options: dict[str, Any] = field(default_factory=dict)
+    zero_init: bool = True
     replaced: str = "sdpa"
     caches: bool = True
 
@@ -62,8 +61,6 @@ def retrofit(
     method: str = "dape1x3",
     *,
     width: int = 32,
-    score_options: dict[str, Any] | None = None,
-    position_options: dict[str, Any] | None = None,
     trains: Trains = "all",
     zero_init: bool = True,
     self_test: bool = True,
@@ -76,7 +73,6 @@ def retrofit(
              them: "dape1x3-rope[scaling=yarn,factor=8,original_length=256]", the base being the model's own, and by
              default the length that its configuration names, eight times.
     width:   hidden channels of processors that have them.
-    score_options, position_options: further options, as in DapeConfig.
     trains:  "all" parameters, those of "attention" layers (added modules included), or those of "added" modules alone;
              the others stop requiring gradients.
     zero_init: initialise processors to the identity; False uses PyTorch's random initialisation of convolutions.
@@ -109,25 +105,17 @@ def retrofit(
     _switch(inner, NAME)
     try:
         calls = check.interface_calls(inner)
-        plan = Retrofit(
-            method if keeps else parsed.name,
-            width,
-            [call.num_heads for call in calls],
-            # A normaliser then has other parameters, which must be known on loading.
-            dict(score_options or {})
-            | ({} if zero_init or not _normalised(parsed) else {"zero_init": False}),
-            _stretch(parsed, inner, calls) | dict(position_options or {}),
-            replaced,
-            bool(getattr(inner.config, "use_cache", True)),
-        )
+        parsed = _completed(parsed, inner, calls)
+        heads, caches = [call.num_heads for call in calls], bool(getattr(inner.config, "use_cache", True))
+        plan = Retrofit(method if keeps else parsed.name, width, heads, zero_init, replaced, caches)
         if before is not None:
             check.check_caps(inner, calls, replaced)
             for call in calls:
                 call.module.add_module(SCORES, PlainScores())
             check.check_same_logits(inner, before)
-        _attach(inner, calls, plan, parsed, keeps=keeps, zero_init=zero_init, tested=tested)
+        _attach(inner, calls, plan, parsed, keeps=keeps, tested=tested)
         if before is not None and zero_init and _extends(parsed, inner):
-            check.check_near(inner, before, plan.position_options | dict(_position_options(parsed)))
+            check.check_near(inner, before, dict(_position_options(parsed)))
         if tested and all(call.causal for call in calls):
             check.check_causal(inner)
             if not _reads_earlier_queries(inner):
@@ -305,27 +293,16 @@ def _sees_patches(model: PreTrainedModel) -> bool:
     return model.main_input_name == "pixel_values"
 
 
-def _normalised(method: Method) -> bool:
-    return dict(method.options).get("normaliser", "softmax") != "softmax"
-
-
 def _attach(
-    model: PreTrainedModel,
-    calls: list[Call],
-    plan: Retrofit,
-    method: Method,
-    *,
-    keeps: bool,
-    zero_init: bool,
-    tested: bool,
+    model: PreTrainedModel, calls: list[Call], plan: Retrofit, method: Method, *, keeps: bool, tested: bool
 ) -> None:
-    hooks = _hooks(model)
-    options = dict(plan.score_options)
-    if _normalised(method) or "zero_init" in constructor_parameters(PROCESSORS[method.processor]):
-        options.setdefault("zero_init", zero_init)
+    hooks, options = _hooks(model), {}
+    normalised = dict(method.options).get("normaliser", "softmax") != "softmax"
+    if normalised or "zero_init" in constructor_parameters(PROCESSORS[method.processor]):
+        options = {"zero_init": plan.zero_init} | {n: v for n, v in method.options if n == "zero_init"}
     stretched = not keeps and issubclass(POSITIONS[method.position], RoPE) and positions.rotary_modules(model)
     if stretched:
-        hooks += positions.stretch(model, _rope(model, method, plan.position_options))
+        hooks += positions.stretch(model, _rope(model, method))
     elif not keeps and not _sees_patches(model):
         hooks += positions.switch_off(model)
         if tested and not _passes_bias(model):
@@ -344,7 +321,6 @@ def _attach(
                     num_heads=call.num_heads,
                     head_dim=call.head_dim,
                     hidden_size=model.config.get_text_config().hidden_size,
-                    **plan.position_options,
                 )
                 gentle_start(encoding, beside_others=_sees_patches(model))
                 if _sees_patches(model):
@@ -356,7 +332,7 @@ def _attach(
                 hooks.append(positions.carry_state(layer))
         if method.canon:
             canon = Canon(model.config.get_text_config().hidden_size)
-            if zero_init:
+            if plan.zero_init:
                 nn.init.zeros_(canon.weight)
             layer.add_module(CANON, canon.to(like.device, dtype))
             hooks.append(layer.register_forward_pre_hook(positions.mix_neighbours, with_kwargs=True))
@@ -367,30 +343,28 @@ def _extends(method: Method, model: PreTrainedModel) -> bool:
     return issubclass(POSITIONS[method.position], SelfExtend) and bool(positions.rotary_modules(model))
 
 
-def _stretch(method: Method, model: PreTrainedModel, calls: list[Call]) -> dict[str, Any]:
-    """Default options of a RoPE scaling: the model's own length as original_length, and the factor.
+def _completed(method: Method, model: PreTrainedModel, calls: list[Call]) -> Method:
+    """The method with options that the model decides.
 
-    Of SelfExtend, the model's own rotation, and half of its length as the near window.
+    Of a RoPE scaling, the model's own length as original_length, and the factor; of SelfExtend, the model's own rotation,
+    and half of its length as the near window.
     """
-    given = dict(_position_options(method))
+    given, length = dict(_position_options(method)), own_length(model)
+    own: dict[str, Any] = {}
     if _extends(method, model):
-        own = {
-            "base": positions.rotary_base(model),
-            "fraction": positions.rotary_width(model) / calls[0].head_dim,
-        }
-        if length := own_length(model):
-            own["near"] = max(1, int(length) // 2)
-        return {name: value for name, value in own.items() if name not in given}
-    if not issubclass(POSITIONS[method.position], RoPE) or "scaling" not in given:
-        return {}
-    open_: dict[str, Any] = {"factor": FACTOR}
-    if "original_length" in SCALINGS[given["scaling"]].needs and (length := own_length(model)):
-        open_["original_length"] = int(length)
-    return {name: value for name, value in open_.items() if name not in given}
+        own["base"] = positions.rotary_base(model)
+        own["fraction"] = positions.rotary_width(model) / calls[0].head_dim
+        own |= {"near": max(1, length // 2)} if length else {}
+    elif issubclass(POSITIONS[method.position], RoPE) and "scaling" in given:
+        own["factor"] = FACTOR
+        if "original_length" in SCALINGS[given["scaling"]].needs and length:
+            own["original_length"] = length
+    missing = ((name, value) for name, value in own.items() if name not in given)
+    return replace(method, options=(*method.options, *missing))
 
 
-def _rope(model: PreTrainedModel, method: Method, options: dict[str, Any]) -> RoPE:
-    given = {**dict(_position_options(method)), **options}
+def _rope(model: PreTrainedModel, method: Method) -> RoPE:
+    given = dict(_position_options(method))
     if "fraction" in given:
         raise ValueError(
             f"fraction={given['fraction']} is decided by the model, whose weights know which features rotate"

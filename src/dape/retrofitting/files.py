@@ -190,9 +190,8 @@ def _again(model: PreTrainedModel, plan: Retrofit, source: str, *, trains: Train
             model,
             plan.method,
             width=plan.width,
-            score_options=plan.score_options,
-            position_options=plan.position_options,
             trains=trains,
+            zero_init=plan.zero_init,
             self_test=False,
         )
     except TypeError as error:
@@ -207,7 +206,7 @@ def _again(model: PreTrainedModel, plan: Retrofit, source: str, *, trains: Train
 
 def _check_same(saved: Retrofit, now: Retrofit, source: str) -> None:
     """Raise if an adapter's weights were trained in another retrofit; options without weights change outputs too."""
-    for name in ("method", "width", "num_heads", "score_options", "position_options"):
+    for name in ("method", "width", "num_heads"):
         theirs, ours = getattr(saved, name), getattr(now, name)
         if theirs != ours:
             raise ValueError(
