@@ -1,8 +1,9 @@
 """The page of a paper, and every number of ours in other documents, from the tables of results.
 
 A document may hold `<!-- papers: NAME -->…<!-- /papers -->`; what stands between is replaced by the block of that name
-(`BLOCKS`), by the table of results/retrofit/NAME.csv.gz (`retrofit NAME`), or by a number: `gap CORPUS A B LENGTH` (or
-`lead`, its negative), `change CORPUS METHOD START END`, `growth CORPUS A B START END`, `perplexity CORPUS METHOD LENGTH`, `verdict PAPER CLAIM`, all of the headline experiment.
+(`BLOCKS`), by the table of results/retrofit/NAME.csv.gz (`retrofit NAME`, and lengths if not all of them), or by a number:
+`gap CORPUS A B LENGTH` (or `lead`, its negative), `change CORPUS METHOD START END`, `growth CORPUS A B START END`,
+`perplexity CORPUS METHOD LENGTH`, `verdict PAPER CLAIM`, all of the headline experiment.
 """
 
 from __future__ import annotations
@@ -244,7 +245,10 @@ def compute(words: str) -> str:
     if words in BLOCKS:
         return BLOCKS[words]()
     if words.startswith("retrofit "):
-        return f"\n{Report(read_table(ROOT / f'results/{words[:8]}/{words[9:]}.csv.gz')).markdown()}\n"
+        name, *lengths = words.split()[1:]
+        rows = read_table(ROOT / f"results/retrofit/{name}.csv.gz")
+        hidden = rows["length"].ge(rows["train_length"]) & ~rows["length"].isin(map(int, lengths))
+        return f"\n{Report(rows[~hidden] if lengths else rows).markdown()}\n"
     # A name with a space is written with underscores for spaces after its comma.
     kind, *rest = (word.replace(",_", ", ").replace("_time", " time") for word in words.split())
     if kind == "verdict":

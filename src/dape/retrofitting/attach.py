@@ -202,7 +202,7 @@ def parse_plan(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
     if encoding.embed is not PositionEncoding.embed:
         raise ValueError(
             f'method="{method}": "{parsed.position}" is added to token embeddings, and a retrofit changes attention '
-            f"alone; choose an encoding that acts there, such as {_named_first(parsed, 'kerple')}"
+            f"alone; choose an encoding that acts there, such as {Method('kerple', parsed.processor, parsed.kernel).name}"
         )
     if _passes_bias(model) and not encoding.additive:
         raise check.refused(
@@ -422,10 +422,6 @@ def _reads_earlier_queries(model: nn.Module) -> bool:
 def _position_options(method: Method) -> list[tuple[str, Any]]:
     known = constructor_parameters(POSITIONS[method.position])
     return [(name, value) for name, value in method.options if name in known]
-
-
-def _named_first(method: Method, position: str) -> str:
-    return Method(position, method.processor, method.kernel).name
 
 
 def _switch(model: PreTrainedModel, implementation: str) -> None:

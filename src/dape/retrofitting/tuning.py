@@ -91,18 +91,13 @@ def parameter_groups(
                 at the usual rate.
     """
     added = added_parameters(model)
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    own = [p for p in trainable if p not in added]
-    groups: list[tuple[list[nn.Parameter], float, float]] = [
-        ([p for p in own if p.dim() > 1], 1.0, weight_decay),
-        ([p for p in own if p.dim() < 2], 1.0, 0.0),
-        ([p for p in trainable if p in added], added_rate, 0.0),
-    ]
-    return [
-        {"params": params, "lr": rate * learning_rate, "weight_decay": decay}
-        for params, rate, decay in groups
-        if params
-    ]
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for value in model.parameters():
+        if value.requires_grad:
+            decays = value.dim() > 1 and value not in added
+            rate, decay = added_rate if value in added else 1.0, weight_decay if decays else 0.0
+            groups.setdefault((rate * learning_rate, decay), []).append(value)
+    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
 
 
 def skipped_positions(rows: int, length: int, longest: int, draw: np.random.Generator) -> Tensor:
