@@ -117,7 +117,8 @@ class Attention(nn.Module):
         if context.shares is not None:
             return self._project(context.shares.attend(self, x, encoding), x)
         q, k, v, bias, queried, program = self.inputs(x, encoding, context, past_key_values, last_rows)
-        rows = x.shape[1] if last_rows is None else last_rows
+        x = x if last_rows is None else x[:, -last_rows:]
+        rows = x.shape[1]
         if context.shown is not None:
             weights = attention_weights(
                 q,
@@ -141,7 +142,7 @@ class Attention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
-        return self._project(attended[:, :, -rows:], x[:, -rows:])
+        return self._project(attended if q.shape[2] == rows else attended[:, :, -rows:], x)
 
     def program(self) -> ScoreProgram:
         """The score program of this process's heads."""
@@ -186,18 +187,17 @@ class Attention(nn.Module):
         if not late:
             k = encoding.rotate_keys(k, positions.queries, *lengths)
         state = encoding.token_state(x)
-        alone = past_key_values is None and arrange is None
-        num_tokens = last_rows + earlier_rows if alone and last_rows is not None else x.shape[1]
-        q = self.heads(self.query(x[:, -num_tokens:]))
+        alone, at = past_key_values is None and arrange is None, positions.queries
+        if alone and last_rows is not None:
+            x, at, *lengths = (y[:, -last_rows - earlier_rows :] for y in (x, at, *lengths))
+        q = self.heads(self.query(x))
         if q.shape[1] != self.num_heads:
             raise ValueError(
                 f"the projection gives {q.shape[1]} of {self.num_heads} heads: split between processes by tensor "
                 f"parallelism, heads would be processed apart. Use dape.models.parallel.share_heads, or leave "
                 f"query, key, value and out whole, and split the MLPs"
             )
-        if lengths:
-            lengths = [lengths[0][:, -num_tokens:]]
-        q = encoding.rotate(q, positions.queries[:, -num_tokens:], *lengths)
+        q = encoding.rotate(q, at, *lengths)
         if alone:
             queried = positions.last(q.shape[2])
         else:

@@ -333,7 +333,6 @@ class DapeModel(DapePreTrainedModel):
             shown=[] if keep_weights else None,
         )
         output = self._run(x, context, past_key_values, bool(keep_states), last_rows)
-        output.past_key_values = past_key_values
         if arranged is not None and output.attentions is not None:
             output.attentions = cast(Any, tuple(map(arranged.in_original_order, output.attentions)))
         if output.attentions is not None and past_key_values is not None and past_key_values.is_compileable:
@@ -413,7 +412,7 @@ class DapeModel(DapePreTrainedModel):
         states: list[Tensor] = []
         x = self.dropout(self.encoding(0).embed(x, context.positions.queries))
         # Self-speculative decoding, which drafts with the first layers alone, lowers the configured number meanwhile.
-        layers = self.layers[: self.config.num_hidden_layers]
+        layers = list(self.layers)[: self.config.num_hidden_layers]
         for index, layer in enumerate(layers):
             states.append(x)
             x = layer(
@@ -427,6 +426,7 @@ class DapeModel(DapePreTrainedModel):
         states.append(x)
         return BaseModelOutputWithPast(
             last_hidden_state=cast(Any, x),
+            past_key_values=cast(Any, past_key_values),
             hidden_states=cast(Any, tuple(states) if keep_states else None),
             attentions=cast(Any, None if context.shown is None else tuple(context.shown)),
         )

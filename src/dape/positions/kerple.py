@@ -31,7 +31,7 @@ class Kerple(DistanceEncoding):
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
         raw_height, raw_rate = self(distance.device)
         height, rate = positive(raw_height, distance), positive(raw_rate, distance)
-        return -height * torch.log1p(rate * distance.abs())
+        return -height * torch.log1p(rate * (distance if causal else distance.abs()))
 
 
 class KerplePower(DistanceEncoding):

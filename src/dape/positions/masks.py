@@ -78,7 +78,8 @@ def without_holes(
 
 def has_holes(mask: Tensor) -> bool:
     """Whether any row of a mask [B, Tk] has zeros between its ones."""
-    return bool((_runs(mask) > 1).any())
+    # Most masks have no zeros at all, and this is asked for every generated token.
+    return not bool(mask.all()) and bool((_runs(mask) > 1).any())
 
 
 def _runs(mask: Tensor) -> Tensor:
@@ -212,6 +213,10 @@ def decoder_positions(
     )
     index = torch.arange(num_queries, device=device) + seen
 
+    if attention_mask is not None and attention_mask.dim() != 4:
+        attention_mask = _fit(attention_mask, num_keys, roomy=roomy)
+        if not compiling and bool(attention_mask.all()):
+            attention_mask = None
     if attention_mask is None:
         keys = torch.arange(num_keys, device=device)[None]
         visible = Visible(last=index[None]) if preallocated else EVERYTHING
@@ -221,11 +226,10 @@ def decoder_positions(
         keys = positions_in(shown[:, 0]) if whole else torch.arange(num_keys, device=device)[None]
         visible, attention_mask = Visible.from_mask(shown), None
     else:
-        mask = _fit(attention_mask, num_keys, roomy=roomy)
-        if not compiling and has_holes(mask):
-            return _positions_without_holes(mask, index, position_ids)
-        visible = _visible(mask, index if preallocated else None, compiling=compiling)
-        keys = _count(mask)
+        if not compiling and has_holes(attention_mask):
+            return _positions_without_holes(attention_mask, index, position_ids)
+        visible = _visible(attention_mask, index if preallocated else None, compiling=compiling)
+        keys = _count(attention_mask)
     queries = keys[:, index]
     consecutive = not preallocated
     if position_ids is not None:
@@ -235,13 +239,15 @@ def decoder_positions(
             )
         whole = not preallocated and seen == 0
         if whole and (compiling or starts_again(position_ids, attention_mask)):
-            return _packed_positions(position_ids, visible, None if attention_mask is None else mask)
+            return _packed_positions(position_ids, visible, attention_mask)
         shift = position_ids[:, -1:] - queries[:, -1:]
         if compiling:
             follows = preallocated or seen > 0
         else:
-            real = True if attention_mask is None else mask[:, index].bool()
-            follows = bool(((position_ids == queries + shift) | ~torch.as_tensor(real, device=device)).all())
+            differs = position_ids != queries + shift
+            if attention_mask is not None:
+                differs = differs & attention_mask[:, index].bool()
+            follows = num_queries == 1 or not bool(differs.any())
         if not follows and not isinstance(seen, Tensor) and seen > 0:
             raise ValueError(
                 "position_ids do not continue those of the cached tokens by ones; pass the whole input without a "
@@ -302,8 +308,6 @@ def _visible(mask: Tensor, index: Tensor | None, *, compiling: bool) -> Visible:
         )
         first = mask.long().argmax(-1, keepdim=True)
         return Visible(first, None if index is None else index[None].expand(mask.shape[0], -1))
-    if bool(mask.all()):
-        return EVERYTHING
     padding = Visible.from_padding(mask)
     # Padding on the left alone needs no right limit other than causality.
     return Visible(padding.first) if bool(mask[:, -1].all()) else padding
