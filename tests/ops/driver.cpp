@@ -11,6 +11,7 @@
 
 struct Call;
 extern "C" {
+extern int64_t dape_share;
 int dape_forward(const char *, const Call *, int);
 int dape_backward(const char *, const Call *, int);
 int dape_decode(const char *, const Call *, int);
@@ -25,6 +26,7 @@ bool get(T &value) {
 }
 
 int main() {
+  dape_share = 1;
   const struct {
     const char *name;
     int (*run)(const char *, const Call *, int);

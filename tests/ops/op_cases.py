@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 from dataclasses import dataclass, replace
@@ -34,6 +35,15 @@ needs_kernel = pytest.mark.skipif(
     and not any(map(shutil.which, ("c++", "g++", "clang++"))),
     reason="no compiled kernel, and no compiler to build it",
 )
+
+
+def wake_threads() -> None:
+    """Let the kernel compute calls of any size on several threads, not large ones alone."""
+    if native.KERNEL is not None:
+        ctypes.c_int64.in_dll(native.KERNEL, "dape_share").value = 1
+
+
+wake_threads()
 BIASES = ("none", "dense", "dense of the batch", "distance", "separable", "tile")
 VISIBILITIES = ("all", "left padding", "window", "documents", "room of a cache", "rows that see nothing")
 # Kernel size and padding; a kernel of one has no padding to choose.

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from op_cases import BIASES, MORE, PROGRAMS, RAGGED, SHAPES, SMALL, VISIBILITIES, build
+from op_cases import BIASES, MORE, PROGRAMS, RAGGED, SHAPES, SMALL, VISIBILITIES, build, wake_threads
 from test_cpu_curve import CASES as CURVES
 from test_cpu_halves import HALVES
 
@@ -19,6 +19,7 @@ from dev import stages
 
 def main(path: str, *only: str) -> None:
     native.KERNEL = native.load(Path(path).resolve())
+    wake_threads()
     torch.set_num_threads(2)
     names, directions = [*PROGRAMS, *MORE], (True, False)
     cases = [

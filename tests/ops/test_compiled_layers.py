@@ -34,11 +34,14 @@ def layers():
     }
 
 
+# Inductor's import warns of PyTorch's own.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["kerple", "no bias", "plain"])
-def test_a_layer_is_one_graph(name):
+def test_a_layer_is_one_graph(name, compiler):
     layer = layers()[name]
     x = torch.randn(2, 40, 3 * 32, requires_grad=True)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=compiler)
     results = []
     for call in (layer, compiled):
         gradients = torch.autograd.grad(call(x).square().sum(), [x, *layer.parameters()])

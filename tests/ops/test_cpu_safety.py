@@ -70,6 +70,18 @@ FORK = """
         os._exit(0 if result(by_distance=False) == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
+SHARE = """
+    def threads(heads, keys):
+        q, k = torch.randn(4, heads, 1, 64), torch.randn(4, heads, keys, 64)
+        with torch.no_grad():
+            attention(q, k, k, backend="cpu")
+        return len(os.listdir("/proc/self/task"))
+
+    torch.set_num_threads(2)
+    # Where the system lists them.
+    if os.path.isdir("/proc/self/task"):
+        assert threads(1, 4) == threads(4, 64) < threads(12, 2048)
+"""
 LOADER = """
     class Rows(torch.utils.data.Dataset):
         def __len__(self): return 4
@@ -83,7 +95,7 @@ LOADER = """
 """
 
 
-@pytest.mark.parametrize(("body", "argument"), [(FORK, ""), (LOADER, "fork"), (LOADER, "spawn")])
+@pytest.mark.parametrize(("body", "argument"), [(SHARE, ""), (FORK, ""), (LOADER, "fork"), (LOADER, "spawn")])
 def test_worker_processes(body, argument, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(textwrap.dedent(WORKER) + textwrap.dedent(body))

@@ -121,32 +121,18 @@ def by_words(call):
     return mixed
 
 
-TINY = {"head_dim": 2, "queries": 5}
+TINY = Case(heads=4, groups=2, width=3, head_dim=2, queries=5, keys=6, bias="separable")
 DEFINED = [
-    Case(
-        heads=2,
-        groups=1,
-        width=2,
-        keys=keys,
-        query_kernel=rows,
-        kernel=kernel,
-        depth=depth,
-        bias="dense",
-        **TINY,
+    TINY.but(
+        heads=2, groups=1, width=2, keys=keys, query_kernel=rows, kernel=kernel, depth=depth, bias="dense"
     )
     for rows, kernel, depth, keys in ((3, 3, 2, 6), (2, 2, 3, 5), (1, 3, 3, 7))
 ]
+DEFINED += [TINY.but(program=name) for name in PROGRAMS if name != "talking"]
 DEFINED += [
-    Case(
-        program=name,
-        heads=4,
-        groups=2,
-        width=3,
-        keys=6,
-        bias="none" if name == "talking" else "separable",
-        **TINY,
-    )
-    for name in PROGRAMS
+    TINY.but(program="talking", bias="none"),
+    TINY.but(kernel=1),
+    TINY.but(kernel=1, residual="scores"),
 ]
 
 
@@ -203,18 +189,6 @@ def test_equals_the_listing_up_to_its_edge(kernel, backend):
     close(call.attend(backend)[:, :, rows], listing[:, :, rows])
     if kernel > 1:
         assert not torch.allclose(call.attend(backend)[:, :, -1], listing[:, :, -1])
-
-
-@pytest.mark.parametrize("residual", ["scores+bias", "scores"])
-def test_kernel_one_is_a_multilayer_perceptron_over_heads(residual):
-    call = build(Case(queries=9, keys=9, kernel=1, bias="dense", residual=residual))
-    w1, b1, w2, b2 = (x.squeeze() for x in call.program.pair.tensors)
-    scores = call.q @ call.k.mT / call.q.shape[-1] ** 0.5
-    pairs = torch.cat([scores, call.bias.expand_as(scores)], 1).permute(0, 2, 3, 1)
-    mlp = F.linear(F.leaky_relu(F.linear(pairs, w1, b1), 0.01), w2, b2).permute(0, 3, 1, 2)
-    logits = scores + mlp + (call.bias if residual == "scores+bias" else 0)
-    ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
-    close(call.attend("reference"), logits.masked_fill(ahead, -torch.inf).softmax(-1) @ call.v)
 
 
 @pytest.mark.parametrize("bias", BIASES)

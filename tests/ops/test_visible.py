@@ -22,27 +22,25 @@ def test_a_padding_mask_becomes_an_interval():
     assert torch.equal(shown[:, 0, 0], mask.bool())
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [(torch.ones(3), "padding mask has shape .batch, keys., got .3"), (torch.tensor([[1, 0, 1]]), "holes")],
-)
-def test_padding_masks_that_are_none(mask, message):
-    with pytest.raises(ValueError, match=message):
-        dape.Visible.from_padding(mask)
+HOLES, FLAT = torch.tensor([[1, 0, 1]]), torch.ones(3, 3, dtype=torch.bool)
+REFUSED = [
+    (dape.Visible.from_padding, torch.ones(3), "padding mask has shape .batch, keys., got .3"),
+    (dape.Visible.from_padding, HOLES, "holes"),
+    (dape.Visible.from_mask, torch.zeros(1, 3, 3), "must be boolean, got torch.float32"),
+    (dape.Visible.from_mask, FLAT, "expected .batch, queries, keys."),
+    (dape.Visible.from_mask, FLAT.expand(1, 2, 3, 3), "one for all heads"),
+    (dape.Visible.from_mask, HOLES[None].bool(), "the mask has gaps"),
+    *(
+        (dape.Visible.packed, torch.tensor(ends), "cu_seqlens")
+        for ends in ([1, 4], [0, 4, 2], [0.0, 2.0], [0])
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (torch.zeros(1, 3, 3), "must be boolean, got torch.float32"),
-        (torch.ones(3, 3, dtype=torch.bool), "expected .batch, queries, keys."),
-        (torch.ones(1, 2, 3, 3, dtype=torch.bool), "one for all heads"),
-        (torch.tensor([[[True, False, True]]]), "the mask has gaps"),
-    ],
-)
-def test_masks_that_are_none(mask, message):
+@pytest.mark.parametrize(("make", "given", "message"), REFUSED)
+def test_masks_and_lengths_that_are_none(make, given, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        dape.Visible.from_mask(mask)
+        make(given)
 
 
 HIDDEN = [-torch.inf, *(torch.finfo(x).min for x in (torch.float16, torch.float32)), -1e9, -1e4]
@@ -85,15 +83,7 @@ def test_packed_documents_are_those_of_the_documents_alone():
         torch.testing.assert_close(together[:, :, start:stop], alone)
 
 
-@pytest.mark.parametrize(
-    "bad", [torch.tensor([1, 4]), torch.tensor([0, 4, 2]), torch.tensor([0.0, 2.0]), torch.tensor([0])]
-)
-def test_lengths_that_are_none(bad):
-    with pytest.raises(ValueError, match="cu_seqlens"):
-        dape.Visible.packed(bad)
-
-
-@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+@pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("head", [0, 1])
 def test_a_float_mask_is_no_bias_for_a_program_that_reads_it(hidden, head):
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))

@@ -179,7 +179,7 @@ def load(path: Path) -> ctypes.CDLL:
     kernel = ctypes.CDLL(str(path))
     for name in STEPS:
         getattr(kernel, f"dape_{name}").argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int]
-    kernel.dape_build_name.restype = ctypes.c_char_p
+    kernel.dape_build_name.restype = kernel.dape_build_for.restype = ctypes.c_char_p
     kernel.dape_stage.restype = ctypes.c_double
     kernel.dape_stage.argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int, ctypes.c_int64]
     if (difference := layout_difference(kernel)) is not None:
@@ -251,38 +251,15 @@ def use_build(name: str) -> Iterator[None]:
         _Selected.build = before
 
 
-def build_for(call: Call, available: list[str] | None = None) -> str:
-    """The build whose tiles waste least on a call: those of the fastest, or of the one for few queries."""
-    fastest, *others = builds() if available is None else available
-    short = f"{fastest}_short"
-    if short not in others:
-        return fastest
-    # Its tiles of a third of the rows read keys and values three times as often, which takes a fifth more time.
-    return short if 1.2 * _tile_pixels(call, 16) < _tile_pixels(call, 48) else fastest
-
-
-def _tile_pixels(call: Call, rows: int) -> int:
-    """Rows × keys that tiles of so many rows compute, those that they share with the tile before included."""
-    own = rows - _earlier_rows(call)
-    ends = [min(start + own, call.queries) for start in range(0, call.queries, own)]
-    return sum(rows * (end + call.keys - call.queries if call.causal else call.keys) for end in ends)
-
-
-def _earlier_rows(call: Call) -> int:
-    """How many rows before its own a tile computes again for kernels over several queries."""
-    if not call.program:
-        return 0
-    program = Program.from_address(call.program)
-    stages = (StageCall * (program.num_pre + program.num_post)).from_address(program.stages or 0)
-    return sum(stage.rows - 1 for stage in stages)
+def build_for(call: Call) -> str:
+    """The build that a forward or backward call runs: the fastest, or that for few queries where its tiles waste less."""
+    assert KERNEL is not None
+    return KERNEL.dape_build_for(ctypes.byref(call)).decode()
 
 
 def run(step: str, call: Call) -> None:
     """Run one of STEPS on PyTorch's number of threads; the GIL is released meanwhile."""
-    build = _Selected.build
-    if not build and not step.endswith("decode"):
-        build = build_for(call).encode()
-    code = getattr(KERNEL, f"dape_{step}")(build, call, torch.get_num_threads())
+    code = getattr(KERNEL, f"dape_{step}")(_Selected.build, call, torch.get_num_threads())
     if code == 2:
         raise MemoryError(f"not enough memory for the {step.replace('program_', '')} pass")
     assert code == 0, code

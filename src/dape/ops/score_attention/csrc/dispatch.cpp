@@ -8,6 +8,7 @@
 #include <cpuid.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -23,6 +24,10 @@ extern "C" const Build dape_build_portable;
 #ifdef DAPE_X86
 extern "C" const Build dape_build_avx2, dape_build_avx512, dape_build_avx512_short;
 #endif
+
+// Multiply-adds for which a thread is worth waking, some ten microseconds; tests set it to 1.
+extern "C" int64_t dape_share;
+int64_t dape_share = int64_t{1} << 19;
 
 // Ends one step of waiting for another thread; called from code that must not pull in library templates.
 // A thread that waits long gives up its core: the one it waits for may need it.
@@ -73,6 +78,45 @@ const Build *find(const char *name) {
   for (const Choice &choice : choices())
     if (choice.runs && (!*name || !strcmp(choice.build->name, name))) return choice.build;
   return nullptr;
+}
+
+// How many rows before its own a tile computes again for kernels over several queries, and the multiply-adds that all
+// stages take for a pair of a query and a key.
+struct Stages {
+  int64_t earlier = 0, work;
+  explicit Stages(const Call &c) : work(c.width * (c.channels + c.heads) * c.taps) {
+    for (int64_t n = 0; c.program && n < c.program->num_pre + c.program->num_post; ++n) {
+      const StageCall &stage = c.program->stages[n];
+      earlier += stage.rows - 1, work += stage.outputs * stage.inputs / stage.groups * stage.rows * stage.taps;
+    }
+  }
+};
+
+// Rows × keys that tiles of so many rows compute, those that they share with the tile before included.
+double tile_pixels(const Call &c, int64_t rows) {
+  const int64_t own = rows - Stages(c).earlier;
+  double pixels = 0;
+  for (int64_t start = 0; start < c.queries; start += own) {
+    const int64_t end = start + own < c.queries ? start + own : c.queries;
+    pixels += static_cast<double>(rows * (c.causal ? end + c.keys - c.queries : c.keys));
+  }
+  return pixels;
+}
+
+// The fastest build, or the one for few queries where its tiles, of a third of the rows, waste less: they read keys and
+// values three times as often, which takes a fifth more time.
+const Build *find_for(const Call &c) {
+  const Build *fastest = find("");
+#ifdef DAPE_X86
+  if (fastest == &dape_build_avx512 && 1.2 * tile_pixels(c, 16) < tile_pixels(c, 48)) return &dape_build_avx512_short;
+#endif
+  return fastest;
+}
+
+// How many threads have at least `dape_share` multiply-adds each.
+int64_t shares(const Call &c) {
+  const int64_t work = c.batch * c.queries * c.keys * (2 * c.heads * c.head_width + Stages(c).work);
+  return std::max<int64_t>(1, work / dape_share);
 }
 
 constexpr size_t LINE = 64;
@@ -185,8 +229,7 @@ void on_own_threads(std::vector<Worker> &workers, const Work &work) {
 }
 
 void run(const Pass &pass, const Call &call, int num_threads) {
-  const int64_t most = pass.max_workers(call, num_threads);
-  const size_t count = static_cast<size_t>(num_threads < most ? num_threads : most);
+  const size_t count = static_cast<size_t>(std::min({int64_t{num_threads}, pass.max_workers(call, num_threads), shares(call)}));
   const size_t shared = pass.shared_floats(call), scratch = pass.scratch_floats(call, count);
   const size_t tickets = static_cast<size_t>(pass.num_tickets(call) * call.batch);
   const int64_t num_sums = pass.num_sums(call, static_cast<int>(count));
@@ -215,7 +258,8 @@ void run(const Pass &pass, const Call &call, int num_threads) {
 }
 
 int guarded(const char *build, const Call *call, int num_threads, Pass Build::*pass) {
-  const Build *found = find(build);
+  const bool by_rows = pass != &Build::decode && pass != &Build::program_decode;
+  const Build *found = *build || !by_rows ? find(build) : find_for(*call);
   if (!found) return 1;
   try {
     run(found->*pass, *call, num_threads < 1 ? 1 : num_threads);
@@ -227,7 +271,7 @@ int guarded(const char *build, const Call *call, int num_threads, Pass Build::*p
 
 }  // namespace
 
-// `build`: its name, or "" for the fastest. Returns 0, 1 (this processor cannot run it) or 2 (out of memory).
+// `build`: its name, or "" for the one that suits the call. Returns 0, 1 (this processor cannot run it) or 2 (out of memory).
 extern "C" int dape_forward(const char *build, const Call *call, int num_threads) {
   return guarded(build, call, num_threads, &Build::forward);
 }
@@ -277,6 +321,9 @@ extern "C" const char *dape_build_name(int n) {
     if (choice.runs && n-- == 0) return choice.build->name;
   return nullptr;
 }
+
+// The name of the build that a forward or backward call runs.
+extern "C" const char *dape_build_for(const Call *call) { return find_for(*call)->name; }
 
 struct Field {
   const char *name;
