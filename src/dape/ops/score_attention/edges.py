@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.types import Visible
+from dape.ops.score_attention.types import EVERYTHING, Visible
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Edges:
     last_read:   [B or 1, Tq], the last key in the image; `last`, unless the future leaks.
     last_hidden: [B or 1, Tq], the last column of the hidden maps, or None if they go on.
     earlier:     [B or 1, Tq], number of rows before its own that each row may read; None for all.
+    hides_hidden: whether a hidden map has columns to set to zero; False where every row begins at the first key.
     """
 
     first: Tensor
@@ -35,6 +36,7 @@ class Edges:
     last_hidden: Tensor | None
     earlier: Tensor | None
     num_keys: int
+    hides_hidden: bool
 
     @staticmethod
     def of(
@@ -54,7 +56,8 @@ class Edges:
             last_hidden = torch.full_like(last, num_keys - 1)
         # If every query sees the first key, it may read all rows before it.
         earlier = None if visible.first is None else visible.readable_rows(*sizes, device=device)
-        return Edges(first, last, last_read, last_hidden, earlier, num_keys)
+        hides_hidden = last_hidden is not None or visible != EVERYTHING
+        return Edges(first, last, last_read, last_hidden, earlier, num_keys, hides_hidden)
 
     def tile(self, entries: slice, rows: slice, num_keys: int) -> Edges:
         """The edges of some rows of some batch entries, for the first `num_keys` keys."""
@@ -83,6 +86,8 @@ class Edges:
 
     def hidden(self, x: Tensor) -> Tensor:
         """A hidden map [B, C, Tq, n], n at least Tk, set to zero outside its columns."""
+        if not self.hides_hidden:
+            return x
         inside = self._between(self.last_hidden, x.shape[-1]) & (self.first <= self.last)[:, None, :, None]
         return x.masked_fill(~inside, 0.0)
 

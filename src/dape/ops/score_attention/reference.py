@@ -115,7 +115,7 @@ def convolve(image: Tensor, stage: Stage, edges: Edges) -> Tensor:
 
 def softmax_visible(logits: Tensor, sink: Tensor | None = None) -> Tensor:
     """Weights [B, H, Tq, Tk]; exp(sink) [H] is added to their sum. A row without visible keys has weights 0."""
-    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    empty = logits.detach().amax(-1, keepdim=True) == -torch.inf
     logits = logits.masked_fill(empty, 0.0)
     if sink is not None:
         column = sink[:, None, None].expand(*logits.shape[:3], 1)

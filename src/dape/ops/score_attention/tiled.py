@@ -1,87 +1,170 @@
-"""Pure PyTorch by tiles of query rows: any device, dtype and bias, O(T) memory.
+"""Pure PyTorch by tiles of query rows: any device, dtype, program and bias, O(T) memory, gradients by autograd.
 
-The paper's two convolutions have a backward pass by hand for a CPU (tiled_pair.py), where it is twice as fast as the
-general one (tiled_program.py). The forward pass keeps the log-sum-exp of every row.
+A tile reads as many rows before its own as the program reaches, and is recomputed in the backward pass. Sizes of tiles
+follow from shapes alone, so nothing waits for a GPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from dape.ops.score_attention import op, tiled_program
-from dape.ops.score_attention.tables import hidden_tables
-from dape.ops.score_attention.tiled_pair import Call, Gradients
-from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
+from dape.ops.score_attention import op, reference
+from dape.ops.score_attention.edges import Edges
+from dape.ops.score_attention.types import Problem, TileBias, bias_tile
+
+# Rows × columns (over all batch entries) of a tile on a CPU.
+PIXELS = 32 * 1024
+# Rows of one batch entry in a tile, not counting earlier rows that it reads: more compute too many invisible pairs.
+FEWEST_ROWS, MOST_ROWS = 8, 64
+# Bytes of a tile's maps on a GPU: a share of its memory, within bounds.
+SHARE, FEWEST_BYTES, MOST_BYTES = 1 / 40, 2**29, 2**30
+# Minimum difference between the numbers of columns of tiles, and the approximate number of different ones.
+FEWEST_COLUMNS, MOST_WIDTHS = 64, 16
 
 
 def unsupported(problem: Problem) -> str | None:
-    by_hand = problem.program.is_plain or problem.pair is not None
-    if by_hand and isinstance(problem.bias, (SeparableBias, TileBias)):
-        return "with this program it supports a bias by distance or a dense one only"
     return op.unsupported_transform(problem)
 
 
 def attend(problem: Problem) -> Tensor:
     """Attention output [B, H, Tq, D]."""
-    conv, bias, visible, dtype = problem.pair, problem.bias, problem.visible, problem.compute_dtype
-    bounded = not problem.causal or visible.first is not None or visible.last is not None
-    if (
-        conv is None
-        or bounded
-        or isinstance(bias, Tensor)
-        or problem.dropout
-        or tiled_program.on_gpu(problem.q)
-    ):
-        return tiled_program.attend(problem)
-    tensors: dict[str, Tensor | None] = {
-        "q": problem.q, "k": problem.k, "v": problem.v, "w1": conv.expand_weight[:, :, 0].to(dtype),
-        "w2": conv.project_weight[:, :, 0].to(dtype), "b2": conv.project_bias.to(dtype),
-    }  # fmt: skip
-    lowest = 0
-    if isinstance(bias, DistanceBias):
-        hidden, edges = hidden_tables(bias, conv, problem.k.shape[2], dtype)
-        lowest = bias.lowest
-        tensors |= {"values": bias.values.to(dtype), "hidden": hidden, "edges": edges}
-        tensors["w1"] = conv.expand_weight[:, : problem.q.shape[1], 0].to(dtype)
-    else:
-        tensors["b1"] = conv.expand_bias.to(dtype)
-    plan = {"scale": problem.scale, "left": conv.left, "slope": conv.negative_slope}
-    plan["residual_bias"] = conv.residual == "scores+bias"
-    return op.run("tiled", tensors, plan, lowest=lowest)
+    call = Call(problem)
+    names = [name for name, _ in problem.program.tensors()]
+    tensors = [problem.q, problem.k, problem.v, *(tensor for _, tensor in problem.program.tensors())]
+    rows_of_tiles = []
+    for rows, entries_of_rows in call.tiles():
+        parts = []
+        for entries in entries_of_rows:
+            tile = Tile(call, entries, rows, names)
+            if torch.is_grad_enabled():
+                # A CUDA graph cannot read the state of a generator.
+                draws = problem.dropout > 0 or isinstance(problem.bias, TileBias)
+                parts.append(checkpoint(tile.attend, *tensors, use_reentrant=False, preserve_rng_state=draws))
+            else:
+                parts.append(tile.attend(*tensors))
+        rows_of_tiles.append(torch.cat(parts))
+    return torch.cat(rows_of_tiles[::-1], dim=2)
 
 
-def _call(arguments: op.Arguments) -> Call:
-    numbers = {**arguments.plan, "lowest": arguments.lowest}
-    tensors = {field.name: arguments.get(field.name) for field in fields(Call) if field.name not in numbers}
-    return Call(**tensors, **numbers)  # type: ignore[arg-type]  # all but tables, b1 and the bias are always there
+def on_gpu(x: Tensor) -> bool:
+    return x.device.type != "cpu"
 
 
-def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
-    call = _call(arguments)
-    out = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
-    lse = torch.empty(call.q.shape[:3], dtype=call.dtype, device=call.q.device)
-    for tile in call.tiles():
-        logits = tile.forward()
-        # A row whose logits are all −∞: weights exp(−∞ − 0) = 0, and 0 / 1 = 0.
-        peak = logits.amax(-1, keepdim=True)
-        peak.masked_fill_(peak == -torch.inf, 0.0)
-        weights = logits.sub_(peak).exp_()
-        total = weights.sum(-1, keepdim=True)
-        total.masked_fill_(total == 0.0, 1.0)
-        tile.put(out, torch.bmm(tile.grouped(weights), tile.v).view(tile.q.shape).div_(total))
-        tile.put(lse[..., None], total.log_().add_(peak))
-    return out, lse
+def gpu_bytes(device: torch.device) -> int:
+    """Bytes for the maps of a tile on a GPU."""
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return int(min(MOST_BYTES, max(FEWEST_BYTES, SHARE * memory)))
 
 
-def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
-    call = _call(arguments)
-    grads = Gradients(call)
-    for tile in call.tiles():
-        grads.add_tile(tile, grad_out, out, lse)
-    return grads.results()
+class Call:
+    """One call with the visibility of its rows."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.program, self.dtype = problem, problem.program, problem.compute_dtype
+        self.batch, self.num_heads, self.num_queries, self.num_keys, _ = problem.sizes
+        self.reads_ahead = not problem.causal or self.program.leak_future
+        self.edges = Edges.of(
+            problem.visible,
+            self.num_queries,
+            self.num_keys,
+            causal=problem.causal,
+            leak_future=self.program.leak_future,
+            device=problem.q.device,
+        )
+        # Products of half precision inputs are in half precision on a GPU, which has units for them.
+        self.half = problem.q.dtype != self.dtype and on_gpu(problem.q)
+        self.pixels, self.most_rows = PIXELS, MOST_ROWS
+        if on_gpu(problem.q):
+            self.pixels = gpu_bytes(problem.q.device) // self._bytes_per_pixel()
+            self.most_rows = self.num_queries
+
+    def _bytes_per_pixel(self) -> int:
+        """Bytes of the maps that a tile holds at a time for a pair of query and key, recomputed with gradients."""
+        stages = (*self.program.pre, *self.program.post)
+        return (4 if self.half else 6) * (
+            5 * self.num_heads + sum(stage.inputs + stage.outputs for stage in stages)
+        )
+
+    def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
+        """Tiles of rows from the last, which see the most, each with its parts by batch entries."""
+        stop = self.num_queries
+        if torch.compiler.is_exporting():
+            # A number of tiles that depends on the length cannot be exported.
+            yield slice(0, stop), [slice(0, self.batch)]
+            return
+        while stop > 0:
+            columns = self.columns(stop)
+            rows = min(self.most_rows, max(FEWEST_ROWS, self.pixels // columns), stop)
+            entries = max(1, self.pixels // ((rows + self.program.earlier_rows) * columns))
+            cuts = [slice(n, min(n + entries, self.batch)) for n in range(0, self.batch, entries)]
+            yield slice(stop - rows, stop), cuts
+            stop -= rows
+
+    def columns(self, stop: int) -> int:
+        """Number of columns of tiles that end before row `stop`: the keys they read, and some invisible ones.
+
+        Libraries plan convolutions for every new shape and cache the plans, so there are few different numbers.
+        """
+        if torch.compiler.is_exporting():
+            return self.num_keys
+        needed = self.num_keys if self.reads_ahead else stop + self.num_keys - self.num_queries
+        step = max(FEWEST_COLUMNS, self.num_keys // MOST_WIDTHS)
+        return min(self.num_keys, -(-needed // step) * step)
 
 
-op.KERNELS["tiled"] = (_forward, _backward)
+@dataclass(frozen=True)
+class Tile:
+    """The rows `rows` of the batch entries `entries`; names: of the program's tensors."""
+
+    call: Call
+    entries: slice
+    rows: slice
+    names: list[str]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
+        """Output [entries, H, rows, D]."""
+        call = self.call
+        dtype = q.dtype if call.half else call.dtype
+        program = call.program.with_tensors(
+            # Tensors of stages have points in their names; those of the normaliser act on logits.
+            {
+                name: tensor.to(dtype if "." in name else call.dtype)
+                for name, tensor in zip(self.names, tensors, strict=True)
+            }
+        )
+        columns = call.columns(self.rows.stop)
+        rows_read = slice(max(0, self.rows.start - program.earlier_rows), self.rows.stop)
+        edges = call.edges.tile(self.entries, rows_read, columns)
+        q, k, v = (
+            q[self.entries, :, rows_read],
+            k[self.entries, :, :columns],
+            v[self.entries, :, :columns],
+        )
+        scores = (q.to(dtype) * call.problem.scale).reshape(*k.shape[:2], -1, q.shape[3])
+        scores = (scores @ k.to(dtype).transpose(-1, -2)).view(*q.shape[:3], columns)
+        with torch.autocast(q.device.type, q.dtype) if call.half else nullcontext():
+            logits = reference.process(scores, self._bias(rows_read, columns), program, edges)
+            weights = reference.normalise(logits.to(call.dtype), program, edges)[
+                :, :, self.rows.start - rows_read.start :
+            ]
+            weights = F.dropout(weights, call.problem.dropout)
+            out = weights.reshape(*k.shape[:2], -1, columns) @ v.to(dtype)
+        return out.view(*weights.shape[:3], -1).to(q.dtype)
+
+    def _bias(self, rows_read: slice, columns: int) -> Tensor | None:
+        """The bias of the rows `rows_read`, [entries or 1, H, rows, columns], or None."""
+        call, bias = self.call, self.call.problem.bias
+        if isinstance(bias, TileBias):
+            tile: Tensor | None = bias.checked(rows_read, columns, call.num_heads)
+        else:
+            tile = bias_tile(bias, rows_read, columns, num_queries=call.num_queries, total_keys=call.num_keys)
+        if tile is None:
+            return None
+        return (tile if tile.shape[0] == 1 else tile[self.entries]).to(call.dtype)
