@@ -137,11 +137,14 @@ def test_memory_is_linear_in_the_length():
     assert 101 < tiled <= 400
 
 
-def test_model_gives_ratios_to_kerple(tmp_path):
+@pytest.mark.parametrize("options", [[], ["--last", "2", "--num-layers", "1", "--hidden-size", "32"]])
+def test_model_gives_ratios_to_kerple(options, tmp_path):
+    """Of training steps, or of forward passes for the last tokens."""
     file = tmp_path / "methods.json"
     arguments = ["--length", "8", "--rounds", "1", "--methods", "dape1x3-kerple,rope", "--json", str(file)]
-    assert main(["bench", "model", *arguments]) == 0
+    assert main(["bench", "model", *arguments, *options]) == 0
     records = json.loads(file.read_text())
+    assert {(r["layers"], r["hidden_size"]) for r in records} == {(1, 32) if options else (3, 128)}
     assert [r["method"] for r in records] == ["dape1x3-kerple", "rope", "kerple"]
     baseline = records[-1]["milliseconds"]
     for record in records:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dape.bench import report, steps
 from dape.bench.timing import interleave
-from dape.models import DapeForCausalLM, preset
-from dape.models.presets import PRESETS
+from dape.models import DapeForCausalLM
 from dape.settings import setting
 
 LLAMA = "llama"
@@ -45,7 +43,7 @@ def run(options: Options) -> list[report.Record]:
     """One record per model."""
     options.prepare()
     models = {
-        LLAMA: llama(options.preset),
+        LLAMA: llama(options),
         **{name: ours(name, options) for name in options.methods.split(",")},
     }
     candidates = {name: generation(model, options) for name, model in models.items()}
@@ -67,19 +65,19 @@ def run(options: Options) -> list[report.Record]:
 
 def ours(method: str, options: Options) -> PreTrainedModel:
     torch.manual_seed(0)
-    return DapeForCausalLM(preset(options.preset, method, backend=options.backend))
+    return DapeForCausalLM(options.config(method))
 
 
-def llama(name: str) -> PreTrainedModel:
+def llama(options: Options) -> PreTrainedModel:
     """A Llama with the layers, width and heads of a preset; its gated MLP has as many parameters as ours."""
-    sizes: dict[str, Any] = {**PRESETS[name], "attn_implementation": "sdpa"}
-    width, vocabulary = sizes["hidden_size"], preset(name, "rope").vocab_size
+    ours = options.config("rope")
+    same = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "tie_word_embeddings")
     torch.manual_seed(0)
     config = LlamaConfig(
-        **{**sizes, "vocab_size": vocabulary},
-        intermediate_size=width * 8 // 3,
+        **{name: getattr(ours, name) for name in same},
+        intermediate_size=ours.hidden_size * 8 // 3,
         max_position_embeddings=8192,
-        tie_word_embeddings=preset(name, "rope").tie_word_embeddings,
+        attn_implementation="sdpa",
     )
     return LlamaForCausalLM(config)
 

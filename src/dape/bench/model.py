@@ -1,4 +1,4 @@
-"""`dape bench model`: a training step of a preset for several methods, in the form of the paper's time-cost table."""
+"""`dape bench model`: a training step of a preset, or an evaluation, for several methods: the paper's time-cost table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dape.bench import report, steps
 from dape.bench.attention import Placement
 from dape.bench.steps import BASELINE
 from dape.bench.timing import interleave
-from dape.models import Attention, DapeForCausalLM, preset
+from dape.models import Attention, DapeForCausalLM
 from dape.settings import setting
 
 COLUMNS = (
     ("method", "method", ""),
-    ("ms a step", "milliseconds", ".1f"),
+    ("ms", "milliseconds", ".1f"),
     ("± (IQR)", "spread", ".1f"),
     ("× kerple", "ratio_to_kerple", ".4f"),
     ("tokens a second", "tokens_per_second", ",.0f"),
@@ -25,13 +25,15 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Options(steps.StepOptions):
-    """Time a training step (forward, backward, AdamW) of a model for several methods, as ratios to kerple."""
+    """Time a training step (forward, backward, AdamW) of a model for several methods, as ratios to kerple; or the forward
+    pass that evaluates the last tokens of a window, as ratios to kerple's pass over all of it."""
 
     methods: str = setting(
         "rope,alibi,kerple,dape-kerple,dape1x3-kerple", help=steps.METHODS_HELP, listed=str
     )
     length: int = setting(512, help="Tokens of an input.", low=1, high=2**24)
     batch: int = setting(1, help="Batch size.", low=1, high=2**20)
+    last: int = setting(0, help="Evaluate this many last tokens; 0: train.", low=0, high=2**24)
     rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
 
 
@@ -43,7 +45,8 @@ def run(options: Options) -> list[report.Record]:
     """One record per method."""
     options.prepare()
     methods = list(dict.fromkeys([*options.methods.split(","), BASELINE]))
-    candidates = {method: training_step(method, options) for method in methods}
+    make = evaluation if options.last else training_step
+    candidates = {method: make(method, options) for method in methods}
     timings = interleave(candidates, options.rounds, options.device, options.clock)
     baseline = timings[BASELINE].milliseconds
     return [
@@ -59,15 +62,34 @@ def run(options: Options) -> list[report.Record]:
     ]
 
 
-def training_step(method: str, options: Options) -> Callable[[], None]:
-    """A step of a new model on random tokens; its attention is first checked against the reference."""
-    placement = Placement.of(options.device, options.dtype)
+def checked(method: str, options: Options) -> tuple[DapeForCausalLM, torch.Tensor]:
+    """A new model, whose attention was checked against the reference, and random tokens."""
+    device = Placement.of(options.device, options.dtype).device
     torch.manual_seed(0)
-    model = DapeForCausalLM(preset(options.preset, method, backend=options.backend))
-    torch.nn.Module.to(model, placement.device)
-    tokens = torch.randint(model.config.vocab_size, (options.batch, options.length)).to(placement.device)
-    kind, half = torch.device(placement.device).type, placement.dtype != torch.float32
+    model = DapeForCausalLM(options.config(method))
+    torch.nn.Module.to(model, device)
+    tokens = torch.randint(model.config.vocab_size, (options.batch, options.length)).to(device)
     check_step(model, method, tokens[:1, :64])
+    return model, tokens
+
+
+def evaluation(method: str, options: Options) -> Callable[[], None]:
+    """A forward pass for the last tokens; kerple's is for all."""
+    model, tokens = checked(method, options)
+    rows = None if method == BASELINE else options.last
+
+    @torch.no_grad()
+    def forward() -> None:
+        model.model(input_ids=tokens, last_rows=rows, use_cache=False)
+
+    return forward
+
+
+def training_step(method: str, options: Options) -> Callable[[], None]:
+    """A step of training on the same tokens."""
+    model, tokens = checked(method, options)
+    placement = Placement.of(options.device, options.dtype)
+    kind, half = torch.device(placement.device).type, placement.dtype != torch.float32
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:

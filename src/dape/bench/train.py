@@ -16,7 +16,7 @@ from dape.bench.attention import Placement
 from dape.bench.steps import BASELINE
 from dape.bench.timing import interleave
 from dape.devices import find_device
-from dape.models import DapeForCausalLM, preset
+from dape.models import DapeForCausalLM
 from dape.training import LoopSettings, initialise
 from dape.training.loop import Loop, StopRequest, move
 from dape.training.parallel import Parallel, autocast
@@ -81,7 +81,7 @@ def run(options: Options) -> list[report.Record]:
 
 
 def language_task(method: str, ids: np.ndarray, options: Options) -> LanguageModelling:
-    model = DapeForCausalLM(preset(options.preset, method, vocab_size=256, backend=options.backend))
+    model = DapeForCausalLM(options.config(method, vocab_size=256))
     initialise(model, 0)
     return LanguageModelling(model, ids, train_length=options.length, batch_size=options.batch)
 
