@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -73,11 +74,11 @@ def llama(options: Options) -> PreTrainedModel:
     ours = options.config("rope")
     same = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "tie_word_embeddings")
     torch.manual_seed(0)
+    sizes: dict[str, Any] = {name: getattr(ours, name) for name in same} | {"attn_implementation": "sdpa"}
     config = LlamaConfig(
-        **{name: getattr(ours, name) for name in same},
+        **sizes,
         intermediate_size=ours.hidden_size * 8 // 3,
         max_position_embeddings=8192,
-        attn_implementation="sdpa",
     )
     return LlamaForCausalLM(config)
 

@@ -10,7 +10,7 @@ see (padding, another document) and those before the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -65,10 +65,10 @@ class Edges:
         def cut(x: Tensor | None) -> Tensor | None:
             return None if x is None else (x if x.shape[0] == 1 else x[entries])[:, rows]
 
-        bounds = {name: cut(getattr(self, name)) for name in ("last_hidden", "earlier")}
         first, last, last_read = (cut(x) for x in (self.first, self.last, self.last_read))
         assert first is not None and last is not None and last_read is not None
-        return replace(self, first=first, last=last, last_read=last_read, num_keys=num_keys, **bounds)
+        hidden, earlier = cut(self.last_hidden), cut(self.earlier)
+        return Edges(first, last, last_read, hidden, earlier, num_keys, self.hides_hidden)
 
     @property
     def shown(self) -> Tensor:
