@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 import dape
 from dape.models import DapeForCausalLM
+from dape.retrofitting import set_trainable
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the quantisers and what they import
 
@@ -125,7 +126,8 @@ def test_a_quantised_model_is_retrofitted_and_trained(tmp_path):
     llama().save_pretrained(tmp_path)
     config = transformers.BitsAndBytesConfig(load_in_8bit=True)
     base = LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=config, device_map="cpu")
-    model = with_weight(dape.retrofit(base, "dape1x3-fire", trains="added"))
+    model = with_weight(dape.retrofit(base, "dape1x3-fire"))
+    set_trainable(model, "added")
     ids = torch.randint(1, 40, (2, 24))
     model(ids, labels=ids).loss.backward()
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}

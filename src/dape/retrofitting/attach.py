@@ -61,7 +61,6 @@ def retrofit(
     method: str = "dape1x3",
     *,
     width: int = 32,
-    trains: Trains = "all",
     zero_init: bool = True,
     self_test: bool = True,
 ) -> Model:
@@ -73,8 +72,6 @@ def retrofit(
              them: "dape1x3-rope[scaling=yarn,factor=8,original_length=256]", the base being the model's own, and by
              default the length that its configuration names, eight times.
     width:   hidden channels of processors that have them.
-    trains:  "all" parameters, those of "attention" layers (added modules included), or those of "added" modules alone;
-             the others stop requiring gradients.
     zero_init: initialise processors to the identity; False uses PyTorch's random initialisation of convolutions.
     self_test: run a few tokens to check that attention is reproduced, causal, the same with and without a cache, and
              that old positions are off. A model that fails is refused with the reason, and left unchanged.
@@ -92,8 +89,6 @@ def retrofit(
         raise ValueError(
             "this model is already retrofitted: call dape.remove_retrofit(model) before adding another"
         )
-    if trains not in get_args(Trains):
-        raise ValueError(f'trains="{trains}", expected one of {", ".join(get_args(Trains))}')
     parsed, keeps = parse_plan(method, inner)
     if parsed.window is not None or parsed.canon not in ("", "a"):
         raise ValueError(
@@ -132,7 +127,6 @@ def retrofit(
     _hooks(inner).append(inner.register_forward_pre_hook(_check_call, with_kwargs=True))
     if _reads_earlier_queries(inner):
         _use_cache(inner, False)
-    set_trainable(inner, trains)
     return model
 
 
@@ -214,10 +208,12 @@ def parse_plan(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
 
 
 def set_trainable(model: nn.Module, trains: Trains) -> None:
-    """Let all parameters require gradients, only those of attention layers, or only those of added modules.
+    """Let all parameters require gradients, those of attention layers alone, or those of added modules alone.
 
     With "all", parameters that were frozen before stay frozen.
     """
+    if trains not in get_args(Trains):
+        raise ValueError(f'trains="{trains}", expected one of {", ".join(get_args(Trains))}')
     if trains == "all":
         return
     chosen = added_parameters(model)

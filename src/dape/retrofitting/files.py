@@ -28,7 +28,6 @@ from dape.retrofitting.attach import (
     RECORD,
     Model,
     Retrofit,
-    Trains,
     adapter_parameters,
     inner_model,
     is_added,
@@ -80,11 +79,8 @@ def _plain_names(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") -> Model:
-    """Retrofit the model with the adapter in a folder; if it is retrofitted the same way already, load its weights.
-
-    trains: as in `retrofit`, if the adapter is added.
-    """
+def load_adapter(model: Model, folder: str | Path) -> Model:
+    """Retrofit the model with the adapter in a folder; if it is retrofitted the same way already, load its weights."""
     folder, inner = Path(folder), inner_model(model)
     verify_checksums(folder)
     description = _describe(folder)
@@ -101,11 +97,7 @@ def load_adapter(model: Model, folder: str | Path, *, trains: Trains = "all") ->
             f"{folder / WEIGHTS} is damaged ({error}): copy or save the adapter again"
         ) from error
     if not is_retrofitted(inner):
-        _again(inner, plan, str(folder), trains=trains)
-    elif trains != "all":
-        raise ValueError(
-            f'trains="{trains}" applies when an adapter is added, but this model is already retrofitted'
-        )
+        _again(inner, plan, str(folder))
     else:
         _check_same(plan, record(inner), str(folder))
     _fill(inner, weights, str(folder))
@@ -183,17 +175,10 @@ def describes_retrofit(folder: Path) -> bool:
     return config.is_file() and bool(read_json(config).get(RECORD))
 
 
-def _again(model: PreTrainedModel, plan: Retrofit, source: str, *, trains: Trains = "all") -> None:
+def _again(model: PreTrainedModel, plan: Retrofit, source: str) -> None:
     """Rebuild a saved retrofit; without the self-test, which passed when it was created."""
     try:
-        retrofit(
-            model,
-            plan.method,
-            width=plan.width,
-            trains=trains,
-            zero_init=plan.zero_init,
-            self_test=False,
-        )
+        retrofit(model, plan.method, width=plan.width, zero_init=plan.zero_init, self_test=False)
     except TypeError as error:
         raise ValueError(f"the retrofit in {source} cannot be built again: {error}") from error
     if (now := record(model)).num_heads != list(plan.num_heads):
