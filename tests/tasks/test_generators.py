@@ -1,11 +1,9 @@
-"""Every task: sampler against solver, bounds, seeds, what a perfect and a constant answerer score."""
+"""Every task: draws and labels, bounds, seeds, what a perfect and a constant answerer score."""
 
 from __future__ import annotations
 
 import doctest
 import hashlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -49,22 +47,12 @@ VARIANTS = [
 
 # Input vocabulary, output vocabulary, output length of an input of 7 tokens.
 SIZES = {
-    "even_pairs": (2, 2, 1),
-    "modular_arithmetic": (9, 5, 1),
-    "parity_check": (2, 2, 1),
-    "cycle_navigation": (3, 5, 1),
-    "stack_manipulation": (5, 3, 8),
-    "reverse_string": (2, 2, 7),
-    "modular_arithmetic_brackets": (11, 5, 1),
-    "solve_equation": (11, 5, 1),
-    "duplicate_string": (2, 2, 14),
-    "missing_duplicate_string": (4, 2, 1),
-    "odds_first": (2, 2, 7),
-    "binary_addition": (3, 3, 8),
-    "binary_multiplication": (3, 3, 7),
-    "compute_sqrt": (2, 2, 4),
-    "bucket_sort": (5, 5, 7),
-}
+    "even_pairs": (2, 2, 1), "modular_arithmetic": (9, 5, 1), "parity_check": (2, 2, 1), "cycle_navigation": (3, 5, 1),
+    "stack_manipulation": (5, 3, 8), "reverse_string": (2, 2, 7), "modular_arithmetic_brackets": (11, 5, 1),
+    "solve_equation": (11, 5, 1), "duplicate_string": (2, 2, 14), "missing_duplicate_string": (4, 2, 1),
+    "odds_first": (2, 2, 7), "binary_addition": (3, 3, 8), "binary_multiplication": (3, 3, 7),
+    "compute_sqrt": (2, 2, 4), "bucket_sort": (5, 5, 7),
+}  # fmt: skip
 
 
 def lengths_of(task, lengths):
@@ -73,20 +61,28 @@ def lengths_of(task, lengths):
     return [length for length in lengths if task.minimum_length <= length <= longest]
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_sampler_agrees_with_solver(name, options):
-    task = build_task(name, **options)
-    for length in lengths_of(task, [*range(1, 26), 39, 40, 64, 97]):
-        for seed in range(3):
-            inputs, outputs = task.sample(16, length, generator_for(seed, length))
-            assert outputs.tolist() == [task.solve(row) for row in inputs.tolist()]
+def digest() -> str:
+    """A fingerprint of what every variant draws, and of its labels."""
+    found = hashlib.sha256()
+    for name, options in VARIANTS:
+        task = build_task(name, **options)
+        for length in lengths_of(task, (1, 2, 3, 4, 9, 24, 25, 40, 97)):
+            for part in task.sample(8, length, generator_for(7, length)):
+                found.update(str(part.shape).encode() + np.ascontiguousarray(part, dtype="<i8").tobytes())
+    return found.hexdigest()
+
+
+def test_draws_and_labels_are_those_that_independent_code_agreed_on():
+    """Recorded when vectorised samplers, which have gone, computed the same labels as the solvers."""
+    assert digest() == "8c7a4301cc0adf2b3f7a5ac26ac9be80dcae1bc1d4dcdd94bad490ee538ced45"
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_length_500(name):
+def test_inputs_of_500_tokens(name):
     task = build_task(name, **({"pairs": 20} if name == "associative_recall" else {}))
     inputs, outputs = task.sample(4, 500, generator_for(0))
-    assert outputs.tolist() == [task.solve(row) for row in inputs.tolist()]
+    assert 494 < inputs.shape[1] <= 500
+    assert (outputs != IGNORED).any(axis=1).all()
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -112,7 +108,11 @@ def test_mqar_has_zoologys_sizes(pairs, length):
 @pytest.mark.parametrize("name", CHE)
 def test_sizes(name):
     task = build_task(name)
-    assert (task.input_size, task.output_size, task.output_length(7)) == SIZES[name]
+    assert (
+        task.input_size,
+        task.output_size,
+        len(task.solve(task.draw(1, 7, generator_for(0))[0].tolist())),
+    ) == SIZES[name]
     assert task.name == name
 
 
@@ -201,23 +201,6 @@ def test_distributions_of_the_original():
     assert {tuple(row[:1] + row[2:]) for row in brackets.sample(50, 3, generator)[0].tolist()} == {(8, 9)}
 
 
-def digest() -> str:
-    """A fingerprint of what every task draws."""
-    parts = []
-    for name in TASKS:
-        task = build_task(name)
-        for part in task.sample(5, max(21, task.minimum_length), generator_for(7, 3)):
-            parts.append(np.ascontiguousarray(part, dtype="<i8").tobytes())
-    return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
-def test_same_seed_same_draws_in_another_process():
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_generators as t; print(t.digest())"
-    here = __file__.rpartition("/")[0]
-    other = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == digest()
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_another_seed_another_draw(name):
     task = build_task(name)
@@ -235,12 +218,12 @@ def test_another_seed_another_draw(name):
         ("associative_recall", {"keys": 0}, "keys=0 must be at least 1"),
         ("associative_recall", {"gap": -1}, "gap=-1 must be at least 0"),
         ("block_search", {"block": 26}, "block=26 out of letters=26"),
-        ("block_search", {"answer": "middle"}, "none of first, last, all"),
+        ("block_search", {"answer": "middle"}, "choose one of first, last, all"),
         ("counting", {"passes": 1.0}, "passes=1.0"),
         ("passkey", {"digits": 0}, "digits=0"),
-        ("passkey", {"filler": "abc"}, "option filler of \"passkey\" is a whole number, got 'abc'"),
-        ("associative_recall", {"pairs": 2.5}, "option pairs .* is a whole number or None, got 2.5"),
-        ("counting", {"passes": "many"}, "option passes .* is a number, got 'many'"),
+        ("passkey", {"filler": "abc"}, 'option filler="abc" of "passkey": expected a whole number'),
+        ("associative_recall", {"pairs": 2.5}, "option pairs=2.5 of .*: expected a whole number"),
+        ("counting", {"passes": "many"}, 'option passes="many" of .*: expected a number'),
         ("copy", {"symbols": 0}, "symbols=0"),
         ("induction", {"symbols": 1}, "symbols=1"),
         ("associative_recall", {"power": 0.0}, "power=0.0 must be above 0"),
@@ -290,11 +273,3 @@ def test_a_gap_stands_after_every_pair(length):
         values = [place for place, token in enumerate(row) if task.keys <= token < filler]
         assert len(values) == 3
         assert all(row[place + 1 : place + 3] == [filler, filler] for place in values)
-
-
-def test_without_gaps_the_draws_are_those_of_before_there_were_any():
-    inputs = build_task("associative_recall").sample(2, 14, generator_for(0))[0]
-    assert inputs.tolist() == [
-        [0, 75, 31, 95, 8, 38, 19, 61, 8, 0, 96, 96, 31, 19],
-        [19, 53, 13, 85, 96, 24, 68, 5, 47, 19, 96, 24, 13, 5],
-    ]

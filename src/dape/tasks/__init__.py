@@ -1,6 +1,6 @@
 """Generated tasks: the Chomsky-hierarchy benchmark (CHE) for encoders, recall and retrieval for decoders.
 
-A task draws batches by vectorised code (`sample`), and solves one input in plain Python (`solve`); tests compare the two.
+A task draws inputs by vectorised code (`draw`), and solves each in plain Python (`solve`).
 """
 
 from dape.tasks.base import IGNORED, ChomskyTask, DecoderTask, Examples, Protocol, Task, generator_for

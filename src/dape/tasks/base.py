@@ -1,4 +1,4 @@
-"""Base classes of generated tasks: a vectorised sampler, a plain solver, sizes, and the model's inputs."""
+"""Base classes of generated tasks: a sampler of inputs, a solver in plain Python, sizes, and the model's inputs."""
 
 from __future__ import annotations
 
@@ -89,29 +89,26 @@ class Task(abc.ABC):
         """Length of the shortest input."""
         return 1
 
-    @abc.abstractmethod
-    def output_length(self, length: int) -> int:
-        """Output length for an input of `length` tokens."""
-
     def sample(
         self, batch: int, length: int, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [batch, length] and outputs [batch, output_length], integers, drawn from the generator."""
+        """Inputs [batch, length], drawn from the generator, and their outputs [batch, n], integers."""
         if length < self.minimum_length:
             raise ValueError(
                 f'"{self.name}" has no input of length {length}; the shortest has {self.minimum_length} tokens'
             )
         if batch < 1:
             raise ValueError(f"batch={batch} samples cannot be drawn; batch must be at least 1")
-        return self.draw(batch, length, generator)
+        inputs = self.draw(batch, length, generator)
+        return inputs, np.array([self.solve(row) for row in inputs.tolist()])
 
     @abc.abstractmethod
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Vectorised sampling for checked arguments."""
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+        """Inputs for checked arguments; the length may be cut to the next that the task has."""
 
     @abc.abstractmethod
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        """Output for one input, computed from the input alone, in plain Python."""
+        """Output for one input, computed from the input alone."""
 
     @abc.abstractmethod
     def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
@@ -161,8 +158,9 @@ class ChomskyTask(Task):
         """The token at output positions."""
         return self.input_size
 
-    def output_length(self, length: int) -> int:
-        return 1
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+        """Uniform tokens."""
+        return generator.integers(0, self.input_size, (batch, length))
 
     def counted(self, outputs: np.ndarray) -> np.ndarray:
         """Mask of the outputs that count for the accuracy: all."""
@@ -195,7 +193,10 @@ class TerminatedTask(ChomskyTask):
 
 @dataclass(frozen=True)
 class DecoderTask(Task):
-    """A task for decoders: a label at some tokens of the input, IGNORED at the others."""
+    """A task for decoders: a label at some tokens of the input, IGNORED at the others.
+
+    answers: index of the kind of tokens that labels are of.
+    """
 
     model = "decoder"
     level = "recall"
@@ -210,14 +211,7 @@ class DecoderTask(Task):
         hidden_size=64,
         num_heads=2,
     )
-
-    @property
-    def num_labels(self) -> int:
-        return self.vocab_size
-
-    def output_length(self, length: int) -> int:
-        return length
-
+    answers: ClassVar[int] = 0
     # Least values of whole-numbered options other than 1.
     least: ClassVar[dict[str, int]] = {}
 
@@ -225,6 +219,27 @@ class DecoderTask(Task):
         for name, value in self.options().items():
             least = self.least.get(name, 1)
             require(not isinstance(value, int) or value >= least, f"{name}={value} must be at least {least}")
+
+    @property
+    @abc.abstractmethod
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        """Kinds of tokens in the order of their numbers: a letter or a sign, and how many there are."""
+
+    def first(self, kind: int) -> int:
+        """The first token of a kind."""
+        return sum(size for _, size in self.kinds[:kind])
+
+    @property
+    def vocab_size(self) -> int:
+        return self.first(len(self.kinds))
+
+    @property
+    def num_labels(self) -> int:
+        return self.vocab_size
+
+    @property
+    def random_accuracy(self) -> float:
+        return 1 / self.kinds[self.answers][1]
 
     def examples(self, batch: int, length: int, generator: np.random.Generator) -> Examples:
         inputs, outputs = self.sample(batch, length, generator)
@@ -235,14 +250,16 @@ class DecoderTask(Task):
         return [IGNORED] * (len(inputs) - len(labels)) + labels
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
-        """The labels at the end of one input, computed from the input alone; those before are IGNORED."""
+        """The labels at the end of one input; those before are IGNORED."""
         raise NotImplementedError
 
-
-def labelled_at_end(inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs [B, T] and outputs: labels [B, n] at the last n tokens, IGNORED at the others."""
-    ignored = np.full((len(inputs), inputs.shape[1] - labels.shape[1]), IGNORED)
-    return inputs, np.concatenate([ignored, labels], axis=1)
+    def spell(self, token: int) -> str:
+        """The letter of its kind and the number in it; the only one of a kind, and filler, as the letter alone."""
+        for letter, size in self.kinds:
+            if token < size:
+                return letter if letter == "." or (letter and size == 1) else f"{letter}{token}"
+            token -= size
+        raise ValueError(f"token {token} is not in the vocabulary")
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -250,8 +267,12 @@ def require(condition: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-# Protocol of the length suite: two layers; minutes per task with six methods and two seeds.
-SUITE = replace(DecoderTask.protocol, steps=400, batch_size=32, samples=128, num_layers=2, num_heads=4)
+# Protocol of the length suite: two layers; minutes per task with six methods and two seeds. What has to be recalled fits
+# into the shortest training length, so that longer inputs have more tokens to search.
+SUITE = replace(
+    DecoderTask.protocol, steps=400, batch_size=32, samples=128, num_layers=2, num_heads=4,
+    train_lengths=tuple(range(24, 49, 6)), test_lengths=(48, 96, 192, 384),
+)  # fmt: skip
 
 
 def generator_for(*key: int) -> np.random.Generator:

@@ -21,13 +21,6 @@ class DuplicateString(ChomskyTask):
 
     input_size, output_size, level = 2, 2, "context-sensitive"
 
-    def output_length(self, length: int) -> int:
-        return 2 * length
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        inputs = generator.integers(0, 2, (batch, length))
-        return inputs, np.tile(inputs, 2)
-
     def solve(self, inputs: Sequence[int]) -> list[int]:
         return [*inputs, *inputs]
 
@@ -46,16 +39,15 @@ class MissingDuplicateString(ChomskyTask):
 
     HIDDEN, BLANK = 2, 3
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         if length == 1:
-            return np.ones((batch, 1), dtype=np.int64), np.ones((batch, 1), dtype=np.int64)
+            return np.ones((batch, 1), dtype=np.int64)
         inputs = np.full((batch, length), self.BLANK)
         half = length // 2
         inputs[:, : 2 * half] = np.tile(generator.integers(0, 2, (batch, half)), 2)
         hidden = generator.integers(0, 2 * half, (batch, 1))
-        answers = np.take_along_axis(inputs, hidden, axis=1)
         np.put_along_axis(inputs, hidden, self.HIDDEN, axis=1)
-        return inputs, answers
+        return inputs
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         if len(inputs) == 1:
@@ -78,13 +70,6 @@ class OddsFirst(ChomskyTask):
 
     input_size, output_size, level = 2, 2, "context-sensitive"
 
-    def output_length(self, length: int) -> int:
-        return length
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        inputs = generator.integers(0, 2, (batch, length))
-        return inputs, np.concatenate([inputs[:, 1::2], inputs[:, ::2]], axis=1)
-
     def solve(self, inputs: Sequence[int]) -> list[int]:
         odd = [bit for position, bit in enumerate(inputs) if position % 2 == 1]
         even = [bit for position, bit in enumerate(inputs) if position % 2 == 0]
@@ -100,13 +85,6 @@ class BucketSort(ChomskyTask):
     """
 
     input_size, output_size, level = 5, 5, "context-sensitive"
-
-    def output_length(self, length: int) -> int:
-        return length
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        inputs = generator.integers(0, 5, (batch, length))
-        return inputs, np.sort(inputs, axis=1)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         return [digit for digit in range(5) for token in inputs if token == digit]
@@ -127,15 +105,8 @@ class BinaryAddition(TerminatedTask):
 
     OPERATOR = 2
 
-    def output_length(self, length: int) -> int:
-        return length + 1
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        if length <= 2:
-            inputs = short_number(batch, length, generator)
-            return inputs, terminate(inputs, length + 1)
-        inputs, first, second = two_numbers(batch, length, generator)
-        return inputs, terminate(carried(first + second), length + 1)
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+        return two_numbers(batch, length, generator)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         return digits_of(sum(read_numbers(inputs)), len(inputs) + 1)
@@ -155,23 +126,8 @@ class BinaryMultiplication(TerminatedTask):
 
     OPERATOR = 2
 
-    def output_length(self, length: int) -> int:
-        return length
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        if length <= 2:
-            inputs, outputs = (
-                short_number(batch, length, generator),
-                np.zeros((batch, length), dtype=np.int64),
-            )
-            outputs[:, -1] = self.terminator
-            return inputs, outputs
-        inputs, first, second = two_numbers(batch, length, generator)
-        sums = np.zeros_like(first)
-        for shift in range(length - 2):
-            # No product has bits beyond the last column, so none are lost.
-            sums[:, shift:] += first[:, shift : shift + 1] * second[:, : length - shift]
-        return inputs, terminate(carried(sums), length)
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+        return two_numbers(batch, length, generator)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         if len(inputs) <= 2:
@@ -189,24 +145,12 @@ class ComputeSqrt(ChomskyTask):
 
     input_size, output_size, level = 2, 2, "context-sensitive"
 
-    def output_length(self, length: int) -> int:
-        return (length + 1) // 2
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        inputs = nonzero_bits(np.full(batch, length), length, generator)
-        width = self.output_length(length)
-        num_bytes = (width + 7) // 8
-        packed = np.packbits(np.pad(inputs.astype(np.uint8), ((0, 0), (-length % 8, 0))), axis=1)
-        roots = [math.isqrt(int.from_bytes(row, "big")).to_bytes(num_bytes, "big") for row in packed.tolist()]
-        bits = np.unpackbits(np.frombuffer(b"".join(roots), dtype=np.uint8).reshape(batch, num_bytes), axis=1)
-        return inputs, bits[:, 8 * num_bytes - width :].astype(np.int64)
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+        return nonzero_bits(np.full(batch, length), length, generator)
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        number, root, bits = int("".join(map(str, inputs)), 2), 0, []
-        for exponent in reversed(range(self.output_length(len(inputs)))):
-            bits.append(int((root + 2**exponent) ** 2 <= number))
-            root += bits[-1] * 2**exponent
-        return bits
+        root = math.isqrt(int("".join(map(str, inputs)), 2))
+        return [int(bit) for bit in f"{root:0{(len(inputs) + 1) // 2}b}"]
 
 
 def nonzero_bits(widths: np.ndarray, columns: int, generator: np.random.Generator) -> np.ndarray:
@@ -218,45 +162,17 @@ def nonzero_bits(widths: np.ndarray, columns: int, generator: np.random.Generato
     return bits
 
 
-def two_numbers(
-    batch: int, length: int, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs [B, length] of the form first, 2, second, and both numbers' bits [B, length], the lowest first."""
+def two_numbers(batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+    """Inputs [B, length] of the form first, 2, second, the lowest bit first; of length 1 and 2 one number."""
+    if length <= 2:
+        return generator.integers(0, 2**length - 1, (batch, 1)) >> np.arange(length) & 1
     first_width = generator.integers(1, length - 1, batch)
     first = nonzero_bits(first_width, length, generator)
     second = nonzero_bits(length - 1 - first_width, length, generator)
-    column = np.arange(length)
-    after = column - first_width[:, None] - 1
+    after = np.arange(length) - first_width[:, None] - 1
     inputs = first + np.where(after >= 0, np.take_along_axis(second, np.maximum(after, 0), axis=1), 0)
     inputs[np.arange(batch), first_width] = BinaryAddition.OPERATOR
-    return inputs, first, second
-
-
-def short_number(batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
-    """Numbers below 2^length − 1 (length 1 or 2) as bits [B, length], the lowest first."""
-    return generator.integers(0, 2**length - 1, (batch, 1)) >> np.arange(length) & 1
-
-
-def carried(sums: np.ndarray) -> np.ndarray:
-    """The bits [B, n + 1] of Σ sums[digit]·2^digit."""
-    bits = np.zeros((sums.shape[0], sums.shape[1] + 1), dtype=np.int64)
-    carry = np.zeros(sums.shape[0], dtype=np.int64)
-    for digit, column in enumerate(sums.T):
-        carry = carry + column
-        bits[:, digit] = carry & 1
-        carry >>= 1
-    bits[:, -1] = carry
-    return bits
-
-
-def terminate(bits: np.ndarray, width: int) -> np.ndarray:
-    """Bits [B, width], the lowest first, with 2 after the highest one; zero is written 0."""
-    used = np.where(bits.any(axis=1), bits.shape[1] - bits[:, ::-1].argmax(axis=1), 1)
-    outputs = np.zeros((bits.shape[0], width), dtype=np.int64)
-    kept = min(width, bits.shape[1])
-    outputs[:, :kept] = bits[:, :kept]
-    outputs[np.arange(len(bits)), used] = TerminatedTask.terminator
-    return outputs
+    return inputs
 
 
 def read_numbers(inputs: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dape.tasks.base import IGNORED, SUITE, DecoderTask, Protocol, labelled_at_end, require
+from dape.tasks.base import IGNORED, SUITE, DecoderTask, Protocol, require
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class AssociativeRecall(DecoderTask):
     gap: int = 0
     power: float | None = None
     least: ClassVar = {"gap": 0}
+    answers: ClassVar = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,19 +46,15 @@ class AssociativeRecall(DecoderTask):
         return 2 + self.gap
 
     @property
-    def vocab_size(self) -> int:
-        return self.keys + self.values + 1
-
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.values
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("k", self.keys), ("", self.values), (".", 1))
 
     @property
     def minimum_length(self) -> int:
         pairs = self.pairs or 1
         return self.span * pairs + (self.queries or pairs)
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         pairs = self.pairs or (length - (self.queries or 0)) // (self.span + (not self.queries))
         queries = self.queries or pairs
         require(
@@ -75,17 +72,10 @@ class AssociativeRecall(DecoderTask):
         taken = np.sort(self._slots(generator.random((batch, slots)), pairs)[:, :units], axis=1)
         start = taken + (self.span - 1) * np.minimum(np.arange(units), pairs)
         inputs = np.full((batch, length), self.keys + self.values)
-        outputs = np.full((batch, length), IGNORED)
         inputs[rows, start[:, :pairs]] = keys
         inputs[rows, start[:, :pairs] + 1] = values
         inputs[rows, start[:, pairs:]] = np.take_along_axis(keys, asked, axis=1)
-        outputs[rows, start[:, pairs:]] = np.take_along_axis(values, asked, axis=1)
-        return inputs, outputs
-
-    def spell(self, token: int) -> str:
-        if token < self.keys:
-            return f"k{token}"
-        return str(token - self.keys) if token < self.keys + self.values else "."
+        return inputs
 
     def _slots(self, drawn: np.ndarray, pairs: int) -> np.ndarray:
         """Slots in the order in which units take them, from uniform draws [B, slots]."""
@@ -110,10 +100,6 @@ class AssociativeRecall(DecoderTask):
         return outputs
 
 
-# The pairs fit into the shortest training length, so longer inputs have more tokens to search, not more pairs.
-FIXED = replace(SUITE, train_lengths=tuple(range(24, 49, 6)), test_lengths=(48, 96, 192, 384))
-
-
 @dataclass(frozen=True)
 class RecallManyKeys(AssociativeRecall):
     """Associative recall with many more keys than values, so that a value says little about its key (zoology).
@@ -126,7 +112,7 @@ class RecallManyKeys(AssociativeRecall):
     values: int = 8
     pairs: int | None = 8
     queries: int | None = 8
-    protocol = FIXED
+    protocol = SUITE
 
 
 @dataclass(frozen=True)
@@ -140,7 +126,7 @@ class RecallPowerLaw(AssociativeRecall):
     pairs: int | None = 8
     queries: int | None = 8
     power: float | None = 0.1
-    protocol = FIXED
+    protocol = SUITE
 
 
 @dataclass(frozen=True)
@@ -183,10 +169,10 @@ class Induction(DecoderTask):
     least: ClassVar = {"symbols": 2}
 
     @property
-    def vocab_size(self) -> int:
-        return self.symbols
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", self.symbols),)
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         rows = np.arange(batch)
         asked = generator.integers(0, self.symbols, batch)
         # Any symbol but the queried one: a draw from one fewer, shifted past it.
@@ -194,7 +180,7 @@ class Induction(DecoderTask):
         inputs += inputs >= asked[:, None]
         position = generator.integers(0, length - 2, batch)
         inputs[rows, position] = inputs[:, -1] = asked
-        return labelled_at_end(inputs, inputs[rows, position + 1, None])
+        return inputs
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         (earlier,) = [position for position in range(len(inputs) - 1) if inputs[position] == inputs[-1]]
@@ -219,17 +205,15 @@ class Passkey(DecoderTask):
 
     MARK, ASK, FILLER = 10, 11, 12
 
-    random_accuracy = 0.1
-
     @property
-    def vocab_size(self) -> int:
-        return self.FILLER + self.filler
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", 10), ("!", 1), ("?", 1), (".", self.filler))
 
     @property
     def minimum_length(self) -> int:
         return 2 * self.digits + 1
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         rows, count = np.arange(batch)[:, None], length - self.minimum_length
         digits = generator.integers(0, 10, (batch, self.digits))
         depth = generator.integers(0, count + 1, (batch, 1))
@@ -242,7 +226,7 @@ class Passkey(DecoderTask):
         inputs[rows, depth + 1 + np.arange(self.digits)] = digits
         inputs[:, length - self.digits] = self.ASK
         inputs[:, length - self.digits + 1 :] = digits[:, :-1]
-        return labelled_at_end(inputs, digits)
+        return inputs
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         mark = list(inputs).index(self.MARK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dape.tasks.base import SUITE, DecoderTask, labelled_at_end, require
-
-PROTOCOL = replace(SUITE, train_lengths=tuple(range(24, 49, 6)), test_lengths=(48, 96, 192, 384))
+from dape.tasks.base import SUITE, DecoderTask, require
 
 
 def scattered(
@@ -31,44 +28,18 @@ def scattered(
 
 
 class Retrieval(DecoderTask):
-    """Base class: text, a mark, a question. Tokens are those of each kind, the answers' first, then the mark.
-
-    kinds: the letter of each kind in spelled tokens, and its number of tokens.
-    """
+    """Base class: text, a mark, which is the last token, and a question."""
 
     level = "retrieval"
-    protocol = PROTOCOL
-
-    @property
-    @abc.abstractmethod
-    def kinds(self) -> tuple[tuple[str, int], ...]: ...
+    protocol = SUITE
 
     @property
     def mark(self) -> int:
-        return sum(size for _, size in self.kinds)
+        return self.vocab_size - 1
 
-    @property
-    def vocab_size(self) -> int:
-        return self.mark + 1
-
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.kinds[0][1]
-
-    def asked_after(
-        self, text: np.ndarray, question: np.ndarray, labels: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs of text, mark and question, [B, n] each, with the labels of the last tokens."""
-        mark = np.full((len(text), 1), self.mark)
-        return labelled_at_end(np.concatenate([text, mark, question], axis=1), labels)
-
-    def spell(self, token: int) -> str:
-        """The letter of its kind, and its index in that kind unless it is filler."""
-        for letter, size in self.kinds:
-            if token < size:
-                return letter if letter == "." else f"{letter}{token}"
-            token -= size
-        return "?"
+    def asked_after(self, text: np.ndarray, question: np.ndarray) -> np.ndarray:
+        """Inputs of text, mark and question, [B, n] each."""
+        return np.column_stack([text, np.full(len(text), self.mark), question])
 
 
 @dataclass(frozen=True)
@@ -104,7 +75,7 @@ class Needles(Retrieval):
         """Number of tokens of the question with its answers."""
         return 1 + self.asked * self.values
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         keys = 10 + generator.random((batch, self.names)).argsort(axis=1)[:, : self.keys]
         which = generator.permuted(np.tile(np.repeat(np.arange(self.keys), self.values), (batch, 1)), axis=1)
         values = generator.integers(0, 10, which.shape)
@@ -115,11 +86,11 @@ class Needles(Retrieval):
         by_key = np.take_along_axis(values, np.argsort(which, axis=1, kind="stable"), axis=1)
         answers = by_key.reshape(batch, self.keys, self.values)[:, : self.asked]
         said = np.concatenate([keys[:, : self.asked, None], answers[:, :, :-1]], axis=2).reshape(batch, -1)
-        return self.asked_after(text, said, answers.reshape(batch, -1))
+        return self.asked_after(text, said)
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
-        return (("", 10), ("k", self.names), (".", self.filler))
+        return (("", 10), ("k", self.names), (".", self.filler), ("?", 1))
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         end = list(inputs).index(self.mark)
@@ -144,16 +115,13 @@ class Phonebook(Retrieval):
 
     names: int = 24
     digits: int = 3
-    protocol = replace(PROTOCOL, train_lengths=tuple(range(20, 51, 5)), test_lengths=(50, 100, 200, 400))
+    protocol = replace(SUITE, train_lengths=tuple(range(20, 51, 5)), test_lengths=(50, 100, 200, 400))
 
     @property
     def minimum_length(self) -> int:
         return 2 * (2 + self.digits)
 
-    def output_length(self, length: int) -> int:
-        return length // (2 + self.digits) * (2 + self.digits)
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         lines = length // (2 + self.digits) - 1
         require(
             lines <= self.names**2,
@@ -164,12 +132,11 @@ class Phonebook(Retrieval):
         numbers = generator.integers(0, 10, (batch, lines, self.digits))
         book = np.concatenate([people, numbers], axis=2).reshape(batch, -1)
         rows, line = np.arange(batch), generator.integers(0, lines, batch)
-        answer = numbers[rows, line]
-        return self.asked_after(book, np.concatenate([people[rows, line], answer[:, :-1]], axis=1), answer)
+        return self.asked_after(book, np.concatenate([people[rows, line], numbers[rows, line, :-1]], axis=1))
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
-        return (("", 10), ("n", self.names))
+        return (("", 10), ("n", self.names), ("?", 1))
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         end, width = list(inputs).index(self.mark), 2 + self.digits
@@ -205,7 +172,7 @@ class Variables(Retrieval):
     def minimum_length(self) -> int:
         return 2 * self.chains * self.steps + 2
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         rows, count = np.arange(batch), self.chains * self.steps
         names = 10 + generator.random((batch, self.names)).argsort(axis=1)[:, :count]
         names = names.reshape(batch, self.chains, self.steps)
@@ -218,11 +185,11 @@ class Variables(Retrieval):
         filler = 10 + self.names + generator.integers(0, self.filler, (batch, length - 2))
         asked = generator.integers(0, self.chains, batch)
         text = scattered(said, length - 2, filler, generator)
-        return self.asked_after(text, names[rows, asked, -1:], values[rows, asked])
+        return self.asked_after(text, names[rows, asked, -1:])
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
-        return (("", 10), ("x", self.names), (".", self.filler))
+        return (("", 10), ("x", self.names), (".", self.filler), ("?", 1))
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         known: dict[int, int] = {}
@@ -255,19 +222,17 @@ class Facts(Retrieval):
     def minimum_length(self) -> int:
         return 2 * self.events + 2
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         rows = np.arange(batch)
         people = self.rooms + generator.integers(0, self.people, (batch, self.events))
         rooms = generator.integers(0, self.rooms, (batch, self.events))
         filler = self.rooms + self.people + generator.integers(0, self.filler, (batch, length - 2))
         text = scattered(np.stack([people, rooms], axis=2), length - 2, filler, generator)
-        asked = people[rows, generator.integers(0, self.events, batch)]
-        last = self.events - 1 - (people == asked[:, None])[:, ::-1].argmax(axis=1)
-        return self.asked_after(text, asked[:, None], rooms[rows, last, None])
+        return self.asked_after(text, people[rows, generator.integers(0, self.events, batch), None])
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
-        return (("", self.rooms), ("p", self.people), (".", self.filler))
+        return (("", self.rooms), ("p", self.people), (".", self.filler), ("?", 1))
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         pairs = pairwise(inputs[:-1])
@@ -286,7 +251,7 @@ class CommonSymbol(Retrieval):
 
     symbols: int = 16
     shown: int = 6
-    protocol = replace(PROTOCOL, train_lengths=tuple(range(12, 49, 6)))
+    protocol = replace(SUITE, train_lengths=tuple(range(12, 49, 6)))
 
     def __post_init__(self) -> None:
         require(
@@ -303,14 +268,14 @@ class CommonSymbol(Retrieval):
         others = total // (self.shown + 2)
         return [total - (self.shown - 1) * others] + [others] * (self.shown - 1)
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         symbols = generator.random((batch, self.symbols)).argsort(axis=1)[:, : self.shown]
         said = np.repeat(symbols, self.counts(length - 1), axis=1)
-        return self.asked_after(generator.permuted(said, axis=1), said[:, :0], symbols[:, :1])
+        return self.asked_after(generator.permuted(said, axis=1), said[:, :0])
 
     @property
     def kinds(self) -> tuple[tuple[str, int], ...]:
-        return (("", self.symbols),)
+        return (("", self.symbols), ("?", 1))
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         (first, count), (_, next_count) = Counter(inputs[:-1]).most_common(2)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from dape.tasks.base import DecoderTask, labelled_at_end, require
+from dape.tasks.base import DecoderTask, require
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,18 @@ class BlockSearch(DecoderTask):
             f"question={self.question} letters of a block={self.block} out of letters={self.letters} cannot be drawn: "
             f"1 ≤ question ≤ block < letters",
         )
-        require(
-            self.answer in ("first", "last", "all"), f'answer="{self.answer}" is none of first, last, all'
-        )
 
     @property
     def dot(self) -> int:
-        return self.letters
+        return self.first(1)
 
     @property
     def ask(self) -> int:
-        return self.letters + 1
+        return self.first(2)
 
     @property
-    def vocab_size(self) -> int:
-        return self.letters + 2
-
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.letters
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", self.letters), (".", 1), ("?", 1))
 
     @property
     def minimum_length(self) -> int:
@@ -70,10 +63,7 @@ class BlockSearch(DecoderTask):
         """Number of tokens after the blocks."""
         return 1 + self.question + (self.block - 1 if self.answer == "all" else 0)
 
-    def output_length(self, length: int) -> int:
-        return (length - self._after) // (self.block + 1) * (self.block + 1) + self._after
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         rows, count = np.arange(batch), (length - self._after) // (self.block + 1)
         blocks = self._blocks((batch, count), generator)
         right = generator.integers(0, count, batch)
@@ -90,9 +80,8 @@ class BlockSearch(DecoderTask):
         target = blocks[rows, right]
         dots = np.full((batch, count, 1), self.dot)
         context = np.concatenate([blocks, dots], axis=2).reshape(batch, -1)
-        labels = {"first": target[:, :1], "last": target[:, -1:], "all": target}[self.answer]
-        mark = np.full((batch, 1), self.ask)
-        return labelled_at_end(np.concatenate([context, mark, asked, labels[:, :-1]], axis=1), labels)
+        said = target[:, :-1] if self.answer == "all" else target[:, :0]
+        return np.column_stack([context, np.full(batch, self.ask), asked, said])
 
     def _blocks(self, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
         """Blocks [*shape, block] of different letters."""
@@ -123,10 +112,7 @@ class Counting(DecoderTask):
     limit: int = 10
     passes: float = 0.5
     protocol = replace(
-        DecoderTask.protocol,
-        train_lengths=tuple(range(2, 65)),
-        test_lengths=(32, 64, 128, 256),
-        num_layers=2,
+        DecoderTask.protocol, train_lengths=tuple(range(2, 65)), test_lengths=(32, 64, 128, 256), num_layers=2
     )
     minimum_length = 2
 
@@ -134,20 +120,19 @@ class Counting(DecoderTask):
         super().__post_init__()
         require(0 <= self.passes < 1, f"passes={self.passes} must be at least 0 and below 1")
 
-    @property
-    def vocab_size(self) -> int:
-        return 1 + 3 * self.variables + self.limit + 1
+    answers: ClassVar = 4
 
     @property
-    def random_accuracy(self) -> float:
-        return 1 / (self.limit + 1)
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        operations = ((name, self.variables) for name in ("set", "increment", "print"))
+        return ((".", 1), *operations, ("", self.limit + 1))
 
     @property
     def constant_accuracy(self) -> float:
         # A fifth of the values are 0, because the last operation was a set; those not set recently are at the limit.
         return max(0.2, 0.8**self.limit)
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         rows, count = np.arange(batch), np.zeros((batch, self.variables), dtype=np.int64)
         kind = generator.random((batch, length - 1))
         variable = generator.integers(0, self.variables, (batch, length - 1))
@@ -162,7 +147,7 @@ class Counting(DecoderTask):
         inputs = np.zeros((batch, length), dtype=np.int64)
         inputs[:, :-1] = np.where(sets, 1 + variable, np.where(increments, 1 + self.variables + variable, 0))
         inputs[:, -1] = 1 + 2 * self.variables + asked
-        return labelled_at_end(inputs, 1 + 3 * self.variables + count[rows, asked, None])
+        return inputs
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         *operations, last = inputs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dape.tasks.base import SUITE, DecoderTask, labelled_at_end
+from dape.tasks.base import SUITE, DecoderTask
 
 
 @dataclass(frozen=True)
@@ -24,33 +24,19 @@ class Copy(DecoderTask):
     minimum_length = 2
 
     @property
-    def vocab_size(self) -> int:
-        return self.symbols + 1
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", self.symbols), ("=", 1))
 
-    @property
-    def random_accuracy(self) -> float:
-        return 1 / self.symbols
-
-    def output_length(self, length: int) -> int:
-        return length // 2 * 2
-
-    def rewritten(self, text: np.ndarray) -> np.ndarray:
-        """The answers [B, T] to texts [B, T]."""
-        return text
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         text = generator.integers(0, self.symbols, (batch, length // 2))
-        separator, answer = np.full((batch, 1), self.symbols), self.rewritten(text)
-        return labelled_at_end(np.concatenate([text, separator, answer[:, :-1]], axis=1), answer)
-
-    def spell(self, token: int) -> str:
-        return str(token) if token < self.symbols else "="
+        answer = np.array([self.answer(row) for row in text.tolist()])
+        return np.column_stack([text, np.full(batch, self.symbols), answer[:, :-1]])
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         return self.answer(list(inputs[: list(inputs).index(self.symbols)]))
 
     def answer(self, text: list[int]) -> list[int]:
-        """The answer to one text, in plain Python."""
+        """The answer to one text."""
         return text
 
 
@@ -62,11 +48,8 @@ class Reverse(Copy):
     [-100, -100, -100, 2, 0, 3]
     """
 
-    def rewritten(self, text: np.ndarray) -> np.ndarray:
-        return text[:, ::-1]
-
     def answer(self, text: list[int]) -> list[int]:
-        return [text[-1 - position] for position in range(len(text))]
+        return text[::-1]
 
 
 @dataclass(frozen=True)
@@ -77,11 +60,8 @@ class Sort(Copy):
     [-100, -100, -100, 0, 2, 3]
     """
 
-    def rewritten(self, text: np.ndarray) -> np.ndarray:
-        return np.sort(text, axis=1)
-
     def answer(self, text: list[int]) -> list[int]:
-        return [symbol for symbol in range(self.symbols) for _ in range(text.count(symbol))]
+        return sorted(text)
 
 
 @dataclass(frozen=True)
@@ -99,30 +79,20 @@ class Addition(DecoderTask):
     protocol = replace(SUITE, train_lengths=tuple(range(5, 18, 3)), test_lengths=(17, 32, 65, 128))
 
     PLUS, EQUALS = 10, 11
+    kinds = (("", 10), ("+", 1), ("=", 1))
+    minimum_length = 5
 
-    vocab_size, random_accuracy, minimum_length = 12, 0.1, 5
-
-    def output_length(self, length: int) -> int:
-        return (length - 2) // 3 * 3 + 2
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        digits = (length - 2) // 3
-        first, second = generator.integers(0, 10, (2, batch, digits))
-        answer, carry = np.empty((batch, digits + 1), dtype=np.int64), np.zeros(batch, dtype=np.int64)
-        for digit in range(digits):
-            carry, answer[:, digit] = np.divmod(first[:, digit] + second[:, digit] + carry, 10)
-        answer[:, digits] = carry
-        plus, equals = (np.full((batch, 1), token) for token in (self.PLUS, self.EQUALS))
-        inputs = np.concatenate([first, plus, second, equals, answer[:, :-1]], axis=1)
-        return labelled_at_end(inputs, answer)
-
-    def spell(self, token: int) -> str:
-        return "0123456789+="[token]
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+        first, second = generator.integers(0, 10, (2, batch, (length - 2) // 3))
+        answer = np.array([self.add(*row) for row in zip(first.tolist(), second.tolist(), strict=True)])
+        plus, equals = (np.full(batch, token) for token in (self.PLUS, self.EQUALS))
+        return np.column_stack([first, plus, second, equals, answer[:, :-1]])
 
     def last_labels(self, inputs: Sequence[int]) -> list[int]:
         plus, equals = list(inputs).index(self.PLUS), list(inputs).index(self.EQUALS)
-        first, second = (
-            int("".join(map(str, reversed(part)))) for part in (inputs[:plus], inputs[plus + 1 : equals])
-        )
-        answer = str(first + second).zfill(plus + 1)
-        return [int(digit) for digit in reversed(answer)]
+        return self.add(inputs[:plus], inputs[plus + 1 : equals])
+
+    def add(self, *numbers: Sequence[int]) -> list[int]:
+        """The digits of the sum, one more than those of the numbers."""
+        total = sum(int("".join(map(str, reversed(digits)))) for digits in numbers)
+        return [int(digit) for digit in reversed(str(total).zfill(len(numbers[0]) + 1))]

@@ -33,12 +33,10 @@ class FlipFlop(DecoderTask):
     def __post_init__(self) -> None:
         require(0 <= self.ignores < 1, f"ignores={self.ignores} must be at least 0 and below 1")
 
-    vocab_size, random_accuracy, minimum_length = 5, 0.5, 3
+    kinds = (("", 2), ("w", 1), ("i", 1), ("r", 1))
+    minimum_length = 3
 
-    def output_length(self, length: int) -> int:
-        return length - 1 + length % 2
-
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         steps = (length + 1) // 2
         kinds = np.array([self.WRITE, self.IGNORE, self.READ])
         other = (1 - self.ignores) / 2
@@ -48,14 +46,7 @@ class FlipFlop(DecoderTask):
         # Index of the last write at or before each instruction.
         written = np.maximum.accumulate(np.where(said == self.WRITE, np.arange(steps), 0), axis=1)
         state = np.take_along_axis(bits, written, axis=1)
-        reads = said == self.READ
-        inputs = np.stack([said, np.where(reads, state, bits)], axis=2).reshape(batch, -1)[:, :-1]
-        outputs = np.full((batch, 2 * steps - 1), IGNORED)
-        outputs[:, ::2] = np.where(reads, state, IGNORED)
-        return inputs, outputs
-
-    def spell(self, token: int) -> str:
-        return ("0", "1", "w", "i", "r")[token]
+        return np.stack([said, np.where(said == self.READ, state, bits)], axis=2).reshape(batch, -1)[:, :-1]
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
         bit, outputs = 0, []
@@ -77,11 +68,8 @@ def permutations(even: bool) -> tuple[tuple[int, ...], ...]:
 
 
 @cache
-def _products(even: bool) -> np.ndarray:
-    """Multiplication table [n, n]: the index of "first a, then b"."""
-    group = permutations(even)
-    number = {p: index for index, p in enumerate(group)}
-    return np.array([[number[tuple(b[a[i]] for i in range(5))] for b in group] for a in group])
+def _numbers(even: bool) -> dict[tuple[int, ...], int]:
+    return {permutation: number for number, permutation in enumerate(permutations(even))}
 
 
 @dataclass(frozen=True)
@@ -100,25 +88,21 @@ class S5Words(DecoderTask):
     protocol = replace(SUITE, train_lengths=tuple(range(1, 17)), test_lengths=(16, 32, 64, 128))
 
     @property
-    def vocab_size(self) -> int:
-        return len(permutations(self.even))
+    def kinds(self) -> tuple[tuple[str, int], ...]:
+        return (("", len(permutations(self.even))),)
 
-    def draw(self, batch: int, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        inputs = generator.integers(0, self.vocab_size, (batch, length))
-        outputs, products = inputs.copy(), _products(self.even)
-        for position in range(1, length):
-            outputs[:, position] = products[outputs[:, position - 1], inputs[:, position]]
-        return inputs, outputs
+    def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
+        return generator.integers(0, self.vocab_size, (batch, length))
 
     def spell(self, token: int) -> str:
         return "".join(str(image + 1) for image in permutations(self.even)[token])
 
     def solve(self, inputs: Sequence[int]) -> list[int]:
-        group = permutations(self.even)
-        product, outputs = list(range(5)), []
+        group, numbers = permutations(self.even), _numbers(self.even)
+        product, outputs = tuple(range(5)), []
         for token in inputs:
-            product = [group[token][image] for image in product]
-            outputs.append(group.index(tuple(product)))
+            product = tuple(group[token][image] for image in product)
+            outputs.append(numbers[product])
         return outputs
 
 
