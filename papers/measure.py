@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from dape.bench.model import Options, training_step
 from dape.bench.timing import take_turns
+from dape.bench.train import Options, training_step
 from dape.evaluation.table import make_table
 from dape.evaluation.windows import same_targets
 from dape.inspection import inspect

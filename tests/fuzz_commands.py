@@ -59,8 +59,7 @@ COMMANDS = {
     "doctor": "",
     "bench attention": "--lengths 16 --rounds 1 --heads 2 --head-dim 4 --no-memory",
     "bench decode": "--lengths 16 --rounds 1 --heads 2 --head-dim 4",
-    "bench model": "--length 8 --batch 1 --rounds 1",
-    "bench train": "--length 8 --batch 1 --rounds 1",
+    "bench train": "--length 8 --batch 1 --rounds 1 --steps 1",
     "bench generate": "--rounds 1",
     "bench methods": "--rounds 1",
 }

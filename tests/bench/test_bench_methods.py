@@ -1,4 +1,4 @@
-"""`dape bench methods`: the table of methods, on the screen, as records and in a page."""
+"""`dape bench methods`: the table of methods, as records and in a page."""
 
 import json
 
@@ -7,6 +7,7 @@ from dape.cli import main
 from dape.methods import PRESETS
 from dape.positions import POSITIONS
 from dape.scores import SCORES
+from dev.methods_page import END, START, page
 
 
 def test_every_encoding_processor_and_preset_is_in_the_table():
@@ -18,27 +19,26 @@ def test_every_encoding_processor_and_preset_is_in_the_table():
     )
 
 
-def test_the_table_is_written_into_a_page(tmp_path, capsys):
-    page, file = tmp_path / "page.md", tmp_path / "methods.json"
-    page.write_text(f"before\n{methods.START}\nold\n{methods.END}\nafter\n")
-    arguments = [
-        "--methods",
-        "mta-kerple,rope[window=4],pope",
+def test_methods_are_timed_beside_plain_attention(tmp_path, capsys):
+    file = tmp_path / "methods.json"
+    sizes = [
         "--length",
         "16",
         "--hidden-size",
         "16",
         "--rounds",
         "1",
+        "--methods",
+        "mta-kerple,rope[window=4],pope",
     ]
-    assert main(["bench", "methods", *arguments, "--json", str(file), "--page", str(page)]) == 0
+    assert main(["bench", "methods", *sizes, "--json", str(file)]) == 0
     records = {record["method"]: record for record in json.loads(file.read_text())}
     # Earlier queries are cached beside keys and values; keys of twice the width.
     assert [records[name]["cache"] for name in records] == [1.5, 1.0, 1.5]
     assert records["rope[window=4]"]["encoders"] == "no"
     assert records["pope"]["parameters"] == 4
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith(f"{methods.END}\nafter\n")
+    text = page(f"before\n{START}\nold\n{END}\nafter\n", [*records.values()])
+    assert text.startswith(f"before\n{START}\n| method |")
+    assert text.endswith(f"{END}\nafter\n")
     assert "old" not in text
     assert "| `mta-kerple` | Golovneva et al. 2025, arXiv 2504.00927 |" in text

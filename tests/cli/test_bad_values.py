@@ -165,7 +165,7 @@ def test_every_bad_value_is_one_line_that_names_the_option(command, tmp_path, mo
         ["train", "--backend", "nosuch"],
         ["train", "--device", "cuda:99"],
         ["train", "--device", "meta"],
-        ["bench", "model", "--device", "0.5"],
+        ["bench", "train", "--device", "0.5"],
         ["bench", "attention", "--device", "~"],
         ["train", "--learning-rate", "1e-5", "--final-learning-rate", "1e-4"],
         ["train", "--steps", "10", "--warmup-steps", "11"],

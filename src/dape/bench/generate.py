@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from dape.bench import report, steps
+from dape.bench import report, train
 from dape.bench.timing import interleave
-from dape.models import DapeForCausalLM
+from dape.models import DapeForCausalLM, preset
+from dape.models.presets import PRESETS
 from dape.settings import setting
 
 LLAMA = "llama"
@@ -26,10 +27,9 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Options(steps.StepOptions):
+class Options(train.StepOptions):
     """Time greedy generation with a cache for several methods, as ratios to a Llama of transformers on SDPA."""
 
-    methods: str = setting("kerple,dape1x3-kerple", help="Methods, separated by commas.", listed=str)
     length: int = setting(32, help="Tokens of the prompt.", low=1, high=2**24)
     batch: int = setting(1, help="Batch size.", low=1, high=2**20)
     tokens: int = setting(256, help="New tokens.", low=1, high=2**24)
@@ -37,18 +37,18 @@ class Options(steps.StepOptions):
 
 
 def show(options: Options, records: list[report.Record]) -> None:
-    steps.print_records(options, records, COLUMNS)
+    train.show(options, records, COLUMNS)
 
 
 def run(options: Options) -> list[report.Record]:
     """One record per model."""
-    options.prepare()
+    device = options.prepare()
     models = {
-        LLAMA: llama(options),
+        LLAMA: llama(options.preset),
         **{name: ours(name, options) for name in options.methods.split(",")},
     }
-    candidates = {name: generation(model, options) for name, model in models.items()}
-    timings = interleave(candidates, options.rounds, options.device, options.clock)
+    candidates = {name: generation(model, device, options) for name, model in models.items()}
+    timings = interleave(candidates, options.rounds, str(device), options.clock)
     return [
         {
             "method": name,
@@ -66,29 +66,29 @@ def run(options: Options) -> list[report.Record]:
 
 def ours(method: str, options: Options) -> PreTrainedModel:
     torch.manual_seed(0)
-    return DapeForCausalLM(options.config(method))
+    return DapeForCausalLM(preset(options.preset, method, backend=options.backend))
 
 
-def llama(options: Options) -> PreTrainedModel:
+def llama(name: str) -> PreTrainedModel:
     """A Llama with the layers, width and heads of a preset; its gated MLP has as many parameters as ours."""
-    ours = options.config("rope")
-    same = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "tie_word_embeddings")
+    sizes: dict[str, Any] = {**PRESETS[name], "attn_implementation": "sdpa"}
+    width, vocabulary = sizes["hidden_size"], preset(name, "rope").vocab_size
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {name: getattr(ours, name) for name in same} | {"attn_implementation": "sdpa"}
     config = LlamaConfig(
-        **sizes,
-        intermediate_size=ours.hidden_size * 8 // 3,
+        **{**sizes, "vocab_size": vocabulary},
+        intermediate_size=width * 8 // 3,
         max_position_embeddings=8192,
+        tie_word_embeddings=preset(name, "rope").tie_word_embeddings,
     )
     return LlamaForCausalLM(config)
 
 
-def generation(model: PreTrainedModel, options: Options) -> Callable[[], object]:
+def generation(model: PreTrainedModel, device: torch.device, options: Options) -> Callable[[], object]:
     """Greedy generation of a fixed number of tokens from a random prompt."""
-    torch.nn.Module.to(model, options.device).eval()
+    torch.nn.Module.to(model, device).eval()
     generator = torch.Generator().manual_seed(0)
     shape = (options.batch, options.length)
-    prompt = torch.randint(1, model.config.vocab_size, shape, generator=generator).to(options.device)
+    prompt = torch.randint(1, model.config.vocab_size, shape, generator=generator).to(device)
     counts = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens}
 
     def run() -> object:

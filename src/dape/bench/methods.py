@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from dape.bench import report
-from dape.bench.attention import CLOCK_HELP
-from dape.bench.timing import check_clock, take_turns
+from dape.bench.attention import CLOCK, CLOCK_HELP
+from dape.bench.timing import take_turns
 from dape.evaluation.table import means, read_table
-from dape.files import write_atomically
 from dape.methods import PRESETS, Method, all_methods, parse_layers, split_outside_brackets
 from dape.models.attention import Attention, Context
 from dape.positions import POSITIONS, Positions
@@ -62,7 +61,6 @@ PRESET_REFERENCES = {
     "swan": "Puvvada et al. 2025, arXiv 2504.08719",
     "rnope-swa": "Yang et al. 2025, arXiv 2501.18795",
 }
-START, END = "<!-- methods -->", "<!-- /methods -->"
 
 
 @dataclass(frozen=True)
@@ -79,40 +77,21 @@ class Options:
     heads: int = setting(4, help="Heads of attention.", low=1, high=4096)
     rounds: int = setting(5, help="Rounds; the fastest is reported.", low=1, high=10**6)
     threads: int = setting(1, help="Threads of PyTorch.", low=1, high=4096)
-    clock: str = setting("process", help=CLOCK_HELP)
+    clock: CLOCK = setting("process", help=CLOCK_HELP)
     tasks: Path | None = setting(
         None, help="Folder of `dape tasks run`: accuracy at its training lengths and at four times those."
     )
     json: Path | None = setting(None, help="Write one record per method.", writes="file")
-    page: Path | None = setting(
-        None, help=f"Write the table into this Markdown file, between {START} and {END}."
-    )
 
 
 def show(options: Options, records: list[report.Record]) -> None:
     report.print_table(f"{options.length} tokens, {options.heads} heads", COLUMNS, records)
     if options.json is not None:
         report.write_json(options.json, records)
-    if options.page is not None:
-        before, _, rest = options.page.read_text("utf-8").partition(START)
-        _, _, after = rest.partition(END)
-        if not rest:
-            raise ValueError(f"{options.page} has no line {START}")
-        write_atomically(options.page, f"{before}{START}\n{markdown(records)}\n{END}{after}")
-
-
-def markdown(records: list[report.Record]) -> str:
-    lines = ["| " + " | ".join(heading for heading, *_ in COLUMNS) + " |"]
-    lines.append("|" + "|".join("--:" if form else "---" for _, _, form in COLUMNS) + "|")
-    for record in records:
-        cells = [format(record[key], form) for _, key, form in COLUMNS]
-        lines.append("| " + " | ".join([f"`{cells[0]}`", *cells[1:]]) + " |")
-    return "\n".join(lines)
 
 
 def run(options: Options) -> list[report.Record]:
     """One record per method."""
-    check_clock(options.clock)
     torch.set_num_threads(options.threads)
     names = SHOWN if options.methods == "all" else split_outside_brackets(options.methods, ",")
     layers = {

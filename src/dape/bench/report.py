@@ -25,20 +25,16 @@ def print_table(title: str, columns: Sequence[Column], records: Sequence[Record]
         ["–" if record.get(key) is None else format(record[key], form) for _, key, form in columns]
         for record in records
     ]
-    values = [[row[index] for row in rows] for index in range(len(columns))]
-    widths = [max(map(len, [heading, *cells])) for (heading, *_), cells in zip(columns, values, strict=True)]
-    if sum(widths) + 2 * len(widths) > 80:
-        widths = [
-            max(map(len, [*heading.split(), *cells]))
-            for (heading, *_), cells in zip(columns, values, strict=True)
-        ]
     table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for (heading, _, form), width in zip(columns, widths, strict=True):
-        table.add_column(escape(heading), justify="right" if form else "left", width=width, no_wrap=not form)
+    needed = 0
+    for index, (heading, _, form) in enumerate(columns):
+        # Neither numbers nor words of a heading are broken, even on a narrower terminal.
+        width = max(map(len, [*heading.split(), *(row[index] for row in rows)]))
+        table.add_column(escape(heading), justify="right" if form else "left", min_width=width)
+        needed += width + 2
     for row in rows:
         table.add_row(*map(escape, row))
-    # Numbers are not truncated, even on a narrower terminal.
-    Console(width=max(sum(widths) + 2 * len(widths), 80)).print(table)
+    Console(width=max(needed, 80)).print(table)
 
 
 def write_json(path: Path, records: Sequence[Record]) -> None:
@@ -47,26 +43,16 @@ def write_json(path: Path, records: Sequence[Record]) -> None:
 
 def write_plot(path: Path, records: Sequence[Record]) -> None:
     """Plot milliseconds over length, both logarithmic, one panel per pass, one line per backend."""
-    import matplotlib
+    import pandas as pd
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    timed = [record for record in records if record["milliseconds"] is not None]
-    passes = list(dict.fromkeys(record["pass"] for record in timed)) or ["forward"]
-    figure, axes = pyplot.subplots(1, len(passes), figsize=(5 * len(passes), 4), squeeze=False)
-    for axis, name in zip(axes[0], passes, strict=True):
-        for backend in dict.fromkeys(record["backend"] for record in timed):
-            cells = [r for r in timed if r["backend"] == backend and r["pass"] == name]
-            if cells:
-                axis.plot(
-                    [r["length"] for r in cells], [r["milliseconds"] for r in cells], "o-", label=backend
-                )
-        axis.set(title=name, xlabel="keys", ylabel="milliseconds", xscale="log", yscale="log")
-        axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend()
-    figure.tight_layout()
+    passes = pd.DataFrame(records).dropna(subset="milliseconds").groupby("pass", sort=False)
+    figure = Figure(figsize=(5 * max(1, len(passes)), 4), layout="constrained")
+    axes = figure.subplots(1, max(1, len(passes)), squeeze=False)[0]
+    for axis, (name, rows) in zip(axes, passes, strict=False):
+        by_length = rows.pivot(index="length", columns="backend", values="milliseconds")
+        by_length.plot(
+            ax=axis, style="o-", loglog=True, grid=True, title=str(name), xlabel="keys", ylabel="milliseconds"
+        )
     with replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:] or "png")
-    pyplot.close(figure)
+        figure.savefig(temporary, format=path.suffix[1:])

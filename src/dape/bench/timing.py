@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +22,6 @@ class Timing:
 # Wall-clock time, or CPU time of this process: the second hardly changes on a busy machine, but counts all threads,
 # waiting ones included.
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
-
-
-def check_clock(name: str) -> None:
-    """Raise if there is no clock of that name."""
-    if name not in CLOCKS:
-        raise ValueError(f'clock="{name}": choose {", ".join(CLOCKS)}')
 
 
 def interleave(
@@ -56,23 +46,6 @@ def take_turns(
     return taken
 
 
-# Ends when its parent process ends.
-SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
-
-
-@contextmanager
-def spinning(processes: int) -> Iterator[list[subprocess.Popen]]:
-    """Keep `processes` busy processes running inside the block."""
-    command = [sys.executable, "-S", "-c", SPIN, str(os.getpid())]
-    running = [subprocess.Popen(command) for _ in range(processes)]
-    try:
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
 def milliseconds(run: Callable[[], object], device: str = "cpu", clock: str = "wall") -> float:
     """Duration of a call; on a GPU between two events of its stream."""
     if torch.device(device).type == "cuda":
@@ -91,15 +64,11 @@ def milliseconds(run: Callable[[], object], device: str = "cpu", clock: str = "w
 
 
 def timing_of(milliseconds: list[float]) -> Timing:
-    return Timing(*median_and_range(milliseconds))
-
-
-def median_and_range(values: list[float]) -> tuple[float, float]:
-    """The median and the interquartile range, 0 for a single value."""
-    if len(values) == 1:
-        return values[0], 0.0
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return middle, high - low
+    """The median, and the interquartile range, 0 for a single value."""
+    if len(milliseconds) == 1:
+        return Timing(milliseconds[0], 0.0)
+    low, middle, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
+    return Timing(middle, high - low)
 
 
 def growth_exponent(lengths: list[int], milliseconds: list[float]) -> float:

@@ -1,120 +1,200 @@
-"""`dape bench train`: cost of a method in a training step, and of the training loop beyond the model."""
+"""`dape bench train`: a training step of a model by method, and the cost of the training loop beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from dape.bench import report, steps
-from dape.bench.attention import Placement
-from dape.bench.steps import BASELINE
+from dape.bench import report
+from dape.bench.attention import CLOCK, CLOCK_HELP, DTYPE, DTYPES, hardware
 from dape.bench.timing import interleave
-from dape.devices import find_device
-from dape.models import DapeForCausalLM
+from dape.devices import device_name, find_device
+from dape.models import Attention, DapeForCausalLM, preset
+from dape.settings import setting
 from dape.training import LoopSettings, initialise
 from dape.training.loop import Loop, StopRequest, move
 from dape.training.parallel import Parallel, autocast
 from dape.training.run import LanguageModelling
 
+BASELINE = "kerple"
 STEPS_A_ROUND = 10
 COLUMNS = (
     ("method", "method", ""),
-    ("ms a step, loop", "loop_milliseconds", ".1f"),
-    ("ms, bare", "bare_milliseconds", ".1f"),
-    ("loop / bare", "loop_to_bare", ".3f"),
-    ("× kerple, bare", "ratio_to_kerple", ".2f"),
+    ("ms a step", "milliseconds", ".1f"),
+    ("± (IQR)", "spread", ".1f"),
+    ("× kerple", "ratio_to_kerple", ".4f"),
+    ("tokens a second", "tokens_per_second", ",.0f"),
+    ("loop / step", "loop_ratio", ".3f"),
 )
 
 
 @dataclass(frozen=True)
-class Options(steps.StepOptions):
-    """Time a step of `dape train` (data, loss, clipping, optimizer, metrics) against a bare loop of the same model
-    and fused AdamW on a fixed batch, and each method against kerple. Ten steps of every candidate in turn."""
+class StepOptions:
+    """Options of model, batch, device and timing."""
+
+    preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
+    methods: str = setting(f"{BASELINE},dape1x3-kerple", help="Methods, separated by commas.", listed=str)
+    length: int = setting(64, help="Tokens of an input.", low=1, high=2**24)
+    batch: int = setting(16, help="Batch size.", low=1, high=2**20)
+    backend: str = setting("auto", help="Backend of the attention op.")
+    device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.", test=device_name)
+    dtype: DTYPE = setting("fp32", help="Dtype of the autocast; fp32 for none.")
+    threads: int = setting(0, help="Threads of PyTorch; 0 for its default.", low=0, high=4096)
+    rounds: int = setting(9, help="Rounds; the median is reported.", low=1, high=10**6)
+    clock: CLOCK = setting("wall", help=CLOCK_HELP)
+    json: Path | None = setting(None, help="Write one record per method.", writes="file")
+
+    def prepare(self) -> torch.device:
+        """The device; sets the number of threads."""
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        return find_device(self.device)
+
+    def record(self) -> report.Record:
+        """Fields of every record about the model and the machine."""
+        own = ("preset", "length", "batch", "backend", "device", "clock")
+        machine = {
+            "hardware": hardware(self.device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+        return {**{name: getattr(self, name) for name in own}, "dtype": str(DTYPES[self.dtype]), **machine}
 
 
-def show(options: Options, records: list[report.Record]) -> None:
-    steps.print_records(options, records, COLUMNS)
+@dataclass(frozen=True)
+class Options(StepOptions):
+    """Time a training step (forward, backward, fused AdamW on a fixed batch) for several methods, as ratios to kerple,
+    and a step of `dape train` (data, loss, clipping, optimizer, metrics) as a ratio to it.
+
+    For a column of the paper's table of costs: --preset 350m --length 512 --batch 1 --steps 1 --no-loop.
+    """
+
+    steps: int = setting(
+        STEPS_A_ROUND, help="Training steps of a candidate in each round.", low=1, high=10**6
+    )
+    loop: bool = setting(True, help="--no-loop: time bare steps alone.")
+
+
+def show(
+    options: StepOptions, records: Sequence[report.Record], columns: Sequence[report.Column] = COLUMNS
+) -> None:
+    """Print the table and write the file."""
+    title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {options.dtype}, {hardware(options.device)}"
+    report.print_table(title, columns, records)
+    if options.json is not None:
+        report.write_json(options.json, records)
 
 
 def run(options: Options) -> list[report.Record]:
-    """One record per method."""
-    options.prepare()
-    placement = Placement.of(options.device, options.dtype)
+    """One record per method, kerple included."""
+    device = options.prepare()
     methods = list(dict.fromkeys([BASELINE, *options.methods.split(",")]))
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
-        ids = np.memmap(folder / "ids", np.uint16, "w+", shape=(1 << 20,))
-        ids[:] = np.random.default_rng(0).integers(0, 256, ids.shape)
-        candidates: dict[str, Callable[[], None]] = {}
+        folder, candidates = Path(name), dict[str, Callable[[], object]]()
         for method in methods:
-            settings = LoopSettings(
-                steps=1_000_000,
-                log_every=STEPS_A_ROUND,
-                precision=options.dtype,  # type: ignore[arg-type]  # Placement.of has checked it
-                device=options.device,
-            )
-            candidates[f"{method} loop"] = loop_steps(
-                language_task(method, ids, options), folder / method, stack, settings
-            )
-            candidates[f"{method} bare"] = bare_steps(
-                language_task(method, ids, options), placement.device, options.dtype
-            )
-        timings = interleave(candidates, options.rounds, placement.device, options.clock)
-    milliseconds = {name: timing.milliseconds / STEPS_A_ROUND for name, timing in timings.items()}
+            step = training_step(method, options)
+            candidates[f"{method} bare"] = repeated(step, options.steps)
+            if options.loop:
+                settings = LoopSettings(
+                    steps=10**6, log_every=options.steps, precision=options.dtype, device=options.device
+                )
+                candidates[f"{method} loop"] = loop_steps(
+                    language_task(method, options), folder / method, stack, settings, options.steps
+                )
+        timings = interleave(candidates, options.rounds, str(device), options.clock)
+    bare, baseline = {m: timings[f"{m} bare"] for m in methods}, timings[f"{BASELINE} bare"].milliseconds
     return [
         {
             "method": method,
             **options.record(),
-            "loop_milliseconds": milliseconds[f"{method} loop"],
-            "bare_milliseconds": milliseconds[f"{method} bare"],
-            "loop_to_bare": milliseconds[f"{method} loop"] / milliseconds[f"{method} bare"],
-            "ratio_to_kerple": milliseconds[f"{method} bare"] / milliseconds[f"{BASELINE} bare"],
+            "milliseconds": bare[method].milliseconds / options.steps,
+            "spread": bare[method].spread / options.steps,
+            "ratio_to_kerple": bare[method].milliseconds / baseline,
+            "tokens_per_second": options.steps
+            * options.batch
+            * options.length
+            / bare[method].milliseconds
+            * 1e3,
+            "loop_ratio": timings[f"{method} loop"].milliseconds / bare[method].milliseconds
+            if options.loop
+            else None,
         }
         for method in methods
     ]
 
 
-def language_task(method: str, ids: np.ndarray, options: Options) -> LanguageModelling:
-    model = DapeForCausalLM(options.config(method, vocab_size=256))
+def repeated(step: Callable[[], object], count: int) -> Callable[[], None]:
+    def steps() -> None:
+        for _ in range(count):
+            step()
+
+    return steps
+
+
+def language_task(method: str, options: StepOptions) -> LanguageModelling:
+    """A new model on random tokens."""
+    model = DapeForCausalLM(preset(options.preset, method, backend=options.backend))
     initialise(model, 0)
+    ids = np.random.default_rng(0).integers(0, min(256, model.config.vocab_size), 1 << 20).astype(np.uint16)
     return LanguageModelling(model, ids, train_length=options.length, batch_size=options.batch)
 
 
+def training_step(method: str, options: StepOptions) -> Callable[[], None]:
+    """Forward, backward and fused AdamW on one batch; the model's attention is first checked against the reference."""
+    device, task = find_device(options.device), language_task(method, options)
+    batch, model = move(task.batch(0), device), torch.nn.Module.to(task.model, device).train()
+    check_step(task.model, method, batch[:1, :64])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        with autocast(options.dtype, device):
+            loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@torch.no_grad()
+def check_step(model: torch.nn.Module, method: str, tokens: torch.Tensor) -> None:
+    """Raise unless the model's logits agree with those of the reference backend."""
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    backend = layers[0].backend
+    results = {}
+    for name in ("reference", backend):
+        for layer in layers:
+            layer.backend = name
+        results[name] = model(input_ids=tokens).logits
+    logits, truth = results[backend], results["reference"]
+    error = float((logits - truth).abs().max() / truth.abs().max())
+    if not error <= 1e-3:
+        raise ValueError(
+            f'backend "{backend}" is wrong in {method}: logits off by {error:.1e} (nothing was timed)'
+        )
+
+
 def loop_steps(
-    task: LanguageModelling, folder: Path, stack: contextlib.ExitStack, settings: LoopSettings
+    task: LanguageModelling,
+    folder: Path,
+    stack: contextlib.ExitStack,
+    settings: LoopSettings,
+    count: int = STEPS_A_ROUND,
 ) -> Callable[[], None]:
-    """Ten steps of the training loop including metrics, without checkpoints, on the device of the settings."""
+    """`count` steps of the training loop including metrics, without checkpoints, on the device of the settings."""
     folder.mkdir()
     parallel = Parallel("none", 0, 1, find_device(settings.device))
     loop = Loop(task, settings, folder, parallel, StopRequest())
     loop.open_logs(stack, progress=False)
 
     def steps() -> None:
-        for _ in range(STEPS_A_ROUND):
-            loop.take_step()
+        repeated(loop.take_step, count)()
         loop.flush()
-
-    return steps
-
-
-def bare_steps(task: LanguageModelling, device_name: str, precision: str) -> Callable[[], None]:
-    """Ten times forward, backward and fused AdamW on one batch, without the loss scaling of float16."""
-    device = torch.device(device_name)
-    batch, model = move(task.batch(0), device), torch.nn.Module.to(task.model, device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-    def steps() -> None:
-        for _ in range(STEPS_A_ROUND):
-            with autocast(precision, device):
-                loss = task.loss(model, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
 
     return steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +22,12 @@ from dape.positions.fire import FIRE
 LISTING, COMPILED, SDPA, SDPA_BIAS, FLEX = "listing", "compiled listing", "sdpa", "sdpa with bias", "flex"
 # Candidates that build T×T maps.
 QUADRATIC = (LISTING, COMPILED, SDPA_BIAS, "reference")
+# The reference without program and bias, which SDPA is compared with.
+PLAIN = "plain"
 FORWARD, BOTH = "forward", "forward+backward"
-BIASES = ("distance", "separable", "tiles")
+BIAS = Literal["distance", "separable", "tiles"]
 # Pairs of a query and a key, about as many as are checked, in rows of all keys.
 CHECKED = 40_000
-
-
-def check_bias(name: str) -> None:
-    """Raise if there is no form of a bias of that name."""
-    if name not in BIASES:
-        raise ValueError(f'bias="{name}": choose {", ".join(BIASES)}')
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Sizes:
     width: int = 32
     kernel: int = 3
     processor: str = ""
-    bias: str = "distance"
+    bias: BIAS = "distance"
 
     @classmethod
     def of(cls, options: Any, keys: int, queries: int) -> Sizes:
@@ -161,6 +157,8 @@ class Workload:
             return F.scaled_dot_product_attention(
                 self.q, self.k, self.v, is_causal=self.sizes.queries == self.sizes.keys > 1
             )
+        if backend == PLAIN:
+            return attention(self.q, self.k, self.v, backend="reference")
         if backend in (LISTING, COMPILED):
             index = torch.arange(self.sizes.keys, device=self.device)
             bias = self.kerple(
@@ -257,7 +255,7 @@ def compare_with_reference(
     last = min(sizes.queries, count + after + exact.program.earlier_rows)
     exact.keep_last(last)
     rows = slice(max(0, last - after - count), last - after)
-    truth = _plain_attention(exact, rows) if backend == SDPA else exact.results("reference", rows)
+    truth = exact.results(PLAIN if backend == SDPA else "reference", rows)
     before = sizes.queries - last
     ours = Workload(sizes, dtype, device).results(backend, slice(before + rows.start, before + rows.stop))
     half, greatest = dtype.itemsize < 4, 0.0
@@ -281,13 +279,3 @@ def compare_with_reference(
                 f"tolerance {tolerance:.0e} (nothing was timed)"
             )
     return greatest
-
-
-def _plain_attention(exact: Workload, rows: slice) -> list[Tensor]:
-    ahead = torch.ones(exact.sizes.queries, exact.sizes.keys, dtype=torch.bool).triu(
-        1 + exact.sizes.keys - exact.sizes.queries
-    )
-    scores = exact.q @ exact.k.mT / exact.sizes.head_dim**0.5
-    out = (scores.masked_fill(ahead, -torch.inf).softmax(-1) @ exact.v)[:, :, rows]
-    grads = torch.autograd.grad(out, exact.leaves, exact.grad_out[:, :, rows], allow_unused=True)
-    return [out.detach(), *(torch.zeros((), dtype=torch.float64) if g is None else g for g in grads)]

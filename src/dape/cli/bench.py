@@ -12,9 +12,8 @@ BENCHMARKS = {
     "attention": "every backend, against the paper's listing and PyTorch's own",
     "decode": "one query against a cache of keys, against PyTorch's own",
     "generate": "tokens a second of generation, against a Llama of transformers",
-    "model": "a training step of a preset for several methods, against kerple",
     "methods": "every method: reference, cost against plain attention, cache",
-    "train": "a step of the loop against a bare one, methods against kerple",
+    "train": "a training step by method, against kerple; the loop against it",
 }
 
 
