@@ -1,15 +1,20 @@
 """`dape demo`, its parts on tiny models: what is printed is what was measured, and the page has it too."""
 
 import io
-import re
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from dape.cli import demo
-from dape.data import prepare
+from dape.cli import demo, main
+from dape.data import Tokens, load_tokenizer, prepare
+from dape.data.tokenizers import ByteTokenizer
+from dape.evaluation.by_length import WindowLosses
+from dape.evaluation.recalled import recalled_word
+from dape.evaluation.windows import same_targets
 from dape.models import DapeConfig, DapeForCausalLM
+from dape.pages import environment
 
 
 @pytest.fixture
@@ -20,20 +25,13 @@ def options(tmp_path, monkeypatch):
     for number in range(20):
         (text / f"{number}.py").write_text(f"def function_{number}(value): return value + {number}\n" * 30)
     prepare(str(text), tmp_path / "data", tokenizer="bytes", progress=False)
-    tokenizer = demo.load_tokenizer(tmp_path / "data" / "tokenizer")
+    tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     for name in demo.MODELS:
         torch.manual_seed(0)
-        config = DapeConfig(
-            method=name,
-            vocab_size=tokenizer.vocab_size,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-        )
+        config = DapeConfig(method=name, vocab_size=tokenizer.vocab_size, **sizes)
         DapeForCausalLM(config).save_pretrained(tmp_path / "models" / name)
         tokenizer.save(tmp_path / "models" / name)
-    for name, value in {"WINDOW": 16, "LENGTHS": (16, 32, 64), "LAST": 4, "WINDOWS": 6}.items():
-        monkeypatch.setattr(demo, name, value)
     live = {
         "num_layers": 1,
         "hidden_size": 16,
@@ -42,59 +40,71 @@ def options(tmp_path, monkeypatch):
         "batch_size": 4,
         "steps": 4,
     }
-    monkeypatch.setattr(demo, "LIVE", {**demo.LIVE, **live, "warmup_steps": 1, "log_every": 1})
     repair = {"steps": 3, "batch_size": 2, "windows": 6, "last": 4, "lengths": "16,32"}
-    monkeypatch.setattr(demo, "REPAIR", {**demo.REPAIR, **repair})
-    monkeypatch.setattr(demo, "prepared", lambda options: tmp_path / "data")
+    for name, value in {
+        "WINDOW": 16, "LENGTHS": (16, 32, 64), "LAST": 4, "WINDOWS": 6, "LIVE_LENGTHS": (16, 32),
+        "LIVE": {**demo.LIVE, **live, "warmup_steps": 1, "log_every": 1}, "REPAIR": {**demo.REPAIR, **repair},
+        "packed": lambda options: tmp_path / "data",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(demo, name, value)
     return demo.DemoOptions(models=tmp_path / "models", text=text, out=tmp_path / "out")
 
 
 def test_reading_training_and_retrofit_are_on_the_page(options):
-    console, page = Console(file=io.StringIO(), width=100), demo.Page()
-    for part in demo.PARTS[1:]:
-        part(options, console, page)
+    console = Console(file=io.StringIO(), width=80)
+    parts = [part(options, console) for part in demo.PARTS[1:]]
     printed = console.file.getvalue()
-    demo.write_page(page, options.out / "index.html")
-    html = (options.out / "index.html").read_text()
-    for part in page.parts:
-        _, rows = part["table"]
-        for cell in rows[0]:
-            assert cell in printed
-            assert cell.replace("−", "−") in html
-        assert part["sentences"]
-    reading, training, repair = page.parts
-    assert [row[0] for row in reading["table"][1]] == list(demo.MODELS)
-    assert [row[0] for row in training["table"][1]] == ["kerple", "dape1x3-kerple"]
-    assert [row[0] for row in repair["table"][1]][:3] == [
-        "base, cut to 16",
-        "base trained on, cut to 16",
-        "base",
-    ]
+    html = environment("dape.cli").get_template("demo.html.j2").render(parts=parts)
+    for part in parts:
+        for cell in part.table.rows[0].cells:
+            assert cell.text in printed
+            assert cell.text in html
+        assert part.sentences
+    names = [[row.label for row in part.table.rows] for part in parts]
+    assert names[:2] == [[*demo.MODELS], ["kerple", "dape1x3-kerple"]]
+    assert names[2][:3] == ["base, cut to 16", "base trained on, cut to 16", "base"]
     assert html.count("data:image/svg+xml;base64,") == 2
+    assert "already trained" not in printed
 
 
-def test_an_example_of_what_was_copied_is_in_the_text(options):
-    import numpy as np
-
-    tokenizer = demo.load_tokenizer(options.models / demo.CONVOLVED)
-    tokens = demo.held_out(tokenizer, options.text)
-    from dape.evaluation import losses_by_length
-
-    model = demo.load_model(options.models / demo.CONVOLVED)
-    losses = losses_by_length(model, tokens, demo.LENGTHS, last=demo.LAST, windows=demo.WINDOWS)
-    [sentence] = demo.copied(tokenizer, tokens, dict.fromkeys(demo.MODELS, losses))
-    now, before = re.findall(r"«(.*?)»", sentence, re.DOTALL)
-    assert now == before
-    assert np.isfinite(losses.losses[16]).all()
+def test_the_example_is_the_whole_word_that_longer_input_helped_most():
+    text = (
+        "def first_name(): pass\ndef other_name(): pass\n" + "# filler\n" * 3 + "other_name(first_name())\n"
+    )
+    tokens = Tokens.of([np.array(ByteTokenizer().encode(text))])
+    windows, length = same_targets(tokens, len(text) - 1, 25, 1), len(text) - 1
+    losses = np.full((1, 25), 0.01)
+    # Half of other_name is as improbable as before; of "name" alone, first_name is the whole word.
+    losses[0, 3] = 5.0
+    found = recalled_word(
+        ByteTokenizer().decode,
+        tokens,
+        {"a": WindowLosses(windows, 25, {25: losses + 3, length: losses})},
+        "a",
+    )
+    assert found.word == "first_name"
+    assert found.line == "other_name(first_name"
+    assert found.distance == text.rindex("first_name") - text.index("first_name")
+    low, high = found.probability["a"]
+    assert high == pytest.approx(np.exp(-0.1))
+    assert low < 1e-9
 
 
 def test_without_the_models_it_says_where_they_are(options, tmp_path):
     elsewhere = demo.DemoOptions(models=tmp_path / "nowhere", text=options.text, out=options.out)
     with pytest.raises(ValueError, match="in the repository's folder models/"):
-        demo.reading(elsewhere, Console(file=io.StringIO()), demo.Page())
+        demo.reading(elsewhere, Console(file=io.StringIO()))
 
 
-def test_bars_rise_with_what_they_show():
-    assert demo.sparkline([10.0, 10.0, 100.0]) == "▅▅█"
-    assert demo.curve([7.4, 4.0, 2.1]) == "█▃▁"
-    assert demo.curve([]) == ""
+def test_the_first_part_shows_both_models_at_every_length(capsys, tmp_path):
+    assert main(["demo", "--quick", "--steps", "2", "--out", str(tmp_path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "plain attention" in printed
+    assert "with the 1×3 convolution" in printed
+    assert "try more --steps" in printed
+
+
+@pytest.mark.slow
+def test_the_convolution_recalls(capsys, tmp_path):
+    assert main(["demo", "--quick", "--out", str(tmp_path)]) == 0
+    assert "convolution moves the score there: 100 %" in " ".join(capsys.readouterr().out.split())

@@ -29,18 +29,28 @@ def tiny(method: str) -> DapeForCausalLM:
     return DapeForCausalLM(preset("tiny", method, hidden_size=32, num_hidden_layers=2)).eval()
 
 
+def softmax(parts: list[np.ndarray]) -> np.ndarray:
+    return torch.softmax(torch.tensor(np.sum(parts, 0)).nan_to_num(nan=-torch.inf), -1).numpy()
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_weights_are_those_of_the_model(method):
+def test_maps_are_those_of_the_model(method):
+    """Its weights, to which the parts add up; the change is what f moves."""
     model, ids = tiny(method), torch.randint(0, 256, (37,))
     found = dape.inspect(model, ids, rows_per_tile=5)
     shown = model(ids[None], output_attentions=True, use_cache=False).attentions
-    for layer in range(2):
-        for head in range(4):
-            expected = shown[layer][0, head].detach().numpy()
-            np.testing.assert_allclose(np.nan_to_num(found.map(layer, head, "weights")), expected, atol=1e-6)
-        np.testing.assert_allclose(
-            found.layers[layer].sink, shown[layer][0, :, :, 0].mean(-1).detach(), rtol=1e-4
-        )
+    for inspected, weights in zip(found.layers, shown, strict=True):
+        weights, maps = weights[0].detach().numpy(), inspected.maps
+        np.testing.assert_allclose(np.nan_to_num(maps["weights"]), weights, atol=1e-6)
+        np.testing.assert_allclose(inspected.sink, weights[:, :, 0].mean(-1), rtol=1e-4)
+        before = [maps[name] for name in ("scores", "bias") if name in maps]
+        parts = [*before, maps["processed"]] if "processed" in maps else before
+        np.testing.assert_allclose(softmax(parts), weights, atol=1e-6)
+        moved = np.abs(weights - softmax(before)).sum(-1).mean(-1) / 2
+        np.testing.assert_allclose(inspected.change, moved, atol=1e-6)
+        assert np.isnan(maps["scores"][:, *np.triu_indices(37, 1)]).all()
+    changes = {(layer.layer, head): layer.change[head] for layer in found.layers for head in layer.heads}
+    assert changes[found.most_changed()] == max(changes.values())
 
 
 def test_copying_is_the_weight_on_what_the_next_token_repeats():
@@ -88,32 +98,6 @@ def test_a_model_in_training_mode_is_shown_as_it_is_evaluated():
         np.testing.assert_array_equal(
             found.layers[layer].maps["weights"], expected.layers[layer].maps["weights"]
         )
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_parts_add_up_to_the_weights(method):
-    model, ids = tiny(method), torch.randint(0, 256, (20,))
-    found = dape.inspect(model, ids)
-    parts = [
-        found.map(1, 2, name) for name in ("scores", "bias", "processed") if name in found.layers[1].maps
-    ]
-    logits = torch.tensor(np.sum(parts, 0)).nan_to_num(nan=-torch.inf)
-    np.testing.assert_allclose(
-        torch.softmax(logits, -1), np.nan_to_num(found.map(1, 2, "weights")), atol=1e-6
-    )
-    assert np.isnan(found.map(1, 2, "scores")[np.triu_indices(20, 1)]).all()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_change_is_what_the_processor_moves(method):
-    model, ids = tiny(method), torch.randint(0, 256, (20,))
-    found = dape.inspect(model, ids, rows_per_tile=7)
-    parts = [found.map(1, 2, name) for name in ("scores", "bias") if name in found.layers[1].maps]
-    without = torch.softmax(torch.tensor(np.sum(parts, 0)).nan_to_num(nan=-torch.inf), -1).numpy()
-    moved = np.abs(np.nan_to_num(found.map(1, 2, "weights")) - without).sum(-1).mean() / 2
-    assert found.layers[1].change[2] == pytest.approx(moved, abs=1e-6)
-    changes = {(layer.layer, head): layer.change[head] for layer in found.layers for head in layer.heads}
-    assert changes[found.most_changed()] == max(changes.values())
 
 
 def test_capped_scores_are_capped_once():

@@ -13,10 +13,10 @@ import torch
 from browser import visit
 
 import dape
-from dape.data.tokenizers import ByteTokenizer
+from dape.data.tokenizers import ByteTokenizer, token_texts
 from dape.inspection.figure import shade
 from dape.inspection.maps import copied_from
-from dape.inspection.page import Named, encoded, token_texts, write_maps_page
+from dape.inspection.page import Named, encoded, write_maps_page
 from dape.models import DapeForCausalLM, preset
 
 TEXT = "def f(x):\n\treturn </script>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,8 @@ END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
 # This byte occurs in no UTF-8 text: its token is free to be the special one, and no vocabulary has to grow.
 FREE_BYTE = 0xFF
+# Maximum number of tokens that make up a character: the bytes of UTF-8.
+UTF8_BYTES = 4
 
 
 class Tokenizer(Protocol):
@@ -210,3 +212,15 @@ def _load_pretrained(name: str) -> SubwordTokenizer:
         if (value := getattr(loaded, token, None)) is not None:
             settings[token] = str(value)
     return SubwordTokenizer(backend, settings)
+
+
+def token_texts(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:
+    """Text of each token; a character that several tokens make up is the text of the first, the others have none."""
+    texts: list[str] = []
+    while len(texts) < len(ids):
+        start = len(texts)
+        reach = min(len(ids) - start, UTF8_BYTES)
+        whole = ([*ids[start : start + count]] for count in range(1, reach + 1))
+        group = next((part for part in whole if "\ufffd" not in decode(part)), [ids[start]])
+        texts += [decode(group), *[""] * (len(group) - 1)]
+    return texts

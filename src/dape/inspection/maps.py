@@ -96,6 +96,17 @@ class Inspection:
         have = ", ".join(f"{inspected.layer}: heads {list(inspected.heads)}" for inspected in self.layers)
         raise ValueError(f"layer {layer}, head {head} was not inspected; there are {have}")
 
+    def records(self) -> list[dict[str, object]]:
+        """The statistics of every head; None for NaN."""
+        about = {"method": self.method, "length": len(self.ids)}
+        return [
+            {**about, "layer": layer.layer, "head": head, **dict(zip(STATISTICS, numbers, strict=True))}
+            for layer in self.layers
+            for head, *numbers in zip(
+                layer.heads, *(plain_numbers(getattr(layer, n), 6) for n in STATISTICS), strict=True
+            )
+        ]
+
     def most_changed(self) -> tuple[int, int]:
         """The layer and head whose attention f(S, B) changes most; the first ones if there is no f."""
         layer = max(self.layers, key=lambda maps: float(maps.change.max()))
@@ -106,6 +117,11 @@ class Inspection:
         from dape.inspection.figure import figure_of
 
         return figure_of(self, self.layers[0].layer if layer is None else layer, max_heads=max_heads)
+
+
+def plain_numbers(values: np.ndarray, digits: int) -> list[float | None]:
+    """Rounded for JSON, None for NaN."""
+    return [None if np.isnan(x) else round(float(x), digits) for x in values]
 
 
 def inspect(
@@ -128,7 +144,7 @@ def inspect(
     layers = _chosen("layer", layers, config.num_hidden_layers)
     heads = _chosen("head", heads, config.num_attention_heads)
     rows_per_tile = rows_per_tile or affordable_rows(config, len(tokens))
-    check_map_memory(
+    check_memory(
         config,
         len(tokens),
         model.device,
@@ -259,12 +275,7 @@ def _layer_maps(
     k = repeat_heads(inputs.k, q.shape[1]).float()
     num_tokens, chosen = q.shape[2], list(heads)
     whole = Edges.of(
-        inputs.visible,
-        num_tokens,
-        num_tokens,
-        causal=True,
-        leak_future=program.leak_future,
-        device=q.device,
+        inputs.visible, num_tokens, num_tokens, causal=True, leak_future=program.leak_future, device=q.device
     )
     in_float = program.to(q.dtype)
     # The scores of the maps are capped, so the program need not do it again.
@@ -361,26 +372,19 @@ def affordable_rows(config: DapeConfig, num_tokens: int) -> int:
     return max(1, min(64, TILE_BYTES // (num_tokens * bytes_per_pair(config))))
 
 
-def memory_needed(config: DapeConfig, num_tokens: int, *, num_maps: int, resolution: int, rows: int) -> int:
-    """Estimated peak in bytes: hidden states of all layers, one layer's activations, a tile, and the maps."""
+def check_memory(
+    config: DapeConfig, num_tokens: int, device: torch.device, *, num_maps: int, resolution: int, rows: int
+) -> None:
+    """Raise, with advice, if the estimated peak exceeds free memory: states of all layers, a layer, a tile, and the maps."""
     assert config.intermediate_size is not None
     states = 4 * num_tokens * config.hidden_size * (config.num_hidden_layers + 1)
     working = 4 * num_tokens * (6 * config.hidden_size + 2 * config.intermediate_size)
     tile = rows * num_tokens * bytes_per_pair(config)
-    pixels = min(resolution, num_tokens) ** 2
     # Sums in float64 while they are accumulated; afterwards float32 and the page's image.
-    maps = pixels * (8 * config.num_attention_heads * 5 + 8 * num_maps)
-    # A quarter more for the allocator.
-    return (states + working + tile + maps) * 5 // 4
-
-
-def check_map_memory(
-    config: DapeConfig, num_tokens: int, device: torch.device, *, num_maps: int, resolution: int, rows: int
-) -> None:
-    """Raise, with advice, if the estimated peak exceeds free memory."""
-    needed = memory_needed(config, num_tokens, num_maps=num_maps, resolution=resolution, rows=rows)
+    maps = min(resolution, num_tokens) ** 2 * (40 * config.num_attention_heads + 8 * num_maps)
     check_fits(
-        needed,
+        # A quarter more for the allocator.
+        (states + working + tile + maps) * 5 // 4,
         f"looking at {num_tokens} tokens",
         advice=f"look at fewer tokens, or at fewer layers and heads, or at a lower resolution than {resolution}",
         device=device,

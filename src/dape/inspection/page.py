@@ -6,7 +6,7 @@ import base64
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,14 +14,12 @@ import numpy as np
 
 from dape.files import write_atomically
 from dape.inspection.figure import TITLES, is_logarithmic, limits, shade
-from dape.inspection.maps import MAPS, STATISTICS, Inspection
+from dape.inspection.maps import MAPS, STATISTICS, Inspection, plain_numbers
 from dape.pages import environment
 
 # Values are stored in 12 bits: 0 where nothing is visible, 1 to 4095 from the least to the greatest of their map.
 LEVELS = 4095
 THUMBNAIL = 40
-# Maximum number of tokens that make up a character: the bytes of UTF-8.
-CHARACTER = 4
 
 
 class Named(NamedTuple):
@@ -30,18 +28,6 @@ class Named(NamedTuple):
     name: str
     inspection: Inspection
     tokens: list[str]
-
-
-def token_texts(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:
-    """Text of each token; a character that several tokens make up is the text of the first, the others have none."""
-    texts: list[str] = []
-    while len(texts) < len(ids):
-        start = len(texts)
-        reach = min(len(ids) - start, CHARACTER)
-        whole = ([*ids[start : start + count]] for count in range(1, reach + 1))
-        group = next((part for part in whole if "\ufffd" not in decode(part)), [ids[start]])
-        texts += [decode(group), *[""] * (len(group) - 1)]
-    return texts
 
 
 def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
@@ -91,11 +77,6 @@ def write_maps_page(runs: Sequence[Named], folder: Path) -> Path:
     page = environment("dape.inspection").get_template("page.html.j2").render(data=data)
     write_atomically(folder / "index.html", page)
     return folder / "index.html"
-
-
-def plain_numbers(values: np.ndarray, digits: int) -> list[float | None]:
-    """Rounded for JSON, None for NaN."""
-    return [None if np.isnan(x) else round(float(x), digits) for x in values]
 
 
 def described_kernel(weight: np.ndarray) -> dict[str, object]:

@@ -479,10 +479,10 @@ class Loop:
             self.scaler.load_state_dict(state["scaler"])
         records = read_metrics(self.folder / "metrics.jsonl")
         self.last_loss = next((r["loss"] for r in reversed(records) if r["step"] == self.step), math.nan)
-        if parallel.main:
-            self.say(
-                f"continuing from step {self.step}" if self.step < self.settings.steps else "already trained"
-            )
+        if self.step == self.settings.steps:
+            self.notes.append("already trained")
+        elif parallel.main:
+            self.say(f"continuing from step {self.step}")
 
     def open_logs(self, stack: contextlib.ExitStack, *, progress: bool) -> None:
         """Open metrics, trackers and the display, in the main process alone."""
