@@ -75,13 +75,14 @@ def on_files(files: Files, config: Any) -> Files:
 @functools.cache
 def attention_page() -> dict[str, str]:
     """The page of `dape inspect` for two of the shipped models on a piece of an example: its files by path."""
-    from dape.cli.inspect import open_models
+    from dape.data.tokenizers import token_texts
     from dape.inspection import inspect
-    from dape.inspection.page import Named, token_texts, write_maps_page
+    from dape.inspection.page import Named, write_maps_page
+    from dape.loading import open_for_inspection
 
     text = (ROOT / "examples" / "own_encoding.py").read_text("utf-8")
     text, runs = text[text.index("class ") :], []
-    for name, model, tokenizer in open_models(
+    for name, model, tokenizer in open_for_inspection(
         [str(ROOT / "models" / name) for name in ("kerple", "dape1x3-kerple")]
     ):
         ids = tokenizer.encode(text)[:NUM_TOKENS]
@@ -153,18 +154,18 @@ def figure(svg: str, alt: str) -> str:
 
 def command_help() -> str:
     """`dape COMMAND --help` of every command, as wide as the text of a page."""
-    from dape.cli import COMMANDS, dispatch
+    from dape.cli import COMMANDS, dispatch, module_of
 
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "80"
     parts = []
-    for name, command in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         printed = io.StringIO()
-        importlib.import_module(command.target.split(":")[0])
+        importlib.import_module(module_of(name))
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             dispatch([name, "--help"])
         plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
         parts.append(
-            f"## dape {name}\n{command.summary[0].upper()}{command.summary[1:]}.\n\n````text\n{plain.rstrip()}\n````\n"
+            f"## dape {name}\n{summary[0].upper()}{summary[1:]}.\n\n````text\n{plain.rstrip()}\n````\n"
         )
     if before is None:
         del os.environ["COLUMNS"]

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import dape
 from dape.checksums import verify_checksums
-from dape.cli.inspect import open_models
+from dape.loading import open_for_inspection
 from dape.loading import load_base, load_causal_lm, open_for_evaluation
 from dape.models import DapeForCausalLM, DapeModel, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
@@ -102,7 +102,7 @@ ROUTES = {
     "eval": lambda folder: open_for_evaluation(f"hf:{folder / 'model'}", corpus=TEXT).__enter__(),
     "eval, run": lambda folder: open_for_evaluation(f"hf:{folder}", corpus=TEXT).__enter__(),
     "retrofit": lambda folder: load_base(str(folder / "model")),
-    "inspect": lambda folder: list(open_models([str(folder / "model")], None)),
+    "inspect": lambda folder: list(open_for_inspection([str(folder / "model")], None)),
 }
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import dape.models  # noqa: F401 (so that Hugging Face knows our own)
@@ -96,6 +99,55 @@ def register() -> None:
     """Register our model as "dape" with the harness, in this process."""
     if "dape" not in model_registry:
         model_registry.register("dape", target="dape.harness:DapeLM")
+
+
+def find_tasks(tasks: list[str]) -> tuple[list[Any], TaskManager]:
+    """Tasks for the harness, local ones as their configuration, and a task manager for their includes."""
+    files = [file for task in tasks for file in task_files(task)]
+    configurations = [read_task(file) for file in files]
+    names = [task for task in tasks if not is_local(task)]
+    # The harness reads thousands of files to index its own tasks, and every file below a folder passed to it.
+    groups = any("group" in configuration for configuration in configurations)
+    manager = TaskManager(
+        include_path=sorted({str(file.parent) for file in files}) if groups else None,
+        include_defaults=bool(names) or groups,
+    )
+    if unknown := [name for name in names if name not in manager.all_tasks]:
+        raise ValueError(
+            f"the harness has no task {', '.join(unknown)}: pass a YAML file, a folder of them, or a name that "
+            f"`lm_eval ls tasks` lists"
+        )
+    return [*names, *configurations], manager
+
+
+def read_task(file: Path) -> dict[str, Any]:
+    """Read the configuration in a task's file, with its includes."""
+    try:
+        configuration = load_yaml(file, resolve_func=True)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{file} is not a task of the harness: {' '.join(str(error).split())}") from error
+    if not configuration.keys() & {"task", "group"}:
+        raise ValueError(f'{file} is not a task of the harness: it has no line "task: NAME"')
+    return configuration
+
+
+def is_local(task: str) -> bool:
+    return Path(task).is_dir() or Path(task).suffix in (".yaml", ".yml")
+
+
+def task_files(task: str) -> list[Path]:
+    """The YAML files of a folder or path; none for the name of a task."""
+    path = Path(task)
+    if not is_local(task):
+        return []
+    if not path.is_dir():
+        if not path.exists():
+            raise FileNotFoundError(f"there is no task file {path}")
+        return [path]
+    files = sorted(path.glob("*.yaml"))
+    if not files:
+        raise FileNotFoundError(f"{path} holds no task: expected a .yaml file in it")
+    return files
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,17 +14,18 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import dape.models  # noqa: F401 (so that Hugging Face knows our own)
 from dape.checksums import verify_checksums
-from dape.data import TokenData, load_tokenizer, open_data, prepare
+from dape.data import TokenData, Tokenizer, load_tokenizer, open_data, prepare
 from dape.devices import find_device
 from dape.evaluation.models import EvaluatedModel
-from dape.files import read_json
+from dape.files import distinct_names, read_json
 from dape.hub import GGUF, loading, pretrained
+from dape.models import DapeForCausalLM
 from dape.models.config import DapeConfig
-from dape.retrofitting.attach import own_length
+from dape.retrofitting.attach import is_retrofitted, own_length, retrofit
 from dape.retrofitting.check import check_causal
 from dape.retrofitting.files import describes_retrofit, load_retrofitted
 from dape.training import load_run
-from dape.training.run import Run
+from dape.training.run import Run, no_bars
 
 # Tokens whose text is encoded again to compare tokenizers.
 PROBED = 1000
@@ -161,6 +162,27 @@ def open_for_evaluation(
             named.window if ours else None,
             trained_on,
         )
+
+
+def open_for_inspection(
+    models: Sequence[str], tokenizer: str | None = None
+) -> Iterator[tuple[str, PreTrainedModel, Tokenizer]]:
+    """A short name, the model and its tokenizer, of models by any name that `load_named` takes.
+
+    A model of others is shown as it is, through our attention. tokenizer: for models without one.
+    """
+    for label, name in zip(distinct_names([m.removeprefix("hf:") for m in models]), models, strict=True):
+        with no_bars():
+            named = load_named(name, dtype=torch.float32)
+        model, source = named.model, named.tokenizer if tokenizer is None else tokenizer
+        if not (isinstance(model, DapeForCausalLM) or is_retrofitted(model)):
+            retrofit(model, "plain")
+        if tokenizer is None and Path(source).is_dir() and not (Path(source) / "tokenizer.json").exists():
+            raise FileNotFoundError(
+                f'there is no tokenizer in {source}: pass --tokenizer with a folder that has one, or "bytes" for a '
+                f"model of bytes"
+            )
+        yield label, model, load_tokenizer(source)
 
 
 def _check_tokenizer(data: TokenData, source: str, name: str) -> None:

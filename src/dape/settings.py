@@ -182,14 +182,14 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, list | tuple) else value
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint: Any) -> tuple[Any, ...]:
     """The alternatives of a union, or the type alone."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if union else (hint,)
 
 
 def _numeric(hint: Any, rule: Rule) -> bool:
-    items = [item for member in _members(hint) for item in (member, *typing.get_args(member))]
+    items = [item for member in alternatives(hint) for item in (member, *typing.get_args(member))]
     return rule.listed is int or int in items or float in items
 
 
@@ -198,7 +198,7 @@ NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 def type_problem(value: Any, hint: Any) -> str | None:
     """The end of a sentence on a value that is not of the type, or None."""
-    members = _members(hint)
+    members = alternatives(hint)
     for member in members:
         if typing.get_origin(member) is Literal:
             choices = typing.get_args(member)
@@ -215,7 +215,7 @@ def type_problem(value: Any, hint: Any) -> str | None:
 def _is_a(value: Any, hint: Any) -> bool:
     if hint in (Any, object):
         return True
-    if len(members := _members(hint)) > 1:
+    if len(members := alternatives(hint)) > 1:
         return any(_is_a(value, member) for member in members)
     origin = typing.get_origin(hint) or hint
     if origin is dict and typing.get_args(hint):

@@ -6,45 +6,35 @@ import difflib
 import importlib
 import os
 import sys
-from typing import NamedTuple
 
 from dape.errors import expected, install, sentence
 from dape.plugins import load_plugins, take_imports
 from dape.settings import SettingError
 
-
-class Command(NamedTuple):
-    target: str
-    extra: str
-    summary: str
-
-
-# A subcommand is a function `main(arguments) -> exit code`; `extra` is the extra that installs its dependencies.
+# A subcommand is a function `main(arguments) -> exit code` of the module of its name.
 COMMANDS = {
-    "methods": Command("dape.cli.methods:main", "", "list every method with a line of explanation"),
-    "data": Command("dape.cli.data:main", "lab", "pack a corpus into tokens, show packed tokens"),
-    "train": Command("dape.cli.train:main", "lab", "train a language model with any method on any text"),
-    "generate": Command("dape.cli.generate:main", "lab", "generate text with a trained run"),
-    "eval": Command("dape.cli.evaluate:main", "lab", "perplexity by length, with standard errors"),
-    "compare": Command("dape.cli.compare:main", "lab", "train methods alike, evaluate by length, report"),
-    "sweep": Command("dape.cli.sweep:main", "lab", "a comparison over a grid of any options"),
-    "merge": Command("dape.cli.merge:main", "lab", "several comparisons in one report"),
-    "demo": Command("dape.cli.demo:main", "lab", "the idea in seconds, then a comparison in minutes"),
-    "bench": Command("dape.cli.bench:main", "lab", "time attention backends, decoding and models, as ratios"),
-    "inspect": Command("dape.cli.inspect:main", "lab", "attention maps of trained runs"),
-    "tasks": Command("dape.cli.tasks:main", "lab", "generated tasks: list, show, run, table"),
-    "suite": Command("dape.cli.suite:main", "lab", "questions about longer and longer texts, by task"),
-    "check": Command("dape.cli.check:main", "lab", "test an encoding or processor of your own"),
-    "lm-eval": Command(
-        "dape.cli.lm_eval:main", "lm-eval", "evaluate a model on tasks of the lm-evaluation-harness"
-    ),
-    "retrofit": Command(
-        "dape.cli.retrofit:main",
-        "lab",
-        "change a pretrained model's positions and scores, tune it",
-    ),
-    "doctor": Command("dape.cli.doctor:main", "", "report what this machine can run, with advice"),
+    "methods": "list every method with a line of explanation",
+    "data": "pack a corpus into tokens, show packed tokens",
+    "train": "train a language model with any method on any text",
+    "generate": "generate text with a trained run",
+    "eval": "perplexity by length, with standard errors",
+    "compare": "train methods alike, evaluate by length, report",
+    "sweep": "a comparison over a grid of any options",
+    "merge": "several comparisons in one report",
+    "demo": "the idea in seconds, then a comparison in minutes",
+    "bench": "time attention backends, decoding and models, as ratios",
+    "inspect": "attention maps of trained runs",
+    "tasks": "generated tasks: list, show, run, table",
+    "suite": "questions about longer and longer texts, by task",
+    "check": "test an encoding or processor of your own",
+    "lm-eval": "evaluate a model on tasks of the lm-evaluation-harness",
+    "retrofit": "change a pretrained model's positions and scores, tune it",
+    "doctor": "report what this machine can run, with advice",
 }
+
+
+def module_of(name: str) -> str:
+    return f"dape.cli.{name.replace('-', '_')}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,7 +68,7 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
     if name == "--print-completion":
         from dape.cli.completion import completion
 
-        modules = {known: command.target.split(":")[0] for known, command in COMMANDS.items()}
+        modules = {known: module_of(known) for known in COMMANDS}
         try:
             print(completion(rest[0] if rest else "bash", modules))
         except ValueError as error:
@@ -98,17 +88,16 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
             raise
         print(f"dape {name}: {sentence(error)}", file=sys.stderr)
         return 2
-    command = COMMANDS[name]
-    module, function = command.target.split(":")
     try:
-        entry = getattr(importlib.import_module(module), function)
+        module = importlib.import_module(module_of(name))
     except ModuleNotFoundError as error:
-        if not command.extra or (error.name or "").startswith("dape"):
+        if (error.name or "").startswith("dape"):
             raise
-        print(f"dape {name} needs {error.name}: {install(command.extra)}", file=sys.stderr)
+        extra = "lm-eval" if name == "lm-eval" else "lab"
+        print(f"dape {name} needs {error.name}: {install(extra)}", file=sys.stderr)
         return 2
     try:
-        return entry(rest) or 0
+        return module.main(rest) or 0
     except KeyboardInterrupt:
         print(f"\ndape {name}: interrupted", file=sys.stderr)
         return 130
@@ -124,17 +113,14 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
         return 2 if expected(error) else 1
 
 
+MORE = """dape COMMAND --help explains a command; --debug shows the traceback of an error;
+--import FILE.py loads encodings and processors of your own;
+dape --print-completion bash (or zsh) prints a script that completes commands and options."""
+
+
 def usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    head = ["usage: dape COMMAND [options]", "", "Attention scores as feature maps.", ""]
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
-        [
-            *head,
-            *lines,
-            "",
-            "dape COMMAND --help explains a command; --debug shows the traceback of an error;",
-            "--import FILE.py loads encodings and processors of your own;",
-            "dape --print-completion bash (or zsh) prints a script that completes commands and options.",
-        ]
+        ["usage: dape COMMAND [options]", "", "Attention scores as feature maps.", "", *lines, "", MORE]
     )

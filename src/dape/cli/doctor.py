@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -91,21 +92,16 @@ def versions() -> dict[str, str | None]:
 
 def machine() -> dict[str, Any]:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
+    flags = cpu_field("flags", "Features").split()
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu_features": cpu_features(),
+        "cpu_features": [name for name in FEATURES if name in flags],
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "compiler": compiler,
     }
-
-
-def cpu_features() -> list[str]:
-    """Vector instruction sets used by the kernel that the CPU supports."""
-    words = cpu_field("flags", "Features").split()
-    return [feature for feature in FEATURES if feature in words]
 
 
 def backends() -> list[dict[str, Any]]:
@@ -132,22 +128,15 @@ def kernels(device: torch.device) -> list[dict[str, Any]]:
         "decoding": workload.Sizes(70, 1, 1, 4, 32, 16, 3),
     }
     results = []
-    for backend in backends():
-        if not backend["runs"] or backend["name"] == "reference":
-            continue
-        for dtype in (torch.float32, *half):
-            for name, sizes in calls.items():
-                number = str(dtype).removeprefix("torch.")
-                result: dict[str, Any] = {"backend": backend["name"], "dtype": number, "call": name}
-                try:
-                    result |= {
-                        "passes": True,
-                        "error": workload.compare_with_reference(backend["name"], sizes, dtype, device),
-                    }
-                # A kernel may fail in any way, and the others must still be tested.
-                except Exception as error:
-                    result |= {"passes": False, "reason": f"{type(error).__name__}: {error}"}
-                results.append(result)
+    names = [backend["name"] for backend in backends() if backend["runs"] and backend["name"] != "reference"]
+    for backend, dtype, (name, sizes) in itertools.product(names, (torch.float32, *half), calls.items()):
+        about = {"backend": backend, "dtype": str(dtype).removeprefix("torch."), "call": name}
+        try:
+            error = workload.compare_with_reference(backend, sizes, dtype, device)
+            results.append({**about, "passes": True, "error": error})
+        # A kernel may fail in any way, and the others must still be tested.
+        except Exception as error:
+            results.append({**about, "passes": False, "reason": f"{type(error).__name__}: {error}"})
     return results
 
 
@@ -174,42 +163,43 @@ def bfloat16() -> dict[str, Any]:
 
 
 def extras() -> dict[str, dict[str, Any]]:
-    status = {}
-    for extra, modules in EXTRAS.items():
-        missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        advice = install(extra) if missing else None
-        status[extra] = {"missing": missing, "advice": advice}
-    return status
+    missing = {
+        extra: [name for name in modules if importlib.util.find_spec(name) is None]
+        for extra, modules in EXTRAS.items()
+    }
+    return {
+        extra: {"missing": names, "advice": install(extra) if names else None}
+        for extra, names in missing.items()
+    }
 
 
 def text(findings: dict[str, Any]) -> str:
     """The findings as text."""
-    lines = ["versions"]
-    lines += [f"  {name:<13}{version or 'not installed'}" for name, version in findings["versions"].items()]
-    host = findings["machine"]
-    lines += [
-        "machine",
-        f"  system       {host['system']}, {host['cores']} cores, {host['threads']} threads used",
-        f"  CPU          {' '.join(host['cpu_features']) or 'no known vector extensions'} "
-        f"(PyTorch uses {host['torch_cpu_capability']})",
-        f"  GPU          {host['gpu'] or 'none that PyTorch can use'}",
-        f"  C++ compiler {host['compiler'] or 'none found: install g++ or clang++ to build the CPU kernel'}",
-        "attention backends, the fastest first",
-    ]
-    lines += [
-        f"  {backend['name']:<13}{'runs' if backend['runs'] else 'cannot run here: ' + backend['reason']}"
-        for backend in findings["backends"]
-    ]
-    lines.append("kernels against float64, forward and backward")
+    host, half = findings["machine"], findings["bfloat16"]
+    kernels: dict[str, list[str]] = {}
     for kernel in findings["kernels"]:
         verdict = f"pass, error {kernel['error']:.1e}" if kernel["passes"] else f"FAIL: {kernel['reason']}"
-        lines.append(f"  {kernel['backend']:<13}{kernel['dtype']}, {kernel['call']}: {verdict}")
-    half = findings["bfloat16"]
-    verdict = "works" if half["works"] else f"kills the process; {half['advice']}"
-    lines += ["bfloat16 products on the CPU", f"  {verdict}", "extras"]
-    for name, extra in findings["extras"].items():
-        state = (
-            "installed" if not extra["missing"] else f"lacks {', '.join(extra['missing'])}: {extra['advice']}"
-        )
-        lines.append(f"  {name:<13}{state}")
+        kernels.setdefault(kernel["backend"], []).append(f"{kernel['dtype']}, {kernel['call']}: {verdict}")
+    sections: dict[str, list[tuple[str, str]]] = {
+        "versions": [(name, version or "not installed") for name, version in findings["versions"].items()],
+        "machine": [
+            ("system", f"{host['system']}, {host['cores']} cores, {host['threads']} threads used"),
+            ("CPU", f"{' '.join(host['cpu_features']) or 'no known vector extensions'} (PyTorch uses {host['torch_cpu_capability']})"),
+            ("GPU", host["gpu"] or "none that PyTorch can use"),
+            ("C++ compiler", host["compiler"] or "none: install g++ or clang++ to build the CPU kernel"),
+        ],
+        "attention backends, the fastest first": [
+            (backend["name"], "runs" if backend["runs"] else f"cannot run here: {backend['reason']}")
+            for backend in findings["backends"]
+        ],
+        "kernels against float64, forward and backward": [(n, line) for n, lines in kernels.items() for line in lines],
+        "bfloat16 products on the CPU": [("", "work" if half["works"] else f"kill the process; {half['advice']}")],
+        "extras": [
+            (name, "installed" if not extra["missing"] else f"lacks {', '.join(extra['missing'])}: {extra['advice']}")
+            for name, extra in findings["extras"].items()
+        ],
+    }  # fmt: skip
+    lines = []
+    for title, rows in sections.items():
+        lines += [title, *(f"  {f'{name:<13}' if name else ''}{value}" for name, value in rows)]
     return "\n".join(lines)

@@ -30,12 +30,7 @@ class Options:
     )
     prompt: str = setting("\n", help="Prompt to continue; - reads it from standard input.")
     tokens: int = setting(256, help="Number of tokens to generate.", low=1, high=10**9)
-    temperature: float = setting(
-        0.8,
-        help="Sampling temperature; 0 for greedy decoding.",
-        low=0,
-        high=1e6,
-    )
+    temperature: float = setting(0.8, help="Sampling temperature; 0 for greedy decoding.", low=0, high=1e6)
     top_k: int | None = setting(None, help="Sample from this many likeliest tokens only.", low=1, high=2**31)
     top_p: float | None = setting(
         None, help="Sample from the likeliest tokens with this total probability only.", above=0, high=1
@@ -76,8 +71,5 @@ def main(arguments: list[str]) -> int:
     write("\n")
     speed = options.tokens / (time.perf_counter() - start)
     total = len(tokenizer.encode(prompt)) + options.tokens
-    print(
-        f"[{total} tokens in all, {about}; {speed:.0f} tokens/s]",
-        file=sys.stderr,
-    )
+    print(f"[{total} tokens in all, {about}; {speed:.0f} tokens/s]", file=sys.stderr)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +14,11 @@ from rich.progress import track
 from rich.table import Table
 
 from dape.cli.parsing import parse
-from dape.files import distinct_names, exclusive, write_atomically
+from dape.files import exclusive, write_atomically
 from dape.settings import setting, split_names, split_numbers
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from dape.data import Tokenizer
     from dape.inspection import Inspection
-    from dape.inspection.page import Named
 
 # A single word with a suffix, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
 FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
@@ -46,17 +41,13 @@ class Options:
     """
 
     runs: tuple[str, ...] = setting(
-        help="Runs, model folders, GGUF files, or hf:NAME of the Hugging Face hub.",
-        positional=True,
+        help="Runs, model folders, GGUF files, or hf:NAME of the Hugging Face hub.", positional=True
     )
     text: str = setting(help="A file, or the text itself.")
     lengths: str = setting(
-        "512",
-        help="Number of tokens to inspect; several lengths by commas (the paper shows 512,2048,8192).",
-        listed=int,
-        low=1,
-        high=2**24,
-    )
+        "512", help="Number of tokens to inspect; several lengths by commas (the paper shows 512,2048,8192).",
+        listed=int, low=1, high=2**24,
+    )  # fmt: skip
     layers: str = setting(
         "all",
         help="Layers, separated by commas, counted from 0.",
@@ -83,8 +74,7 @@ class Options:
         test=known_formats,
     )
     tokenizer: str | None = setting(
-        None,
-        help="bytes, a tokenizer.json or a folder, for models without one; by default the model's.",
+        None, help="bytes, a tokenizer.json or a folder, for models without one; by default the model's."
     )
     out: Path = setting(
         Path("inspection"),
@@ -95,8 +85,11 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape inspect")
+    from dape.data.tokenizers import token_texts
     from dape.inspection import inspect
-    from dape.inspection.page import Named, token_texts, write_maps_page
+    from dape.inspection.figure import draw_maps
+    from dape.inspection.page import Named, write_maps_page
+    from dape.loading import open_for_inspection
 
     lengths = split_numbers("lengths", options.lengths)
     layers, heads = (
@@ -108,7 +101,7 @@ def main(arguments: list[str]) -> int:
         raise ValueError("name at least one run")
     console = Console()
     text, inspections = read_argument(options.text), []
-    for name, model, tokenizer in open_models(options.runs, options.tokenizer):
+    for name, model, tokenizer in open_for_inspection(options.runs, options.tokenizer):
         ids = tokenizer.encode(text)
         for length in lengths:
             if len(ids) < length:
@@ -123,14 +116,15 @@ def main(arguments: list[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     # One command at a time: each replaces what another wrote.
     with exclusive(options.out / ".lock"):
-        for run in inspections:
-            draw_all(run, options.out, formats, console)
-        write_atomically(
-            options.out / "heads.json",
-            json.dumps([record for run in inspections for record in records(run)], indent=1),
-        )
+        jobs = [(run, layer.layer) for run in inspections for layer in run.inspection.layers]
+        for run, layer in track(jobs, "figures", console=console, transient=True):
+            stem = f"{run.name}-{len(run.inspection.ids)}-layer{layer}"
+            for ending in formats:
+                draw_maps(run.inspection, layer, options.out / f"{stem}.{ending}")
+        records = [{"run": run.name, **record} for run in inspections for record in run.inspection.records()]
+        write_atomically(options.out / "heads.json", json.dumps(records, indent=1))
         write_maps_page(inspections, options.out)
-    console.print(f"Explore: {options.out / 'index.html'}   Pictures: {options.out}", soft_wrap=True)
+    console.print(f"page     {options.out / 'index.html'}\nfigures  {options.out}", soft_wrap=True)
     return 0
 
 
@@ -147,75 +141,16 @@ def read_argument(text: str) -> str:
     return text
 
 
-def open_models(
-    models: Sequence[str], tokenizer: str | None = None
-) -> Iterator[tuple[str, PreTrainedModel, Tokenizer]]:
-    """Name, model and tokenizer of each model; one of others is shown as it is, through our attention."""
-    import torch
-
-    from dape.loading import load_named
-    from dape.models import DapeForCausalLM
-    from dape.retrofitting.attach import is_retrofitted, retrofit
-    from dape.training.run import no_bars
-
-    for label, name in zip(distinct_names([m.removeprefix("hf:") for m in models]), models, strict=True):
-        with no_bars():
-            named = load_named(name, dtype=torch.float32)
-        model = named.model
-        if not (isinstance(model, DapeForCausalLM) or is_retrofitted(model)):
-            retrofit(model, "plain")
-        yield label, model, find_tokenizer(named.tokenizer, tokenizer)
-
-
-def find_tokenizer(source: str, spec: str | None) -> Tokenizer:
-    """Load the given tokenizer, or the model's."""
-    from dape.data import load_tokenizer
-
-    if spec is None and Path(source).is_dir() and not (Path(source) / "tokenizer.json").exists():
-        raise FileNotFoundError(
-            f'there is no tokenizer in {source}: pass --tokenizer with a folder that has one, or "bytes" for a model '
-            f"of bytes"
-        )
-    return load_tokenizer(source if spec is None else spec)
-
-
-def draw_all(run: Named, out: Path, formats: list[str], console: Console) -> None:
-    from dape.inspection.figure import draw_maps
-
-    length = len(run.inspection.ids)
-    jobs = [(layer_maps.layer, ending) for layer_maps in run.inspection.layers for ending in formats]
-    for layer, ending in track(jobs, f"pictures of {run.name}", console=console, transient=True):
-        draw_maps(run.inspection, layer, out / f"{run.name}-{length}-layer{layer}.{ending}")
-
-
-def records(run: Named) -> list[dict[str, object]]:
-    from dape.inspection.maps import STATISTICS
-    from dape.inspection.page import plain_numbers
-
-    about = {"run": run.name, "method": run.inspection.method, "length": len(run.inspection.ids)}
-    return [
-        {**about, "layer": layer.layer, "head": head, **dict(zip(STATISTICS, numbers, strict=True))}
-        for layer in run.inspection.layers
-        for head, *numbers in zip(
-            layer.heads, *(plain_numbers(getattr(layer, name), 6) for name in STATISTICS), strict=True
-        )
-    ]
-
-
 def heads_table(name: str, inspection: Inspection) -> Table:
     run = f"{inspection.method} ({name}), {len(inspection.ids)} tokens"
-    table = Table(
-        title=f"{run}: weight on the first token | on what the next token repeats | entropy in nats"
-    )
-    table.add_column("layer", justify="right")
-    for head in inspection.layers[0].heads:
-        table.add_column(f"head {head}", justify="right")
-    for layer_maps in inspection.layers:
+    title = f"{run}: weight on the first token | on what the next token repeats | entropy in nats"
+    table = Table("layer", *(f"head {head}" for head in inspection.layers[0].heads), title=title)
+    for column in table.columns:
+        column.justify = "right"
+    for layer in inspection.layers:
         cells = [
-            f"{100 * sink:.1f} % | {'–' if np.isnan(copying) else f'{100 * copying:.1f} %'} | {entropy:.2f}"
-            for sink, copying, entropy in zip(
-                layer_maps.sink, layer_maps.copying, layer_maps.entropy, strict=True
-            )
+            f"{sink:.1%} | {'–' if np.isnan(copying) else f'{copying:.1%}'} | {entropy:.2f}"
+            for sink, copying, entropy in zip(layer.sink, layer.copying, layer.entropy, strict=True)
         ]
-        table.add_row(str(layer_maps.layer), *cells)
+        table.add_row(str(layer.layer), *cells)
     return table

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
 from lm_eval import simple_evaluate
-from lm_eval.tasks import TaskManager
-from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import make_table
 
 from dape.cli.parsing import parse
 from dape.devices import device_name, find_device
 from dape.files import write_atomically
-from dape.harness import DapeLM, register
+from dape.harness import DapeLM, find_tasks, register
 from dape.settings import setting
 
 
@@ -34,10 +30,7 @@ class Options:
     )
     tokenizer: str | None = setting(None, help='A folder, or "bytes"; by default the model\'s own.')
     num_fewshot: int | None = setting(
-        None,
-        help="Few-shot examples; by default the task's number.",
-        low=0,
-        high=10_000,
+        None, help="Few-shot examples; by default the task's number.", low=0, high=10_000
     )
     limit: int | None = setting(None, help="Maximum examples per task, for a quick test.", low=1, high=10**9)
     batch_size: int = setting(8, help="Batch size.", low=1, high=2**20)
@@ -75,52 +68,3 @@ def main(arguments: list[str]) -> int:
         kept = {key: results[key] for key in ("results", "n-samples", "versions") if key in results}
         write_atomically(options.out, json.dumps(kept, indent=2, default=str) + "\n")
     return 0
-
-
-def find_tasks(tasks: list[str]) -> tuple[list[Any], TaskManager]:
-    """Tasks for the harness, local ones as their configuration, and a task manager for their includes."""
-    files = [file for task in tasks for file in task_files(task)]
-    configurations = [read_task(file) for file in files]
-    names = [task for task in tasks if not is_local(task)]
-    # The harness reads thousands of files to index its own tasks, and every file below a folder passed to it.
-    groups = any("group" in configuration for configuration in configurations)
-    manager = TaskManager(
-        include_path=sorted({str(file.parent) for file in files}) if groups else None,
-        include_defaults=bool(names) or groups,
-    )
-    if unknown := [name for name in names if name not in manager.all_tasks]:
-        raise ValueError(
-            f"the harness has no task {', '.join(unknown)}: pass a YAML file, a folder of them, or a name that "
-            f"`lm_eval ls tasks` lists"
-        )
-    return [*names, *configurations], manager
-
-
-def read_task(file: Path) -> dict[str, Any]:
-    """Read the configuration in a task's file, with its includes."""
-    try:
-        configuration = load_yaml(file, resolve_func=True)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{file} is not a task of the harness: {' '.join(str(error).split())}") from error
-    if not configuration.keys() & {"task", "group"}:
-        raise ValueError(f'{file} is not a task of the harness: it has no line "task: NAME"')
-    return configuration
-
-
-def is_local(task: str) -> bool:
-    return Path(task).is_dir() or Path(task).suffix in (".yaml", ".yml")
-
-
-def task_files(task: str) -> list[Path]:
-    """The YAML files of a folder or path; none for the name of a task."""
-    path = Path(task)
-    if not is_local(task):
-        return []
-    if not path.is_dir():
-        if not path.exists():
-            raise FileNotFoundError(f"there is no task file {path}")
-        return [path]
-    files = sorted(path.glob("*.yaml"))
-    if not files:
-        raise FileNotFoundError(f"{path} holds no task: expected a .yaml file in it")
-    return files

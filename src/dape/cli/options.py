@@ -26,8 +26,7 @@ class ModelOptions:
         help="Options of the position encoding, such as scaling=ntk factor=4 for rope; a wrong name lists them.",
     )
     score_option: Named = setting(
-        (),
-        help="Options of the score convolution, such as depth=3 padding=causal; a wrong name lists them.",
+        (), help="Options of the score convolution, such as depth=3 padding=causal; a wrong name lists them."
     )
 
 
@@ -71,11 +70,7 @@ def read_training(
         return recipe(preset, **{name: value for name, value in values.items() if name in names})
 
     given = read_options(
-        line,
-        arguments,
-        prog=prog,
-        description=description,
-        defaults=lambda given: asdict(configured(given)),
+        line, arguments, prog=prog, description=description, defaults=lambda given: asdict(configured(given))
     )
     config = configured(given)
     check_paths(config)

@@ -8,7 +8,6 @@ import inspect
 import re
 import shutil
 import textwrap
-import types
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from dape.files import check_output
-from dape.settings import check, check_choice, option_name, rule_of, type_hints
+from dape.settings import alternatives, check, check_choice, option_name, rule_of, type_hints
 
 Options = TypeVar("Options")
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
@@ -146,14 +145,14 @@ def _add(parser: Parser, member: Field[Any], hint: Any, default: Any, required: 
 
 def _typed(value: Any, hint: Any) -> Any:
     """A list as a tuple, of tuples, where the field holds tuples."""
-    if isinstance(value, list) and any(typing.get_origin(member) is tuple for member in _members(hint)):
+    if isinstance(value, list) and any(typing.get_origin(member) is tuple for member in alternatives(hint)):
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     return value
 
 
 def _item(hint: Any) -> tuple[Any, Any]:
     """Type of one value, and the number of values: None for one, "*" for any."""
-    members = [member for member in _members(hint) if member is not type(None)]
+    members = [member for member in alternatives(hint) if member is not type(None)]
     first = members[0]
     if typing.get_origin(first) in (tuple, list):
         items = typing.get_args(first)
@@ -161,11 +160,6 @@ def _item(hint: Any) -> tuple[Any, Any]:
             return items[0], len(items)
         return items[0], None if typing.get_origin(items[0]) is tuple else "*"
     return first, None
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if union else (hint,)
 
 
 def _default(member: Field[Any]) -> Any:

@@ -35,14 +35,10 @@ class Options(AdaptSettings):
         help="A folder, a name on the Hugging Face hub, a GGUF file, or a run folder.", positional=True
     )
     corpus: str = setting(
-        "python",
-        help="Text to train on, as for `dape data prepare`, or a folder that it packed.",
+        "python", help="Text to train on, as for `dape data prepare`, or a folder that it packed."
     )
     window: int | None = setting(
-        None,
-        help="The model's training length; by default from its configuration.",
-        low=8,
-        high=2**24,
+        None, help="The model's training length; by default from its configuration.", low=8, high=2**24
     )
     out: str = setting("runs/retrofit", help="Output folder.", writes="folder", fixes_run=False)
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from dape.cli.parsing import parse
 from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
-from dape.evaluation.probes import GROUPS, NOISE
-from dape.evaluation.suite import PROBES, ask
-from dape.files import read_json, write_atomically
+from dape.evaluation.probes import GROUPS, NOISE, PROBES
+from dape.evaluation.suite import TaskResult, evaluate_suite
+from dape.lab.figures import canvas, draw_heat_map, save
+from dape.loading import load_named
 from dape.settings import check, setting, split_names, split_numbers
 
 DESCRIPTION = """Ask models questions about texts of growing length: RULER's needles, chains of variables and
@@ -73,70 +72,43 @@ class Options:
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape suite", description=DESCRIPTION)
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    lengths = sorted(split_numbers("lengths", options.lengths))
-    haystack = sentences(options.haystack)
+    lengths, haystack = sorted(split_numbers("lengths", options.lengths)), sentences(options.haystack)
+
+    def report(line: str) -> None:
+        if not sys.stdout.isatty():
+            print(line, file=sys.stderr, flush=True)
+
     path = options.out / "suite.json"
-    before = read_json(path) if path.exists() else {}
-    kept: list[dict[str, Any]] = before.get("results", [])
-    asked: dict[str, Any] = {
-        "seed": options.seed,
-        "examples": options.examples,
-        "haystack": str(options.haystack or ""),
-    }
-    asked["haystack_digest"] = digest_of("\n".join(haystack).encode())
     for name in options.models:
-        model, tokenizer = open_model(name, options.device)
-        # A folder may hold another model than last time.
-        asked["model_digest"] = digest_of(*map(raw, model.state_dict().values()))
+        named = load_named(name)
+        model: Any = named.model
+        results = evaluate_suite(
+            model.to(find_device(options.device)).float().eval(), load_tokenizer(named.tokenizer).encode, name,
+            options.task_list, lengths, path, report=report, examples=options.examples, seed=options.seed,
+            haystack=haystack,
+        )  # fmt: skip
+        table = Table(
+            "task", *map(str, lengths), title=f"{name}: answers right, in %, and loss per token of the answer"
+        )
+        accuracy = pd.DataFrame(index=options.task_list, columns=lengths, dtype=float)
         for task in options.task_list:
-            for length in lengths:
-                known = {"model": name, **asked, "task": task, "length": length}
-                if any(known.items() <= record.items() for record in kept):
-                    continue
-                result = ask(
-                    model,
-                    tokenizer.encode,
-                    task,
-                    length,
-                    examples=options.examples,
-                    seed=options.seed,
-                    haystack=haystack,
-                )
-                if not sys.stdout.isatty():
-                    told = f"{result.accuracy:.0%}" if result else "too long for the task"
-                    print(f"{name}: {task} at {length}: {told}", file=sys.stderr, flush=True)
-                kept.append(known | (asdict(result) if result else {"accuracy": None}))
-                options.out.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps({"results": kept}, indent=1) + "\n")
-        shown = [r for r in kept if r["model"] == name and asked.items() <= r.items()]
-        console.print(accuracy_table(name, shown, options.task_list, lengths))
-        drawn = options.out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.svg"
-        draw_heat_map(name, shown, options.task_list, lengths, drawn)
+            found = [results.get((task, n)) for n in lengths]
+            accuracy.loc[task] = [100 * one.accuracy if one else math.nan for one in found]
+            table.add_row(task, *(_cell(one) for one in found))
+        console.print(table)
+        figure, ((axes,),) = canvas(1.8 + 0.75 * len(lengths), 0.9 + 0.28 * len(accuracy))
+        draw_heat_map(axes, accuracy)
+        axes.set(xlabel="tokens", title=f"{name}: answers right, %")
+        drawn = save(figure, options.out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.svg")
         console.print(f"heat map  {drawn}", soft_wrap=True)
     console.print(f"results   {path}", soft_wrap=True)
     return 0
 
 
-def digest_of(*parts: bytes | memoryview) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:16]
-
-
-def raw(value: Tensor) -> memoryview:
-    """The bytes of a tensor."""
-    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-
-
-def open_model(name: str, device: str) -> tuple[Any, Any]:
-    """A model in evaluation mode and its tokenizer."""
-    from dape.loading import load_named
-
-    base = load_named(name)
-    tokenizer = load_tokenizer(base.tokenizer)
-    model: Any = base.model
-    return model.to(find_device(device)).float().eval(), tokenizer
+def _cell(result: TaskResult | None) -> str:
+    if result is None:
+        return "too short"
+    return f"{100 * result.accuracy:.0f} ± {100 * result.accuracy_se:.0f}  {result.nll:.2f}"
 
 
 def sentences(path: Path | None) -> tuple[str, ...]:
@@ -148,51 +120,3 @@ def sentences(path: Path | None) -> tuple[str, ...]:
     if not parts:
         raise ValueError(f"{path} has no sentence to hide anything in")
     return parts
-
-
-def _record(records: list[dict[str, Any]], task: str, length: int) -> dict[str, Any] | None:
-    matching = [
-        r for r in records if (r["task"], r["length"]) == (task, length) and r["accuracy"] is not None
-    ]
-    return matching[0] if matching else None
-
-
-def accuracy_table(name: str, records: list[dict[str, Any]], tasks: list[str], lengths: list[int]) -> Table:
-    drawn = Table(
-        "task", *map(str, lengths), title=f"{name}: answers right, in %, and loss of an answer's token"
-    )
-    for task in tasks:
-        cells = []
-        for length in lengths:
-            record = _record(records, task, length)
-            cells.append(
-                f"{100 * record['accuracy']:.0f} ± {100 * record['accuracy_se']:.0f}  {record['nll']:.2f}"
-                if record
-                else "too short"
-            )
-        drawn.add_row(task, *cells)
-    return drawn
-
-
-def draw_heat_map(
-    name: str, records: list[dict[str, Any]], tasks: list[str], lengths: list[int], path: Path
-) -> None:
-    """The heat map length × task: colour by accuracy, the number in each cell."""
-    from dape.lab.figures import canvas, save
-
-    figure, ((axes,),) = canvas(1.8 + 0.75 * len(lengths), 0.9 + 0.28 * len(tasks))
-    values = [
-        [100 * record["accuracy"] if (record := _record(records, task, n)) else float("nan") for n in lengths]
-        for task in tasks
-    ]
-    axes.imshow(values, vmin=0, vmax=100, cmap="viridis", aspect="auto")
-    axes.set_xticks(range(len(lengths)), list(map(str, lengths)))
-    axes.set_yticks(range(len(tasks)), tasks)
-    axes.set_xlabel("tokens")
-    axes.set_title(f"{name}: answers right, %", fontsize=8)
-    for row, line in enumerate(values):
-        for column, value in enumerate(line):
-            if value == value:
-                colour = "black" if value > 60 else "white"
-                axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=7)
-    save(figure, path)

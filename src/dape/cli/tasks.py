@@ -7,34 +7,22 @@ import shlex
 import shutil
 import textwrap
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 
 from dape.bench.methods import SHORT, SHOWN
 from dape.cli.options import Named, named
 from dape.cli.parsing import parse_action
 from dape.evaluation.probes import NOISE, PROBES, TRAINED
-from dape.evaluation.table import join, make_table, read_table, write_table
-from dape.files import write_atomically
 from dape.lab.display import display
-from dape.lab.environment import environment
 from dape.lab.experiment import launcher_setting, make_launcher, run_experiment
-from dape.lab.figures import save
-from dape.lab.page import words
-from dape.lab.tables import Table
-from dape.lab.tasks import TaskRun, accuracy_figure, check_settings, length_tables, paper_table, score_table
+from dape.lab.tasks import RESULTS, TaskRun, check_settings, paper_table, record, report, results_in
 from dape.settings import setting
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
 # Characters of a line that `show` prints.
 WIDTH = 80
-# Files of a folder of runs.
-RESULTS, COMMANDS = "results.csv.gz", "commands.txt"
-# Columns with errors that a terminal of 80 characters shows.
-TERMINAL_COLUMNS = 4
 
 # Names of groups.
 TASK_GROUPS = {
@@ -137,8 +125,7 @@ class RunOptions:
         return runs
 
     def run(self, command: str) -> int:
-        runs, console = self.runs(), Console(highlight=False)
-        out = self.out.absolute()
+        runs, console, out = self.runs(), Console(highlight=False), self.out.absolute()
         check_settings(runs, results_in(out))
         here = self.jobs == 1 and not make_launcher(self.launcher, out).has_queue
         with display(console, at_once=self.jobs) as announce:
@@ -147,14 +134,8 @@ class RunOptions:
             )
         for run, error in outcome.failures:
             console.print(f"failed: {run.title}: {error}", style="red", markup=False)
-        out.mkdir(parents=True, exist_ok=True)
-        write_table(results_in(out), out / RESULTS)
-        machine = environment(self.jobs)
-        lines = [*commands_in(out), command]
-        lines.append("# " + ", ".join(f"{name} {words(machine[name])}" for name in ("cpu", "dape", "torch")))
-        lines += [f"# {described(run)}" for run in runs]
-        write_atomically(out / COMMANDS, "\n".join(dict.fromkeys(lines)) + "\n")
-        show_results(out, console)
+        record(out, runs, command, jobs=self.jobs)
+        print_results(out, console)
         return int(bool(outcome.failures))
 
 
@@ -167,7 +148,7 @@ class TableOptions:
     def run(self, command: str) -> int:
         if results_in(self.folder).empty:
             raise FileNotFoundError(f"no results in {self.folder}: `dape tasks run` makes some")
-        show_results(self.folder, Console(highlight=False))
+        print_results(self.folder, Console(highlight=False))
         return 0
 
 
@@ -237,6 +218,15 @@ def main(arguments: list[str]) -> int:
     return options.run(shlex.join(["dape", "tasks", *arguments]))
 
 
+def print_results(folder: Path, console: Console) -> None:
+    tables = report(folder)
+    for one in tables:
+        console.print(one.rich())
+        console.print()
+    if tables:
+        console.print(f"{folder}: {RESULTS}, README.md, accuracy.png", soft_wrap=True)
+
+
 def column_ranges(columns: list[int], width: int) -> list[tuple[int, int]]:
     """Range (first, last + 1) of the columns in each line of `width` characters, with spaces between."""
     lines, first, used = [], 0, 0
@@ -246,69 +236,6 @@ def column_ranges(columns: list[int], width: int) -> list[tuple[int, int]]:
             first, used = index, 0
         used += size + 1
     return [*lines, (first, len(columns))]
-
-
-def described(run: TaskRun) -> str:
-    """Training and tests of a run in a line."""
-    plan = run.plan
-    return (
-        f"{run.task}: {plan.num_layers} layers of width {plan.hidden_size}, {plan.num_heads} heads; {plan.steps} steps of Adam "
-        f"{plan.learning_rate:g}, batch {plan.batch_size}, lengths {spans(plan.train_lengths)}; tested at "
-        f"{spans(plan.test_lengths)}, {plan.samples} samples each"
-    )
-
-
-def spans(lengths: tuple[int, ...]) -> str:
-    """Lengths, shortened where they are evenly spaced: 41…500 by 51."""
-    steps = {b - a for a, b in pairwise(lengths)}
-    if len(lengths) < 4 or len(steps) > 1:
-        return ", ".join(map(str, lengths))
-    (step,) = steps
-    return f"{lengths[0]}…{lengths[-1]}" + (f" by {step}" if step > 1 else "")
-
-
-def results_in(folder: Path) -> pd.DataFrame:
-    """Rows of all runs in the folder, finished in earlier commands or after them."""
-    paths = [folder / RESULTS, *sorted((folder / "evaluations").glob("*.csv.gz"))]
-    return join([read_table(path) for path in paths if path.exists()] or [make_table()])
-
-
-def commands_in(folder: Path) -> list[str]:
-    path = folder / COMMANDS
-    return path.read_text("utf-8").splitlines() if path.exists() else []
-
-
-def show_results(folder: Path, console: Console) -> None:
-    """Write the folder's README and figure, and print the tables."""
-    table = results_in(folder)
-    if table.empty:
-        return
-    tables = [score_table(table), *length_tables(table)]
-    narrow = score_table(table, errors=table["method"].nunique() <= TERMINAL_COLUMNS)
-    for one in [narrow, *(tables[1:] if len(tables) <= TERMINAL_COLUMNS else [])]:
-        console.print(one.rich())
-        console.print()
-    save(accuracy_figure(table), folder / "accuracy.png")
-    write_atomically(folder / "README.md", readme(folder, table, tables))
-    console.print(f"{folder}: {RESULTS}, README.md, accuracy.png", soft_wrap=True)
-
-
-def readme(folder: Path, table: pd.DataFrame, tables: list[Table]) -> str:
-    """Commands, machine, the folder's notes.md, and all tables."""
-    runs = table["run"].nunique()
-    minutes = table.loc[table["metric"] == "train_seconds", "sum"].sum() / 60
-    notes = folder / "notes.md"
-    parts = [
-        "# Generated tasks",
-        f"{runs} runs, {minutes:.0f} minutes of training. `dape tasks` writes this page from {RESULTS}, a table for pandas.",
-        "```\n" + "\n".join(commands_in(folder)) + "\n```",
-        *([notes.read_text("utf-8").strip()] if notes.exists() else []),
-        "In brackets: the paper's value (200k steps, lengths 41 to 500). *Constant*: always the same answer. ±: one standard "
-        "error over samples and seeds.",
-    ]
-    for one in tables:
-        parts += [f"## {one.title[0].upper()}{one.title[1:]}", one.markdown()]
-    return "\n\n".join([*parts, "![accuracy by length](accuracy.png)"]) + "\n"
 
 
 def expand(names: tuple[str, ...], known: dict[str, list[str]]) -> list[str]:

@@ -15,11 +15,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dape.evaluation.by_length import ContextUse, LengthLoss, paired_difference
-from dape.evaluation.by_position import PositionLoss, position_records
+from dape.evaluation.by_length import (
+    ContextUse,
+    LengthLoss,
+    Protocol,
+    context_lengths,
+    evaluate_by_length,
+    losses_by_length,
+    paired_difference,
+)  # fmt: skip
+from dape.evaluation.by_position import PositionLoss, loss_by_position, position_records
 from dape.evaluation.models import EvaluatedModel
-from dape.evaluation.recall import RecallSlices
-from dape.evaluation.sliding import SlidingLoss
+from dape.evaluation.recall import DEFAULT_NGRAM, RecallSlices, recall_slices
+from dape.evaluation.sliding import SlidingLoss, sliding_window
+from dape.evaluation.windows import Context
 from dape.files import plain, write_atomically
 
 PLOT_ENDINGS = (".svg", ".pdf", ".png")
@@ -71,6 +80,58 @@ class Evaluation:
                 self.losses, self.changes(), self.against_reference(), strict=True
             )
         ]
+
+
+def evaluate_model(
+    subject: EvaluatedModel,
+    lengths: Sequence[int],
+    *,
+    protocol: Protocol = "same-targets",
+    split: str = "validation",
+    windows: int = 128,
+    context: Context = "document",
+    recall: bool = False,
+    ngram: int | None = None,
+    max_training_count: int | None = None,
+    by_position: int | None = None,
+    sliding: int | None = None,
+    stride: int | None = None,
+    sliding_tokens: int = 100_000,
+    **options: Any,
+) -> Evaluation:
+    """Losses by length and, if requested, of recall slices (one pass over the windows), by position, and sliding.
+
+    by_position, sliding: lengths of their windows. options: of `losses_by_length`.
+    """
+    tokens, options = subject.data.split(split), {"windows": windows, "context": context, **options}
+    if protocol != "same-targets":
+        means = evaluate_by_length(subject.model, tokens, lengths, protocol=protocol, **options)
+        evaluation = Evaluation(subject, protocol, means)
+    else:
+        window = subject.train_length or 0
+        own = context_lengths(window) if window >= 8 else ()
+        losses = losses_by_length(subject.model, tokens, lengths, also=own, **options)
+        evaluation = Evaluation(subject, protocol, [losses.at(n) for n in lengths])
+        if own and {*own} <= losses.losses.keys():
+            evaluation.context = ContextUse.of(losses, window)
+            evaluation.key_change = evaluation.context.key_change(losses, max(lengths))
+        if recall:
+            rare: dict[str, Any] = {}
+            if max_training_count is not None:
+                rare = {"train": subject.training_tokens(), "max_training_count": max_training_count}
+            base = subject.train_length if subject.train_length in lengths else min(lengths)
+            evaluation.recall = recall_slices(
+                tokens, losses.only(lengths), base=base, ngram=ngram or DEFAULT_NGRAM, **rare
+            )
+    if by_position is not None:
+        evaluation.by_position = loss_by_position(
+            subject.model, tokens, by_position, windows=windows, context=context
+        )
+    if sliding is not None:
+        evaluation.sliding.append(
+            sliding_window(subject.model, tokens, sliding, stride=stride, max_tokens=sliding_tokens)
+        )
+    return evaluation
 
 
 def _pair(name: str, value: tuple[float, float] | None) -> dict[str, float | None]:

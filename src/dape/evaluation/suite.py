@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from dape.evaluation.evaluator import evaluating
 from dape.evaluation.probes import NOISE, PROBES, Example
+from dape.files import read_json, write_atomically
 
 Encode = Callable[[str], Sequence[int]]
 LARGEST = 1 << 20
@@ -109,6 +115,50 @@ def ask(
                 Answer(len(prompt) + len(answer), tuple(map(float, losses[0])), bool(likeliest[0].all()))
             )
     return TaskResult.of(task, length, answers)
+
+
+def evaluate_suite(
+    model: nn.Module,
+    encode: Encode,
+    name: str,
+    tasks: Sequence[str],
+    lengths: Sequence[int],
+    path: Path,
+    *,
+    report: Callable[[str], None] = lambda line: None,
+    **options: Any,
+) -> dict[tuple[str, int], TaskResult | None]:
+    """Results by task and length, None where no example fits; options: those of `ask`.
+
+    path: file of all results, in which finished ones are found by the model's name and weights.
+    """
+    kept: list[dict[str, Any]] = read_json(path).get("results", []) if path.exists() else []
+    weights = (v.detach().cpu().contiguous().flatten().view(torch.uint8) for v in model.state_dict().values())
+    about = {"model": name, "model_digest": _digest(part.numpy().data for part in weights), **options}
+    about["haystack"] = _digest([sentence.encode() for sentence in options.get("haystack", NOISE)])
+    results: dict[tuple[str, int], TaskResult | None] = {}
+    for task, length in itertools.product(tasks, lengths):
+        known = {**about, "task": task, "length": length}
+        record = next((one for one in kept if known.items() <= one.items()), None)
+        if record is None:
+            result = ask(model, encode, task, length, **options)
+            report(
+                f"{name}: {task} at {length}: {f'{result.accuracy:.0%}' if result else 'too short for the task'}"
+            )
+            record = known | (asdict(result) if result else {"accuracy": None})
+            kept.append(record)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps({"results": kept}, indent=1) + "\n")
+        values: dict[str, Any] = {member.name: record.get(member.name) for member in fields(TaskResult)}
+        results[task, length] = None if record["accuracy"] is None else TaskResult(**values)
+    return results
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]
 
 
 def _draw(task: str, seed: str) -> random.Random:

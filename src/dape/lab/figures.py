@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.style import context
@@ -22,6 +23,9 @@ from dape.lab.tables import times
 from dape.methods import parse_layers
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
     from dape.lab.comparison import Comparison, Point
 
 # After Okabe and Ito, in shades that are readable on white and on dark pages.
@@ -190,6 +194,18 @@ def length_figure(
         extra = drawn.legends[0].get_window_extent().width / drawn.dpi - 1.6
         drawn.set_figwidth(SIZE[0] + max(0.0, extra))
         return drawn
+
+
+def draw_heat_map(axis: Axes, percent: pd.DataFrame) -> None:
+    """Numbers from 0 to 100 as colours, with each in its cell; NaN is empty."""
+    axis.imshow(percent, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+    for (row, column), value in np.ndenumerate(percent.to_numpy()):
+        if not math.isnan(value):
+            colour = "white" if value < 60 else "black"
+            axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
+    axis.set_xticks(range(percent.shape[1]), percent.columns)
+    axis.set_yticks(range(percent.shape[0]), percent.index)
+    axis.tick_params(length=0, labelsize=7)
 
 
 def _reach(point: Sequence[float], index: int, side: int) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.style import context
 
 from dape.evaluation.statistics import Estimate, mean_over_seeds, paired_mean
-from dape.evaluation.table import make_table, means
-from dape.files import parse_text
+from dape.evaluation.table import join, make_table, means, read_table, write_table
+from dape.files import parse_text, write_atomically
 from dape.lab import solving
-from dape.lab.figures import COLOURS, LOOK, canvas, style_of
+from dape.lab.environment import environment
+from dape.lab.figures import COLOURS, LOOK, canvas, draw_heat_map, save, style_of
+from dape.lab.page import words
 from dape.lab.runs import Job, digest
 from dape.lab.tables import Cell, Row, Table
 from dape.methods import parse_method
@@ -27,6 +31,10 @@ from dape.tasks.base import Protocol, Task, generator_for
 from dape.tasks.registry import TASKS, build_task
 from dape.training import LoopSettings, fit
 
+# Files of a folder of runs.
+RESULTS, COMMANDS = "results.csv.gz", "commands.txt"
+# Columns with errors that a terminal of 80 characters shows.
+TERMINAL_COLUMNS = 4
 # Settings of a protocol that the training does not depend on.
 TESTS = ("test_lengths", "samples")
 
@@ -263,14 +271,8 @@ def heat_map(table: pd.DataFrame, tasks: list[str], methods: list[str]) -> Figur
         for axis, task in zip(axes.flat, tasks, strict=True):
             own = table[table["corpus"] == task]
             found = 100 * means(own, "accuracy").reindex(methods)
-            axis.imshow(found, vmin=0, vmax=100, cmap="viridis", aspect="auto")
-            for (row, column), value in np.ndenumerate(found.to_numpy()):
-                colour = "white" if value < 60 else "black"
-                axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
+            draw_heat_map(axis, found if axis is axes.flat[0] else found.set_axis([""] * len(methods)))
             axis.axvline((found.columns <= own["train_length"].max()).sum() - 0.5, color="white")
-            axis.set_xticks(range(found.shape[1]), found.columns)
-            axis.set_yticks(range(len(methods)), methods if axis is axes.flat[0] else [""] * len(methods))
-            axis.tick_params(length=0, labelsize=7)
             axis.set_title(task, loc="left")
     return drawn
 
@@ -285,3 +287,74 @@ def check_settings(runs: list[TaskRun], table: pd.DataFrame) -> None:
         ]
         if len(own) and run.id not in set(own["run"]):
             raise ValueError(f"the folder has {run.title} with other settings: use another --out")
+
+
+def results_in(folder: Path) -> pd.DataFrame:
+    """Rows of all runs in the folder, finished in earlier commands or after them."""
+    paths = [folder / RESULTS, *sorted((folder / "evaluations").glob("*.csv.gz"))]
+    return join([read_table(path) for path in paths if path.exists()] or [make_table()])
+
+
+def commands_in(folder: Path) -> list[str]:
+    path = folder / COMMANDS
+    return path.read_text("utf-8").splitlines() if path.exists() else []
+
+
+def record(folder: Path, runs: Sequence[TaskRun], command: str, *, jobs: int) -> None:
+    """Gather the table of all results in the folder, and add the command, the machine and the runs to its commands.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(results_in(folder), folder / RESULTS)
+    machine = environment(jobs)
+    lines = [*commands_in(folder), command]
+    lines.append("# " + ", ".join(f"{name} {words(machine[name])}" for name in ("cpu", "dape", "torch")))
+    lines += [f"# {described(run)}" for run in runs]
+    write_atomically(folder / COMMANDS, "\n".join(dict.fromkeys(lines)) + "\n")
+
+
+def described(run: TaskRun) -> str:
+    """Training and tests of a run in a line."""
+    plan = run.plan
+    return (
+        f"{run.task}: {plan.num_layers} layers of width {plan.hidden_size}, {plan.num_heads} heads; {plan.steps} steps of Adam "
+        f"{plan.learning_rate:g}, batch {plan.batch_size}, lengths {spans(plan.train_lengths)}; tested at "
+        f"{spans(plan.test_lengths)}, {plan.samples} samples each"
+    )
+
+
+def spans(lengths: tuple[int, ...]) -> str:
+    """Lengths, shortened where they are evenly spaced: 41…500 by 51."""
+    steps = {b - a for a, b in pairwise(lengths)}
+    if len(lengths) < 4 or len(steps) > 1:
+        return ", ".join(map(str, lengths))
+    (step,) = steps
+    return f"{lengths[0]}…{lengths[-1]}" + (f" by {step}" if step > 1 else "")
+
+
+def report(folder: Path) -> list[Table]:
+    """Write the folder's README.md and accuracy.png; returns the tables, narrow ones, for a terminal."""
+    table = results_in(folder)
+    if table.empty:
+        return []
+    tables = [score_table(table), *length_tables(table)]
+    save(accuracy_figure(table), folder / "accuracy.png")
+    write_atomically(folder / "README.md", readme(folder, table, tables))
+    narrow = score_table(table, errors=table["method"].nunique() <= TERMINAL_COLUMNS)
+    return [narrow, *(tables[1:] if len(tables) <= TERMINAL_COLUMNS else [])]
+
+
+def readme(folder: Path, table: pd.DataFrame, tables: list[Table]) -> str:
+    """Commands, machine, the folder's notes.md, and all tables."""
+    runs = table["run"].nunique()
+    minutes = table.loc[table["metric"] == "train_seconds", "sum"].sum() / 60
+    notes = folder / "notes.md"
+    parts = [
+        "# Generated tasks",
+        f"{runs} runs, {minutes:.0f} minutes of training. `dape tasks` writes this page from {RESULTS}, a table for pandas.",
+        "```\n" + "\n".join(commands_in(folder)) + "\n```",
+        *([notes.read_text("utf-8").strip()] if notes.exists() else []),
+        "In brackets: the paper's value (200k steps, lengths 41 to 500). *Constant*: always the same answer. ±: one standard "
+        "error over samples and seeds.",
+    ]
+    for one in tables:
+        parts += [f"## {one.title[0].upper()}{one.title[1:]}", one.markdown()]
+    return "\n\n".join([*parts, "![accuracy by length](accuracy.png)"]) + "\n"

@@ -12,19 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dape.cli.parsing import parse
-from dape.data import Tokens
 from dape.devices import device_name
-from dape.evaluation import (
-    evaluate_by_length,
-    loss_by_position,
-    losses_by_length,
-    recall_slices,
-    sliding_window,
-)
-from dape.evaluation.by_length import ContextUse, context_lengths
-from dape.evaluation.models import EvaluatedModel
-from dape.evaluation.recall import DEFAULT_NGRAM
-from dape.evaluation.report import Evaluation, print_evaluation, save_evaluations
+from dape.evaluation.report import Evaluation, evaluate_model, print_evaluation, save_evaluations
 from dape.evaluation.statistics import perplexity
 from dape.files import distinct_names
 from dape.loading import open_for_evaluation
@@ -142,13 +131,27 @@ def main(arguments: list[str]) -> int:
     console = Console(width=80, highlight=False)
     evaluations: list[Evaluation] = []
     lengths = None if options.lengths is None else split_numbers("lengths", options.lengths)
+    names = ("last", "windows", "protocol", "context", "split", "by_position", "ngram", "max_training_count")
+    evaluated: dict[str, Any] = {
+        name: getattr(options, name) for name in (*names, "sliding", "stride", "sliding_tokens")
+    }
+    evaluated["recall"] = options.slices == "recall"
     labels = distinct_names([name.removeprefix("hf:") for name in options.models])
     for name, label in zip(options.models, labels, strict=True):
         with open_for_evaluation(
             name, data=options.data, corpus=options.corpus, device=options.device, label=label
         ) as subject:
-            lengths = default_lengths(subject) if lengths is None else lengths
-            evaluation = evaluate_models(subject, lengths, options)
+            lengths = lengths or [(subject.train_length or 64) * times for times in (1, 2, 4, 8, 16)]
+            columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24), TimeRemainingColumn())
+            with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
+                # The cost of a window grows with its length.
+                task = bar.add_task(label[:24], total=sum(lengths) * options.windows)
+                evaluation = evaluate_model(
+                    subject,
+                    lengths,
+                    **evaluated,
+                    progress=lambda n, count, bar=bar, task=task: bar.advance(task, n * count),
+                )
         first = evaluations[0] if evaluations else None
         if first is not None and first.subject.same_tokens(subject, options.split):
             evaluation.reference = first
@@ -163,12 +166,7 @@ def main(arguments: list[str]) -> int:
         )
         same = ", the same tokens at every length" if options.protocol == "same-targets" else ""
         add_to_card(Path(name), values, f"{predicted}{same}, with standard errors over documents")
-    save_evaluations(
-        evaluations,
-        settings(options),
-        json_file=options.json,
-        csv_file=options.csv,
-    )
+    save_evaluations(evaluations, settings(options), json_file=options.json, csv_file=options.csv)
     if options.plot is not None:
         save_plot(evaluations, options.plot)
     return 0
@@ -188,69 +186,6 @@ def save_plot(evaluations: list[Evaluation], path: Path) -> None:
     unit = evaluations[0].subject.train_length or evaluations[0].losses[0].eval_length
     path.parent.mkdir(parents=True, exist_ok=True)
     save(length_figure(series, "perplexity", unit=unit, note="bars: one standard error"), path)
-
-
-def evaluate_models(subject: EvaluatedModel, lengths: list[int], options: Evaluate) -> Evaluation:
-    tokens = subject.data.split(options.split)
-    evaluation = by_length(subject, tokens, lengths, options)
-    if options.by_position is not None:
-        evaluation.by_position = loss_by_position(
-            subject.model, tokens, options.by_position, windows=options.windows, context=options.context
-        )
-    if options.sliding is not None:
-        evaluation.sliding.append(
-            sliding_window(
-                subject.model,
-                tokens,
-                options.sliding,
-                stride=options.stride,
-                max_tokens=options.sliding_tokens,
-            )
-        )
-    return evaluation
-
-
-def by_length(subject: EvaluatedModel, tokens: Tokens, lengths: list[int], options: Evaluate) -> Evaluation:
-    """Losses by length and, if requested, by slice, from one pass over the windows."""
-    columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24), TimeRemainingColumn())
-    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
-        # The cost of a window grows with its length.
-        task = bar.add_task(subject.label[:24], total=sum(lengths) * options.windows)
-        asked: dict[str, Any] = {
-            "last": options.last,
-            "windows": options.windows,
-            "context": options.context,
-            "progress": lambda length, count: bar.advance(task, length * count),
-        }
-        if options.protocol != "same-targets":
-            means = evaluate_by_length(subject.model, tokens, lengths, protocol=options.protocol, **asked)
-            return Evaluation(subject, options.protocol, means)
-        window = subject.train_length or 0
-        own = context_lengths(window) if window >= 8 else ()
-        losses = losses_by_length(subject.model, tokens, lengths, also=own, **asked)
-    evaluation = Evaluation(subject, options.protocol, [losses.at(n) for n in lengths])
-    if own and {*own} <= losses.losses.keys():
-        evaluation.context = ContextUse.of(losses, window)
-        evaluation.key_change = evaluation.context.key_change(losses, max(lengths))
-    if options.slices == "none":
-        return evaluation
-    rare: dict[str, Any] = {}
-    if options.max_training_count is not None:
-        rare = {"train": subject.training_tokens(), "max_training_count": options.max_training_count}
-    base = subject.train_length if subject.train_length in lengths else min(lengths)
-    evaluation.recall = recall_slices(
-        tokens,
-        losses.only(lengths),
-        base=base,
-        ngram=DEFAULT_NGRAM if options.ngram is None else options.ngram,
-        **rare,
-    )
-    return evaluation
-
-
-def default_lengths(subject: EvaluatedModel) -> list[int]:
-    """Lengths up to 16 times the training length, if known."""
-    return [(subject.train_length or 64) * times for times in (1, 2, 4, 8, 16)]
 
 
 def settings(options: Evaluate) -> dict[str, Any]:
