@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dape.bench import report, train
 from dape.bench.timing import interleave
-from dape.models import DapeForCausalLM, preset
-from dape.models.presets import PRESETS
 from dape.settings import setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LLAMA = "llama"
 COLUMNS = (
@@ -65,12 +65,18 @@ def run(options: Options) -> list[report.Record]:
 
 
 def ours(method: str, options: Options) -> PreTrainedModel:
+    from dape.models import DapeForCausalLM, preset
+
     torch.manual_seed(0)
     return DapeForCausalLM(preset(options.preset, method, backend=options.backend))
 
 
 def llama(name: str) -> PreTrainedModel:
     """A Llama with the layers, width and heads of a preset; its gated MLP has as many parameters as ours."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from dape.models import PRESETS, preset
+
     sizes: dict[str, Any] = {**PRESETS[name], "attn_implementation": "sdpa"}
     width, vocabulary = sizes["hidden_size"], preset(name, "rope").vocab_size
     torch.manual_seed(0)

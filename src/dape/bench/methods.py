@@ -17,7 +17,6 @@ from dape.bench.attention import CLOCK, CLOCK_HELP
 from dape.bench.timing import take_turns
 from dape.evaluation.table import means, read_table
 from dape.methods import PRESETS, Method, all_methods, parse_layers, split_outside_brackets
-from dape.models.attention import Attention, Context
 from dape.positions import POSITIONS, Positions
 from dape.scores.normaliser import REFERENCES
 from dape.settings import setting
@@ -144,6 +143,8 @@ class Layer:
     """An attention layer with its encoding on random hidden states, its cache filled."""
 
     def __init__(self, method: Method, options: Options) -> None:
+        from dape.models import Attention, Context
+
         self.method = method
         head_dim = options.hidden_size // options.heads
         self.encoding = method.build_position(

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,12 +16,13 @@ from dape.bench import report
 from dape.bench.attention import CLOCK, CLOCK_HELP, DTYPE, DTYPES, hardware
 from dape.bench.timing import interleave
 from dape.devices import device_name, find_device
-from dape.models import Attention, DapeForCausalLM, preset
 from dape.settings import setting
 from dape.training import LoopSettings, initialise
 from dape.training.loop import Loop, StopRequest, move
 from dape.training.parallel import Parallel, autocast
-from dape.training.run import LanguageModelling
+
+if TYPE_CHECKING:
+    from dape.training.run import LanguageModelling
 
 BASELINE = "kerple"
 STEPS_A_ROUND = 10
@@ -139,6 +141,9 @@ def repeated(step: Callable[[], object], count: int) -> Callable[[], None]:
 
 def language_task(method: str, options: StepOptions) -> LanguageModelling:
     """A new model on random tokens."""
+    from dape.models import DapeForCausalLM, preset
+    from dape.training.run import LanguageModelling
+
     model = DapeForCausalLM(preset(options.preset, method, backend=options.backend))
     initialise(model, 0)
     ids = np.random.default_rng(0).integers(0, min(256, model.config.vocab_size), 1 << 20).astype(np.uint16)
@@ -165,6 +170,8 @@ def training_step(method: str, options: StepOptions) -> Callable[[], None]:
 @torch.no_grad()
 def check_step(model: torch.nn.Module, method: str, tokens: torch.Tensor) -> None:
     """Raise unless the model's logits agree with those of the reference backend."""
+    from dape.models import Attention
+
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     backend = layers[0].backend
     results = {}

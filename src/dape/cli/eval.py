@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import transformers
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -16,9 +15,7 @@ from dape.devices import device_name
 from dape.evaluation.report import Evaluation, evaluate_model, print_evaluation, save_evaluations
 from dape.evaluation.statistics import perplexity
 from dape.files import distinct_names
-from dape.loading import open_for_evaluation
 from dape.settings import PICTURES, fixed, setting, split_numbers
-from dape.training.run import CONFIG, add_to_card
 
 
 @dataclass
@@ -114,6 +111,12 @@ class Evaluate:
 
 def main(arguments: list[str]) -> int:
     options: Evaluate = parse(Evaluate, arguments, prog="dape eval")
+    # It takes seconds to import, and --help does not need it.
+    import transformers
+
+    from dape.loading import open_for_evaluation
+    from dape.training.run import CONFIG, add_to_card
+
     if not options.models:
         raise ValueError("give a run folder, or hf:PATH")
     if options.stride is not None and options.sliding is None:

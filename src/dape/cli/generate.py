@@ -6,14 +6,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-import torch
-
 from dape.cli.parsing import parse
-from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
-from dape.generation import generate_text
-from dape.loading import load_named
-from dape.retrofitting.attach import is_retrofitted, record
 from dape.settings import setting
 
 
@@ -41,6 +35,14 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape generate")
+    # transformers takes seconds to import, and --help does not need it.
+    import torch
+
+    from dape.data import load_tokenizer
+    from dape.generation import generate_text
+    from dape.loading import load_named
+    from dape.retrofitting.attach import is_retrofitted, record
+
     named = load_named(options.model, dtype=torch.float32)
     model = named.model.to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
     tokenizer = load_tokenizer(named.tokenizer)

@@ -19,7 +19,6 @@ from dape.devices import device_name, find_device
 from dape.evaluation.probes import GROUPS, NOISE, PROBES
 from dape.evaluation.suite import TaskResult, evaluate_suite
 from dape.lab.figures import canvas, draw_heat_map, save
-from dape.loading import load_named
 from dape.settings import check, setting, split_names, split_numbers
 
 DESCRIPTION = """Ask models questions about texts of growing length: RULER's needles, chains of variables and
@@ -71,6 +70,8 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     options: Options = parse(Options, arguments, prog="dape suite", description=DESCRIPTION)
+    from dape.loading import load_named
+
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     lengths, haystack = sorted(split_numbers("lengths", options.lengths)), sentences(options.haystack)
 

@@ -6,12 +6,15 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dape.cli.options import ModelOptions, read_training
 from dape.settings import setting
 from dape.training.config import TrainConfig, recipe
 from dape.training.display import clock
-from dape.training.run import Run, check_options, train
+
+if TYPE_CHECKING:
+    from dape.training.run import Run
 
 DESCRIPTION = """Train a language model with any method, on your own text.
 
@@ -36,6 +39,8 @@ class CommandLine(ModelOptions, TrainConfig):
 
 def main(arguments: list[str]) -> int:
     config = parse_training(arguments)
+    from dape.training import train
+
     run = train(config)
     if int(os.environ.get("RANK", 0)) == 0:
         print(run_summary(run))
@@ -48,6 +53,8 @@ def parse_training(arguments: list[str]) -> TrainConfig:
     config, _ = read_training(
         CommandLine, TrainConfig, recipe, arguments, prog="dape train", description=DESCRIPTION
     )
+    from dape.training.run import check_options
+
     check_options(config, [config.method])
     return config
 

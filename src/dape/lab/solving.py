@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dape.models import DapeConfig, DapeForCausalLM, Encoder
 from dape.positions import randomized_positions
 from dape.tasks.base import IGNORED, Task, generator_for
 from dape.training import initialise
@@ -30,6 +29,8 @@ class Reader(NamedTuple):
 
 
 def _encoder(task: Task, method: str, num_layers: int, hidden_size: int, num_heads: int) -> nn.Module:
+    from dape.models import Encoder
+
     return Encoder(
         task.vocab_size,
         task.num_labels,
@@ -42,6 +43,8 @@ def _encoder(task: Task, method: str, num_layers: int, hidden_size: int, num_hea
 
 
 def _decoder(task: Task, method: str, num_layers: int, hidden_size: int, num_heads: int) -> nn.Module:
+    from dape.models import DapeConfig, DapeForCausalLM
+
     config = DapeConfig(
         method=method,
         vocab_size=task.vocab_size,

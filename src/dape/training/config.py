@@ -24,7 +24,7 @@ from dape.devices import check_fits, device_name, find_device
 from dape.files import parse_text
 from dape.methods import LAYERS, parse_layers
 from dape.positions import POSITIONS
-from dape.settings import SettingError, check, setting, type_hints, type_problem
+from dape.settings import SettingError, check, check_choice, setting, type_hints, type_problem
 
 if TYPE_CHECKING:
     from dape.models import DapeConfig
@@ -401,10 +401,7 @@ LEARNING_RATES = {"125m": 6e-4, "350m": 3e-4, "2.7b": 1.6e-4, "6.7b": 1.2e-4}
 
 def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
     """Settings of a preset, the paper's or small ones for tiny, with `changes` applied."""
-    from dape.models import PRESETS
-
-    if size not in PRESETS:
-        raise ValueError(f'unknown preset "{size}": choose one of {", ".join(PRESETS)}')
+    check_choice("preset", size, ("tiny", *LEARNING_RATES))
     settings: dict[str, Any] = {"preset": size}
     if size in LEARNING_RATES:
         rate = LEARNING_RATES[size]

@@ -14,20 +14,18 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 
 from dape import __version__
 from dape.checksums import CHECKSUMS, file_digest, save_checksums, write_checksums
 from dape.data import TokenData, open_data, prepare
 from dape.files import WRITING, check_output, read_json, write_atomically
-from dape.models import DapeForCausalLM
 from dape.plugins import LOADED, loaded_imports
 from dape.training.checkpoint import Checkpoints, check_same_run, locked, model_tensors
 from dape.training.config import FitResult, TrainConfig, check_memory, checked
@@ -35,6 +33,10 @@ from dape.training.display import Record, read_metrics
 from dape.training.loop import OnStep, derive_seed, fit, initialise
 from dape.training.parallel import Parallel, check_precision, processes
 from dape.training.trackers import find_trackers
+
+if TYPE_CHECKING:
+    # transformers takes seconds to import: functions import it, so that a command line is parsed without.
+    from dape.models import DapeForCausalLM
 
 VALIDATION_WINDOWS = 64
 
@@ -204,6 +206,8 @@ class Run:
 
     def model(self, **position_options: Any) -> DapeForCausalLM:
         """The trained model, in evaluation mode; optionally with other options of its position encoding."""
+        from dape.models import DapeForCausalLM
+
         if not self.trained:
             done = len(self.metrics())
             raise FileNotFoundError(
@@ -324,6 +328,8 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
 
 def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
     """Raise for incompatible options before any work; every method is built once on the meta device."""
+    from dape.models import DapeForCausalLM
+
     if "width" in config.score_options:
         raise ValueError("the width of the score convolution is --score-width (score_width in a file)")
     # Before models are built, which is slow for absurd sizes; under torchrun, each process checks when it starts.
@@ -336,6 +342,8 @@ def check_options(config: TrainConfig, methods: Iterable[str]) -> None:
 
 def build_model(config: TrainConfig, vocab_size: int) -> DapeForCausalLM:
     """The model at step 0: modules that methods share start from the same values for the same seed."""
+    from dape.models import DapeForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         model = DapeForCausalLM(config.model_config(vocab_size))
     initialise(model, config.seed)
@@ -396,6 +404,10 @@ def nothing_to_lose(folder: Path) -> bool:
 
 def export_model(model: DapeForCausalLM, data: TokenData, folder: Path, parallel: Parallel) -> None:
     """Write weights, configuration and tokenizer to folder/model, for from_pretrained. All processes call it."""
+    from transformers import AutoTokenizer
+
+    from dape.models import DapeForCausalLM
+
     tensors = model_tensors(model, keep=parallel.main)
     if not parallel.main:
         return
