@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> int:
     from dape.training.run import CONFIG, add_to_card
 
     if not options.models:
-        raise ValueError("give a run folder, or hf:PATH")
+        raise ValueError("name at least one model: a run folder, or hf:NAME")
     if options.stride is not None and options.sliding is None:
         raise ValueError("--stride needs --sliding LENGTH")
     for name in ("ngram", "max_training_count"):
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
             f"--slices {options.slices} compares the same tokens at every length: it needs --protocol same-targets"
         )
     if options.card and (others := [name for name in options.models if not (Path(name) / CONFIG).exists()]):
-        raise ValueError(f"--card writes into trained runs, which {others[0]} is not")
+        raise ValueError(f"--card writes into run folders: {others[0]} is not a run folder")
     transformers.logging.disable_progress_bar()
     console = Console(width=80, highlight=False)
     evaluations: list[Evaluation] = []

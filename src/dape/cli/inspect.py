@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
     )
     formats = split_names(options.formats)
     if not options.runs:
-        raise ValueError("name at least one run")
+        raise ValueError("name at least one model: a run folder, or hf:NAME")
     console = Console()
     text, inspections = read_argument(options.text), []
     for name, model, tokenizer in open_for_inspection(options.runs, options.tokenizer):
