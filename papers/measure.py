@@ -138,8 +138,7 @@ def step_on_device(method: str, options: Options):
     """A step on the GPU if there is one, with synchronisation."""
     if not torch.cuda.is_available():
         return training_step(method, options)
-    with torch.device("cuda"):
-        step = training_step(method, options)
+    step = training_step(method, replace(options, device="cuda"))
 
     def waited() -> None:
         step()

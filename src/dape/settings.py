@@ -27,6 +27,10 @@ from typing import Any, Literal, SupportsIndex
 RULE = "rule"
 # Suffixes of figures.
 PICTURES = (".svg", ".pdf", ".png")
+# Ranges that many settings have: numbers of tokens, other counts, and seeds.
+TOKENS: dict[str, Any] = {"low": 1, "high": 2**24}
+COUNT: dict[str, Any] = {"low": 1, "high": 10**9}
+SEED: dict[str, Any] = {"low": 0, "high": 2**63 - 1}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import interpreter
 
-from dape.bench import train
 from dape.cli import doctor, main
 from dape.ops.score_attention import (
     DistanceBias,
@@ -705,13 +704,24 @@ def test_the_benchmark_checks_and_times_the_kernels(tmp_path):
 
 
 @pytest.mark.slow
-def test_benchmarks_of_models_run_the_kernels(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "STEPS_A_ROUND", 1)
+def test_a_benchmark_of_training_runs_the_kernels(tmp_path):
     file = tmp_path / "records.json"
-    sizes = ["--length", "4", "--batch", "1", "--rounds", "1", "--backend", "triton", "--json", str(file)]
-    for name, method in (("model", "dape1x3-kerple"), ("train", "kerple")):
-        assert main(["bench", name, "--methods", method, *sizes]) == 0
-        assert {x["method"] for x in json.loads(file.read_text())} == {"kerple", method}
+    sizes = [
+        "--length",
+        "4",
+        "--batch",
+        "1",
+        "--rounds",
+        "1",
+        "--steps",
+        "1",
+        "--methods",
+        "dape1x3-kerple",
+        "--backend",
+        "triton",
+    ]
+    assert main(["bench", "train", *sizes, "--json", str(file)]) == 0
+    assert {x["method"] for x in json.loads(file.read_text())} == {"kerple", "dape1x3-kerple"}
 
 
 def test_second_derivatives_are_refused():

@@ -28,7 +28,7 @@ from dape.bench.workload import (
 )  # fmt: skip
 from dape.devices import device_name, find_device, free_memory, gigabytes
 from dape.ops.score_attention.api import BACKENDS
-from dape.settings import PICTURES, setting, split_numbers
+from dape.settings import PICTURES, TOKENS, setting, split_numbers
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DTYPE = Literal["fp32", "fp16", "bf16"]
@@ -53,7 +53,7 @@ class CallOptions:
     lengths: str = setting(
         "512,1024,2048",
         help="Tokens, separated by commas. With three or more, the growth of the time with the length is printed.",
-        listed=int, low=1, high=2**24,
+        listed=int, **TOKENS,
     )  # fmt: skip
     backends: str = setting(
         "all",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dape.bench import attention
 from dape.bench.report import Record
 from dape.bench.workload import FORWARD, Sizes
-from dape.settings import setting, split_numbers
+from dape.settings import TOKENS, setting, split_numbers
 
 COLUMNS = tuple(column for column in attention.COLUMNS if column[1] not in ("speedup_over_listing", "pass"))
 
@@ -17,7 +17,7 @@ class Options(attention.CallOptions):
     """Time one decoding step (a single query, no gradients) against caches of several lengths."""
 
     lengths: str = setting(
-        "1024,4096,8192", help="Keys in the cache, separated by commas.", listed=int, low=1, high=2**24
+        "1024,4096,8192", help="Keys in the cache, separated by commas.", listed=int, **TOKENS
     )
     rounds: int = setting(50, help="Rounds; the median is reported.", low=1, high=10**6)
 

@@ -10,7 +10,7 @@ import torch
 
 from dape.bench import report, train
 from dape.bench.timing import interleave
-from dape.settings import setting
+from dape.settings import TOKENS, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,9 +30,9 @@ COLUMNS = (
 class Options(train.StepOptions):
     """Time greedy generation with a cache for several methods, as ratios to a Llama of transformers on SDPA."""
 
-    length: int = setting(32, help="Tokens of the prompt.", low=1, high=2**24)
+    length: int = setting(32, help="Tokens of the prompt.", **TOKENS)
     batch: int = setting(1, help="Batch size.", low=1, high=2**20)
-    tokens: int = setting(256, help="New tokens.", low=1, high=2**24)
+    tokens: int = setting(256, help="New tokens.", **TOKENS)
     rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
 
 

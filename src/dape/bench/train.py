@@ -16,7 +16,7 @@ from dape.bench import report
 from dape.bench.attention import CLOCK, CLOCK_HELP, DTYPE, DTYPES, hardware
 from dape.bench.timing import interleave
 from dape.devices import device_name, find_device
-from dape.settings import setting
+from dape.settings import TOKENS, setting
 from dape.training import LoopSettings, initialise
 from dape.training.loop import Loop, StopRequest, move
 from dape.training.parallel import Parallel, autocast
@@ -42,7 +42,7 @@ class StepOptions:
 
     preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
     methods: str = setting(f"{BASELINE},dape1x3-kerple", help="Methods, separated by commas.", listed=str)
-    length: int = setting(64, help="Tokens of an input.", low=1, high=2**24)
+    length: int = setting(64, help="Tokens of an input.", **TOKENS)
     batch: int = setting(16, help="Batch size.", low=1, high=2**20)
     backend: str = setting("auto", help="Backend of the attention op.")
     device: str = setting("cpu", help="Device: cpu, or a GPU such as cuda or cuda:1.", test=device_name)

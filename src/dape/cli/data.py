@@ -12,7 +12,7 @@ from dape.cli.parsing import parse_action
 from dape.data import TokenData, open_data, prepare, verify
 from dape.data.corpora import default_tokenizer
 from dape.data.preparation import parse_validation
-from dape.settings import setting
+from dape.settings import SEED, setting
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Prepare:
         "whole packages of python, a tenth of other text.",
         test=parse_validation,
     )
-    seed: int = setting(0, help="Seed for choosing the held-out documents.", low=0, high=2**63 - 1)
+    seed: int = setting(0, help="Seed for choosing the held-out documents.", **SEED)
     field: str = setting(
         "text", help="Field of a JSON line, or column of a parquet file, that holds the text."
     )
@@ -58,18 +58,9 @@ class Prepare:
     restart: bool = setting(False, help="Discard an interrupted packing instead of resuming it.")
 
     def run(self) -> None:
-        data = prepare(
-            self.corpus,
-            self.out,
-            tokenizer=self.tokenizer or default_tokenizer(self.corpus),
-            validation=None if self.validation is None else parse_validation(self.validation),
-            seed=self.seed,
-            field=self.field,
-            cut=self.cut,
-            skip_bad=self.skip_bad,
-            restart=self.restart,
-            progress=True,
-        )
+        options = vars(self) | {"tokenizer": self.tokenizer or default_tokenizer(self.corpus)}
+        options["validation"] = None if self.validation is None else parse_validation(self.validation)
+        data = prepare(options.pop("corpus"), options.pop("out"), **options, progress=True)
         print_data(data)
 
 

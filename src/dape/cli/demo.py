@@ -15,7 +15,7 @@ from rich.console import Console
 import dape
 from dape.cli.parsing import parse
 from dape.files import write_atomically
-from dape.settings import setting
+from dape.settings import COUNT, SEED, setting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,8 +56,8 @@ class DemoOptions:
     models: Path = setting(
         Path(dape.__file__).parents[2] / "models", help="Folder of the shipped models; a clone has it."
     )
-    steps: int = setting(120, help="Training steps of each model in the first part.", low=1, high=10**9)
-    seed: int = setting(0, help="Seed of initial weights and data.", low=0, high=2**63 - 1)
+    steps: int = setting(120, help="Training steps of each model in the first part.", **COUNT)
+    seed: int = setting(0, help="Seed of initial weights and data.", **SEED)
     out: Path = setting(Path("runs/demo"), help="Folder of the trained models and the page.", writes="folder")
 
 

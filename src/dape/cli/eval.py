@@ -15,7 +15,7 @@ from dape.devices import device_name
 from dape.evaluation.report import Evaluation, evaluate_model, print_evaluation, save_evaluations
 from dape.evaluation.statistics import perplexity
 from dape.files import distinct_names
-from dape.settings import PICTURES, fixed, setting, split_numbers
+from dape.settings import COUNT, PICTURES, TOKENS, fixed, setting, split_numbers
 
 
 @dataclass
@@ -33,16 +33,14 @@ class Evaluate:
         None,
         help="Tokens of input, separated by commas; by default 1, 2, 4, 8 and 16 times the training length.",
         listed=int,
-        low=1,
-        high=2**24,
+        **TOKENS,
     )
     last: int | None = setting(
         None,
         help="Tokens predicted at the end of each window; by default a quarter of the shortest length, at most 256.",
-        low=1,
-        high=2**24,
+        **TOKENS,
     )
-    windows: int = setting(128, help="Maximum number of windows.", low=1, high=10**9)
+    windows: int = setting(128, help="Maximum number of windows.", **COUNT)
     protocol: Literal["same-targets", "paper"] = setting(
         "same-targets",
         help='"paper": each length has its own consecutive windows, and so its own target tokens.',
@@ -60,7 +58,7 @@ class Evaluate:
         help="Text to evaluate on instead, packed with the model's tokenizer; for hf:PATH by default stdlib.",
     )
     by_position: int | None = setting(
-        None, help="Also the loss by position, in windows of this length.", low=1, high=2**24
+        None, help="Also the loss by position, in windows of this length.", **TOKENS
     )
     slices: Literal["none", "recall"] = setting(
         "none",
@@ -79,10 +77,10 @@ class Evaluate:
         high=10**12,
     )
     sliding: int | None = setting(
-        None, help="Also the sliding-window perplexity with windows of this length.", low=1, high=2**24
+        None, help="Also the sliding-window perplexity with windows of this length.", **TOKENS
     )
     stride: int | None = setting(
-        None, help="Stride of the sliding window; half of its length by default.", low=1, high=2**24
+        None, help="Stride of the sliding window; half of its length by default.", **TOKENS
     )
     sliding_tokens: int = setting(
         100_000,

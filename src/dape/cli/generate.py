@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from dape.cli.parsing import parse
 from dape.devices import device_name, find_device
-from dape.settings import setting
+from dape.settings import COUNT, SEED, setting
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class Options:
         positional=True,
     )
     prompt: str = setting("\n", help="Prompt to continue; - reads it from standard input.")
-    tokens: int = setting(256, help="Number of tokens to generate.", low=1, high=10**9)
+    tokens: int = setting(256, help="Number of tokens to generate.", **COUNT)
     temperature: float = setting(0.8, help="Sampling temperature; 0 for greedy decoding.", low=0, high=1e6)
     top_k: int | None = setting(None, help="Sample from this many likeliest tokens only.", low=1, high=2**31)
     top_p: float | None = setting(
         None, help="Sample from the likeliest tokens with this total probability only.", above=0, high=1
     )
-    seed: int = setting(0, help="Seed of the sampling.", low=0, high=2**63 - 1)
+    seed: int = setting(0, help="Seed of the sampling.", **SEED)
     device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)
 
 
@@ -59,17 +60,9 @@ def main(arguments: list[str]) -> int:
 
     write(prompt)
     start = time.perf_counter()
-    generate_text(
-        model,
-        tokenizer,
-        prompt,
-        tokens=options.tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        write=write,
-    )
+    names = ("tokens", "temperature", "top_k", "top_p", "seed")
+    sampling: dict[str, Any] = {name: getattr(options, name) for name in names}
+    generate_text(model, tokenizer, prompt, **sampling, write=write)
     write("\n")
     speed = options.tokens / (time.perf_counter() - start)
     total = len(tokenizer.encode(prompt)) + options.tokens

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dape.cli.parsing import parse
 from dape.files import exclusive, write_atomically
-from dape.settings import setting, split_names, split_numbers
+from dape.settings import TOKENS, setting, split_names, split_numbers
 
 if TYPE_CHECKING:
     from dape.inspection import Inspection
@@ -46,7 +46,7 @@ class Options:
     text: str = setting(help="A file, or the text itself.")
     lengths: str = setting(
         "512", help="Number of tokens to inspect; several lengths by commas (the paper shows 512,2048,8192).",
-        listed=int, low=1, high=2**24,
+        listed=int, **TOKENS,
     )  # fmt: skip
     layers: str = setting(
         "all",

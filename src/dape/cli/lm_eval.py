@@ -13,7 +13,7 @@ from dape.cli.parsing import parse
 from dape.devices import device_name, find_device
 from dape.files import write_atomically
 from dape.harness import DapeLM, find_tasks, register
-from dape.settings import setting
+from dape.settings import COUNT, setting
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Options:
     num_fewshot: int | None = setting(
         None, help="Few-shot examples; by default the task's number.", low=0, high=10_000
     )
-    limit: int | None = setting(None, help="Maximum examples per task, for a quick test.", low=1, high=10**9)
+    limit: int | None = setting(None, help="Maximum examples per task, for a quick test.", **COUNT)
     batch_size: int = setting(8, help="Batch size.", low=1, high=2**20)
     max_length: int = setting(2048, help="Tokens of context.", low=2, high=2**24)
     device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)

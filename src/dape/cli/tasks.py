@@ -18,7 +18,7 @@ from dape.evaluation.probes import NOISE, PROBES, TRAINED
 from dape.lab.display import display
 from dape.lab.experiment import launcher_setting, make_launcher, run_experiment
 from dape.lab.tasks import RESULTS, TaskRun, check_settings, paper_table, record, report, results_in
-from dape.settings import setting
+from dape.settings import COUNT, SEED, setting
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
 # Characters of a line that `show` prints.
@@ -52,7 +52,7 @@ class RunOptions:
         help="Folder for results.csv.gz, README.md, accuracy.png; unfinished runs resume.",
         writes="folder",
     )
-    seed: tuple[int, ...] = setting((0,), help="Seeds; each is a run.", low=0, high=2**63 - 1)
+    seed: tuple[int, ...] = setting((0,), help="Seeds; each is a run.", **SEED)
     layers: tuple[int, ...] = setting(
         (),
         help="Numbers of layers; each is a run. Default: 5 for che, 1 or 2 for others.",
@@ -60,10 +60,7 @@ class RunOptions:
         high=10_000,
     )
     steps: int | None = setting(
-        None,
-        help="Training steps. Default: 200000 for che, 400 for suite, else 1000.",
-        low=1,
-        high=1000000000,
+        None, help="Training steps. Default: 200000 for che, 400 for suite, else 1000.", **COUNT
     )
     batch_size: int | None = setting(
         None, help="Samples per step. Default: 128 for che, 32 for suite, else 64.", low=1, high=16777216
@@ -75,9 +72,7 @@ class RunOptions:
     test_lengths: str | None = setting(
         None, help="Such as 41:500, 41:500:51 (every 51st) or 12,24,48. Default: 41:500 for che."
     )
-    samples: int | None = setting(
-        None, help="Inputs per test length. Default: 512, 128 for suite.", low=1, high=1000000000
-    )
+    samples: int | None = setting(None, help="Inputs per test length. Default: 512, 128 for suite.", **COUNT)
     randomized_positions: int | None = setting(
         None,
         help="Draw positions at random from this range, in training and tests (2048 in the original). Default: 0, 1, 2, …",
