@@ -19,8 +19,8 @@ from dape.training.display import clock
 
 
 @contextlib.contextmanager
-def display(console: Console, *, at_once: int = 1) -> Iterator[Announce]:
-    """Bars on a terminal, and lines everywhere."""
+def display(console: Console, *, at_once: int = 1, lines: bool = True) -> Iterator[Announce]:
+    """Bars on a terminal; with `lines`, also one for each run that ends, everywhere."""
     columns = (
         TextColumn("{task.description:<36.36}"),
         BarColumn(bar_width=16),
@@ -31,12 +31,12 @@ def display(console: Console, *, at_once: int = 1) -> Iterator[Announce]:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
 
         def announce(title: str, runs: Sequence[Job], left: Sequence[Job], folder: Path) -> Watcher:
-            if runs:
+            if runs and lines:
                 kept = f", {len(runs) - len(left)} already done" if len(left) < len(runs) else ""
                 console.print(
                     f"{f'{title}: ' if title else ''}{len(runs)} run{'s' if len(runs) > 1 else ''}{kept}"
                 )
-            return Bars(progress, console, left, at_once, folder)
+            return Bars(progress, console if lines else None, left, at_once, folder)
 
         yield announce
 
@@ -45,7 +45,7 @@ class Bars:
     """Watches the runs that are left."""
 
     def __init__(
-        self, progress: Progress, console: Console, jobs: Sequence[Job], at_once: int, folder: Path
+        self, progress: Progress, console: Console | None, jobs: Sequence[Job], at_once: int, folder: Path
     ) -> None:
         self.progress, self.console, self.at_once, self.folder = progress, console, at_once, folder
         self.jobs, self.done = list(jobs), 0
@@ -64,6 +64,8 @@ class Bars:
         self.progress.remove_task(self.bars[job.id])
         self.done += 1
         self._advance(job, job.steps)
+        if self.console is None:
+            return
         said = f"failed: {outcome}" if outcome else summary(job.done(self.folder))
         self.console.print(
             f"  [{self.done}/{len(self.jobs)}] {job.title}: {said}",
