@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import dape
 from dape.checksums import verify_checksums
-from dape.loading import open_for_inspection
-from dape.loading import load_base, load_causal_lm, open_for_evaluation
+from dape.loading import load_base, load_causal_lm, open_for_evaluation, open_for_inspection
 from dape.models import DapeForCausalLM, DapeModel, export, preset
 from dape.models.byte_tokenizer import byte_tokenizer
 from dape.training import TrainConfig

@@ -129,7 +129,9 @@ def test_memory_is_linear_in_the_length():
     assert 101 < tiled <= 400
 
 
-def test_a_training_step_is_a_ratio_to_kerple_and_the_loop_a_ratio_to_the_step(tmp_path):
+@pytest.mark.parametrize("last", [[], ["--last", "2", "--num-layers", "1", "--hidden-size", "32"]])
+def test_a_training_step_is_a_ratio_to_kerple_and_the_loop_a_ratio_to_the_step(last, tmp_path):
+    """Or the forward pass that evaluates the last tokens, without a loop."""
     file = tmp_path / "methods.json"
     arguments = [
         "--length",
@@ -143,13 +145,13 @@ def test_a_training_step_is_a_ratio_to_kerple_and_the_loop_a_ratio_to_the_step(t
         "--methods",
         "dape1x3-kerple",
     ]
-    assert main(["bench", "train", *arguments, "--json", str(file)]) == 0
+    assert main(["bench", "train", *arguments, *last, "--json", str(file)]) == 0
     records = json.loads(file.read_text())
     assert [r["method"] for r in records] == ["kerple", "dape1x3-kerple"]
     for record in records:
         assert math.isclose(record["ratio_to_kerple"], record["milliseconds"] / records[0]["milliseconds"])
         assert math.isclose(record["tokens_per_second"], 8000 / record["milliseconds"])
-        assert record["loop_ratio"] > 0
+        assert (record["loop_ratio"] is None) == bool(last)
         assert (record["device"], record["dtype"]) == ("cpu", "torch.float32")
 
 

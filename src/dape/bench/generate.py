@@ -44,7 +44,7 @@ def run(options: Options) -> list[report.Record]:
     """One record per model."""
     device = options.prepare()
     models = {
-        LLAMA: llama(options.preset),
+        LLAMA: llama(options),
         **{name: ours(name, options) for name in options.methods.split(",")},
     }
     candidates = {name: generation(model, device, options) for name, model in models.items()}
@@ -65,28 +65,23 @@ def run(options: Options) -> list[report.Record]:
 
 
 def ours(method: str, options: Options) -> PreTrainedModel:
-    from dape.models import DapeForCausalLM, preset
+    from dape.models import DapeForCausalLM
 
     torch.manual_seed(0)
-    return DapeForCausalLM(preset(options.preset, method, backend=options.backend))
+    return DapeForCausalLM(options.config(method))
 
 
-def llama(name: str) -> PreTrainedModel:
+def llama(options: Options) -> PreTrainedModel:
     """A Llama with the layers, width and heads of a preset; its gated MLP has as many parameters as ours."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from dape.models import PRESETS, preset
-
-    sizes: dict[str, Any] = {**PRESETS[name], "attn_implementation": "sdpa"}
-    width, vocabulary = sizes["hidden_size"], preset(name, "rope").vocab_size
+    ours = options.config("rope")
+    same = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "tie_word_embeddings")
+    sizes: dict[str, Any] = {name: getattr(ours, name) for name in same} | {"attn_implementation": "sdpa"}
     torch.manual_seed(0)
-    config = LlamaConfig(
-        **{**sizes, "vocab_size": vocabulary},
-        intermediate_size=width * 8 // 3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=preset(name, "rope").tie_word_embeddings,
+    return LlamaForCausalLM(
+        LlamaConfig(**sizes, intermediate_size=ours.hidden_size * 8 // 3, max_position_embeddings=8192)
     )
-    return LlamaForCausalLM(config)
 
 
 def generation(model: PreTrainedModel, device: torch.device, options: Options) -> Callable[[], object]:

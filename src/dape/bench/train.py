@@ -22,13 +22,14 @@ from dape.training.loop import Loop, StopRequest, move
 from dape.training.parallel import Parallel, autocast
 
 if TYPE_CHECKING:
+    from dape.models import DapeConfig
     from dape.training.run import LanguageModelling
 
 BASELINE = "kerple"
 STEPS_A_ROUND = 10
 COLUMNS = (
     ("method", "method", ""),
-    ("ms a step", "milliseconds", ".1f"),
+    ("ms", "milliseconds", ".1f"),
     ("± (IQR)", "spread", ".1f"),
     ("× kerple", "ratio_to_kerple", ".4f"),
     ("tokens a second", "tokens_per_second", ",.0f"),
@@ -41,6 +42,8 @@ class StepOptions:
     """Options of model, batch, device and timing."""
 
     preset: str = setting("tiny", help="tiny, 125m, 350m, 2.7b or 6.7b.")
+    num_layers: int | None = setting(None, help="Layers. Default: the preset's.", low=1, high=10_000)
+    hidden_size: int | None = setting(None, help="Width. Default: the preset's.", low=1, high=2**20)
     methods: str = setting(f"{BASELINE},dape1x3-kerple", help="Methods, separated by commas.", listed=str)
     length: int = setting(64, help="Tokens of an input.", **TOKENS)
     batch: int = setting(16, help="Batch size.", low=1, high=2**20)
@@ -58,21 +61,36 @@ class StepOptions:
             torch.set_num_threads(self.threads)
         return find_device(self.device)
 
+    def config(self, method: str) -> DapeConfig:
+        """The model's configuration for a method."""
+        from dape.models import preset
+
+        sizes = {"num_hidden_layers": self.num_layers, "hidden_size": self.hidden_size}
+        changes = {name: size for name, size in sizes.items() if size is not None}
+        return preset(self.preset, method, backend=self.backend, **changes)
+
     def record(self) -> report.Record:
         """Fields of every record about the model and the machine."""
-        own = ("preset", "length", "batch", "backend", "device", "clock")
+        own, config = ("preset", "length", "batch", "backend", "device", "clock"), self.config(BASELINE)
         machine = {
             "hardware": hardware(self.device),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        return {**{name: getattr(self, name) for name in own}, "dtype": str(DTYPES[self.dtype]), **machine}
+        sizes = {"layers": config.num_hidden_layers, "hidden_size": config.hidden_size}
+        return {
+            **{name: getattr(self, name) for name in own},
+            **sizes,
+            "dtype": str(DTYPES[self.dtype]),
+            **machine,
+        }
 
 
 @dataclass(frozen=True)
 class Options(StepOptions):
     """Time a training step (forward, backward, fused AdamW on a fixed batch) for several methods, as ratios to kerple,
-    and a step of `dape train` (data, loss, clipping, optimizer, metrics) as a ratio to it.
+    and a step of `dape train` (data, loss, clipping, optimizer, metrics) as a ratio to it; or the forward pass that
+    evaluates the last tokens of a window, as a ratio to kerple's pass over all of it.
 
     For a column of the paper's table of costs: --preset 350m --length 512 --batch 1 --steps 1 --no-loop.
     """
@@ -80,6 +98,7 @@ class Options(StepOptions):
     steps: int = setting(
         STEPS_A_ROUND, help="Training steps of a candidate in each round.", low=1, high=10**6
     )
+    last: int = setting(0, help="Evaluate this many last tokens; 0: train.", low=0, high=2**24)
     loop: bool = setting(True, help="--no-loop: time bare steps alone.")
 
 
@@ -87,7 +106,9 @@ def show(
     options: StepOptions, records: Sequence[report.Record], columns: Sequence[report.Column] = COLUMNS
 ) -> None:
     """Print the table and write the file."""
-    title = f"{options.preset}, batch {options.batch} × {options.length} tokens, {options.dtype}, {hardware(options.device)}"
+    config = options.config(BASELINE)
+    title = f"{config.num_hidden_layers} × {config.hidden_size}, batch {options.batch} × {options.length} tokens, "
+    title += f"{options.dtype}, {hardware(options.device)}"
     report.print_table(title, columns, records)
     if options.json is not None:
         report.write_json(options.json, records)
@@ -100,9 +121,9 @@ def run(options: Options) -> list[report.Record]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder, candidates = Path(name), dict[str, Callable[[], object]]()
         for method in methods:
-            step = training_step(method, options)
+            step = evaluation(method, options) if options.last else training_step(method, options)
             candidates[f"{method} bare"] = repeated(step, options.steps)
-            if options.loop:
+            if options.loop and not options.last:
                 settings = LoopSettings(
                     steps=10**6, log_every=options.steps, precision=options.dtype, device=options.device
                 )
@@ -124,7 +145,7 @@ def run(options: Options) -> list[report.Record]:
             / bare[method].milliseconds
             * 1e3,
             "loop_ratio": timings[f"{method} loop"].milliseconds / bare[method].milliseconds
-            if options.loop
+            if f"{method} loop" in timings
             else None,
         }
         for method in methods
@@ -141,13 +162,27 @@ def repeated(step: Callable[[], object], count: int) -> Callable[[], None]:
 
 def language_task(method: str, options: StepOptions) -> LanguageModelling:
     """A new model on random tokens."""
-    from dape.models import DapeForCausalLM, preset
+    from dape.models import DapeForCausalLM
     from dape.training.run import LanguageModelling
 
-    model = DapeForCausalLM(preset(options.preset, method, backend=options.backend))
+    model = DapeForCausalLM(options.config(method))
     initialise(model, 0)
     ids = np.random.default_rng(0).integers(0, min(256, model.config.vocab_size), 1 << 20).astype(np.uint16)
     return LanguageModelling(model, ids, train_length=options.length, batch_size=options.batch)
+
+
+def evaluation(method: str, options: Options) -> Callable[[], None]:
+    """A forward pass for the last tokens; kerple's is for all."""
+    device, task = find_device(options.device), language_task(method, options)
+    tokens, model = move(task.batch(0), device)[:, :-1], torch.nn.Module.to(task.model, device)
+    check_step(model, method, tokens[:1, :64])
+    rows = None if method == BASELINE else options.last
+
+    @torch.no_grad()
+    def forward() -> None:
+        model.model(input_ids=tokens, last_rows=rows, use_cache=False)
+
+    return forward
 
 
 def training_step(method: str, options: StepOptions) -> Callable[[], None]:
