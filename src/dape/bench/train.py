@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -176,11 +176,12 @@ def evaluation(method: str, options: Options) -> Callable[[], None]:
     device, task = find_device(options.device), language_task(method, options)
     tokens, model = move(task.batch(0), device)[:, :-1], torch.nn.Module.to(task.model, device)
     check_step(model, method, tokens[:1, :64])
+    base: Any = model.model
     rows = None if method == BASELINE else options.last
 
     @torch.no_grad()
     def forward() -> None:
-        model.model(input_ids=tokens, last_rows=rows, use_cache=False)
+        base(input_ids=tokens, last_rows=rows, use_cache=False)
 
     return forward
 
