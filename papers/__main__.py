@@ -14,7 +14,10 @@ import os
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
 from dape.evaluation.table import make_table, read_table
+from dape.lab.display import display
 from papers.experiment import LAPTOP, PAPER, SMOKE, Experiment
 from papers.ledger import show
 from papers.pages import PAPERS, TABLES, experiments, ledger, outdated, report
@@ -39,18 +42,9 @@ def run(name: str, options: argparse.Namespace) -> int:
         raise ValueError(f'there is no experiment "{name}": {", ".join(known())}')
     paper, one = known()[name]
     work = options.work.absolute() / options.scale
-
-    def announce(title, runs, left, folder):
-        print(f"{title}: {len(left)} of {len(runs)} runs are left")
-
-        def watch(job, outcome):
-            if outcome is not None:
-                print(f"{'failed: ' + outcome if outcome else 'done'}: {job.title}")
-
-        return watch
-
     how = {"jobs": options.jobs, "launcher": options.launcher, "only": options.only}
-    outcome = one.run(paper, options.scale, work, options.texts, announce=announce, **how)
+    with display(Console(highlight=False), at_once=options.jobs) as announce:
+        outcome = one.run(paper, options.scale, work, options.texts, announce=announce, **how)
     if options.scale == LAPTOP:
         ledger.cache_clear()
         print(TABLES[one.metric](paper, one))

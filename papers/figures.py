@@ -129,29 +129,8 @@ def mean_accuracy(rows: pd.DataFrame) -> tuple[float, float]:
     return float(by_seed.mean()), float(by_seed.sem()) if len(by_seed) > 1 else float("nan")
 
 
-def ratios(table: pd.DataFrame):
-    """Time of a step relative to the base, by model size and length."""
-    groups: dict[str, dict[str, tuple[float, float]]] = {}
-    for (size, length), rows in table.groupby(["corpus", "length"], sort=False):
-        name = f"{size}, {length} tokens"
-        for method, own in rows.groupby("method", sort=False):
-            of = own.set_index("metric")
-            means = of["sum"] / of["count"]
-            groups.setdefault(name, {})[str(method)] = (means["ratio"], means["ratio_error"])
-    return bars(groups, "relative time of a step")
-
-
-def sinks(table: pd.DataFrame):
-    """Weight on the first token, by method and length."""
-    rows = table[table["metric"] == "sink_share"]
-    groups: dict[str, dict[str, tuple[float, float]]] = {}
-    for (length, method), own in rows.groupby(["length", "method"], sort=False):
-        by_seed = 100 * own.groupby("seed")["sum"].mean()
-        groups.setdefault(f"{length} tokens", {})[str(method)] = (float(by_seed.mean()), float(by_seed.sem()))
-    return bars(groups, "% of the weight")
-
-
-DRAW = {"loss": curves, "accuracy": accuracies, "ratio": ratios, "sink_share": sinks}
+# The others are tables of a few numbers.
+DRAW = {"loss": curves, "accuracy": accuracies}
 
 
 def write_figures(experiments: Iterable[tuple[str, str, pd.DataFrame]], folder: Path) -> list[Path]:

@@ -393,6 +393,13 @@ def exact(data: Data, check: Callable[[], float], tolerance: float = 1e-9):
     yield Comparison("deviation", Estimate(deviation, 0.0, deviation, deviation, 1.0), -1, tolerance)
 
 
+@rule
+def below(data: Data, metric: str, bound: float):
+    """The largest value of a metric, such as a deviation, is below a bound."""
+    largest = float(data.where(metric=metric).frame["sum"].max())
+    yield Comparison(metric, Estimate(largest, 0.0, largest, largest, 1.0), -1, bound)
+
+
 # --- claims and verdicts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,17 +12,21 @@ import torch
 
 from dape.bench.timing import take_turns
 from dape.bench.train import Options, training_step
+from dape.data import find_corpus, load_tokenizer
+from dape.data.python_corpus import HELD_OUT
 from dape.evaluation.table import make_table
 from dape.evaluation.windows import same_targets
 from dape.inspection import inspect
-from dape.inspection.figure import draw_maps
 from dape.lab.runs import Job, Run, digest
 from dape.lab.solving import TESTING
+from dape.loading import load_causal_lm
 from dape.ops.score_attention import attention
 from dape.scores import PlainScores, ScoreConv
 from dape.tasks import build_task
 from dape.tasks.base import generator_for
 from dape.training import Run as TrainedRun
+
+MODELS = Path(__file__).parents[1] / "models"
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,55 @@ def difference_conv() -> ScoreConv:
 
 
 @dataclass(frozen=True)
+class Decoding(Small):
+    """A shipped model looks at nothing to come: its losses decoded token by token from a cache equal those of one pass,
+    and other tokens after a place change no loss before it. Rows: the largest difference of a loss, in nats."""
+
+    length: int = 1024
+    last: int = 64
+    windows: int = 8
+
+    @property
+    def about(self) -> dict[str, object]:
+        return {"method": self.label or self.method, "seed": 0, "corpus": "python", "train_length": 128}
+
+    @property
+    def id(self) -> str:
+        return f"decoding-{self.method}-{self.length}x{self.windows}"
+
+    def work(self, folder: Path) -> None:
+        shipped = MODELS / self.method
+        model, tokenizer = load_causal_lm(shipped, dtype=torch.float32).eval(), load_tokenizer(shipped)
+        sources = [one for one in find_corpus("python").sources if one.name.split("/")[0] in HELD_OUT]
+        texts = ("".join(chunk.text for chunk in one.read(lambda problem: None)) for one in sources)
+        encoded = (tokenizer.encode(text)[: self.length + 1] for text in texts)
+        ids = torch.tensor(
+            [one for one in encoded if len(one) > self.length][:: len(sources) // self.windows]
+        )
+        inputs, start = ids[:, :-1], self.length - self.last
+        targets, half = ids[:, start + 1 :], self.last // 2
+        other = inputs.clone()
+        other[:, start + half :] = inputs[:, : self.last - half]
+        with torch.no_grad():
+            one_pass = losses_of(model(inputs).logits[:, start:], targets)
+            seen = model(inputs[:, :start], use_cache=True)
+            steps = []
+            for token in inputs[:, start:].split(1, dim=1):
+                seen = model(token, past_key_values=seen.past_key_values, use_cache=True)
+                steps.append(seen.logits)
+            decoded = losses_of(torch.cat(steps, 1), targets)
+            before = losses_of(model(other).logits[:, start : start + half], targets[:, :half])
+        found = {"decoded": decoded - one_pass, "followed": before - one_pass[:, :half]}
+        rows = [{"length": self.length, "metric": m, "sum": float(x.abs().max())} for m, x in found.items()]
+        self.add_rows(folder, make_table(rows))
+
+
+def losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Loss of every target [B, T] in float64."""
+    return torch.nn.functional.cross_entropy(logits.double().transpose(1, 2), targets, reduction="none")
+
+
+@dataclass(frozen=True)
 class StepTime(Small):
     """Time of a training step, interleaved with that of a base: the ratio of every round."""
 
@@ -118,10 +170,11 @@ class StepTime(Small):
 
     def work(self, folder: Path) -> None:
         base, length, batch = self.base[0], int(self.base[1]), int(self.base[2])
-        own = Options(preset=self.size, length=self.length, batch=self.batch)
-        reference = Options(preset=self.size, length=length, batch=batch)
-        steps = {"own": step_on_device(self.method, own), "base": step_on_device(base, reference)}
-        taken = take_turns(steps, self.rounds)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        own = Options(preset=self.size, length=self.length, batch=self.batch, device=device)
+        steps = {"own": training_step(self.method, own)}
+        steps["base"] = training_step(base, replace(own, length=length, batch=batch))
+        taken = take_turns(steps, self.rounds, device)
         ratios = np.array(taken["own"]) / np.array(taken["base"])
         # Median and its error: robust against a busy machine.
         error = 1.2533 * 1.4826 * float(np.median(np.abs(ratios - np.median(ratios)))) / self.rounds**0.5
@@ -134,28 +187,11 @@ class StepTime(Small):
         self.add_rows(folder, make_table(rows))
 
 
-def step_on_device(method: str, options: Options):
-    """A step on the GPU if there is one, with synchronisation."""
-    if not torch.cuda.is_available():
-        return training_step(method, options)
-    step = training_step(method, replace(options, device="cuda"))
-
-    def waited() -> None:
-        step()
-        torch.cuda.synchronize()
-
-    return waited
-
-
 @dataclass(frozen=True)
 class MapRun(Run):
-    """A language model whose attention weights are measured on excerpts of held-out text, head by head.
-
-    pictures: folder of maps of the first excerpt; "" for none.
-    """
+    """A language model whose attention weights are measured on excerpts of held-out text, head by head."""
 
     samples: int = 16
-    pictures: str = ""
 
     def missing(self, table: pd.DataFrame) -> list[int]:
         known = set(table[table["run"] == self.id]["length"])
@@ -178,16 +214,4 @@ class MapRun(Run):
                         entropy = float(layer.entropy[head])
                         rows.append({**own, "metric": "sink_share", "sum": float(share)})
                         rows.append({**own, "metric": "entropy", "sum": entropy})
-                    if self.pictures and not number:
-                        name = f"{self.config.method}-{length}-layer{layer.layer}.png"
-                        draw_maps(seen, layer.layer, Path(self.pictures) / name, max_heads=4)
             self.add_rows(folder, make_table(rows))
-
-
-def as_maps(runs: Sequence[Run], lengths: tuple[int, ...], pictures: str, samples: int = 16) -> list[MapRun]:
-    """Runs whose attention is measured instead of their losses; pictures of the first."""
-    return [
-        MapRun(run.config, lengths, replace(run.evaluation, longest=None, last=1), corpus=run.corpus, samples=samples,
-               pictures=pictures if not number else "")
-        for number, run in enumerate(runs)
-    ]  # fmt: skip

@@ -21,7 +21,7 @@ import pandas as pd
 from dape.evaluation.table import ALL, read_table
 from dape.retrofitting.report import Report
 from papers.experiment import Experiment
-from papers.figures import mean_accuracy, write_figures
+from papers.figures import DRAW, mean_accuracy, write_figures
 from papers.ledger import CORPORA, HERE, WORDS, Data, Judgement, Ledger, Verdict, interval, show
 from papers.printed import printed_accuracies
 
@@ -209,16 +209,15 @@ def page(paper: str) -> str:
             parts.append(f"## {one.title}\n\n{one.source}. {one.shows} Not run yet.")
             continue
         figure = f"![{one.title}](figures/{one.name}.svg)"
-        shown = [] if figure.partition("(")[2] in text.OPENING else [figure]
-        parts.append(
-            "\n\n".join(
-                [f"## {one.title}", f"{one.source}. {one.shows}", *shown, TABLES[one.metric](paper, one)]
-            )
-        )
-    parts.append(
-        f"# Appendix\n\n## Every {'claim' if paper != 'beyond' else 'hypothesis'}\n\n{counts(paper).capitalize()}."
-    )
-    parts.append(verdicts_table(paper))
+        shown = [figure] if one.metric in DRAW and figure.partition("(")[2] not in text.OPENING else []
+        parts += [
+            f"## {one.title}",
+            f"{one.source}. {fill(one.shows)}",
+            *shown,
+            TABLES[one.metric](paper, one),
+        ]
+    kind = "claim" if paper != "beyond" else "hypothesis"
+    parts += [f"# Appendix\n\n## Every {kind}\n\n{counts(paper).capitalize()}.", verdicts_table(paper)]
     parts += [
         f"## Hypotheses: {one.title}\n\n{findings(paper, one.name)}"
         for one in experiments(paper)
@@ -260,6 +259,9 @@ def compute(words: str) -> str:
             if len(rest) > 1
             else len(ledger(rest[0]).verdicts())
         )
+    if kind == "largest":
+        found = ledger("dape_v2").table(rest[0])
+        return f"{found[found['metric'] == rest[1]]['sum'].max():.6f}"
     if kind not in ("gap", "lead", "lead_growth", "change", "growth", "perplexity", "share", "seeds"):
         raise ValueError(f'unknown number "{words}"')
     digits = int(rest.pop()[1:]) if rest[-1].startswith("d") and rest[-1][1:].isdigit() else 3
@@ -309,6 +311,12 @@ def documents() -> dict[Path, str]:
     return pages
 
 
+def drawn(paper: str) -> list[tuple[str, str, pd.DataFrame]]:
+    """(name, metric, table) of the experiments that have results and a figure."""
+    known = [(e.name, e.metric, ledger(paper).table(e.name)) for e in experiments(paper)]
+    return [(name, metric, table) for name, metric, table in known if table is not None and metric in DRAW]
+
+
 def outdated() -> list[str]:
     """Documents that do not have the numbers of the tables, and figures that are missing."""
     stale = [
@@ -317,8 +325,9 @@ def outdated() -> list[str]:
         if not path.exists() or path.read_text("utf-8") != text
     ]
     for paper in PAPERS:
-        wanted = {e.name for e in experiments(paper) if ledger(paper).table(e.name) is not None}
-        missing = wanted - {path.stem for path in (HERE / paper / "figures").glob("*.svg")}
+        missing = {name for name, *_ in drawn(paper)} - {
+            path.stem for path in (HERE / paper / "figures").glob("*.svg")
+        }
         stale += [f"papers/{paper}/figures/{name}.svg" for name in sorted(missing)]
     return stale
 
@@ -330,6 +339,5 @@ def report() -> list[Path]:
         path.write_text(text, "utf-8")
         written.append(path)
     for paper in PAPERS:
-        known = [(e.name, e.metric, ledger(paper).table(e.name)) for e in experiments(paper)]
-        written += write_figures([(n, m, t) for n, m, t in known if t is not None], HERE / paper / "figures")
+        written += write_figures(drawn(paper), HERE / paper / "figures")
     return written

@@ -28,15 +28,8 @@ def printed_losses(path: Path) -> pd.DataFrame:
             rows.append((one["corpus"], one["method"], one["train_length"], one["eval_length"], one["value"]))
     names = ["corpus", "method", "train_length", "length", "sum"]
     frame = pd.DataFrame(rows, columns=names).drop_duplicates(names[:-1])
-    return frame.assign(
-        run="printed",
-        seed=0,
-        document=0,
-        slice=ALL,
-        metric="loss",
-        count=1,
-        sum=np.log(frame["sum"].astype(float)),
-    )
+    losses = np.log(frame["sum"].astype(float))
+    return frame.assign(run="printed", seed=0, document=0, slice=ALL, metric="loss", count=1, sum=losses)
 
 
 def printed_accuracies(path: Path) -> dict[tuple[str, str], float]:

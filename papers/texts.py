@@ -24,7 +24,6 @@ class Text:
     hold_out: tuple[str, ...] | float
     obtain: str
     part: int = 0
-    stands_for: str = ""
 
     @property
     def validation(self) -> str:
@@ -35,11 +34,7 @@ class Text:
         if not self.folder:
             return name
         if texts is None or not (texts / self.folder).is_dir():
-            where = (
-                f"there is no folder {texts / self.folder}"
-                if texts
-                else "give --texts FOLDER, or DAPE_CORPORA"
-            )
+            where = f"no folder {texts / self.folder}" if texts else "give --texts FOLDER, or DAPE_CORPORA"
             raise FileNotFoundError(f"the text {name} is missing: {where}. {self.title}: {self.obtain}")
         if not self.part:
             return str(texts / self.folder)
@@ -78,15 +73,15 @@ SIX = ("topology", "pione", "discriminant", "weil", "dpa", "groupoids")
 # And every fifth of the other chapters between 100 and 250 thousand bytes.
 THIRTEEN = (*SIX, "cotangent", "derham", "exercises", "limits", "more-etale", "quot", "sheaves")
 TEXTS = {
-    "latex": Text("80 chapters of the Stacks project, LaTeX sources, 6 held out", "latex", SIX, STACKS, stands_for="Arxiv"),
-    "latex13": Text("the same, 13 held out", "latex", THIRTEEN, STACKS, stands_for="Arxiv"),
+    "latex": Text("80 chapters of the Stacks project, LaTeX sources, 6 held out", "latex", SIX, STACKS),
+    "latex13": Text("the same, 13 held out", "latex", THIRTEEN, STACKS),
     "books": Text(
         "The Diary of Samuel Pepys and War and Peace in parts of 100 kB, 10 held out", "books",
-        every_tenth(pepys_diary=(6, 66), war_and_peace=(5, 25)), NOVELS, 100_000, "Books3",
+        every_tenth(pepys_diary=(6, 66), war_and_peace=(5, 25)), NOVELS, 100_000,
     ),
     "books13": Text(
         "the same in parts of 80 kB, 13 held out", "books",
-        every_tenth(pepys_diary=(6, 86), war_and_peace=(7, 37)), NOVELS, 80_000, "Books3",
+        every_tenth(pepys_diary=(6, 86), war_and_peace=(7, 37)), NOVELS, 80_000,
     ),
     "python": Text(
         "sources of installed Python packages, matplotlib, networkx and numpy held out", "",

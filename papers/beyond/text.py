@@ -18,8 +18,7 @@ TOP = ["keys-help", "heads-help", "nonlinearity-helps", "bias-channels-help", "o
 
 LEGEND = """
 Differences are in nats per token with 95 % intervals, of the comparison that is least certain. *One seed* decides nothing about
-training; [how it is computed](../dape_v2/README.md#how-it-is-computed). Tables below: perplexity at the training length → at the
-longest input.
+training; [how it is computed](../dape_v2/README.md#how-it-is-computed). Tables: perplexity at the training length → the longest input.
 """
 
 # Suggested by seed 0 and put to later seeds; as they were written then.
