@@ -23,7 +23,7 @@ STYLE: dict[str, Any] = {
 PANEL = (2.9, 2.4)
 # The same colour for a method in every figure: by encoding, with the processor as the marker.
 COLOURS = {"kerple": "#1f77b4", "rope": "#d62728", "alibi": "#2ca02c", "fire": "#9467bd", "nope": "#7f7f7f"}
-COLOURS |= {"t5": "#8c564b", "cope": "#e377c2", "dape1x3-kerple": "#000000"}
+COLOURS |= {"t5": "#8c564b", "cope": "#e377c2", "dape1x3-kerple": "#000000", "keyshift-kerple": "#e08214"}
 
 
 def look(method: str, number: int) -> dict[str, Any]:
@@ -75,45 +75,40 @@ def curves(table: pd.DataFrame, reference: str = "kerple"):
     return drawn
 
 
-def bars(groups: dict[str, dict[str, tuple[float, float]]], label: str):
-    """Horizontal values with errors: group → name → (value, error)."""
+def levels(table: pd.DataFrame):
+    """Perplexity by length of input; lines that leave the panel end at a multiple of the lowest."""
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(name for of in groups.values() for name in of))
-    drawn = Figure((PANEL[0] * len(groups) + 1.2, 0.8 + 0.19 * len(names)), layout="constrained")
-    axes = drawn.subplots(1, len(groups), squeeze=False, sharey=True)[0]
-    for axis, (title, of) in zip(axes, groups.items(), strict=True):
-        for row, name in enumerate(names):
-            if name in of:
-                value, error = of[name]
-                axis.errorbar(
-                    value, row, xerr=None if np.isnan(error) else error, fmt="o", color="#1f77b4", capsize=2
-                )
-        axis.set_yticks(range(len(names)), names)
-        axis.invert_yaxis()
-        axis.set_title(title, fontsize=8)
-        axis.set_xlabel(label)
+    losses = table[(table["metric"] == "loss") & (table["slice"] == ALL)]
+    sums = losses.groupby(["method", "length"], sort=False)[["sum", "count"]].sum()
+    values = np.exp(sums["sum"] / sums["count"]).unstack("length")
+    train, top = losses["train_length"].iloc[0], 2 * float(values.min().min())
+    drawn = Figure((6.4, 3.2), layout="constrained")
+    axis = drawn.subplots()
+    for number, (method, row) in enumerate(values.iterrows()):
+        axis.plot(row.index, row, **look(str(method), number))
+        # The name stands where the line ends, or where it leaves the panel.
+        inside = row[row <= top]
+        place = (
+            (inside.index[-1], inside.iloc[-1])
+            if len(inside) == len(row)
+            else (1.06 * row.index[1] / 2**0.8, 0.97 * top)
+        )
+        axis.annotate(
+            str(method),
+            place,
+            xytext=(6, -2),
+            textcoords="offset points",
+            color=look(str(method), number)["color"],
+        )
+    axis.axvline(train, color="grey", linestyle=":", linewidth=0.8)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(values.columns, [f"{n}\n{n // train}×" for n in values.columns])
+    axis.set_xlim(values.columns[0] / 1.1, values.columns[-1] * 2.6)
+    axis.set_ylim(0.93 * float(values.min().min()), top)
+    axis.set_xlabel("tokens of input, and multiples of the training length")
+    axis.set_ylabel("perplexity of the same tokens")
     return drawn
-
-
-def accuracies(table: pd.DataFrame):
-    """Accuracy beyond the training length of every method on every task."""
-    groups: dict[str, dict[str, tuple[float, float]]] = {}
-    rows = table[table["metric"] == "accuracy"]
-    for method in dict.fromkeys(rows["method"]):
-        own = {
-            str(task): mean_accuracy(of)
-            for task, of in rows[rows["method"] == method].groupby("corpus", sort=False)
-        }
-        groups[method] = {
-            task.replace("_", " "): (100 * mean, 100 * error) for task, (mean, error) in own.items()
-        }
-    if len(groups) > 6:
-        groups = {
-            task: {method: of[task] for method, of in groups.items() if task in of}
-            for task in dict.fromkeys(task for of in groups.values() for task in of)
-        }
-    return bars(groups, "accuracy, %")
 
 
 def mean_accuracy(rows: pd.DataFrame) -> tuple[float, float]:
@@ -129,8 +124,8 @@ def mean_accuracy(rows: pd.DataFrame) -> tuple[float, float]:
     return float(by_seed.mean()), float(by_seed.sem()) if len(by_seed) > 1 else float("nan")
 
 
-# The others are tables of a few numbers.
-DRAW = {"loss": curves, "accuracy": accuracies}
+# By experiment or metric; other metrics are tables of a few numbers.
+DRAW = {"code": levels, "loss": curves}
 
 
 def write_figures(experiments: Iterable[tuple[str, str, pd.DataFrame]], folder: Path) -> list[Path]:
@@ -139,7 +134,7 @@ def write_figures(experiments: Iterable[tuple[str, str, pd.DataFrame]], folder: 
     with matplotlib.rc_context(STYLE):
         for name, metric, table in experiments:
             text = io.StringIO()
-            DRAW[metric](table).savefig(text, format="svg", metadata={"Date": None})
+            DRAW.get(name, DRAW[metric])(table).savefig(text, format="svg", metadata={"Date": None})
             folder.mkdir(exist_ok=True)
             write_atomically(
                 folder / f"{name}.svg",
