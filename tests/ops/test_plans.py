@@ -7,6 +7,7 @@ import torch
 from op_cases import needs_kernel
 
 import dape
+from dape.models.attention import Attention, Context
 from dape.ops.score_attention.plans import PLANS
 
 pytestmark = needs_kernel
@@ -19,13 +20,13 @@ def call(conv, queries=1, keys=40, *, heads=4, **options):
     return dape.attention(q, k, v, conv, **{"bias": bias, **options})
 
 
-def python_calls(function):
+def python_calls(function, events=("call", "c_call")):
     """Number of calls of functions, of Python and of C, that a call makes."""
     count = 0
 
     def profile(frame, event, argument):
         nonlocal count
-        count += event in ("call", "c_call")
+        count += event in events
 
     sys.setprofile(profile)
     try:
@@ -40,8 +41,17 @@ def test_a_step_of_decoding_makes_few_calls():
     conv = dape.ScoreConv(4)
     call(conv, keys=40)
     before = len(PLANS.known)
-    assert python_calls(lambda: call(conv, keys=41)) <= 115  # of which the arguments take 15
+    assert python_calls(lambda: call(conv, keys=41)) <= 105  # of which the arguments take 15
     assert len(PLANS.known) == before
+
+
+def test_a_layer_makes_few_calls_of_python():
+    layer, encoding = Attention(128, 4, scores=dape.ScoreConv(4)), dape.POSITIONS["kerple"](4)
+    x, context = torch.randn(2, 32, 128), Context(dape.Positions.of(32))
+    own, q = dape.ScoreAttention(num_heads=4, head_dim=32), torch.randn(2, 4, 32, 32)
+    for step, most in ((lambda: layer(x, encoding, context), 90), (lambda: own(q, q, q), 75)):
+        step()
+        assert python_calls(step, ("call",)) <= most + 1  # the step itself
 
 
 CHANGES = {
