@@ -57,8 +57,8 @@ def main(path: str, *only: str) -> None:
             VISIBILITIES, (1, 5, 8, 3, 7, 2), (1, 613, 10, 613, 11, 613), strict=True
         )
     ]
-    for name in only or native.builds():
-        with native.use_build(name):
+    for kernel in only or native.builds():
+        with native.use_build(kernel):
             for case in cases:
                 build(case, torch.float32).results("cpu")
             torch.set_num_threads(8)
@@ -76,8 +76,10 @@ def main(path: str, *only: str) -> None:
                 for case in few:
                     build(case, torch.float32).attend("cpu")
             for width in (9, 16):
-                stages.run(stages.Options(length=100, heads=3, head_dim=5, width=width, build=name, rounds=1))
-        print(f"{name}: {len(cases)} calls, forward and backward, without a complaint")
+                stages.run(
+                    stages.Options(length=100, heads=3, head_dim=5, width=width, build=kernel, rounds=1)
+                )
+        print(f"{kernel}: {len(cases)} calls, forward and backward, without a complaint")
 
 
 if __name__ == "__main__":
