@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from dape import Positions, randomized_positions
-from dape.ops.score_attention import DistanceBias, TileBias
+from dape.ops.score_attention import DistanceBias, TileBias, Visible
 from dape.positions import (
     FIRE,
     POSITIONS,
@@ -275,3 +275,23 @@ def test_pictures_are_drawn_from_the_command_line(tmp_path, capsys):
     assert "kerple, head 3" in (tmp_path / "two.svg").read_text("utf-8").replace("<!-- ", "")
     assert draw_positions(["kerpel"]) == 2
     assert "fox" in capsys.readouterr().out
+
+
+W, N = 99, None
+STARTS = {
+    "tokens": ([0, 1, 2, 3], N, N, "1000"),
+    "documents": ([0, 1, 0, 1], N, N, "1010"),
+    "padding": ([5, 6, 7, 8], [2], N, "1010"),
+    "rows of padding, which see nothing": ([0, 0, 1, 2], [W, 1, 1, 1], [-1, 1, 2, 3], "1100"),
+    "windows": ([0, 1, 2, 3], [0, 0, 1, 2], N, "1000"),
+    "windows in documents": ([0, 1, 0, 1], [0, 0, 2, 2], N, "1010"),
+    "documents by visibility alone": ([3, 5, 7, 9], [0, 0, 2, 2], N, "1010"),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_the_first_keys_of_documents(case):
+    keys, first, last, expected = STARTS[case]
+    keys, first, last = (x if x is None else torch.tensor([x]) for x in (keys, first, last))
+    positions = Positions(keys, keys, visible=Visible(first, last))
+    assert "".join(str(int(x)) for x in positions.starts()[0]) == expected

@@ -223,7 +223,7 @@ def attend(
     bias = None if position_bias is None else _own_bias(module, position_bias, query, key)
     encoding = getattr(module, ENCODING, None)
     if encoding is not None:
-        if counted is None:
+        if unknown := counted is None:
             if encoding.absolute and mask is not None:
                 raise ValueError(
                     f"{type(encoding).__name__} reads the number of tokens before each query, which an attention_mask of "
@@ -235,7 +235,9 @@ def attend(
         state = kwargs.get(STATE)
         if state is not None:
             state = state.extra[:, :, :num_keys]
-            query, key = encoding.turn(query, key, positions, state)
+            # The model's own windows are no starts of documents, which positions tell.
+            turned = positions if unknown else replace(positions, visible=Visible(None, visible.last))
+            query, key = encoding.turn(query, key, turned, state)
             value = repeat_heads(value, key.shape[1])
         bias = encoding.bias(query, key, positions, scale=scale, state=state)
     if (recorded := _watched.get()) is not None:

@@ -153,14 +153,21 @@ class Positions:
         return replace(self, visible=Visible(first, self.visible.last))
 
     def starts(self) -> Tensor:
-        """Whether a key is the first of its row or document, [1 or B, Tk]: the first that some query sees."""
-        start = torch.zeros_like(self.keys, dtype=torch.bool)
+        """Whether a key is the first of its row or document, [1 or B, Tk].
+
+        So is a key whose position does not come after the one before it, and the first that all queries see; of
+        queries that see different keys, as in windows, one that sees no key before its own.
+        """
+        start = F.pad(self.keys[:, 1:] <= self.keys[:, :-1], (1, 0), value=True)
         first = self.visible.first
         if first is None:
-            return start.index_fill(1, start.new_zeros(1, dtype=torch.long), True)
-        batch = max(start.shape[0], first.shape[0])
-        index = first.long().clamp(0, self.num_keys - 1).expand(batch, -1)
-        return start.expand(batch, -1).scatter(1, index, True)
+            return start
+        if self.causal and first.shape[1] > 1:
+            first = first.masked_fill(first != self.query_index(), self.num_keys)
+        index = first.long().clamp(0, self.num_keys)
+        batch = max(start.shape[0], index.shape[0])
+        marked = F.pad(start, (0, 1)).expand(batch, -1).scatter(1, index.expand(batch, -1), True)
+        return marked[:, :-1]
 
     def distances(self, rows: slice, num_keys: int) -> Tensor:
         """Query position minus key position, [1 or B, rows, num_keys], exact integers."""
