@@ -319,11 +319,12 @@ class Gradients:
         image = images[-1] if images else None
         given = self._weights(chunk, image) if call.post else None
         grad = self._logits(chunk, image, given)
-        if "bias" in call.residual and not call.bias_in_image:
+        # The first channels of an image are the scores.
+        both = call.bias_in_image and call.residual == "scores+bias"
+        if "bias" in call.residual and not both:
             self._bias(chunk, grad)
         if call.pre:
-            residuals = heads * ("scores" in call.residual)
-            residuals += heads * ("bias" in call.residual and call.bias_in_image)
+            residuals = heads * ("scores" in call.residual) + heads * both
             grad = self._stages(chunk, "pre", images, grad, residuals)
             if call.bias_in_image:
                 self._bias(chunk, grad[:, heads:])
