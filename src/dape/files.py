@@ -116,9 +116,9 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[Entries]:
 
 
 def _named(kind: type) -> str:
-    return (
-        "an object" if issubclass(kind, dict) else "a list" if kind is list else f"a value ({kind.__name__})"
-    )
+    """A type in the words of JSON."""
+    named = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return "an object" if issubclass(kind, dict) else named.get(kind, "a number")
 
 
 def _parsed(path: Path, text: str) -> Any:
