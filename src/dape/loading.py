@@ -93,9 +93,9 @@ def load_causal_lm(name: str | Path, **options: Any) -> PreTrainedModel:
     source, how = pretrained(name)
     model: Any = AutoModelForCausalLM.from_pretrained(source, **{**how, **options})
     if "gguf_file" in how:
-        # The weights are dequantised, and transformers would refuse to save them.
+        # The weights are dequantised, and transformers would refuse to save or cast them.
         model.config.__dict__.pop("quantization_config", None)
-        model.hf_quantizer = None
+        model.hf_quantizer, model.is_quantized = None, False
     return cast(PreTrainedModel, model)
 
 

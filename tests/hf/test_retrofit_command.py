@@ -11,7 +11,7 @@ from builders import decoder, llama_of_bytes
 from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM, Trainer, TrainingArguments
 
 import dape
-from dape import cli
+from dape import cli, loading
 from dape.data import ByteTokenizer, Tokens
 from dape.evaluation.table import make_table, perplexities, read_table
 from dape.loading import load_causal_lm
@@ -160,6 +160,19 @@ def test_commands_load_a_model_as_what_it_is(name, base, tmp_path, capsys):
     assert (tmp_path / "seen" / "index.html").exists()
     suite = ["--tasks", "niah_single_1", "--lengths", "256", "--examples", "2"]
     assert cli.main(["suite", str(folder), *suite, "--out", str(tmp_path / "suite")]) == 0
+
+
+def test_a_gguf_file_is_a_model_like_any_other(base, tmp_path, monkeypatch):
+    """transformers marks what it dequantised as quantised, and refuses to cast it."""
+
+    def read(source, **options):
+        model = LlamaForCausalLM.from_pretrained(base)
+        model.is_quantized = True
+        return model
+
+    monkeypatch.setattr(loading, "pretrained", lambda name: (str(base), {"gguf_file": "model.gguf"}))
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", read)
+    load_causal_lm(tmp_path / "model.gguf").float().save_pretrained(tmp_path)
 
 
 def test_layers_that_kept_their_positions_match_at_the_start(base):
