@@ -21,12 +21,13 @@ DESCRIPTION = """Give a pretrained model the positions and score processor of a 
 
   dape retrofit MODEL --corpus my_texts/ --control --seeds 3 --out runs/longer
   dape retrofit runs/rope --method dape1x3-kerple --steps 800
-  dape retrofit MODEL --method nope --steps 800                                   # DroPE
-  dape retrofit MODEL --method rope[scaling=linear,factor=8] --skip-length 1024   # PoSE
+  dape retrofit MODEL --method nope --steps 800
+  dape retrofit MODEL --method rope[scaling=linear,factor=8] --skip-length 1024
 
-MODEL is a folder, a name on the hub, a GGUF file, or a run of `dape train`. The table compares with the base cut to its
-window, which costs nothing, and with --control with the base trained on for as many steps. The same command resumes an
-interrupted one, or adds seeds. OUT/model is the result, for dape.load_retrofitted and `dape eval OUT/model`."""
+The last two are DroPE and PoSE. MODEL is a folder, a name on the hub, a GGUF file, or a run of `dape train`. The table
+compares with the base cut to its window, which costs nothing, and with --control with the base trained on for as many
+steps. The same command resumes an interrupted one, or adds seeds. OUT/model is the result, for dape.load_retrofitted
+and `dape eval OUT/model`."""
 
 
 @dataclass(frozen=True, kw_only=True)
