@@ -43,7 +43,7 @@ class DapeLM(HFLM):
     ) -> None:
         model = pretrained if isinstance(pretrained, PreTrainedModel) else load_model(pretrained, dtype=dtype)
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            tokenizer = load_tokenizer(tokenizer or model.config._name_or_path)
+            tokenizer = find_tokenizer(tokenizer or model.config._name_or_path)
         if len(tokenizer) > model.config.vocab_size:
             raise ValueError(
                 f"the tokenizer has {len(tokenizer)} tokens, the model knows {model.config.vocab_size}: "
@@ -78,7 +78,7 @@ def load_model(run: str | Path, *, dtype: str = "auto") -> PreTrainedModel:
     return load_causal_lm(model_folder(run), dtype=dtype)
 
 
-def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+def find_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer in a folder, or the byte tokenizer for "bytes"."""
     if source == "bytes":
         from dape.models.byte_tokenizer import byte_tokenizer

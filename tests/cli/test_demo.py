@@ -93,7 +93,7 @@ def test_the_example_is_the_whole_word_that_longer_input_helped_most():
 def test_without_the_models_it_says_where_they_are(options, tmp_path):
     elsewhere = demo.DemoOptions(models=tmp_path / "nowhere", text=options.text, out=options.out)
     with pytest.raises(ValueError, match="in the repository's folder models/"):
-        demo.reading(elsewhere, Console(file=io.StringIO()))
+        demo.read_on(elsewhere, Console(file=io.StringIO()))
 
 
 def test_the_first_part_shows_both_models_at_every_length(capsys, tmp_path):

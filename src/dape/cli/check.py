@@ -50,10 +50,10 @@ def main(arguments: list[str]) -> int:
         )
     names = [pattern.format(name) for name in encodings for pattern in PROCESSORS]
     names += [f"{name}-{encoding}" for name in processors for encoding in (*ENCODINGS, *encodings)]
-    return max(report(name) for name in names)
+    return max(print_failures(name) for name in names)
 
 
-def report(name: str) -> int:
+def print_failures(name: str) -> int:
     """Print the properties that fail for a method; 1 if any does."""
     from dape.conformance import failures, properties
 

@@ -157,7 +157,7 @@ def recall(options: DemoOptions, console: Console) -> Part:
     return part
 
 
-def reading(options: DemoOptions, console: Console) -> Part:
+def read_on(options: DemoOptions, console: Console) -> Part:
     """Perplexity by length of the shipped models on text that they have not seen, and a word that was recalled."""
     from dape.data import load_tokenizer
     from dape.evaluation import losses_by_length
@@ -169,7 +169,7 @@ def reading(options: DemoOptions, console: Console) -> Part:
         console, "2. Reading", f"Three models of four million parameters, trained on windows of {WINDOW} tokens of "
         f"Python, read {text}: perplexity of the same {LAST} tokens after more and more input.",
     )  # fmt: skip
-    models = {name: load_model(options.models / name) for name in MODELS}
+    models = {name: shipped_model(options.models / name) for name in MODELS}
     tokenizer = load_tokenizer(options.models / CONVOLVED)
     tokens, losses = held_out(tokenizer, options.text), {}
     for name, model in models.items():
@@ -196,7 +196,7 @@ def reading(options: DemoOptions, console: Console) -> Part:
     return part
 
 
-def load_model(folder: Path) -> Any:
+def shipped_model(folder: Path) -> Any:
     """A shipped model in float32."""
     import torch
 
@@ -283,7 +283,7 @@ def repair(options: DemoOptions, console: Console) -> Part:
     folder = options.models / "rope"
     with console.status("training both, and measuring"):
         report = adapt(
-            load_model(folder),
+            shipped_model(folder),
             texts=open_data(packed(options)),
             tokenizer=str(folder),
             window=WINDOW,
@@ -298,4 +298,4 @@ def repair(options: DemoOptions, console: Console) -> Part:
     return part
 
 
-PARTS: tuple[Callable[[DemoOptions, Console], Part], ...] = (recall, reading, training, repair)
+PARTS: tuple[Callable[[DemoOptions, Console], Part], ...] = (recall, read_on, training, repair)

@@ -17,7 +17,15 @@ from dape.cli.parsing import parse_action
 from dape.evaluation.probes import NOISE, PROBES, TRAINED
 from dape.lab.display import display
 from dape.lab.experiment import launcher_setting, make_launcher, run_experiment
-from dape.lab.tasks import RESULTS, TaskRun, check_settings, paper_table, record, report, results_in
+from dape.lab.tasks import (
+    RESULTS,
+    TaskRun,
+    check_settings,
+    paper_table,
+    record_runs,
+    results_in,
+    write_report,
+)
 from dape.settings import COUNT, SEED, setting
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
@@ -129,7 +137,7 @@ class RunOptions:
             )
         for run, error in outcome.failures:
             console.print(f"failed: {run.title}: {error}", style="red", markup=False)
-        record(out, runs, command, jobs=self.jobs)
+        record_runs(out, runs, command, jobs=self.jobs)
         print_results(out, console)
         return int(bool(outcome.failures))
 
@@ -214,7 +222,7 @@ def main(arguments: list[str]) -> int:
 
 
 def print_results(folder: Path, console: Console) -> None:
-    tables = report(folder)
+    tables = write_report(folder)
     for one in tables:
         console.print(one.rich())
         console.print()

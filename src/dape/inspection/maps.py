@@ -144,7 +144,7 @@ def inspect(
     layers = _chosen("layer", layers, config.num_hidden_layers)
     heads = _chosen("head", heads, config.num_attention_heads)
     rows_per_tile = rows_per_tile or affordable_rows(config, len(tokens))
-    check_memory(
+    check_map_memory(
         config,
         len(tokens),
         model.device,
@@ -372,7 +372,7 @@ def affordable_rows(config: DapeConfig, num_tokens: int) -> int:
     return max(1, min(64, TILE_BYTES // (num_tokens * bytes_per_pair(config))))
 
 
-def check_memory(
+def check_map_memory(
     config: DapeConfig, num_tokens: int, device: torch.device, *, num_maps: int, resolution: int, rows: int
 ) -> None:
     """Raise, with advice, if the estimated peak exceeds free memory: states of all layers, a layer, a tile, and the maps."""

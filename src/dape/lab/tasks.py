@@ -300,7 +300,7 @@ def commands_in(folder: Path) -> list[str]:
     return path.read_text("utf-8").splitlines() if path.exists() else []
 
 
-def record(folder: Path, runs: Sequence[TaskRun], command: str, *, jobs: int) -> None:
+def record_runs(folder: Path, runs: Sequence[TaskRun], command: str, *, jobs: int) -> None:
     """Gather the table of all results in the folder, and add the command, the machine and the runs to its commands.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     write_table(results_in(folder), folder / RESULTS)
@@ -330,7 +330,7 @@ def spans(lengths: tuple[int, ...]) -> str:
     return f"{lengths[0]}…{lengths[-1]}" + (f" by {step}" if step > 1 else "")
 
 
-def report(folder: Path) -> list[Table]:
+def write_report(folder: Path) -> list[Table]:
     """Write the folder's README.md and accuracy.png; returns the tables, narrow ones, for a terminal."""
     table = results_in(folder)
     if table.empty:
