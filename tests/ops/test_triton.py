@@ -71,6 +71,7 @@ SHAPES = {
     "2.7b": {"num_heads": 32, "head_dim": 80},
     "6.7b": {"num_heads": 32, "head_dim": 128},
     "llama-3-8b": {"num_heads": 32, "num_groups": 8, "head_dim": 128},
+    "float32": {"dtype": torch.float32},
 }
 
 
@@ -108,15 +109,13 @@ def test_every_kernel_is_assembled_and_fits(capability, shape):
         assert by_rows or re.search(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", ptx), launched.kernel.__name__
 
 
-# Launches of a forward and a backward pass. Beyond the scratch, every chunk of rows has its own:
-# 3 and 11 kernels, each of which then runs for longer than it takes to start.
+# Launches of a forward and a backward pass: three and twelve for each chunk of rows that the scratch holds.
 COUNTS = {
     "512": ({"length": 512}, 3, 12),
-    "2,048": ({"length": 2048}, 3, 12),
-    "4,096": ({"length": 4096}, 3, 24),
+    "4,096": ({"length": 4096}, 3, 12),
     "batch 32, 512": ({"length": 512, "batch": 32}, 3, 12),
-    "batch 32, 2,048": ({"length": 2048, "batch": 32}, 12, 90),
-    "8,192": ({"length": 8192}, 6, 45),
+    "batch 32, 2,048": ({"length": 2048, "batch": 32}, 6, 60),
+    "8,192": ({"length": 8192}, 6, 36),
     "decoding": ({"length": 2048, "queries": 1}, 4, None),
     "decoding, batch 64": ({"length": 2048, "queries": 1, "batch": 64}, 4, None),
     "plain": ({"length": 4096, "batch": 32, "width": None}, 1, None),
@@ -170,8 +169,7 @@ def test_scratch_is_bounded(length, sums, monkeypatch):
         return run
 
     # A recorded launch would keep its tensors alive.
-    for module in (calls, passes):
-        monkeypatch.setattr(module, "run", lambda *args: None)
+    monkeypatch.setattr(calls, "run", lambda *args: None)
     monkeypatch.setattr(calls, "SCRATCH", 0.005)
     monkeypatch.setattr(backend, "_forward", measured(backend._forward))
     monkeypatch.setattr(backend, "_backward", measured(backend._backward))

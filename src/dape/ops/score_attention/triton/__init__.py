@@ -102,17 +102,13 @@ def kind_of(problem: Problem) -> dict[str, Any]:
     tensors = [problem.q, problem.k, problem.v, *_bias_tensors(problem.bias).values()]
     tensors += [tensor for _, tensor in problem.program.tensors()]
     kinds = {type(None): "none", DistanceBias: "distance", SeparableBias: "separable"}
+    visible = problem.visible
     return {
-        "dtype": problem.q.dtype,
-        "num_heads": problem.q.shape[1],
-        "num_groups": problem.k.shape[1],
-        "head_dim": problem.q.shape[3],
-        "signature": problem.program.signature,
-        "bias": kinds.get(type(problem.bias), "dense"),
-        "causal": problem.causal,
-        "bounded": (problem.visible.first is not None, problem.visible.last is not None),
+        "dtype": problem.q.dtype, "num_heads": problem.q.shape[1], "num_groups": problem.k.shape[1],
+        "head_dim": problem.q.shape[3], "signature": problem.program.signature, "causal": problem.causal,
+        "bias": kinds.get(type(problem.bias), "dense"), "bounded": (visible.first is not None, visible.last is not None),
         "backward": torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
-    }
+    }  # fmt: skip
 
 
 def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
@@ -136,15 +132,8 @@ def program_like(signature: tuple, num_heads: int) -> ScoreProgram:
     given: dict[str, Any] = {
         name: torch.empty(num_heads) for name, has in zip(VECTORS, vectors, strict=True) if has
     }
-    return ScoreProgram(
-        stages(pre),
-        stages(post),
-        residual,
-        length_shift=shift,
-        softcap=softcap,
-        leak_future=leak_future,
-        **given,
-    )
+    given |= {"length_shift": shift, "softcap": softcap, "leak_future": leak_future}
+    return ScoreProgram(stages(pre), stages(post), residual, **given)
 
 
 def attend(problem: Problem) -> Tensor:
@@ -159,7 +148,6 @@ def arguments_of(problem: Problem) -> op.Arguments:
     tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v}
     tensors |= {"first": problem.visible.first, "last": problem.visible.last, "sink": program.sink}
     tensors |= _bias_tensors(bias)
-    pair = problem.pair
     stages = [
         stage_weight(stage, reads_bias=number == 0 and program.reads_bias(num_heads))
         for number, stage in enumerate(program.pre)
@@ -167,22 +155,16 @@ def arguments_of(problem: Problem) -> op.Arguments:
     shifts = [stage.offset for stage in program.pre]
     # Tables need rows that end at distance 0, wherever they begin, and include the columns after it that a second
     # stage reads.
-    if (
-        isinstance(bias, DistanceBias)
-        and pair is not None
-        and problem.causal
-        and problem.visible.last is None
-    ):
-        hidden, edges = hidden_tables(bias, pair, problem.k.shape[2], torch.float32)
+    ends_at_0 = problem.causal and problem.visible.last is None
+    if isinstance(bias, DistanceBias) and problem.pair is not None and ends_at_0:
+        hidden, edges = hidden_tables(bias, problem.pair, problem.k.shape[2], torch.float32)
         tensors["table"] = torch.cat([edges, hidden[None]]).transpose(1, 2)
         stages[0], shifts[0] = stages[0][:, :num_heads], None
     for number, (weight, shift) in enumerate(zip(stages, shifts, strict=True)):
         tensors |= {f"pre.{number}.weight": weight, f"pre.{number}.offset": shift}
     for number, stage in enumerate(program.post):
-        tensors |= {
-            f"post.{number}.weight": stage_weight(stage, reads_bias=False),
-            f"post.{number}.offset": stage.offset,
-        }
+        weight = stage_weight(stage, reads_bias=False)
+        tensors |= {f"post.{number}.weight": weight, f"post.{number}.offset": stage.offset}
     if program.length_scale is not None:
         first, last = problem.visible.bounds(
             problem.q.shape[2], problem.k.shape[2], causal=problem.causal, device=problem.q.device

@@ -17,22 +17,20 @@ from dape.ops.score_attention.triton.launch import interpreting, run
 from dape.ops.score_attention.types import Visible
 
 # Share of a GPU's memory for the images of a pass, freed after it.
-SCRATCH = 1 / 32
+SCRATCH = 1 / 16
 # Rows of a block in an image, and keys of a tile.
 BLOCK_R, BLOCK_K = 64, 64
-# Rows at a time where weights and their gradients are in registers together.
-ROWS = 32
 # Blocks on a multiprocessor at a time, for most kernels.
 RESIDENT = 4
 # Tensors that kernels declare and not every call has, and numbers and constants that go with their absence.
 OPTIONAL = (
     "image", "column_bias", "factor", "sink", "table", "values", "offsets", "gate", "residual", "given", "grad_out",
-    "grad_v", "grad_factor", "delta",
+    "weights", "grad_factor", "lse", "delta",
 )  # fmt: skip
 NEUTRAL = {
     "FACTOR": False, "SCORES": True, "IMAGE": False, "OFFSETS": False, "TABLE": False, "table_plane": 0,
     "table_lowest": 0, "PLANES": 0, "VALUES": False, "values_plane": 0, "values_lowest": 0, "REPEAT": 1,
-    "RESIDUALS": 0, "slope": 1.0,
+    "RESIDUALS": 0, "slope": 1.0, "LINEAR": False,
 }  # fmt: skip
 
 
@@ -155,7 +153,7 @@ class Call:
         )
         self.multiprocessors, memory = card(self.device)
         # Addresses inside of an image have 32 bits.
-        self.scratch = min(int(memory * SCRATCH), 2**31)
+        self.scratch = min(int(memory * SCRATCH), 3 * 2**30)
         part = head_part(self.head_dim)
         kind, bias = self._bias()
         self.arguments: dict[str, Any] = {**dict.fromkeys(OPTIONAL, self.q), **NEUTRAL}

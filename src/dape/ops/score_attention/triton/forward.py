@@ -89,62 +89,6 @@ def to_image(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def scores_kernel(
-    q, k, bias, column_bias, first, last, image,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, bias_batch, bias_head, bias_row, column_bias_batch,
-    column_bias_head, first_batch, image_batch, image_channel, num_rows, row_start, row_stop, num_keys, columns, per_split, scale,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """Scores (and the bias, as further channels) into an image, 0 where not visible.
-
-    A program takes a block of rows and a split of the keys. The grid is (row blocks · splits, H, B).
-    """
-    dtype: tl.constexpr = image.dtype.element_ty
-    blocks = tl.cdiv(num_rows, BLOCK_R)
-    block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
-    row = row_start + local
-    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
-    q += batch * q_batch + head * q_head
-    k += batch * k_batch + head * G // H * k_head
-    bias += batch * bias_batch + head * bias_head
-    column_bias += batch * column_bias_batch + head * column_bias_head
-    image += batch * image_batch + head * image_channel
-    queries = ()
-    for part in tl.static_range(PARTS):
-        queries = queries + (tl.trans(load_rows(q, row, row < row_stop, part, q_token, D, PART, True)),)
-    begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
-    end = tl.minimum(tl.max(high) + 1, (split + 1) * per_split)
-    cuts = tile_cuts(low, high, begin, end, BLOCK_K)
-    for third in tl.static_range(3):
-        for start in tl.range(cuts[third], cuts[third + 1], BLOCK_K, num_stages=STAGES):
-            column = start + tl.arange(0, BLOCK_K)
-            seen = column < num_keys if third != 1 else column >= 0
-            scores = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
-            for part in tl.static_range(PARTS):
-                tile = load_rows(k, column, seen, part, k_token, D, PART, third != 1)
-                scores = dot(tile, queries[part], scores, PRECISION)
-            scores *= scale
-            shown = seen[:, None]
-            if third != 1:
-                shown = (column[:, None] >= low[None, :]) & (column[:, None] <= high[None, :])
-                scores = tl.where(shown, scores, 0.0)
-            target = image + column[:, None] * num_rows + local[None, :]
-            inside = (column < columns)[:, None] & (local < num_rows)[None, :] if third != 1 else None
-            tl.store(target, to_image(scores, dtype), mask=inside)
-            if BIAS != "none":
-                values = load_bias(
-                    bias, column_bias, row[None, :], column[:, None], (row < row_stop)[None, :], seen[:, None], shown,
-                    bias_row, BIAS)  # fmt: skip
-                if third != 1:
-                    values = tl.where(shown, values, 0.0)
-                tl.store(target + H * image_channel, to_image(values, dtype), mask=inside)
-
-
-@triton.jit
 def load_pixels(image, index, there, EDGE: tl.constexpr):
     """Pixels of an image; with EDGE, 0 where they are not there."""
     if EDGE:
@@ -317,10 +261,135 @@ def unit_matrix(SIZE: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def add_sink(lse, sink):
-    """log(exp(lse) + exp(sink))."""
-    most = tl.maximum(lse, sink)
-    return most + tl.log(tl.exp(lse - most) + tl.exp(sink - most))
+def pairs_kernel(
+    q, k, v, grad_out, image, given, bias, column_bias, first, last, lse, delta, factor, result, weights, grad_factor,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, grad_out_batch, grad_out_head, grad_out_token, image_batch,
+    image_channel, given_batch, given_channel, bias_batch, bias_head, bias_row, column_bias_batch, column_bias_head,
+    first_batch, factor_batch, result_batch, result_channel, num_rows, row_start, row_stop, num_queries, num_keys, columns,
+    per_split, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGE: tl.constexpr, BIAS: tl.constexpr,
+    FACTOR: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A number for every pair of a query and a key, as an image `result`, 0 where not visible.
+
+    MODE: "scores", and the bias as further channels; "weights", recomputed from lse; "gradients", those of the logits
+    from that of the output, and the weights as an image of the same shape; "given", those of the logits from those of
+    the weights, an image `given`, and delta, the sum of their products in each row. Logits are as in attend_kernel;
+    gradients of the factor go to grad_factor [B, H, Tq].
+    A program takes a block of rows and a split of the keys. The grid is (row blocks · splits, H, B).
+    """
+    dtype: tl.constexpr = result.dtype.element_ty
+    blocks = tl.cdiv(num_rows, BLOCK_R)
+    block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
+    exists = row < row_stop
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * G // H * k_head
+    v += batch * k_batch + head * G // H * k_head
+    grad_out += batch * grad_out_batch + head * grad_out_head
+    image += batch * image_batch + head * image_channel
+    given += batch * given_batch + head * given_channel
+    bias += batch * bias_batch + head * bias_head
+    column_bias += batch * column_bias_batch + head * column_bias_head
+    result += batch * result_batch + head * result_channel
+    weights += batch * result_batch + head * result_channel
+    queries, directions, unit, row_factor = (), (), low, low
+    for part in tl.static_range(PARTS):
+        if SCORES:
+            queries = queries + (tl.trans(load_rows(q, row, exists, part, q_token, D, PART, True)),)
+        if MODE == "gradients":
+            rows = load_rows(grad_out, row, exists, part, grad_out_token, D, PART, True)
+            directions = directions + (tl.trans(rows),)
+    if IMAGE:
+        unit = unit_matrix(BLOCK_R, image.dtype.element_ty)
+    index = (batch * H + head) * num_queries + row
+    row_delta, row_grad = tl.zeros([BLOCK_R], tl.float32), tl.zeros([BLOCK_R], tl.float32)
+    if MODE != "scores":
+        row_lse = tl.load(lse + index, mask=exists, other=0.0)
+        # A row whose logits are all −∞ has no weights.
+        row_lse = tl.where(row_lse == -float("inf"), 0.0, row_lse) * LOG2E
+    if MODE == "gradients":
+        row_delta = tl.load(delta + index, mask=exists, other=0.0)
+    if FACTOR:
+        pointer = factor + batch * factor_batch + head * num_queries + row
+        row_factor = tl.load(pointer, mask=exists, other=0.0)
+    begin = tl.maximum(tl.min(low) // BLOCK_K * BLOCK_K, split * per_split)
+    cuts = tile_cuts(low, high, begin, tl.minimum(tl.max(high) + 1, (split + 1) * per_split), BLOCK_K)
+    # With the gradients of the weights given, a walk to sum delta comes first.
+    for final in tl.static_range(0 if MODE == "given" else 1, 2):
+        for third in tl.static_range(3):
+            for start in tl.range(cuts[third], cuts[third + 1], BLOCK_K, num_stages=STAGES):
+                key = start + tl.arange(0, BLOCK_K)
+                seen = key < num_keys if third != 1 else key >= 0
+                shown = seen[:, None]
+                inside = None
+                if third != 1:
+                    shown = (key[:, None] >= low[None, :]) & (key[:, None] <= high[None, :])
+                    inside = (key < columns)[:, None] & (local < num_rows)[None, :]
+                pixel = key[:, None] * num_rows + local[None, :]
+                logits = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
+                grad = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
+                for part in tl.static_range(PARTS):
+                    if SCORES:
+                        tile = load_rows(k, key, seen, part, k_token, D, PART, third != 1)
+                        logits = dot(tile, queries[part], logits, PRECISION)
+                    if MODE == "gradients":
+                        tile = load_rows(v, key, seen, part, k_token, D, PART, third != 1)
+                        grad = dot(tile, directions[part], grad, PRECISION)
+                logits *= scale
+                if IMAGE:
+                    logits = dot(load_pixels(image, pixel, shown, third != 1), unit, logits, PRECISION)
+                if BIAS != "none":
+                    values = load_bias(
+                        bias, column_bias, row[None, :], key[:, None], exists[None, :], seen[:, None], shown, bias_row,
+                        BIAS)  # fmt: skip
+                    if MODE == "scores":
+                        values = tl.where(shown, values, 0.0)
+                        tl.store(result + H * result_channel + pixel, to_image(values, dtype), mask=inside)
+                    else:
+                        logits += values
+                if MODE == "scores":
+                    found = to_image(tl.where(shown, logits, 0.0) if third != 1 else logits, dtype)
+                else:
+                    scaled = logits * row_factor[None, :] if FACTOR else logits
+                    found = tl.exp2(scaled * LOG2E - row_lse[None, :])
+                    if third != 1:
+                        found = tl.where(shown, found, 0.0)
+                if MODE == "given":
+                    grad = load_pixels(given, pixel, shown, third != 1).to(tl.float32)
+                if final == 0:
+                    row_delta += tl.sum(found * grad, 0)
+                else:
+                    if MODE == "gradients":
+                        tl.store(weights + pixel, found.to(dtype), mask=inside)
+                    if MODE == "gradients" or MODE == "given":
+                        found *= grad - row_delta[None, :]
+                        if FACTOR:
+                            row_grad += tl.sum(tl.where(found != 0, logits * found, 0.0), 0)
+                            found *= row_factor[None, :]
+                    tl.store(result + pixel, found.to(dtype), mask=inside)
+    if MODE == "given":
+        tl.store(delta + index, row_delta, mask=exists)
+    if FACTOR and MODE != "weights":
+        tl.store(grad_factor + index, row_grad, mask=exists)
+
+
+@triton.jit
+def softmax_sum(total, highest, sink, SINK: tl.constexpr):
+    """One over a sum of exponentials and the sum's logarithm; total: the sum over exp(highest), 0 if nothing is seen."""
+    empty = total == 0
+    share = 1 / tl.where(empty, 1.0, total)
+    lse = tl.where(empty, 0.0, highest) - tl.log(share)
+    if SINK:
+        alone, further = lse, tl.load(sink).to(tl.float32)
+        most = tl.maximum(alone, further)
+        lse = most + tl.log(tl.exp(alone - most) + tl.exp(further - most))
+        share *= tl.exp(alone - lse)
+    return share, tl.where(empty, -float("inf"), lse)
 
 
 @triton.jit
@@ -331,15 +400,15 @@ def attend_kernel(
     out_rows, num_queries, num_keys, per_split, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, SCORES: tl.constexpr, IMAGE: tl.constexpr,
-    BIAS: tl.constexpr, FACTOR: tl.constexpr, SINK: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    BIAS: tl.constexpr, FACTOR: tl.constexpr, SINK: tl.constexpr, SUMS: tl.constexpr, LINEAR: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [splits, B, H, out_rows, D] and lse [splits, B, H, out_rows]: softmax · V over a split of the visible keys.
 
     The logits are the sum of those present among scores (SCORES), an image (IMAGE) and a bias (BIAS), times factor
     [1 or B, H, Tq] (FACTOR). SINK: sink [H] is the logit of a further key with value zero. Without SUMS, only lse is
-    written. A split that sees nothing has lse −∞. The grid is (row blocks · splits, H, B); the last rows, which see the
-    most, go first.
+    written. LINEAR: the image itself · V · scale. A split that sees nothing has lse −∞. The grid is (row blocks · splits,
+    H, B); the last rows, which see the most, go first.
     """
     blocks = tl.cdiv(num_rows, BLOCK_R)
     block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
@@ -383,24 +452,29 @@ def attend_kernel(
                     tile = load_rows(k, key, seen, part, k_token, D, PART, third != 1)
                     logits = dot(queries[part], tl.trans(tile), logits, PRECISION)
                 logits *= scale
+            pixel = key[None, :] * num_rows + local[:, None]
             if IMAGE:
                 # As an operand of a product with the unit matrix, a tile of the image is cheap to load into registers.
-                index = key[None, :] * num_rows + local[:, None]
-                logits = dot(load_pixels(image, index, shown, third != 1), unit, logits, PRECISION)
+                logits = dot(load_pixels(image, pixel, shown, third != 1), unit, logits, PRECISION)
             if BIAS != "none":
                 logits += load_bias(
                     bias, column_bias, row[:, None], key[None, :], exists[:, None], seen[None, :], shown, bias_row,
                     BIAS)  # fmt: skip
-            if FACTOR:
-                logits *= row_factor[:, None]
-            if third != 1:
-                logits = tl.where(shown, logits, -float("inf"))
-            higher = tl.maximum(highest, tl.max(logits, 1) * LOG2E)
-            # Before the first visible key all logits are −∞: any finite number will do.
-            base = tl.where(higher == -float("inf"), 0.0, higher)
-            weights = tl.exp2(logits * LOG2E - base[:, None])
-            shrink = tl.exp2(highest - base)
-            total = total * shrink + tl.sum(weights, 1)
+            if LINEAR:
+                weights = load_pixels(image, pixel, shown, third != 1)
+                shrink = tl.full([BLOCK_R], 1.0, tl.float32)
+            else:
+                if FACTOR:
+                    logits *= row_factor[:, None]
+                if third != 1:
+                    logits = tl.where(shown, logits, -float("inf"))
+                higher = tl.maximum(highest, tl.max(logits, 1) * LOG2E)
+                # Before the first visible key all logits are −∞: any finite number will do.
+                base = tl.where(higher == -float("inf"), 0.0, higher)
+                weights = tl.exp2(logits * LOG2E - base[:, None])
+                shrink = tl.exp2(highest - base)
+                total = total * shrink + tl.sum(weights, 1)
+                highest = higher
             if SUMS:
                 weights = weights.to(v.dtype.element_ty)
                 updated = ()
@@ -408,17 +482,11 @@ def attend_kernel(
                     tile = load_rows(v, key, seen, part, k_token, D, PART, third != 1)
                     updated = updated + (dot(weights, tile, sums[part] * shrink[:, None], PRECISION),)
                 sums = updated
-            highest = higher
-    empty = total == 0
-    share = 1 / tl.where(empty, 1.0, total)
-    result = tl.where(empty, 0.0, highest) / LOG2E - tl.log(share)
-    if SINK:
-        alone = result
-        result = add_sink(alone, tl.load(sink + head).to(tl.float32))
-        share *= tl.exp(alone - result)
-    result = tl.where(empty, -float("inf"), result)
     index = ((split * tl.num_programs(2) + batch) * H + head) * out_rows + row - out_start
-    tl.store(lse + index, result, mask=exists)
+    share = tl.zeros([BLOCK_R], tl.float32) + scale
+    if not LINEAR:
+        share, result = softmax_sum(total, highest / LOG2E, sink + head, SINK)
+        tl.store(lse + index, result, mask=exists)
     if SUMS:
         for part in tl.static_range(PARTS):
             dim = part * PART + tl.arange(0, PART)
@@ -447,13 +515,7 @@ def merge_kernel(
         total += weight
         if SUMS:
             mean += weight * tl.load(parts + (split * every + index) * D + dim, mask=dim < D, other=0.0)
-    share = 1 / tl.where(total == 0, 1.0, total)
-    result = base - tl.log(share)
-    if SINK:
-        alone = result
-        result = add_sink(alone, tl.load(sink + head).to(tl.float32))
-        share *= tl.exp(alone - result)
-    result = tl.where(total == 0, -float("inf"), result)
+    share, result = softmax_sum(total, base, sink + head, SINK)
     index = (batch * H + head) * num_queries + row_start + row
     tl.store(lse + index, result)
     if SUMS:

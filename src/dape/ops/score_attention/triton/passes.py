@@ -11,7 +11,6 @@ from dape.ops.score_attention.triton import backward
 from dape.ops.score_attention.triton import call as calls
 from dape.ops.score_attention.triton import forward as ahead
 from dape.ops.score_attention.triton.call import Call, Chain, Chunk, StageTensors, padded
-from dape.ops.score_attention.triton.launch import run
 
 # Two stages run as one kernel if their weights fit into registers along with the running sums.
 FUSED_NUMBERS = 2 * 3 * 32 * 32
@@ -35,10 +34,11 @@ def attend_chunk(chunk: Chunk, out: Tensor, lse: Tensor) -> None:
     """Write the output and log-sum-exp of a chunk's rows; its images are freed on return."""
     call = chunk.call
     image = convolved(chunk, call.pre, scores(chunk)) if call.pre else None
-    softmax_times_values(chunk, image, out, lse)
+    attended(chunk, out, lse, SUMS=not call.post, **logit_arguments(call, image))
     if call.post:
-        weights = convolved(chunk, call.post, weights_image(chunk, image, lse))
-        products(chunk, weights, call.v, 1.0, out, keys=False)
+        weights = chunk.image(call.num_heads, call.dtype)
+        pairs(chunk, "weights", weights, lse=lse, **logit_arguments(call, image))
+        row_products(chunk, convolved(chunk, call.post, weights), call.v, 1.0, out)
 
 
 def is_fused(call: Call, chain: Chain) -> bool:
@@ -58,21 +58,27 @@ def scores(chunk: Chunk) -> Tensor:
     """The first image of a chunk: scores, and the bias if it has channels."""
     call = chunk.call
     image = chunk.image(call.pre[0].num_in, call.dtype)
-    write_scores(chunk, image, **({} if call.bias_in_image else {"BIAS": "none"}))
+    pairs(chunk, "scores", image, **({} if call.bias_in_image else {"BIAS": "none"}))
     return image
 
 
-def write_scores(chunk: Chunk, image: Tensor, **own: Any) -> None:
-    """Write products of q and k, 0 where not visible, and the bias into an image."""
+def pairs(chunk: Chunk, mode: str, result: Tensor, **own: Any) -> None:
+    """Write a number for every pair into an image: scores, weights, or gradients of the logits."""
     call = chunk.call
-    rows = min(2 * calls.BLOCK_R, chunk.size)
+    own = {"MODE": mode, "result": result} | own
+    rows, splits, per_split = chunk.block, 1, chunk.columns
+    if mode == "scores":
+        own["FACTOR"], rows = False, min(2 * calls.BLOCK_R, chunk.size)
     blocks = -(-chunk.size // rows)
-    programs = calls.RESIDENT * call.multiprocessors // (blocks * call.num_heads * call.batch)
-    splits, per_split = split_keys(chunk, programs)
+    if mode != "given" and (call.factor is None or mode != "gradients"):
+        splits, per_split = split_keys(
+            chunk, calls.RESIDENT * call.multiprocessors // (blocks * call.num_heads * call.batch)
+        )
     # float32 operands take the registers of more warps.
     warps = max(1, min(8 if call.dtype == torch.float32 else 4, rows // 16))
-    own = {"image": image, "per_split": per_split} | own
-    chunk.run(ahead.scores_kernel, blocks * splits, call.num_heads, *pipelined(warps, BLOCK_R=rows), **own)
+    keys = calls.BLOCK_K if mode == "scores" else min(32, calls.BLOCK_K)
+    variants = pipelined(warps, BLOCK_R=rows, BLOCK_K=keys)
+    chunk.run(ahead.pairs_kernel, blocks * splits, call.num_heads, *variants, per_split=per_split, **own)
 
 
 def convolved(chunk: Chunk, chain: Chain, image: Tensor, keep: list[Tensor] | None = None) -> Tensor:
@@ -137,17 +143,10 @@ def one_stage(
     """Run a stage of any size over an image, or with its turned weights over a gradient."""
     parts = channel_parts(image.shape[1], out.shape[1])
     taps = stage.kernel_size * parts["IN_PARTS"]
-    own |= {
-        "image": image,
-        "out": out,
-        "weights": weights,
-        "K": stage.kernel_size,
-        "UNROLL": taps if taps <= 8 else 1,
-    }
-    variants = pipelined(max(1, chunk.block // 32))
-    chunk.run(
-        backward.stage_kernel, chunk.blocks, chunk.walks * parts["OUT_PARTS"], *variants, **parts, **own
-    )
+    own |= parts | {"image": image, "out": out, "weights": weights, "K": stage.kernel_size}
+    own["UNROLL"] = taps if taps <= 8 else 1
+    programs, variants = chunk.walks * parts["OUT_PARTS"], pipelined(max(1, chunk.block // 32))
+    chunk.run(backward.stage_kernel, chunk.blocks, programs, *variants, **own)
 
 
 def logit_arguments(call: Call, image: Tensor | None) -> dict[str, Any]:
@@ -158,40 +157,64 @@ def logit_arguments(call: Call, image: Tensor | None) -> dict[str, Any]:
     return own | ({"BIAS": "none"} if "bias" not in call.residual or call.adds_values else {})
 
 
-def softmax_times_values(chunk: Chunk, image: Tensor | None, out: Tensor, lse: Tensor) -> None:
-    """Write the output (unless stages follow) and the log-sum-exp of a chunk's rows."""
+def attended(chunk: Chunk, out: Tensor, lse: Tensor | None, *, SUMS: bool = True, **own: Any) -> None:
+    """Write the output (if SUMS) and, unless LINEAR, the log-sum-exp of a chunk's rows."""
     call, rows = chunk.call, chunk.block
-    others = call.num_heads * call.batch
-    if chunk.blocks // 2 * others >= call.multiprocessors and call.dtype == torch.float16:
-        rows = 2 * chunk.block
+    others, sums = call.num_heads * call.batch, lse
+    exact = call.dtype == torch.float32
+    if exact:
+        rows = min(32, rows)
+    elif chunk.blocks // 2 * others >= call.multiprocessors:
+        rows = 2 * rows
     blocks = -(-chunk.size // rows)
     # Parts are merged by a kernel of their own: only if most of the GPU were idle, or for long.
     programs = blocks * others
     short = 2 * programs <= call.multiprocessors
     splits, per_split = split_keys(chunk, 2 * call.multiprocessors // programs, 256 if short else 2048)
-    whole: dict[str, Any] = {"out": out, "lse": lse, "SINK": call.sink is not None, "SUMS": not call.post}
-    own = logit_arguments(call, image) | whole | {"per_split": per_split}
-    own |= {"out_start": 0, "out_rows": call.num_queries}
+    whole: dict[str, Any] = {"out": out, "SINK": call.sink is not None, "SUMS": SUMS}
+    whole |= {} if lse is None else {"lse": lse}
+    own = whole | {"out_start": 0, "out_rows": call.num_queries, "per_split": per_split} | own
     if splits > 1:
         num_rows = chunk.stop - chunk.start
         shape = (splits, call.batch, call.num_heads, num_rows, call.head_dim)
         parts = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
         sums = calls.blank_memory(*shape[:4], dtype=torch.float32, device=call.device)
         own |= {"out": parts, "lse": sums, "out_start": chunk.start, "out_rows": num_rows, "SINK": False}
-    # Sums of wide heads, and float32, take the registers of more warps.
-    wide = call.head_dim > 80 or call.dtype == torch.float32
-    warps = max(1, min(8 if wide else 4, rows // (8 if call.dtype == torch.float32 else 16)))
-    tile = calls.BLOCK_K // 2 if rows == 128 else calls.BLOCK_K
+    # Sums of wide heads, and all that is float32, take the registers of more warps.
+    warps = rows // 4 if exact else min(8 if call.head_dim > 80 else 4, rows // 16)
+    tile = min(32, calls.BLOCK_K) if exact or rows == 128 else calls.BLOCK_K
     variants = [
         {"BLOCK_R": rows, "BLOCK_K": keys, "STAGES": stages, "num_warps": warps}
         for keys, stages in ((tile, 3), (tile, 2), (min(32, tile), 1))
     ]
     chunk.run(ahead.attend_kernel, blocks * splits, call.num_heads, *variants, **own)
-    if splits > 1:
-        own = whole | {"parts": parts, "sums": sums, "num_splits": splits, "WIDTH": padded(call.head_dim)}
-        chunk.run(
-            ahead.merge_kernel, num_rows, call.num_heads, {"num_warps": 1}, **own | {"num_rows": num_rows}
-        )
+    if splits > 1 and lse is None:
+        out[:, :, chunk.start : chunk.stop] = parts.sum(0)
+    elif splits > 1:
+        whole |= {"parts": parts, "sums": sums, "num_splits": splits, "WIDTH": padded(call.head_dim)}
+        chunk.run(ahead.merge_kernel, num_rows, call.num_heads, {"num_warps": 1}, num_rows=num_rows, **whole)
+
+
+def row_products(chunk: Chunk, image: Tensor, x: Tensor, scale: float, out: Tensor) -> None:
+    """Write the rows of out [B, H, Tq, D]: those of an image times x [B, G, Tk, D], times scale."""
+    own: dict[str, Any] = {
+        "v": x,
+        "image": image,
+        "scale": scale,
+        "SCORES": False,
+        "BIAS": "none",
+        "FACTOR": False,
+    }
+    attended(chunk, out, None, LINEAR=True, **own)
+
+
+def key_products(chunk: Chunk, image: Tensor, x: Tensor, scale: float, out: Tensor) -> None:
+    """Add to out [B, H, Tk, D]: the columns of an image times the chunk's rows of x [B, H, Tq, D], times scale."""
+    call = chunk.call
+    programs = -(-min(chunk.columns, call.num_keys) // calls.BLOCK_K)
+    variants = pipelined(8 if call.dtype == torch.float32 else 4)
+    own = {"x": x, "image": image, "scale": scale, "out": out}
+    chunk.run(backward.keys_kernel, programs, call.num_heads, *variants, **own)
 
 
 def split_keys(chunk: Chunk, wanted: int, least: int = 256) -> tuple[int, int]:
@@ -200,44 +223,6 @@ def split_keys(chunk: Chunk, wanted: int, least: int = 256) -> tuple[int, int]:
     wanted = max(1, min(wanted, -(-chunk.columns * 64 // (least * tile))))
     per_split = -(-chunk.columns // (wanted * tile)) * tile
     return -(-chunk.columns // per_split), per_split
-
-
-def weights_image(chunk: Chunk, image: Tensor | None, lse: Tensor) -> Tensor:
-    """The weights of a chunk as an image, 0 where not visible; `image`: output of the stages before the softmax."""
-    weights = chunk.image(chunk.call.num_heads, chunk.call.dtype)
-    write_weights(chunk, image, weights, lse=lse, MODE="weights")
-    return weights
-
-
-def write_weights(chunk: Chunk, image: Tensor | None, result: Tensor, **own: Any) -> None:
-    """Run the kernel that recomputes logits and weights from the log-sum-exp."""
-    call = chunk.call
-    own |= logit_arguments(call, image) | {"result": result}
-    variants = pipelined(4, ROWS=min(calls.ROWS, chunk.block))[1:]
-    chunk.run(backward.weights_kernel, -(-chunk.columns // calls.BLOCK_K), call.num_heads, *variants, **own)
-
-
-def products(chunk: Chunk, image: Tensor, x: Tensor, scale: float, out: Tensor, *, keys: bool) -> None:
-    """Products of an image and rows of x, [B, G, tokens, D], times scale.
-
-    keys: added to out [B, H, Tk, D] in float32, from the chunk's queries x; else written for the rows of the chunk to
-    out [B, H, Tq, D], from all keys x.
-    """
-    call, splits, parts = chunk.call, 1, None
-    own = {"x": x, "image": image, "scale": scale, "G": x.shape[1], "KEYS": keys, "per_split": 0}
-    own |= {"out": out, "out_start": 0, "out_rows": out.shape[2]}
-    programs = -(-min(chunk.columns, call.num_keys) // calls.BLOCK_K)
-    if not keys:
-        wanted = 2 * call.multiprocessors // (chunk.blocks * call.num_heads * call.batch)
-        splits, own["per_split"] = split_keys(chunk, wanted, 2048)
-        programs = chunk.blocks * splits
-    if splits > 1:
-        shape = (splits, call.batch, call.num_heads, chunk.stop - chunk.start, call.head_dim)
-        parts = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
-        own |= {"out": parts, "out_start": chunk.start, "out_rows": shape[3]}
-    chunk.run(backward.products_kernel, programs, call.num_heads, *pipelined(4), **own)
-    if parts is not None:
-        out[:, :, chunk.start : chunk.stop] = parts.sum(0)
 
 
 class Gradients:
@@ -252,13 +237,11 @@ class Gradients:
         self.q = calls.blank_memory(*call.q.shape, dtype=call.q.dtype, device=call.device)
         of_keys = (call.batch, call.num_heads, call.num_keys, call.head_dim)
         self.k, self.v = self._zeros(*of_keys), self._zeros(*of_keys)
-        of_bias = {"factor": call.factor, "dense": call.dense, "row": call.row, "column": call.column}
+        of_bias = {"dense": call.dense, "row": call.row, "column": call.column}
         self.of_bias = {name: self._zeros(*x.shape) for name, x in of_bias.items() if x is not None}
-        bytes_per_pair = sum(call.pre.widths or [call.num_heads]) * call.dtype.itemsize
-        if call.post:
-            # The gradients of the weights, before and after the stages, have images of their own.
-            bytes_per_pair += sum([*call.post.widths, 2 * call.num_heads]) * call.dtype.itemsize
-        chunks = list(call.chunks(bytes_per_pair))
+        # The weights, or with further stages their gradients, have an image of their own.
+        channels = sum([*(call.pre.widths or [call.num_heads]), *call.post.widths, call.num_heads])
+        chunks = list(call.chunks(channels * call.dtype.itemsize))
         # Sums by distance of a batch entry [planes, distances, channels], and of a stage's program [taps, in, out].
         self.sums: dict[Any, Tensor] = {}
         if call.values is not None:
@@ -271,16 +254,9 @@ class Gradients:
                 shape = (programs, stage.kernel_size + 1, padded(stage.num_in), padded(stage.num_out))
                 self.sums[side, number] = self._zeros(*shape)
         # Inner product of each row's weights and their gradients; behind stages after the softmax, chunk by chunk.
-        self.delta = calls.blank_memory(*lse.shape, dtype=torch.float32, device=call.device)
+        self.delta, self.factor = torch.empty_like(lse), torch.empty_like(lse)
         if not call.post:
-            grid = (-(-call.num_queries // 32), call.num_heads, call.batch)
-            own: dict[str, Any] = {
-                "x": out.transpose(2, 3),
-                "y": self.grad_out.transpose(2, 3),
-                "sums": self.delta,
-            }
-            own |= {"row_start": 0, "row_stop": call.num_queries, "columns": call.head_dim, "VISIBLE": False}
-            run(backward.inner_kernel, grid, call.arguments | own, {"BLOCK_R": 32, "num_warps": 4})
+            self.delta = (out.float() * self.grad_out).sum(3)
         for chunk in chunks:
             self._add_chunk(chunk)
 
@@ -293,6 +269,8 @@ class Gradients:
         k, v = (x.unflatten(1, (call.num_groups, -1)).sum(2) if call.num_groups < call.num_heads else x
                 for x in (self.k, self.v))  # fmt: skip
         found = {"q": self.q, "k": k, "v": v, **self.of_bias}
+        if call.factor is not None:
+            found["factor"] = self.factor.sum_to_size(call.factor.shape)
         if call.table is not None:
             found["table"] = self.sums["table"].sum(0)
         if call.values is not None:
@@ -317,10 +295,19 @@ class Gradients:
             images.append(scores(chunk))
             convolved(chunk, call.pre, images[0], keep=images)
         image = images[-1] if images else None
-        given = self._weights(chunk, image) if call.post else None
-        grad = self._logits(chunk, image, given)
+        # Over the image that it reads.
+        grad = chunk.image(heads, call.grad_dtype) if image is None else image.view(call.grad_dtype)
+        own = logit_arguments(call, image)
+        own |= {"lse": self.lse, "delta": self.delta, "grad_factor": self.factor}
+        if call.post:
+            pairs(chunk, "given", grad, given=self._weights(chunk, image), **own)
+        else:
+            weights = chunk.image(heads, call.grad_dtype)
+            pairs(chunk, "gradients", grad, grad_out=self.grad_out, weights=weights, **own)
+            key_products(chunk, weights, self.grad_out, 1.0, self.v)
+            del weights
         # The first channels of an image are the scores.
-        both = call.bias_in_image and call.residual == "scores+bias"
+        both = call.bias_in_image and call.residual == ["scores", "bias"]
         if "bias" in call.residual and not both:
             self._bias(chunk, grad)
         if call.pre:
@@ -328,50 +315,22 @@ class Gradients:
             grad = self._stages(chunk, "pre", images, grad, residuals)
             if call.bias_in_image:
                 self._bias(chunk, grad[:, heads:])
-        products(chunk, grad, call.k, call.scale, self.q, keys=False)
-        products(chunk, grad, call.q, call.scale, self.k, keys=True)
+        row_products(chunk, grad, call.k, call.scale, self.q)
+        key_products(chunk, grad, call.q, call.scale, self.k)
 
     def _weights(self, chunk: Chunk, image: Tensor | None) -> Tensor:
-        """Gradients of the weights, as an image, if stages follow them; fills in `delta`, adds to those of v."""
+        """Gradients of the weights, as an image, if stages follow them; adds to those of v."""
         call = self.call
-        images = [weights_image(chunk, image, self.lse)]
+        images = [chunk.image(call.num_heads, call.dtype)]
+        pairs(chunk, "weights", images[0], lse=self.lse, **logit_arguments(call, image))
         convolved(chunk, call.post, images[0], keep=images)
-        products(chunk, images[-1], self.grad_out, 1.0, self.v, keys=True)
+        key_products(chunk, images[-1], self.grad_out, 1.0, self.v)
         grad = chunk.image(call.num_heads, call.grad_dtype)
-        write_scores(chunk, grad, q=self.grad_out, k=call.v, scale=1.0, BIAS="none")
-        # The weights themselves are needed once more.
-        grad = self._stages(chunk, "post", images, grad, 0, chunk.image(call.num_heads, call.grad_dtype))
-        own = {"x": images[0], "y": grad, "sums": self.delta, "VISIBLE": True}
-        chunk.run(backward.inner_kernel, chunk.blocks, call.num_heads, {"num_warps": 4}, **own)
-        return grad
+        pairs(chunk, "scores", grad, q=self.grad_out, k=call.v, scale=1.0, BIAS="none")
+        return self._stages(chunk, "post", images, grad, 0)
 
-    def _logits(self, chunk: Chunk, image: Tensor | None, given: Tensor | None) -> Tensor:
-        """Gradients of the logits, as an image that overwrites `image`; adds to those of v unless those of the weights are `given`."""
-        call = self.call
-        grad = chunk.image(call.num_heads, call.grad_dtype) if image is None else image.view(call.grad_dtype)
-        own: dict[str, Any] = {"MODE": "gradients", "grad_out": self.grad_out, "grad_v": self.v}
-        if given is not None:
-            own = {"MODE": "given", "given": given}
-        if call.factor is not None:
-            # Tiles that no row of a block sees are skipped.
-            shape = (-(-chunk.columns // calls.BLOCK_K), call.batch, call.num_heads, chunk.size)
-            own["grad_factor"] = self._zeros(*shape)
-        write_weights(chunk, image, grad, lse=self.lse, delta=self.delta, **own)
-        if call.factor is not None:
-            rows = own["grad_factor"].sum(0)[..., : chunk.stop - chunk.start]
-            add(self.of_bias["factor"][:, :, chunk.start : chunk.stop], rows)
-        return grad
-
-    def _stages(
-        self,
-        chunk: Chunk,
-        side: str,
-        images: list[Tensor],
-        grad: Tensor,
-        residuals: int,
-        first: Tensor | None = None,
-    ) -> Tensor:
-        """Gradients of the first image, written over it or into `first`; adds to those of weights, offsets and the table.
+    def _stages(self, chunk: Chunk, side: str, images: list[Tensor], grad: Tensor, residuals: int) -> Tensor:
+        """Gradients of the first image, written over it; adds to those of weights, offsets and the table.
 
         residuals: number of channels of the first image, from its first on, that are also added to the result.
         """
@@ -380,7 +339,7 @@ class Gradients:
         for number in reversed(range(len(chain))):
             stage, image, held, wanted = chain[number], images[number], *chain.held[number : number + 2]
             self._taps(chunk, (side, number), stage, image, grad, held=held, wanted=wanted)
-            into = first if number == 0 and first is not None else image.view(call.grad_dtype)
+            into = image.view(call.grad_dtype)
             own: dict[str, Any] = {"LEFT": stage.right, "held": wanted, "wanted": held}
             if number > 0:
                 own |= {"FINISH": "gate", "gate": image, "slope": chain[number - 1].slope}
@@ -398,17 +357,11 @@ class Gradients:
     ) -> None:
         """Add to the sums from which the gradients of a stage's weights and offset are computed."""
         parts, taps = channel_parts(stage.num_in, stage.num_out), stage.kernel_size + 1
-        programs, group = chunk.blocks * chunk.walks * self.call.batch, min(taps, 4)
-        own |= parts | {
-            "image": image,
-            "grad": grad,
-            "sums": self.sums[name],
-            "TAPS": group,
-            "K": stage.kernel_size,
-        }
-        grid = (programs, parts["IN_PARTS"] * parts["OUT_PARTS"], -(-taps // group))
-        arguments = chunk.arguments | own | {"LEFT": stage.left}
-        run(backward.taps_kernel, grid, arguments, *pipelined(max(1, chunk.block // 32)))
+        own |= parts | {"image": image, "grad": grad, "sums": self.sums[name], "LEFT": stage.left}
+        own |= {"K": stage.kernel_size, "TAPS": min(taps, 4)}
+        tasks = parts["IN_PARTS"] * parts["OUT_PARTS"] * -(-taps // own["TAPS"])
+        variants = pipelined(max(1, chunk.block // 32))
+        chunk.run(backward.taps_kernel, chunk.blocks * chunk.walks, tasks, *variants, **own)
 
     def _bias(self, chunk: Chunk, grad: Tensor) -> None:
         """Add the gradients of the bias from those of its image."""
