@@ -11,7 +11,6 @@ from papers.ledger import (
     accurate,
     across,
     at_most,
-    below,
     changes,
     exact,
     grows,
@@ -52,7 +51,7 @@ NARROW, MIDDLE, WIDE = "dape1x3-kerple[width=10]", "dape1x3-kerple[width=21]", "
 SIZE = "it needs the paper's models, text and 50 thousand steps: `--scale paper`"
 
 
-def linear_convolution() -> float:
+def linear_convolution(_: object) -> float:
     """Largest difference between scores convolved along the keys and scores with convolved keys, in float64."""
     generator = torch.Generator().manual_seed(0)
     queries, keys = torch.randn(2, 16, 3, 8, dtype=torch.float64, generator=generator)
@@ -63,7 +62,7 @@ def linear_convolution() -> float:
     return float((of_scores - of_keys).abs().max())
 
 
-def cost_ratio() -> float:
+def cost_ratio(_: object) -> float:
     """|cost(B, T) / cost(BK, T/K) − K| of the paper's formula B(hdT² + hDT²), for K = 16."""
 
     def cost(batch: int, length: int, heads: int = 12, width: int = 64, hidden: int = 32) -> int:
@@ -156,7 +155,7 @@ CLAIMS = [
     Claim("leak-far", "4.5", "With the leak, Kerple's stays there up to 16 times the training length.",
           "leakage", at_most(LEAKS[1:2], 1.1, ["longest"]), paper="about 1", longer="beyond/longer_training"),
     Claim("no-leak", "4.5", "With the mask nothing leaks: decoded token by token from a cache, losses are those of one pass.",
-          "code", lambda data: [*below("decoded", 1e-4)(data), *below("followed", 1e-4)(data)], ("computed",), ours=True),
+          "code", exact(lambda data: data.frame.query("metric in ('decoded', 'followed')")["sum"].max(), 1e-4), ("computed",), ours=True),
     Claim("cheaper", "4.6", "Trained at the shorter length, kernel 3 of width 10 is better than kernel 1 of width 64.",
           "same_cost", lower(NARROW, WIDE, train="shortest"), paper="8.16 < 8.21, 4.74 < 4.87"),
     Claim("cheaper-longer", "4.6", "Trained at the longer length as well, up to eight times that length.",
