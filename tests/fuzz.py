@@ -130,7 +130,9 @@ def draw_stage(
     )
 
 
-def draw_program(draw: Draw, heads: int, *, has_bias: bool, rows: bool, triton: bool = False) -> ScoreProgram:
+def draw_program(
+    draw: Draw, heads: int, *, has_bias: bool, rows: bool, causal: bool, triton: bool = False
+) -> ScoreProgram:
     """A plain softmax, the paper's pair, or any stages; triton: what those kernels take."""
     kind = draw.one("program", "plain", "pair", "pair", "stages", "stages", "stages")
     if kind == "plain":
@@ -155,11 +157,13 @@ def draw_program(draw: Draw, heads: int, *, has_bias: bool, rows: bool, triton: 
         for n in range(after)
     )
     length_scale = draw.normal(heads).abs() if draw.chance("length scale", 0.2) else None
+    stick = causal and not triton and draw.chance("stick-breaking", 0.2)
     return ScoreProgram(
         pre,
         post,
         draw.one("residual", "scores+bias", "scores", "bias", "none") if depth else "scores+bias",
-        sink=draw.normal(heads) if draw.chance("sink", 0.2) else None,
+        sink=draw.normal(heads) if not stick and draw.chance("sink", 0.2) else None,
+        normaliser="stickbreaking" if stick else "softmax",
         length_scale=length_scale,
         length_offset=draw.normal(heads)
         if length_scale is not None and draw.chance("length offset")
@@ -232,7 +236,8 @@ def op(draw: Draw, *, triton: bool = False) -> Iterator[str]:
     for name, shape in shapes.items():
         leaf(name, draw.normal(*shape), learned=trains in ("all", "inputs"))
     form = draw.one("bias", "none", "dense", "distance", "separable", *(["tiles"] * (not triton)))
-    program = draw_program(draw, heads, has_bias=form != "none", rows=rows and queries <= keys, triton=triton)
+    rows = rows and queries <= keys
+    program = draw_program(draw, heads, has_bias=form != "none", rows=rows, causal=causal, triton=triton)
     named = {}
     for name, tensor in program.tensors():
         named[name] = leaf(name, tensor, learned=trains in ("all", "added"), own=False)

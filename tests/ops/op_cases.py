@@ -161,7 +161,8 @@ def build(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> Call
         )  # fmt: skip
     visible = _visible(c, generator)
     bias = _curve(c, dtype, leaves, visible) if c.bias == "curve" else _bias(c, draw)
-    return Call(q, k, v, program, bias, visible, c.causal, leaves)
+    stick = program is not None and program.normaliser == "stickbreaking"
+    return Call(q, k, v, program, bias, visible, c.causal or stick, leaves)
 
 
 def _curve(c: Case, dtype: torch.dtype, leaves: dict[str, Tensor], visible: Visible) -> Bias:
@@ -254,6 +255,10 @@ def _activated(c: Case, draw, slope: float) -> ScoreProgram:
     return ScoreProgram((stage,), residual="scores")
 
 
+def _stick(program: ScoreProgram) -> ScoreProgram:
+    return replace(program, normaliser="stickbreaking")
+
+
 # What the C++ kernel has loops for beyond those: kernels over queries and keys, depths, reaches.
 MORE = {
     "3x3": lambda c, draw: _conv(c, draw, (3, 3), 1),
@@ -276,6 +281,11 @@ MORE = {
     "capped, loosely": lambda c, draw: ScoreProgram(softcap=50.0),
     "steeper below zero": lambda c, draw: _activated(c, draw, 2.5),
     "activated logits": lambda c, draw: _activated(c, draw, 0.3),
+    "stick": lambda c, draw: _stick(ScoreProgram()),
+    "stick, 3x3": lambda c, draw: _stick(_conv(c, draw, (3, 3), 1)),
+    "stick, capped": lambda c, draw: _stick(replace(_capped(c, draw), sink=None)),
+    "stick, mta": lambda c, draw: _stick(_mta(c, draw)),
+    "stick, post": lambda c, draw: _stick(_post(c, draw)),
     "after the softmax by heads": lambda c, draw: ScoreProgram(
         post=(
             Stage(draw("w1", c.heads, 1, 3, 3), left=2, groups=c.heads),

@@ -276,6 +276,11 @@ def test_threads_that_lose_their_core(batch, kernel, dtype):
     assert max(distances(together, alone).values()) <= tolerance
 
 
+def test_a_stick_of_many_keys():
+    """What is left of it is a sum of hundreds, whose differences are the weights' logarithms."""
+    check(SMALL.but(heads=2, groups=2, queries=1000, keys=1000, head_dim=8, program="stick"))
+
+
 @pytest.mark.parametrize("sink", [-200.0, 0.0, 200.0])
 def test_sinks_of_any_size(sink):
     q = torch.randn(1, 2, 30, 4)

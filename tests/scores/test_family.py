@@ -259,13 +259,13 @@ def test_the_outputs_of_a_pair_of_differential_heads_are_normalised_together():
 
 
 def test_selective_rope():
-    """Movahedi et al. 2025: the rotation by R₁ … R_t, angles from the unit hidden states through a convolution."""
+    """Movahedi et al. 2025: the rotation by R₁ … R_t, angles from the hidden states, each head's part of length 1."""
     q, k, v = (y[..., :4] for y in inputs())
-    x = torch.randn(2, T, 7, dtype=torch.float64)
+    x = torch.randn(2, T, 3 * H, dtype=torch.float64)
     method = parse_method("selective-rope[base=100,bias=true,gate=true,rank=3,silu=true]")
-    encoding = method.build_position(num_heads=H, head_dim=4, hidden_size=7).double()
+    encoding = method.build_position(num_heads=H, head_dim=4, hidden_size=3 * H).double()
     torch.nn.init.normal_(encoding.offset)
-    unit = x / x.square().sum(-1, keepdim=True).sqrt()
+    unit = torch.cat([part / part.square().sum(-1, keepdim=True).sqrt() for part in x.split(3, -1)], -1)
     projected = (unit @ encoding.down.weight.T @ encoding.up.weight.T).view(2, T, H, 2)
     gate = torch.sigmoid(unit @ encoding.gate.weight.T + encoding.gate.bias)
     turned, angle = [torch.zeros_like(q), torch.zeros_like(k)], torch.zeros(2, H, 2, dtype=torch.float64)

@@ -16,11 +16,12 @@ TAPS = 4
 class SelectiveRoPE(PositionEncoding):
     """Pair m of a query or key at token t rotated by base^(−2m/D) · Σ φₛ over the tokens s up to t.
 
-    φ = g · (a(conv(W₂ W₁ x / |x|)) + e^b), x the hidden state, conv over a token and the three before it for each head and
-    pair, as in the authors' code, whose defaults are these; their language models have `gate` and `silu`.
+    φ = g · (a(conv(W₂ W₁ x)) + e^b), x the hidden state in `num_heads` parts of length 1, conv over a token and the three
+    before it for each head and pair, as in the authors' code, whose defaults are these; their language models have `gate`
+    and `silu`.
 
     rank: of W₂ W₁.
-    gate: g = σ(w · x / |x| + c) per head, else 1.
+    gate: g = σ(w · x + c) per head, else 1.
     bias: add e^b with a learnable b per head and pair, at first 0: then it starts near RoPE; else 0.
     silu: a is the SiLU, else the identity.
     """
@@ -45,6 +46,8 @@ class SelectiveRoPE(PositionEncoding):
         check_counts(num_heads=num_heads, head_dim=head_dim, hidden_size=hidden_size, rank=rank)
         if head_dim % 2:
             raise ValueError(f"rotations come in pairs of features: head_dim={head_dim} is odd")
+        if hidden_size % num_heads:
+            raise ValueError(f"num_heads={num_heads} does not divide hidden_size={hidden_size}")
         self.num_heads, self.base, self.silu = num_heads, base, silu
         self.pairs = pairs = head_dim // 2
         self.down = LinearMap(hidden_size, rank, bias=False)
@@ -56,7 +59,7 @@ class SelectiveRoPE(PositionEncoding):
 
     def token_state(self, x: Tensor) -> Tensor:
         (down,), (up,) = self.down(x.device), self.up(x.device)
-        unit = F.normalize(x.to(down.dtype), dim=-1)
+        unit = F.normalize(x.to(down.dtype).unflatten(-1, (self.num_heads, -1)), dim=-1).flatten(-2)
         state = (unit @ down.T @ up.T).unflatten(-1, (self.num_heads, self.pairs)).transpose(1, 2)
         if self.gate is not None:
             gate = torch.sigmoid(F.linear(unit, *self.gate(x.device))).transpose(1, 2)[..., None]

@@ -45,8 +45,8 @@ class Normalised(ScoreProcessor):
            own value (the first) or times a learned vector, before a normalisation of each head (the last).
     entmax: α-entmax with α = 1.5: exact zeros (Peters et al. 2019).
     asentmax: entmax of (1 + β (log(n + 1))^γ) · l (Vasylenko et al. 2025), β = softplus(b), γ = 2 tanh(c), one learnable b
-           and c per head, both 0 at first. These are "learn" among the authors' scalings; in the paper's models b and c
-           are linear maps of each query's token.
+           and c per head, both 0 at first. In the paper's models b and c are linear maps of each query's token; the
+           authors' code can also learn β and γ per head, as they are.
     zero_init: start as the softmax: a sink with a² = 10⁻⁸, whose gradient is not as small (that of its logit would be);
            SSMax as (s · log n + b) · l with s = 0 and a learnable b = 1.
     """

@@ -40,8 +40,8 @@ def unsupported(problem: Problem) -> str | None:
         return f"dropout is not supported, got dropout={problem.dropout}"
     if program.leak_future:
         return "it never reads hidden keys, as leak_future=True requires"
-    if program.normaliser != "softmax":
-        return f'it supports the softmax only, got normaliser="{program.normaliser}"'
+    if program.normaliser == "entmax":
+        return f'it supports softmax and stick-breaking, got normaliser="{program.normaliser}"'
     if len(program.pre) + len(program.post) > MAX_STAGES:
         return f"it supports at most {MAX_STAGES} stages, got {len(program.pre) + len(program.post)}"
     if program.earlier_rows > MAX_EARLIER_ROWS:
@@ -118,7 +118,7 @@ def describe(
         tensors["factor"] = program.length_factor(last - first + 1).float().expand(batch, -1, -1)
     plan = {
         "pair": pair, "causal": problem.causal, "scale": problem.scale, "residual": program.residual,
-        "softcap": program.softcap or 0.0, "dense_grad": isinstance(bias, Tensor) and bias.requires_grad,
+        "stick": program.normaliser == "stickbreaking", "softcap": program.softcap or 0.0, "dense_grad": isinstance(bias, Tensor) and bias.requires_grad,
         "pre": [[stage.left, stage.groups, stage.slope] for stage in program.pre],
         "post": [[stage.left, stage.groups, stage.slope] for stage in program.post],
         # The bias half of the pair's first convolution may be a table by distance, which pays for many queries.
@@ -204,7 +204,7 @@ class View:
     def _point_program(self, out: Tensor, lse: Tensor) -> None:
         plan, named, call = self.plan, self.tensors, self.call
         pointers = ("q", "k", "v", "values", "dense", "hidden", "edges", "first", "last")
-        call.point(**{name: named[name] for name in pointers if name in named}, out=out, lse=lse)
+        call.point(**{name: named[name] for name in pointers if name in named}, out=out)
         self.stages = [
             (f"{side}.{n}", *plan[side][n]) for side in ("pre", "post") for n in range(len(plan[side]))
         ]
@@ -220,12 +220,14 @@ class View:
             num_post=len(plan["post"]),
             residual_scores=residual in ("scores+bias", "scores"),
             residual_bias=residual in ("scores+bias", "bias"),
+            stick=plan["stick"],
             softcap=plan["softcap"],
             stages=ctypes.addressof(self.stage_calls),
         )
         self.program.point(
             **{name: named[name] for name in ("sink", "factor", "row", "column", "earlier") if name in named}
         )
+        (self.program.point(left=lse) if plan["stick"] else call.point(lse=lse))
         call.program = ctypes.addressof(self.program)
 
     def point_gradients(self, grad_out: Tensor) -> dict[str, Tensor]:
@@ -258,7 +260,8 @@ class View:
 def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
     q = arguments.tensors["q"]
     # The kernel writes all of it.
-    out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:3], dtype=torch.float32)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    lse = torch.empty(q.shape[:3], dtype=torch.float64 if arguments.plan["stick"] else torch.float32)
     decodes = arguments.plan["decode"] and q.shape[2] <= DECODE_QUERIES
     View(arguments, out, lse).run("decode" if decodes else "forward")
     return out, lse

@@ -99,6 +99,7 @@ OTHERS = {
     ),
     "row": torch.float64,
     "column": torch.float64,
+    "left": torch.float64,
     **dict.fromkeys(("first", "last", "earlier"), torch.int32),
     **dict.fromkeys(("dq_low", "dk_low", "dv_low"), torch.int16),
 }
@@ -140,10 +141,13 @@ class StageCall(Structure):
 
 class Program(Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("num_pre", "num_post", "residual_scores", "residual_bias")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_pre", "num_post", "residual_scores", "residual_bias", "stick")
+        ),
         ("softcap", ctypes.c_double),
         ("stages", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in ("sink", "factor", "row", "column", "earlier")),
+        *((name, ctypes.c_void_p) for name in ("sink", "factor", "row", "column", "earlier", "left")),
         *((name, ctypes.c_void_p) for name in ("dsink", "dfactor", "drow", "dcolumn")),
     ]
 

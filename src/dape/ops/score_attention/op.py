@@ -154,9 +154,11 @@ def _forward(
 
 
 @_forward.register_fake
-def _(tensors: list[Tensor], names: str, *rest: object) -> tuple[Tensor, Tensor]:
+def _(tensors: list[Tensor], names: str, kernel: str, plan: str, *rest: object) -> tuple[Tensor, Tensor]:
     q = tensors[names.split(",").index("q")]
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    # The log of what is left of a stick is a sum over all keys, whose parts count.
+    least = torch.float64 if "'stick':True" in plan else torch.float32
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, least))
 
 
 @torch.library.custom_op("dape::attention_backward", mutates_args=())

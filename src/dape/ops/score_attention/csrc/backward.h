@@ -195,7 +195,7 @@ struct BackwardTile : RowTile {
       // Lanes past the last row get weights e^(−∞) = 0.
       for (int64_t r = 0; r < ROWS; ++r)
         lse[h * ROWS + r] =
-            r >= begin && r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
+            c.lse && r >= begin && r < rows ? c.lse[(entry * c.heads + h) * c.queries + i0 + r] : __builtin_inff();
     }
     memset(dq, 0, c.heads * c.head_width * ROWS * sizeof(float));
   }

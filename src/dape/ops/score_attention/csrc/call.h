@@ -22,11 +22,13 @@ struct StageCall {
 // Any score program (program.h).
 struct Program {
   int64_t num_pre, num_post, residual_scores, residual_bias;
+  int64_t stick;               // stick-breaking in place of the softmax
   double softcap;              // scores become softcap · tanh(score / softcap); 0: they stay as they are
   const StageCall *stages;     // those before the softmax, then those after it
   const float *sink, *factor;  // [H], [B, H, Tq]: what the logits are multiplied by; null for none
   const double *row, *column;  // [B, H, Tq], [B, H, Tk]: sums over many tokens, whose differences count
   const int32_t *earlier;      // [B, Tq]: how many rows right before its own each may read; null: all that there are
+  double *left;                // [B, H, Tq]: minus the logarithm of what is left of each row's stick, in place of lse
   float *dsink, *dfactor, *drow, *dcolumn;
 };
 

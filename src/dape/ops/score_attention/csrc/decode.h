@@ -278,6 +278,11 @@ void decode_run(const Call &c, const Worker &worker) {
     decoder.run(unit / parts, unit % parts, parts, result);
 }
 
+void write_result(const Call &c, int64_t row, int64_t h, const float *values) {
+  const int64_t place = row / c.queries * c.out_stride[0] + h * c.out_stride[1] + row % c.queries * c.out_stride[2];
+  write_row(c, element(c, c.out, place), values, c.head_width);
+}
+
 // Merges the parts of one query and head, in order, and writes the output; part_of gives largest logit, sum of weights
 // and weighted values of each, of which the first holds the sums. sink: the logit of one more key, whose value is zero,
 // or null.
@@ -301,10 +306,8 @@ void merge_parts(const Call &c, int64_t row, int64_t h, int64_t parts, const flo
   const bool empty = total == 0.0f;
   if (sink && !empty) add(*sink, 1.0f, nullptr);
   for (int64_t d = 0; d < c.head_width; ++d) values[d] = empty ? 0.0f : values[d] / total;
-  const int64_t entry = row / c.queries, query = row % c.queries;
-  const int64_t place = entry * c.out_stride[0] + h * c.out_stride[1] + query * c.out_stride[2];
-  write_row(c, element(c, c.out, place), values, c.head_width);
-  c.lse[(entry * c.heads + h) * c.queries + query] = empty ? 0.0f : top + __builtin_logf(total);
+  write_result(c, row, h, values);
+  c.lse[(row / c.queries * c.heads + h) * c.queries + row % c.queries] = empty ? 0.0f : top + __builtin_logf(total);
 }
 
 void decode_finish(const Call &c, const Worker *workers, int count) {

@@ -351,8 +351,8 @@ const Field call_fields[] = {
 const Field program_fields[] = {
     {"Program", 0, sizeof(Program)},
     FIELD(Program, num_pre), FIELD(Program, num_post), FIELD(Program, residual_scores), FIELD(Program, residual_bias),
-    FIELD(Program, softcap), FIELD(Program, stages), FIELD(Program, sink), FIELD(Program, factor), FIELD(Program, row), FIELD(Program, column),
-    FIELD(Program, earlier),
+    FIELD(Program, stick), FIELD(Program, softcap), FIELD(Program, stages), FIELD(Program, sink), FIELD(Program, factor), FIELD(Program, row), FIELD(Program, column),
+    FIELD(Program, earlier), FIELD(Program, left),
     FIELD(Program, dsink), FIELD(Program, dfactor), FIELD(Program, drow), FIELD(Program, dcolumn),
     {nullptr, 0, 0},
 };

@@ -108,8 +108,8 @@ struct ForwardTile : RowTile {
         float &sum = total[h * ROWS + r];
         // Nothing visible, or nothing but −∞.
         const bool empty = sum == 0.0f;
-        c.lse[(entry * c.heads + h) * c.queries + i0 + r] =
-            empty ? 0.0f : top[h * ROWS + r] + __builtin_logf(sum);
+        if (c.lse)
+          c.lse[(entry * c.heads + h) * c.queries + i0 + r] = empty ? 0.0f : top[h * ROWS + r] + __builtin_logf(sum);
         sum = empty ? 0.0f : 1.0f / sum;
       }
     transpose_out(out, g.halo, [&](int64_t h, int64_t r) {

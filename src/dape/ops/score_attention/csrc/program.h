@@ -4,6 +4,12 @@
 // every map keeps as many columns of earlier chunks as its readers need. Stages after the softmax need the sum of
 // a row's weights first, so the forward pass walks twice: once for the log-sum-exp, once for the weights. Their
 // backward pass walks twice for the same reason: a row's Σ P · dP comes first.
+//
+// Stick-breaking gives key j the weight σ(l_j) Π_{m>j} (1 − σ(l_m)). A chunk's keys take theirs from the last to the first,
+// and what the chunk leaves of the stick scales all that came before it, as a larger logit does in an online softmax: one
+// walk. The way back knows what the whole row left and what the chunks so far left of that, in double precision, because
+// their difference counts; the gradient of a logit needs only the keys before it:
+// dl_n = (1 − σ(l_n)) P_n dP_n − σ(l_n) Σ_{j<n} P_j dP_j.
 #pragma once
 
 #include "backward.h"
@@ -78,7 +84,8 @@ struct Chain {
   const int64_t num_pre, num_stages;
   const bool reads_bias;
   RowMask mask;
-  // hidden[n]: output of stage n; weights: logits, then softmax weights; raw: logits before their factor.
+  // hidden[n]: output of stage n; weights: logits, then softmax weights; raw: logits before their factor, where the way
+  // back needs them.
   Map image, hidden[MAX_STAGES], weights, raw;
   // dhidden[n]: the gradient of stage n's convolution; dlogits: of the weights, then of the logits.
   Map dimage, dhidden[MAX_STAGES], dlogits;
@@ -86,6 +93,8 @@ struct Chain {
   int64_t lag[MAX_STAGES], dlag[MAX_STAGES], ahead[MAX_STAGES], weights_lag, end_lag, dweights_lag, dimage_lag;
   int64_t delay;
   float *scratch, *factor, *row_bias, *bias_column;
+  // Of stick-breaking, [H][ROWS]: minus the logarithms of what a row leaves and of what the chunks to come leave; Σ P · dP.
+  double *left_over, *to_come, *taken;
   size_t scratch_floats;
   Map *maps[2 * MAX_STAGES + 5];
   int num_maps;
@@ -111,6 +120,8 @@ struct Chain {
     factor = arena.take(p.factor ? c.heads * ROWS : 0);
     row_bias = arena.take(c.bias == SEPARABLE ? c.heads * ROWS : 0);
     bias_column = arena.take(c.heads * ROWS);
+    double **const sums[] = {&left_over, &to_come, &taken};
+    for (double **sum : sums) *sum = reinterpret_cast<double *>(arena.take(p.stick ? 2 * c.heads * ROWS : 0));
     make_maps(arena, backward);
   }
 
@@ -166,7 +177,7 @@ struct Chain {
       keep(dlogits, dweights_lag, dimage_lag);
       if (has_dimage()) dimage.channels = image.channels, dimage.split = image.split;
       if (p.softcap) keep(image, 0, dimage_lag);
-      if (p.factor) raw.channels = c.heads, raw.history = dweights_lag - weights_lag;
+      if (p.factor || p.stick) raw.channels = c.heads, raw.history = dweights_lag - weights_lag;
     }
     for (Map *map : all) add_map(*map, arena);
     for (int64_t n = 0; n < num_stages; ++n) {
@@ -188,6 +199,7 @@ struct Chain {
       maps[i]->begin(start - map_lag(maps[i]));
     }
     clear_margins(scratch, scratch_floats);
+    for (int64_t i = 0; p.stick && i < c.heads * ROWS; ++i) to_come[i] = left_over[i], taken[i] = 0;
   }
   void advance() {
     for (int i = 0; i < num_maps; ++i) maps[i]->advance();
@@ -218,6 +230,8 @@ struct Chain {
       for (int64_t r = 0; r < ROWS; ++r) {
         const bool exists = r >= t.begin && r < t.rows;
         const int64_t place = (t.entry * c.heads + h) * c.queries + t.i0 + r;
+        // On the way back, lanes without a row have weights e^(−∞) = 0.
+        if (p.stick) left_over[h * ROWS + r] = !c.grad_out ? 0 : exists ? p.left[place] : __builtin_inf();
         if (p.factor) factor[h * ROWS + r] = exists ? p.factor[place] : 0.0f;
         if (c.bias == SEPARABLE) row_bias[h * ROWS + r] = exists ? static_cast<float>(p.row[place] - anchor(h)) : 0.0f;
       }
@@ -320,10 +334,8 @@ struct Chain {
           vec z = y ? load(y + at) : vec{};
           if (scores) z += load(x + in);
           if (bias) z += reads_bias ? load(x + in + image.split * ROWS) : load(bias_column + at);
-          if (p.factor) {
-            if (raw.channels) store(raw.at(j) + at, z);
-            z *= load(factor + at);
-          }
+          if (raw.channels) store(raw.at(j) + at, z);
+          if (p.factor) z *= load(factor + at);
           store(out + at, z);
         }
       hide_logits(out, j);
@@ -341,8 +353,35 @@ struct Chain {
       for (int64_t r = 0; r < halo; ++r) out[h * ROWS + r] = -__builtin_inff();
   }
 
+  // Logits of one head become weights σ(l_j) Π (1 − σ(l_m)) e^(−after) over the later keys m of the chunk; rest(v, sum)
+  // gives `after`, where e^(−sum) is what the whole chunk leaves.
+  template <class Rest>
+  INLINE void take_shares(int64_t h, Columns cols, const Rest &rest) const {
+    vec after[VECTORS] = {};
+    for (int64_t j = cols.to; j-- > cols.from;)
+      for (int v = 0; v < VECTORS; ++v) {
+        float *place = weights.at(j) + h * ROWS + v * LANES;
+        const vec z = load(place), size = larger(z, -z), log = log_of_1_plus(exponential(-size));
+        store(place, (z < vec{} ? z : vec{}) - log - after[v]);
+        after[v] += larger(z, vec{}) + log;
+      }
+    for (int v = 0; v < VECTORS; ++v) after[v] = rest(v, after[v]);
+    for (int64_t j = cols.from; j < cols.to; ++j)
+      for (int v = 0; v < VECTORS; ++v) {
+        float *place = weights.at(j) + h * ROWS + v * LANES;
+        store(place, exponential(load(place) - after[v]));
+      }
+  }
+
   // Logits become weights, given the log-sum-exp of each row ([H][ROWS]).
   void normalise(Columns cols, const float *lse) {
+    for (int64_t h = 0; p.stick && h < c.heads; ++h)
+      take_shares(h, cols, [&](int v, vec sum) {
+        double *place = to_come + h * ROWS + v * LANES;
+        for (int n = 0; n < LANES; ++n) place[n] -= sum[n], sum[n] = static_cast<float>(place[n]);
+        return sum;
+      });
+    if (p.stick) return;
     for (int64_t j = cols.from; j < cols.to; ++j) {
       float *w = weights.at(j);
       for (int64_t i = 0; i < c.heads * ROWS; i += LANES) store(w + i, exponential(load(w + i) - load(lse + i)));
@@ -376,10 +415,12 @@ struct ProgramForward : ForwardTile {
       transpose_in(q, c.q, c.q_stride, static_cast<float>(c.scale), begin);
       chain.read_rows();
       const bool post = chain.num_stages > chain.num_pre;
+      if (c.program->stick) memset(top, 0, c.heads * ROWS * sizeof(float));
       walk_weights(!post);
       if (c.program->sink) add_sink();
       if (post) {
         for (int64_t i = 0; i < c.heads * ROWS; ++i) {
+          if (c.program->stick) total[i] = 1.0f, top[i] = 0.0f;
           const bool empty = total[i] == 0.0f;
           lse[i] = empty ? __builtin_inff() : top[i] + __builtin_logf(total[i]);
           if (!empty) top[i] = lse[i], total[i] = 1.0f;
@@ -387,7 +428,17 @@ struct ProgramForward : ForwardTile {
         walk_values();
       }
     }
+    if (c.program->stick) write_left();
     write();
+  }
+
+  void write_left() {
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t r = g.halo; r < rows; ++r) {
+        const bool sees = first[r] <= last[r];
+        c.program->left[(entry * c.heads + h) * c.queries + i0 + r] = sees ? chain.left_over[h * ROWS + r] : 0;
+        total[h * ROWS + r] = sees ? __builtin_expf(top[h * ROWS + r]) : 0.0f;
+      }
   }
 
   // Sums of weights, and of values where no stage comes between them.
@@ -398,7 +449,8 @@ struct ProgramForward : ForwardTile {
       const Columns cols = chain.fill_logits(base);
       logits = chain.weights;
       for (int64_t h = 0; cols.count() && h < c.heads; ++h) {
-        weigh(h, cols);
+        if (c.program->stick) weigh_shares(h, cols);
+        else weigh(h, cols);
         if (values) add_values(h, cols);
       }
       chain.advance();
@@ -415,6 +467,22 @@ struct ProgramForward : ForwardTile {
       for (int64_t h = 0; cols.count() && h < c.heads; ++h) add_values(h, cols);
       chain.advance();
     }
+  }
+
+  // Weights of one head relative to the chunk's end, or to one before it since which little was taken: then `top` is minus
+  // the logarithm of what that left, and nothing has to be scaled.
+  void weigh_shares(int64_t h, Columns cols) {
+    constexpr float MOST = 1.0f;
+    chain.take_shares(h, cols, [&](int v, vec sum) {
+      const int64_t at = h * ROWS + v * LANES;
+      for (int n = 0; n < LANES; ++n) chain.left_over[at + n] += sum[n];
+      const vec pending = load(top + at) + sum;
+      if (!any(pending > MOST)) return store(top + at, pending), -pending;
+      const vec factor = exponential(-pending);
+      float *o = out + h * c.head_width * ROWS + v * LANES;
+      for (int64_t d = 0; d < c.head_width; ++d, o += ROWS) store(o, load(o) * factor);
+      return store(top + at, vec{}), vec{};
+    });
   }
 
   // One more key with value zero.
@@ -487,7 +555,7 @@ struct ProgramBackward : BackwardTile {
         // A row that saw nothing has weights of 0.
         if (last[i % ROWS] < 0) lse[i] = __builtin_inff();
       }
-      if (c.program->num_post) find_delta();
+      if (c.program->num_post && !c.program->stick) find_delta();
       walk();
       add_row_sums();
     }
@@ -563,10 +631,12 @@ struct ProgramBackward : BackwardTile {
   void fill_dlogits(int64_t base) {
     const Columns cols(base - chain.dweights_lag, lo, hi);
     const float *factor = c.program->factor ? chain.factor : nullptr;
+    for (int64_t i = 0; c.program->stick && i < c.heads * ROWS; i += LANES) give_back(cols, i);
     for (int64_t j = cols.from; j < cols.to; ++j) {
       const float *w = chain.weights.at(j);
       float *d = chain.dlogits.at(j);
-      for (int64_t i = 0; i < c.heads * ROWS; i += LANES) store(d + i, load(w + i) * (load(d + i) - load(delta + i)));
+      if (!c.program->stick)
+        for (int64_t i = 0; i < c.heads * ROWS; i += LANES) store(d + i, load(w + i) * (load(d + i) - load(delta + i)));
       hide(d, c.heads, j);
       if (!factor) continue;
       const float *raw = chain.raw.at(j);
@@ -576,6 +646,23 @@ struct ProgramBackward : BackwardTile {
         store(d + i, dz * load(factor + i));
       }
     }
+  }
+
+  // From the gradient of the weights to that of the logits, of the lanes from `at` on.
+  void give_back(Columns cols, int64_t at) {
+    double *taken = chain.taken + at;
+    vec before, here = vec{};
+    for (int n = 0; n < LANES; ++n) before[n] = static_cast<float>(taken[n]);
+    for (int64_t j = cols.from; j < cols.to; ++j) {
+      float *place = chain.dlogits.at(j) + at;
+      vec z = load(chain.raw.at(j) + at);
+      if (c.program->factor) z *= load(chain.factor + at);
+      const vec small = exponential(-larger(z, -z)), near = 1.0f / (1.0f + small), far = small * near;
+      const vec part = load(chain.weights.at(j) + at) * load(place);
+      store(place, z > vec{} ? far * part - near * (before + here) : near * part - far * (before + here));
+      here += part;
+    }
+    for (int n = 0; n < LANES; ++n) taken[n] += here[n];
   }
 
   // From the gradient of what a stage made to that of its convolution.

@@ -97,7 +97,27 @@ struct ProgramDecoder : Decoder {
     float *place = logits + h * a_stride;
     memcpy(place, row + begins - from, count * sizeof(float));
     for (int64_t j = count; j % LANES; ++j) place[j] = -__builtin_inff();
-    attend(h, begins, count, result + (r * c.heads + h) * size);
+    result += (r * c.heads + h) * size;
+    if (!p.stick) return attend(h, begins, count, result);
+    const float sum = take_shares(place, count), factor = __builtin_expf(-sum);
+    for (int64_t d = 2; d < size; ++d) result[d] *= factor;
+    result[1] += sum;
+    add_values(h, begins, count, place, result + 2);
+  }
+
+  // Logits become what each key takes of the stick, from the last to the first; minus the logarithm of what they leave. Past
+  // the end there is room for a vector.
+  static float take_shares(float *row, int64_t count) {
+    double sum = 0;
+    for (int64_t j = (count - 1) / LANES * LANES; j >= 0; j -= LANES) {
+      vec z = load(row + j);
+      for (int64_t n = count - j; n < LANES; ++n) z[n] = -__builtin_inff();
+      const vec log = log_of_1_plus(exponential(-larger(z, -z))), after = larger(z, vec{}) + log;
+      vec share = (z < vec{} ? z : vec{}) - log;
+      for (int n = LANES; n-- > 0;) share[n] = static_cast<float>(share[n] - sum), sum += after[n];
+      store(row + j, exponential(share));
+    }
+    return static_cast<float>(sum);
   }
 
   // The image of the columns begin … end - 1, 0 where a row does not see them.
@@ -239,6 +259,12 @@ struct ProgramDecoder : Decoder {
       memset(row, 0, keys * sizeof(float));
       return;
     }
+    if (p.stick) {
+      take_shares(row + begins, ends - begins);
+      memset(row, 0, begins * sizeof(float));
+      memset(row + ends, 0, (keys - ends) * sizeof(float));
+      return;
+    }
     float top = p.sink ? p.sink[h] : -__builtin_inff();
     for (int64_t j = begins; j < ends; ++j) top = row[j] > top ? row[j] : top;
     if (top == -__builtin_inff()) {
@@ -284,6 +310,17 @@ void program_decode_run(const Call &c, const Worker &worker) {
     decoder.run(unit / parts, unit % parts, parts, result);
 }
 
+// As merge_parts: what a part leaves scales all before it.
+template <class PartOf>
+void merge_shares(const Call &c, int64_t row, int64_t h, int64_t parts, const PartOf &part_of) {
+  float *values = part_of(0) + 2;
+  for (int64_t part = 1; part < parts; ++part) {
+    const float *found = part_of(part), factor = __builtin_expf(-found[1]);
+    for (int64_t d = 0; d < c.head_width; ++d) values[d] = values[d] * factor + found[2 + d];
+  }
+  write_result(c, row, h, values);
+}
+
 void program_decode_finish(const Call &c, const Worker *workers, int count) {
   const int64_t parts = program_decode_parts(c, count);
   const float *sink = c.program->num_post ? nullptr : c.program->sink;
@@ -291,11 +328,14 @@ void program_decode_finish(const Call &c, const Worker *workers, int count) {
   const Decoder decoder(c, nullptr, arena);
   const int64_t results = decoder.results - workers[0].scratch;
   for (int64_t row = 0; row < c.batch * c.queries; ++row)
-    for (int64_t h = 0; h < c.heads; ++h)
-      merge_parts(c, row, h, parts, sink ? sink + h : nullptr, [&](int64_t part) {
+    for (int64_t h = 0; h < c.heads; ++h) {
+      const auto part_of = [&](int64_t part) {
         const int64_t unit = row / c.queries * parts + part, place = unit / count * c.queries + row % c.queries;
         return workers[unit % count].scratch + results + (place * c.heads + h) * decoder.size;
-      });
+      };
+      if (c.program->stick) merge_shares(c, row, h, parts, part_of);
+      else merge_parts(c, row, h, parts, sink ? sink + h : nullptr, part_of);
+    }
 }
 
 }  // namespace

@@ -128,6 +128,19 @@ INLINE vec exponential(vec x) {
   return x < broadcast(-87.3f) ? vec{} : p * power;
 }
 
+// log(1 + x) within about two units in the last place, for 0 <= x <= 1.
+INLINE vec log_of_1_plus(vec x) {
+  vec p = x * -3.1760571e-3f + 1.9542527e-2f;
+  p = p * x - 5.6373613e-2f;
+  p = p * x + 0.10543624f;
+  p = p * x - 0.15269667f;
+  p = p * x + 0.19663274f;
+  p = p * x - 0.24951616f;
+  p = p * x + 0.33329710f;
+  p = p * x - 0.49999893f;
+  return x * (p * x + 1.0f);
+}
+
 // Within about two units in the last place: a polynomial near zero, where 1 − 2 / (e^2x + 1) would cancel.
 INLINE vec hyperbolic_tangent(vec x) {
   const vec square = x * x;
