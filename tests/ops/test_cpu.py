@@ -279,6 +279,7 @@ def test_threads_that_lose_their_core(batch, kernel, dtype):
 def test_a_stick_of_many_keys():
     """What is left of it is a sum of hundreds, whose differences are the weights' logarithms."""
     check(SMALL.but(heads=2, groups=2, queries=1000, keys=1000, head_dim=8, program="stick"))
+    check(RAGGED.but(queries=50, keys=130, program="stick, post", bias="separable"))
 
 
 @pytest.mark.parametrize("sink", [-200.0, 0.0, 200.0])

@@ -227,7 +227,10 @@ class View:
         self.program.point(
             **{name: named[name] for name in ("sink", "factor", "row", "column", "earlier") if name in named}
         )
-        (self.program.point(left=lse) if plan["stick"] else call.point(lse=lse))
+        if plan["stick"]:
+            self.program.point(left=lse)
+        else:
+            call.point(lse=lse)
         call.program = ctypes.addressof(self.program)
 
     def point_gradients(self, grad_out: Tensor) -> dict[str, Tensor]:

@@ -373,6 +373,14 @@ struct Chain {
       }
   }
 
+  // Weights relative to the chunk's end; what all chunks leave adds up.
+  void add_left_over(int64_t h, Columns cols) const {
+    take_shares(h, cols, [&](int v, vec sum) {
+      for (int n = 0; n < LANES; ++n) left_over[h * ROWS + v * LANES + n] += sum[n];
+      return vec{};
+    });
+  }
+
   // Logits become weights, given the log-sum-exp of each row ([H][ROWS]).
   void normalise(Columns cols, const float *lse) {
     for (int64_t h = 0; p.stick && h < c.heads; ++h)
@@ -555,7 +563,7 @@ struct ProgramBackward : BackwardTile {
         // A row that saw nothing has weights of 0.
         if (last[i % ROWS] < 0) lse[i] = __builtin_inff();
       }
-      if (c.program->num_post && !c.program->stick) find_delta();
+      if (c.program->num_post) c.program->stick ? find_left_over() : find_delta();
       walk();
       add_row_sums();
     }
@@ -592,6 +600,19 @@ struct ProgramBackward : BackwardTile {
       for (int64_t j = cols.from; j < cols.to; ++j)
         for (int64_t i = 0; i < c.heads * ROWS; i += LANES)
           store(delta + i, load(delta + i) + load(chain.weights.at(j) + i) * load(chain.dlogits.at(j) + i));
+      chain.advance();
+    }
+  }
+
+  // Rows of the tile before have logits of their own here: those of a separable bias are relative to a tile's first row.
+  void find_left_over() {
+    for (int64_t i = 0; i < c.heads * ROWS; ++i)
+      if (chain.left_over[i] < __builtin_inf()) chain.left_over[i] = 0;
+    const int64_t start = first_base();
+    chain.begin(start);
+    for (int64_t base = start; base - chain.weights_lag <= hi; base += CHUNK) {
+      const Columns cols = chain.fill_logits(base);
+      for (int64_t h = 0; h < c.heads; ++h) chain.add_left_over(h, cols);
       chain.advance();
     }
   }
