@@ -2,6 +2,8 @@
 
 import inspect
 import math
+import runpy
+import sys
 
 import pytest
 import torch
@@ -24,7 +26,6 @@ from dape.positions import (
     build_position,
     picture,
 )
-from dape.positions.__main__ import main as draw_positions
 
 
 def number(x: torch.Tensor) -> float:
@@ -270,11 +271,17 @@ def test_the_picture_shows_what_is_added_to_the_past(name):
     assert (values[:, past].std() > 1e-6) == (name != "nope")
 
 
-def test_pictures_are_drawn_from_the_command_line(tmp_path, capsys):
-    assert draw_positions(["kerple", "rope", str(tmp_path / "two.svg")]) == 0
-    assert "kerple, head 3" in (tmp_path / "two.svg").read_text("utf-8").replace("<!-- ", "")
-    assert draw_positions(["kerpel"]) == 2
-    assert "fox" in capsys.readouterr().out
+def test_a_module_draws_its_encodings(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(picture, "show", shown.append)
+    modules = {cls.__module__ for cls in POSITIONS.values()} - {"dape.positions.nope"}
+    for module in modules:
+        runpy.run_path(sys.modules[module].__file__, run_name="__main__")
+    assert set(shown) == modules
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "argv", ["kerple", str(tmp_path / "two.svg")])
+    picture.show("dape.positions.kerple")
+    assert "kerple-power, head 3" in (tmp_path / "two.svg").read_text("utf-8").replace("<!-- ", "")
 
 
 W, N = 99, None

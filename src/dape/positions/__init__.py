@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 from dape.positions.alibi import ALiBi
 from dape.positions.base import DistanceEncoding, PositionEncoding, Positions
 from dape.positions.cope import CoPE
@@ -71,6 +74,10 @@ POSITIONS: dict[str, type[PositionEncoding]] = {
     "fox": FoX,
     "data-alibi": DataAlibi,
 }
+
+if sys.argv[:1] == ["-m"]:
+    # `python -m dape.positions.kerple` draws a module's encodings; Python would warn that it is imported here.
+    warnings.filterwarnings("ignore", "'dape.positions", RuntimeWarning)
 
 
 def build_position(

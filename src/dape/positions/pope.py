@@ -43,3 +43,9 @@ class PoPE(PositionEncoding):
         size = F.softplus(at_least_float32(x))
         parts = (size * angles.cos().to(size.dtype), size * angles.sin().to(size.dtype))
         return torch.cat(parts, -1).to(x.dtype)
+
+
+if __name__ == "__main__":
+    from dape.positions.picture import show
+
+    show("dape.positions.pope")

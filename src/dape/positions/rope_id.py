@@ -44,3 +44,9 @@ class RoPEID(PositionEncoding):
         share = torch.linspace(0, 1, self.head_dim // 4, device=x.device, dtype=angle_dtype(x.device))
         frequencies = 2 * math.pi / (32 * (slowest / 32) ** share)
         return rotated(x, positions[:, None, :, None] * frequencies)
+
+
+if __name__ == "__main__":
+    from dape.positions.picture import show
+
+    show("dape.positions.rope_id")
