@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dape.methods import parse_method
-from dape.ops.score_attention import ScoreProgram, Visible, attention, attention_weights
+from dape.ops.score_attention import Bias, ScoreProgram, Visible, attention, attention_weights
 from dape.ops.score_attention.api import check_backend
 from dape.ops.score_attention.fold import convolved, without_pre
 from dape.ops.score_attention.reference import repeat_heads
@@ -47,6 +47,34 @@ class Cache:
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.get_seq_length(layer_idx) + query_length, 0
+
+
+class Inputs(NamedTuple):
+    """Arguments of the op: q [B, H, Tq, D], k and v [B, G, Tk, D], rotated; the score program, the bias, the visible keys.
+
+    The queries are those requested, preceded by the earlier ones that the score program reads.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    program: ScoreProgram
+    bias: Bias
+    causal: bool
+    visible: Visible
+    scale: float
+
+    def attend(self, dropout: float = 0.0, backend: str = "auto") -> Tensor:
+        """Attention output [B, H, Tq, D]."""
+        q, k, v, program, *_ = self
+        return attention(q, k, v, program, dropout=dropout, backend=backend, **self._options())
+
+    def weights(self) -> Tensor:
+        """Attention weights [B, H, Tq, Tk], by the reference: T×T memory."""
+        return attention_weights(self.q, self.k, self.program, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {"bias": self.bias, "causal": self.causal, "visible": self.visible, "scale": self.scale}
 
 
 class ScoreAttention(nn.Module):
@@ -128,13 +156,14 @@ class ScoreAttention(nn.Module):
         cache:     `dape.Cache()`, or a cache of transformers; k and v are then those of the new tokens.
         hidden:    [B, Tk, hidden], the layer's input, for encodings that read it (fox, data-alibi, selective-rope).
         """
-        return self._call(q, k, v, mask, is_causal, positions, cache, hidden)[0]
+        inputs = self.inputs(q, k, v, mask, is_causal, positions, cache, hidden)
+        return inputs.attend(self.dropout if self.training else 0.0, self.backend)[:, :, -q.shape[2] :]
 
     def weights(self, q: Tensor, k: Tensor, **options: Any) -> Tensor:
         """Attention weights [B, H, Tq, Tk] that `forward` uses, by the reference: T×T memory."""
-        return self._call(q, k, k, show=True, **options)[1]
+        return self.inputs(q, k, k, **options).weights()[:, :, -q.shape[2] :]
 
-    def _call(
+    def inputs(
         self,
         q: Tensor,
         k: Tensor,
@@ -144,8 +173,8 @@ class ScoreAttention(nn.Module):
         positions: Tensor | Positions | None = None,
         cache: SizedCache | None = None,
         hidden: Tensor | None = None,
-        show: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Inputs:
+        """Arguments of the op for those of `forward`."""
         self._check(q, k, hidden, cache)
         program = self.scores.program()
         if program.earlier_rows and is_causal and cache is None and q.shape[2] != k.shape[2]:
@@ -178,11 +207,13 @@ class ScoreAttention(nn.Module):
                 at = replace(at, visible=mask)
         else:
             at = self._bidirectional(q, k, mask, positions, cache)
-        self._check_rotations(cache, index, at)
-        alone, late = cache is None and arrange is None, rotates_late(self.scores, self.encoding)
-        q, k = self._rotated(q, k, at, alone=alone, late=late)
-        state = self.encoding.token_state(hidden) if self.reads_hidden and hidden is not None else None
-        asked = q.shape[2]
+        check_rotations(self.encoding, at, cache, index, self.method)
+        alone, state = cache is None and arrange is None, None
+        q = rotated_queries(q, self.encoding, at)
+        if not (late := rotates_late(self.scores, self.encoding)):
+            k = rotated_keys(k, self.encoding, at, at.keys if alone else at.queries)
+        if self.reads_hidden and hidden is not None:
+            state = self.encoding.token_state(hidden)
         if not alone:
             q, k, v, state, at = with_cached(
                 q,
@@ -198,24 +229,7 @@ class ScoreAttention(nn.Module):
         if late:
             k, program = rotated_late(k, program, self.encoding, at)
             v = repeat_heads(v, self.num_heads)
-        further = {} if state is None else {"state": state}
-        if state is not None:
-            q, k = self.encoding.turn(q, k, at, state)
-            v = repeat_heads(v, k.shape[1])
-        if self.window is not None:
-            at = at.windowed(self.window)
-        bias = self.encoding.bias(q, k, at, scale=self.scale, **further)
-        options: dict[str, Any] = {
-            "bias": bias,
-            "causal": at.causal,
-            "visible": at.visible,
-            "scale": self.scale,
-        }
-        if show:
-            return q, attention_weights(q, k, program, **options)[:, :, -asked:]
-        dropout = self.dropout if self.training else 0.0
-        out = attention(q, k, v, program, dropout=dropout, backend=self.backend, **options)
-        return out[:, :, -asked:], q
+        return inputs_of(q, k, v, state, at, program, self.encoding, self.scale, self.window)
 
     def _check(self, q: Tensor, k: Tensor, hidden: Tensor | None, cache: SizedCache | None) -> None:
         if q.dim() != 4 or q.shape[1] != self.num_heads or q.shape[3] != self.head_dim:
@@ -268,25 +282,21 @@ class ScoreAttention(nn.Module):
             at = replace(at, queries=given, keys=given, consecutive=False)
         return at
 
-    def _rotated(
-        self, q: Tensor, k: Tensor, at: Positions, *, alone: bool, late: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Rotated queries, and keys unless they are rotated late; unless alone, those of the queries' tokens."""
-        q = self.encoding.rotate(q, at.queries, *([at.lengths()] if self.encoding.by_length else []))
-        if late:
-            return q, k
-        return q, rotated_keys(k, self.encoding, at, at.keys if alone else at.queries)
 
-    def _check_rotations(self, cache: SizedCache | None, index: int, at: Positions) -> None:
-        """Raise if the encoding rotates cached keys differently in the longer input."""
-        if cache is None or not self.encoding.by_length or not int(cache.get_seq_length(index)):
-            return
-        after = at.lengths()[:, -1]
-        if (counts := self.encoding.outgrown(at.queries[:, 0].expand_as(after), after)) is not None:
-            raise ValueError(
-                f"{self.method} rotates keys by the input's length, so those cached at {counts[0]} tokens do not serve "
-                f"{counts[1]}: pass the whole input, without a cache"
-            )
+def check_rotations(
+    encoding: PositionEncoding, positions: Positions, cache: SizedCache | None, layer: int, name: str
+) -> None:
+    """Raise if the encoding rotates cached keys differently in the longer input."""
+    if cache is None or not encoding.by_length or torch.compiler.is_compiling():
+        return
+    if not int(cache.get_seq_length(layer)):
+        return
+    after = positions.lengths()[:, -1]
+    if (counts := encoding.outgrown(positions.queries[:, 0].expand_as(after), after)) is not None:
+        raise ValueError(
+            f"{name} rotates keys by the input's length, so those cached at {counts[0]} tokens do not serve "
+            f"{counts[1]}: pass the whole input, without a cache (use_cache=False)"
+        )
 
 
 def rotates_late(scores: ScoreProcessor, encoding: PositionEncoding) -> bool:
@@ -302,6 +312,13 @@ def rotated_late(
     return rotated_keys(k, encoding, positions, positions.keys), without_pre(program)
 
 
+def rotated_queries(q: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
+    """The last queries of `positions` [B, H, T, D], rotated."""
+    at, count = positions.queries, q.shape[2]
+    lengths = [positions.lengths()[:, -count:]] if encoding.by_length else []
+    return encoding.rotate(q, at if at.shape[1] == count else at[:, -count:], *lengths)
+
+
 def rotated_keys(k: Tensor, encoding: PositionEncoding, positions: Positions, at: Tensor) -> Tensor:
     """Keys rotated to the positions `at` [1 or B, tokens]."""
     if not encoding.by_length:
@@ -311,6 +328,28 @@ def rotated_keys(k: Tensor, encoding: PositionEncoding, positions: Positions, at
     return encoding.rotate_keys(
         k, at, lengths if at.shape[1] == positions.num_queries else lengths.amax(-1, keepdim=True)
     )
+
+
+def inputs_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None,
+    positions: Positions,
+    program: ScoreProgram,
+    encoding: PositionEncoding,
+    scale: float,
+    window: int | None,
+) -> Inputs:
+    """Arguments of the op for rotated queries, rotated keys and values of all tokens."""
+    further = {}
+    if state is not None:
+        q, k = encoding.turn(q, k, positions, state)
+        v, further = repeat_heads(v, k.shape[1]), {"state": state}
+    if window is not None:
+        positions = positions.windowed(window)
+    bias = encoding.bias(q, k, positions, scale=scale, **further)
+    return Inputs(q, k, v, program, bias, positions.causal, positions.visible, scale)
 
 
 def with_cached(

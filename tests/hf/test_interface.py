@@ -123,17 +123,13 @@ def test_generation_is_that_of_eager_attention(name):
         torch.testing.assert_close(found[:, -5:], torch.stack(alone))
 
 
-def test_t5s_bias_by_distance_is_no_tensor_of_all_pairs(monkeypatch):
-    model, shapes, attention = made("t5"), [], interface.attention
+def test_t5s_bias_by_distance_is_no_tensor_of_all_pairs():
+    model = made("t5")
     dape.hf.use_distances(model)
     model.set_attn_implementation("dape")
-
-    def watched(q, k, v, program, *, bias, **options):
-        shapes.append(None if bias is None else tuple(bias.values.shape))
-        return attention(q, k, v, program, bias=bias, **options)
-
-    monkeypatch.setattr(interface, "attention", watched)
-    results(model, given(model))
+    with interface.watching() as calls:
+        results(model, given(model))
+    shapes = [None if call.bias is None else tuple(call.bias.values.shape) for call in calls]
     assert shapes == [(4, 21), (4, 21), (4, 13), None, (4, 13), None]
     table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
     assert table.grad.abs().sum() > 0

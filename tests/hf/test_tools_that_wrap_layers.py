@@ -17,10 +17,11 @@ METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_encoding_or_convolution_holds_a_linear_layer(method):
+def test_no_encoding_or_convolution_holds_a_linear_layer_or_a_scalar(method):
     model = decoder(method)
     for owner in (*model.model.encodings, *(layer.attention.scores for layer in model.model.layers)):
         assert not any(isinstance(part, nn.Linear | nn.Embedding) for part in owner.modules())
+    assert all(parameter.dim() for parameter in model.model.encodings.parameters())
 
 
 @pytest.mark.parametrize("method", ["dape1x3-fire", "transformer-xl"])
@@ -59,11 +60,6 @@ def test_adapters_of_the_convolutions_get_gradients_and_change_the_output(build,
     with_adapters = model(input_ids=ids).logits
     merged = model.merge_and_unload()(input_ids=ids).logits
     torch.testing.assert_close(merged, with_adapters, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", POSITIONS)
-def test_no_parameter_of_an_encoding_is_a_scalar(name):
-    assert all(parameter.dim() for parameter in decoder(name).model.encodings.parameters())
 
 
 @pytest.mark.parametrize("name", POSITIONS)

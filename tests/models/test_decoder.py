@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from builders import decoder
+from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MistralConfig, StaticCache
 
 from dape import POSITIONS, randomized_positions
@@ -34,14 +35,19 @@ def tiny(method="dape1x3-kerple", dtype=torch.float64, **changes) -> DapeForCaus
 
 
 @pytest.mark.parametrize("method", KINDS)
-def test_greedy_generation_equals_repeated_full_forwards(method):
-    model, ids = tiny(method), torch.randint(1, 40, (2, 7))
-    expected = ids
-    for _ in range(5):
-        logits = model(expected, use_cache=False).logits[:, -1]
-        expected = torch.cat([expected, logits.argmax(-1, keepdim=True)], 1)
-    got = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
-    assert torch.equal(got, expected)
+def test_generation_of_padded_rows_equals_repeated_full_forwards_of_each_alone(method):
+    model, ids = tiny(method), torch.randint(1, 40, (2, 8))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    together = model.generate(
+        ids * mask, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0
+    )
+    for row, hidden in enumerate([0, 3]):
+        alone = ids[row : row + 1, hidden:]
+        for _ in range(4):
+            logits = model(alone, use_cache=False).logits[:, -1]
+            alone = torch.cat([alone, logits.argmax(-1, keepdim=True)], 1)
+        assert torch.equal(together[row, -4:], alone[0, -4:])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -171,13 +177,20 @@ def test_t5_has_one_table_and_kerple_one_a_layer():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
-def test_compiles_as_one_graph():
-    model, ids = tiny("dape1x3-kerple", torch.float32), torch.randint(0, 40, (2, 16))
-    compiled = torch.compile(model, fullgraph=True)
-    torch.testing.assert_close(
-        compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits, rtol=1e-4, atol=1e-5
-    )
+@pytest.mark.parametrize("method", ["dape1x3-kerple", "rope"])
+def test_one_graph_serves_every_length(method):
+    model, losses = tiny(method, torch.float32), []
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (64, 100, 33):
+        ids = torch.randint(0, 40, (2, length))
+        for call in (model, compiled):
+            model.zero_grad()
+            call(ids, labels=ids, use_cache=False).loss.backward()
+            losses.append([p.grad.clone() for p in model.parameters()])
+        torch.testing.assert_close(*losses[-2:], rtol=1e-4, atol=1e-5)
+    assert (counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())) == (1, 0)
 
 
 GAP = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 1, 1]]).bool()[None, None]
@@ -385,7 +398,7 @@ def test_a_padded_row_that_outgrows_its_cached_keys_is_refused():
     torch.testing.assert_close(
         step[:1], model(ids[:1, 5:13], use_cache=False).logits[:, -1:], rtol=1e-10, atol=1e-10
     )
-    with pytest.raises(ValueError, match="those cached at 8 tokens do not serve 9: pass use_cache=False"):
+    with pytest.raises(ValueError, match="those cached at 8 tokens do not serve 9: pass the whole input"):
         model(ids[:, 13:], attention_mask=mask, past_key_values=cache)
 
 
@@ -395,7 +408,7 @@ def test_keys_that_a_longer_input_would_rotate_otherwise_are_not_taken_from_a_ca
     short = model(ids[:, :6], use_cache=True).past_key_values
     within = model(ids[:, 6:8], past_key_values=short, use_cache=True).logits
     torch.testing.assert_close(within, model(ids[:, :8]).logits[:, 6:], rtol=1e-10, atol=1e-10)
-    with pytest.raises(ValueError, match="those cached at 8 tokens do not serve 9: pass use_cache=False"):
+    with pytest.raises(ValueError, match="those cached at 8 tokens do not serve 9: pass the whole input"):
         model(ids[:, 8:9], past_key_values=short, use_cache=True)
     if scaling == "longrope":
         cache = model(ids[:, :10], use_cache=True).past_key_values
@@ -420,16 +433,3 @@ def test_an_export_has_a_model_card_and_keeps_the_one_that_is_there(tmp_path):
     card.write_text("mine")
     export(model, tmp_path / "new")
     assert card.read_text() == "mine"
-
-
-@pytest.mark.parametrize("method", KINDS)
-def test_left_padded_generation_equals_each_row_alone(method):
-    model, ids = tiny(method), torch.randint(1, 40, (2, 8))
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    together = model.generate(
-        ids * mask, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0
-    )
-    for row, hidden in enumerate([0, 3]):
-        alone = model.generate(ids[row : row + 1, hidden:], max_new_tokens=4, do_sample=False, pad_token_id=0)
-        assert torch.equal(together[row, -4:], alone[0, -4:])

@@ -19,10 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dape.devices import check_fits
+from dape.layers import Inputs
 from dape.models.attention import Context
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
-from dape.models.interface import Inputs, watching
+from dape.models.interface import watching
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.reference import capped, normalise, process, repeat_heads
 from dape.ops.score_attention.types import bias_tile
@@ -224,11 +225,8 @@ def _own_inputs(model: DapeForCausalLM, ids: Tensor, layers: Sequence[int]) -> I
     positions = Positions.of(ids.shape[1], device=model.device)
     for layer in layers:
         block = cast(DapeDecoderLayer, model.model.layers[layer])
-        attention = block.attention
-        q, k, _, bias, _, program = attention.inputs(
-            block.attention_norm(states[layer]), model.model.encoding(layer), Context(positions)
-        )
-        yield layer, Inputs(q, k, bias, program, attention.scale, positions.visible)
+        x, encoding = block.attention_norm(states[layer]), model.model.encoding(layer)
+        yield layer, block.attention.inputs(x, encoding, Context(positions))
 
 
 def _retrofitted_inputs(

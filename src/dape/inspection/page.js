@@ -80,9 +80,15 @@ class Panel {
     this.pick.layer.value = Math.max(0, this.run.layers.findIndex(l => l.layer === layer));
     this.options("head", this.layer.heads.map((h, i) => [i, h]));
     this.pick.head.value = Math.max(0, this.layer.heads.indexOf(head));
-    this.options("map", Object.keys(this.layer.maps).map(m => [m, DATA.titles[m]]));
+    this.options("map", Object.keys(this.layer.maps).map(m => [m, this.title(m)]));
     this.pick.map.value = map in this.layer.maps ? map : "weights";
     return this.load();
+  }
+  // Without the terms that the method does not have.
+  title(map) {
+    const {bias, processed} = this.layer.maps, text = DATA.titles[map];
+    const shown = processed ? text : text.replace(" + f(S, B)", "");
+    return bias ? shown : shown.replace(/ \+ B\b/, "").replace("(S, B)", "(S)");
   }
   changed(name) {
     const head = this.layer.heads[this.pick.head.value];

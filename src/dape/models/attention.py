@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from dape.layers import rotated_late, rotates_late, with_cached
-from dape.ops.score_attention import Bias, ScoreProgram, attention, attention_weights
+from dape.layers import (
+    Inputs,
+    inputs_of,
+    rotated_keys,
+    rotated_late,
+    rotated_queries,
+    rotates_late,
+    with_cached,
+)
+from dape.ops.score_attention import ScoreProgram
 from dape.ops.score_attention.reference import repeat_heads
 from dape.positions import PositionEncoding, Positions
 from dape.positions.masks import KeyValueCache
@@ -39,20 +47,6 @@ class Context:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Context:
         """With positions on `device`; tools that move a layer's inputs between devices call this method."""
         return replace(self, positions=self.positions.to(device, non_blocking))
-
-
-class Inputs(NamedTuple):
-    """Inputs of the attention op: q [B, H, Tq, D], k and v [B, G, Tk, D], the bias, positions of the queries, the program.
-
-    The queries are those requested, preceded by the earlier ones that the score program reads.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Bias
-    positions: Positions
-    program: ScoreProgram
 
 
 class Attention(nn.Module):
@@ -116,49 +110,17 @@ class Attention(nn.Module):
         """
         if context.shares is not None:
             return self._project(context.shares.attend(self, x, encoding), x)
-        q, k, v, bias, queried, program = self.inputs(x, encoding, context, past_key_values, last_rows)
+        inputs = self.inputs(x, encoding, context, past_key_values, last_rows)
         x = x if last_rows is None else x[:, -last_rows:]
         rows = x.shape[1]
         if context.shown is not None:
-            weights = attention_weights(
-                q,
-                k,
-                program,
-                bias=bias,
-                causal=queried.causal,
-                visible=queried.visible,
-                scale=self.scale,
-            )
-            context.shown.append(weights[:, :, -rows:])
-        attended = attention(
-            q,
-            k,
-            v,
-            program,
-            bias=bias,
-            causal=queried.causal,
-            visible=queried.visible,
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
-        return self._project(attended if q.shape[2] == rows else attended[:, :, -rows:], x)
+            context.shown.append(inputs.weights()[:, :, -rows:])
+        attended = inputs.attend(self.dropout if self.training else 0.0, self.backend)
+        return self._project(attended if inputs.q.shape[2] == rows else attended[:, :, -rows:], x)
 
     def program(self) -> ScoreProgram:
         """The score program of this process's heads."""
         return self.scores.program()
-
-    def bias(
-        self, encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, **state: Tensor
-    ) -> Bias:
-        """The encoding's bias for this process's heads; `state` is left out where the encoding has none."""
-        return encoding.bias(q, k, positions, scale=self.scale, **state)
-
-    def turn(
-        self, encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Queries and keys of this process's heads rotated by the token state of all."""
-        return encoding.turn(q, k, positions, state)
 
     def _project(self, attended: Tensor, x: Tensor) -> Tensor:
         """Output [B, T, hidden] from the heads' outputs [B, H, T, D] for queries x."""
@@ -180,16 +142,12 @@ class Attention(nn.Module):
     ) -> Inputs:
         """Inputs of the attention op for the queries x, or the last rows of them and the earlier ones that they read."""
         positions, arrange = context.positions, context.arrange
-        program, late = self.program(), rotates_late(self.scores, encoding)
-        earlier_rows = program.earlier_rows
-        k, v = self.heads(self.key(x)), self.heads(self.value(x))
-        lengths = [positions.lengths()] if encoding.by_length else []
-        if not late:
-            k = encoding.rotate_keys(k, positions.queries, *lengths)
-        state = encoding.token_state(x)
-        alone, at = past_key_values is None and arrange is None, positions.queries
+        program, alone = self.program(), past_key_values is None and arrange is None
+        k, v, state = self.heads(self.key(x)), self.heads(self.value(x)), encoding.token_state(x)
+        if not (late := rotates_late(self.scores, encoding)):
+            k = rotated_keys(k, encoding, positions, positions.queries)
         if alone and last_rows is not None:
-            x, at, *lengths = (y[:, -last_rows - earlier_rows :] for y in (x, at, *lengths))
+            x = x[:, -last_rows - program.earlier_rows :]
         q = self.heads(self.query(x))
         if q.shape[1] != self.num_heads:
             raise ValueError(
@@ -197,7 +155,7 @@ class Attention(nn.Module):
                 f"parallelism, heads would be processed apart. Use dape.models.parallel.share_heads, or leave "
                 f"query, key, value and out whole, and split the MLPs"
             )
-        q = encoding.rotate(q, at, *lengths)
+        q = rotated_queries(q, encoding, positions)
         if alone:
             queried = positions.last(q.shape[2])
         else:
@@ -210,7 +168,7 @@ class Attention(nn.Module):
                 cache=past_key_values,
                 layer=self.layer,
                 arrange=arrange,
-                earlier_rows=earlier_rows,
+                earlier_rows=program.earlier_rows,
                 asked=last_rows,
             )
         if k.shape[2] != positions.keys.shape[1]:
@@ -221,13 +179,7 @@ class Attention(nn.Module):
         if late:
             k, program = rotated_late(k, program, encoding, positions)
             v = repeat_heads(v, q.shape[1])
-        if state is not None:
-            q, k = self.turn(encoding, q, k, queried, state)
-            v = repeat_heads(v, k.shape[1])
-        if self.window is not None:
-            queried = queried.windowed(self.window)
-        bias = self.bias(encoding, q, k, queried, **({} if state is None else {"state": state}))
-        return Inputs(q, k, v, bias, queried, program)
+        return inputs_of(q, k, v, state, queried, program, encoding, self.scale, self.window)
 
     def weights(self, x: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
         """Attention weights [B, H, Tq, Tk] by the reference, for inspection: T×T memory."""

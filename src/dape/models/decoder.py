@@ -24,6 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import can_return_tuple
 
 from dape.checksums import verify_checksums, write_checksums
+from dape.layers import check_rotations
 from dape.models.attention import Attention, Context
 from dape.models.canon import TAPS, Canon
 from dape.models.config import DapeConfig
@@ -279,8 +280,8 @@ class DapeModel(DapePreTrainedModel):
         check_packing_arguments(position_ids, kwargs)
         check_not_sharded()
         # Positions after cached tokens must continue theirs, which is checked with the positions.
-        begun = past_key_values is not None and not torch.compiler.is_compiling()
-        begun = begun and past_key_values is not None and int(past_key_values.get_seq_length()) > 0
+        cached = past_key_values is not None and not torch.compiler.is_compiling()
+        begun = cached and int(cast(Cache, past_key_values).get_seq_length()) > 0
         packed = not begun and starts_again(position_ids, attention_mask)
         if self.has_canon and past_key_values is not None and not _keeps_states(past_key_values):
             raise ValueError(
@@ -306,7 +307,10 @@ class DapeModel(DapePreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
         )
-        self._check_cached_keys(past_key_values, positions)
+        for encoding in self.encodings:
+            check_rotations(
+                cast(PositionEncoding, encoding), positions, past_key_values, 0, self.config.method
+            )
         keep_states = (
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         )
@@ -375,23 +379,6 @@ class DapeModel(DapePreTrainedModel):
         positions = shares.positions(own.device)
         context = Context(Positions(positions, positions), shares=shares)
         return self._run(own if input_ids is None else self.embed(own), context, None, keep_states)
-
-    def _check_cached_keys(self, cache: Cache | None, positions: Positions) -> None:
-        """Raise if an encoding rotates the cached keys of a row differently in the longer input."""
-        if cache is None or torch.compiler.is_compiling():
-            return
-        encodings = [cast(PositionEncoding, encoding) for encoding in self.encodings]
-        by_length = [encoding for encoding in encodings if encoding.by_length]
-        if not by_length or not int(cache.get_seq_length()):
-            return
-        after = positions.lengths()[:, -1]
-        before = positions.queries[:, 0].expand_as(after)
-        for encoding in by_length:
-            if (counts := encoding.outgrown(before, after)) is not None:
-                raise ValueError(
-                    f"{self.config.method} with {self.config.position_options} rotates keys by the input's length, so "
-                    f"those cached at {counts[0]} tokens do not serve {counts[1]}: pass use_cache=False"
-                )
 
     def _reads_earlier_queries(self) -> bool:
         layers = (cast(DapeDecoderLayer, layer) for layer in self.layers)

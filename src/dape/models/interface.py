@@ -33,12 +33,13 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from dape.ops.score_attention import Bias, DistanceBias, ScoreProgram, Visible, attention, attention_weights
+from dape.layers import Inputs, rotated_keys, rotated_queries
+from dape.ops.score_attention import Bias, DistanceBias, ScoreProgram, Visible
 from dape.ops.score_attention.api import HasProgram
 from dape.ops.score_attention.program import PLAIN
 from dape.ops.score_attention.reference import repeat_heads
 from dape.ops.score_attention.types import EVERYTHING, shown_by
-from dape.positions import PositionEncoding, Positions
+from dape.positions import Positions
 from dape.positions.base import count_tokens, positions_in
 
 # Name of the implementation in `model.config._attn_implementation`; code loaded from a model's folder has its own, as
@@ -138,18 +139,6 @@ class Call:
     num_keys: int = 0
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Inputs of a retrofitted layer's attention, recorded by `watching`."""
-
-    q: Tensor
-    k: Tensor
-    bias: Bias
-    program: ScoreProgram
-    scale: float
-    visible: Visible
-
-
 _recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
 _watched: ContextVar[list[Inputs] | None] = ContextVar("watched", default=None)
 
@@ -231,7 +220,8 @@ def attend(
                 )
             counted = torch.arange(num_keys, device=query.device)[None]
         positions = _positions(num_queries, counted[:, :num_keys], visible, at_end=at_end, causal=causal)
-        query, key = _rotated(encoding, query, key, positions)
+        query = rotated_queries(query, encoding, positions)
+        key = rotated_keys(key, encoding, positions, positions.keys)
         state = kwargs.get(STATE)
         if state is not None:
             state = state.extra[:, :, :num_keys]
@@ -240,14 +230,11 @@ def attend(
             query, key = encoding.turn(query, key, turned, state)
             value = repeat_heads(value, key.shape[1])
         bias = encoding.bias(query, key, positions, scale=scale, state=state)
+    inputs = Inputs(query, key, value, program, bias, causal, visible, scale)
     if (recorded := _watched.get()) is not None:
-        recorded.append(Inputs(query, key, bias, program, scale, visible))
-    options: dict[str, Any] = {"bias": bias, "causal": causal, "visible": visible, "scale": scale}
-    out = attention(query, key, value, program, dropout=dropout, **options)
-    weights = None
-    if kwargs.get("output_attentions"):
-        weights = attention_weights(query, key, program, **options)
-    return out.transpose(1, 2).contiguous(), weights
+        recorded.append(inputs)
+    weights = inputs.weights() if kwargs.get("output_attentions") else None
+    return inputs.attend(dropout).transpose(1, 2).contiguous(), weights
 
 
 def _program(module: nn.Module, kwargs: dict[str, Any]) -> ScoreProgram:
@@ -318,19 +305,6 @@ def by_distance(
     # A query at the last key, and keys on to the right of it: distances num_keys − 1 … 1 − num_queries.
     row = layer.compute_bias(1, num_queries + num_keys - 1, device=x.device, past_seen_tokens=num_keys - 1)
     return args, {**kwargs, "position_bias": row[:, :, 0].flip(-1)}
-
-
-def _rotated(
-    encoding: PositionEncoding, query: Tensor, key: Tensor, positions: Positions
-) -> tuple[Tensor, Tensor]:
-    if not encoding.by_length:
-        return encoding.rotate(query, positions.queries), encoding.rotate_keys(key, positions.keys)
-    lengths = positions.lengths()
-    # With a cache a row is one document, though padding may follow it.
-    of_keys = lengths if positions.num_keys == positions.num_queries else lengths.amax(-1, keepdim=True)
-    return encoding.rotate(query, positions.queries, lengths), encoding.rotate_keys(
-        key, positions.keys, of_keys
-    )
 
 
 def _positions(num_queries: int, keys: Tensor, visible: Visible, *, at_end: bool, causal: bool) -> Positions:

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from dape.layers import rotates_late
+from dape.layers import Inputs, rotates_late
 from dape.models.attention import Attention, Context
 from dape.models.decoder import MLP, DapePreTrainedModel
 from dape.ops.score_attention import (
@@ -151,23 +151,33 @@ class SharedAttention(Attention):
     def program(self) -> ScoreProgram:
         return program_of_heads(self.scores.program(), self.share.part, self.share.parts)
 
-    def bias(
-        self, encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, **state: Tensor
-    ) -> Bias:
-        # Encodings compute all heads. Repeated, this process's heads have their own indices; the rest is dropped.
-        part, parts = self.share.part, self.share.parts
-        all_q, all_k = q.repeat(1, parts, 1, 1), k.repeat(1, parts, 1, 1)
-        return bias_of_heads(super().bias(encoding, all_q, all_k, positions, **state), part, parts)
+    def inputs(self, x: Tensor, encoding: PositionEncoding, *arguments: Any) -> Inputs:
+        return super().inputs(x, cast(PositionEncoding, EncodingOfHeads(encoding, self.share)), *arguments)
 
-    def turn(
-        self, encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
+
+class EncodingOfHeads:
+    """A position encoding for this process's heads; encodings compute all, of which the others' are dropped."""
+
+    def __init__(self, whole: PositionEncoding, share: HeadShare) -> None:
+        self.whole, self.share = whole, share
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, **options: Any) -> Bias:
         part, parts = self.share.part, self.share.parts
-        if not encoding.rotates:
+        return bias_of_heads(self.whole.bias(*self._all(q, k), positions, **options), part, parts)
+
+    def turn(self, q: Tensor, k: Tensor, positions: Positions, state: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.whole.rotates:
             return q, k
-        turned = encoding.turn(q.repeat(1, parts, 1, 1), k.repeat(1, parts, 1, 1), positions, state)
-        own_q, own_k = (_share(x, 1, part, parts) for x in turned)
+        turned = self.whole.turn(*self._all(q, k), positions, state)
+        own_q, own_k = (_share(x, 1, self.share.part, self.share.parts) for x in turned)
         return own_q, own_k
+
+    def _all(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Repeated, so that this process's heads have their own indices."""
+        return q.repeat(1, self.share.parts, 1, 1), k.repeat(1, self.share.parts, 1, 1)
 
 
 class EnteringLinear(nn.Module):
