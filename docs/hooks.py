@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import io
+import json
 import os
 import posixpath
 import re
@@ -13,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pictures
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +38,7 @@ TO_FOLDER = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)\)")
 ENCODING = re.compile(r"^::: dape\.positions\.(\w+)$", re.MULTILINE)
 
 
-def pictures() -> dict[str, str]:
+def encodings() -> dict[str, str]:
     """Names of encodings by their classes, those with a picture."""
     from dape.positions import POSITIONS
 
@@ -47,11 +49,12 @@ def on_files(files: Files, config: Any) -> Files:
     """Add pictures of the encodings, and what the pages link to outside docs/, under its path in the repository."""
     from dape.positions.picture import draw
 
-    for name in pictures().values():
-        drawn = io.StringIO()
-        figure = draw([name])
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-        files.append(File.generated(config, f"api/positions/{name}.svg", content=drawn.getvalue()))
+    for name in encodings().values():
+        file = io.StringIO()
+        draw([name]).savefig(file, format="svg", metadata={"Date": None})
+        files.append(File.generated(config, f"api/positions/{name}.svg", content=file.getvalue()))
+    for name, drawn in pictures.drawn().items():
+        files.append(File.generated(config, name, content=drawn))
     for path, text in attention_page().items():
         files.append(File.generated(config, f"inspection/{path}", content=text))
     waiting = [ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
@@ -66,10 +69,34 @@ def on_files(files: Files, config: Any) -> Files:
                 continue
             seen.add(target)
             uri = target.relative_to(ROOT).as_posix()
+            if target.suffix == ".ipynb":
+                files.append(File.generated(config, page_of(uri), content=notebook_page(target)))
+                continue
             files.append(File.generated(config, uri, abs_src_path=str(target)))
             if target.suffix == ".md":
                 waiting.append(target)
     return files
+
+
+def page_of(uri: str) -> str:
+    """Where a notebook's page is."""
+    return uri.removesuffix(".ipynb") + ".md" if uri.endswith(".ipynb") else uri
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as Markdown, with the outputs that are saved in it."""
+    parts = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", []):
+            data = {kind: "".join(value) for kind, value in output.get("data", {}).items()}
+            printed = "".join(output.get("text", data.get("text/plain", "")))
+            if "image/png" in data:
+                parts.append(f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">')
+            else:
+                parts.append(data.get("text/html") or f"```text\n{printed}\n```")
+    return "\n\n".join(parts)
 
 
 @functools.cache
@@ -105,13 +132,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if not target.is_relative_to(ROOT) or not target.is_file():
             return found.group()
         uri = target.relative_to(ROOT / "docs" if target.is_relative_to(ROOT / "docs") else ROOT).as_posix()
-        return posixpath.relpath(uri, here or ".") + anchor
+        return posixpath.relpath(page_of(uri), here or ".") + anchor
 
     def title(found: re.Match[str]) -> str:
         return found[1] if found[2] == "not-run" else f'{found[1]} title="{found[2]}"'
 
     def pictured(found: re.Match[str]) -> str:
-        if (name := pictures().get(found[1])) is None:
+        if (name := encodings().get(found[1])) is None:
             return found.group()
         # As an image of its own, whose axis labels stay as drawn.
         return f'{found.group()}\n\n<img alt="What {name} adds to scores" class="picture" src="positions/{name}.svg">'
@@ -135,9 +162,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
         file = files.get_file_from_path(
             posixpath.normpath(posixpath.join(posixpath.dirname(page.url), address))
         )
-        if file is None or file.abs_src_path is None:
-            return found.group()
-        return figure(Path(file.abs_src_path).read_text("utf-8"), alt)
+        return found.group() if file is None else figure(file.content_string, alt)
 
     return IMAGE.sub(inline, html)
 

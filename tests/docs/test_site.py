@@ -138,7 +138,8 @@ MAPS = """
     const ready = () => document.querySelectorAll('.panel[data-ready]').length;
     return (async () => {
       for (let i = 0; i < 200 && ready() < 2; i++) await new Promise(done => setTimeout(done, 10));
-      return {panels: ready(), words: document.getElementById('told').innerText,
+      const maps = [...document.querySelectorAll('select')].map(choice => choice.selectedOptions[0].text);
+      return {maps, panels: ready(), words: document.getElementById('told').innerText,
         wide: document.documentElement.scrollWidth > innerWidth};
     })();
 """
@@ -156,4 +157,5 @@ def test_the_first_page_has_attention_maps_of_the_shipped_models(look, site):
     seen = visit(folder / "index.html", folder, MAPS, size=size, dark=dark)
     assert seen.console == []
     assert (seen.seen["panels"], seen.seen["wide"]) == (2, False)
+    assert {"weights: softmax of S + B", "weights: softmax of S + B + f(S, B)"} <= {*seen.seen["maps"]}
     assert re.search(r"next .+ has loss .+; repeats token \d+", seen.seen["words"])

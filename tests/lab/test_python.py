@@ -12,7 +12,7 @@ from dape.cli import main
 from dape.lab.compare import by_recipe
 from dape.training import TrainConfig, load_run
 
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "python.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "compare.ipynb"
 SMALL = {"num_layers": 1, "hidden_size": 16, "num_heads": 4, "train_length": 8, "batch_size": 2}
 SMALL |= {"validation": "0.5", "steps": 4}
 
