@@ -26,20 +26,20 @@ def folded(problem: Problem) -> Problem:
     # Where rows begin at different keys, they read different neighbours of the same key.
     if problem.visible.first is not None or torch.compiler.is_exporting():
         return problem
-    if not (program.pre or program.post) or problem.q.shape[2] < MANY_QUERIES:
-        return problem
     k, v = problem.k, problem.v
     linear = program.residual == "bias" and program.softcap is None and not program.leak_future
-    if linear and _reads_one_head(program.pre, num_heads) and program.pre[0].right == 0:
-        k = convolved(k, program.pre[0])
-        program = without_pre(program)
+    keys = linear and _reads_one_head(program.pre, num_heads) and program.pre[0].right == 0
     # Dropout zeroes weights after the stage.
-    if not problem.dropout and _reads_one_head(program.post, num_heads) and program.post[0].left == 0:
+    values = not problem.dropout and _reads_one_head(program.post, num_heads) and program.post[0].left == 0
+    # The length is asked last: a compiled graph that has asked serves only lengths with the same answer.
+    if not (keys or values) or problem.q.shape[2] < MANY_QUERIES:
+        return problem
+    if keys:
+        k, program = convolved(k, program.pre[0]), without_pre(program)
+    if values:
         # A tap to the right of a weight is one to the left of a value.
         v = convolved(v, replace(program.post[0], weight=program.post[0].weight.flip(3)))
         program = replace(program, post=())
-    if program is problem.program:
-        return problem
     return replace(problem, k=repeat_heads(k, num_heads), v=repeat_heads(v, num_heads), program=program)
 
 
