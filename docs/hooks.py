@@ -124,7 +124,7 @@ def attention_page() -> dict[str, str]:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links as paths within the site; a block's file name as its title; pictures of encodings beside them."""
     here = posixpath.dirname(page.file.src_uri)
-    source = Path(page.file.abs_src_path).parent
+    source = Path(page.file.abs_src_path or ROOT / page.file.src_uri).parent
 
     def link(found: re.Match[str]) -> str:
         address, anchor = found.groups()
