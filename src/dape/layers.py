@@ -66,15 +66,24 @@ class Inputs(NamedTuple):
 
     def attend(self, dropout: float = 0.0, backend: str = "auto") -> Tensor:
         """Attention output [B, H, Tq, D]."""
-        q, k, v, program, *_ = self
-        return attention(q, k, v, program, dropout=dropout, backend=backend, **self._options())
+        q, k, v, program, bias, causal, visible, scale = self
+        return attention(
+            q,
+            k,
+            v,
+            program,
+            bias=bias,
+            causal=causal,
+            visible=visible,
+            scale=scale,
+            dropout=dropout,
+            backend=backend,
+        )
 
     def weights(self) -> Tensor:
         """Attention weights [B, H, Tq, Tk], by the reference: T×T memory."""
-        return attention_weights(self.q, self.k, self.program, **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        return {"bias": self.bias, "causal": self.causal, "visible": self.visible, "scale": self.scale}
+        q, k, _, program, bias, causal, visible, scale = self
+        return attention_weights(q, k, program, bias=bias, causal=causal, visible=visible, scale=scale)
 
 
 class ScoreAttention(nn.Module):

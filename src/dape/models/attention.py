@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from dape.layers import (
     Inputs,
     inputs_of,
-    rotated_keys,
     rotated_late,
-    rotated_queries,
     rotates_late,
     with_cached,
 )
@@ -144,10 +142,11 @@ class Attention(nn.Module):
         positions, arrange = context.positions, context.arrange
         program, alone = self.program(), past_key_values is None and arrange is None
         k, v, state = self.heads(self.key(x)), self.heads(self.value(x)), encoding.token_state(x)
+        at, lengths = positions.queries, [positions.lengths()] if encoding.by_length else []
         if not (late := rotates_late(self.scores, encoding)):
-            k = rotated_keys(k, encoding, positions, positions.queries)
+            k = encoding.rotate_keys(k, at, *lengths)
         if alone and last_rows is not None:
-            x = x[:, -last_rows - program.earlier_rows :]
+            x, at, *lengths = (y[:, -last_rows - program.earlier_rows :] for y in (x, at, *lengths))
         q = self.heads(self.query(x))
         if q.shape[1] != self.num_heads:
             raise ValueError(
@@ -155,7 +154,7 @@ class Attention(nn.Module):
                 f"parallelism, heads would be processed apart. Use dape.models.parallel.share_heads, or leave "
                 f"query, key, value and out whole, and split the MLPs"
             )
-        q = rotated_queries(q, encoding, positions)
+        q = encoding.rotate(q, at, *lengths)
         if alone:
             queried = positions.last(q.shape[2])
         else:
