@@ -188,10 +188,10 @@ def read_on(options: DemoOptions, console: Console) -> Part:
     if found := recalled_word(tokenizer.decode, tokens, losses, CONVOLVED):
         (low, high), (other_low, other_high) = found.probability[CONVOLVED], found.probability[PLAIN]
         part.say(
-            f"For example, a line goes on with the name {found.word}:  {found.line}  The file used that name last "
-            f"{found.distance:,} tokens before, so {LENGTHS[0]} tokens of input do not hold it and {LENGTHS[-1]:,} do. Its "
-            f"probability rises from {low:.0%} to {high:.0%} with the convolution, and goes from {other_low:.0%} to "
-            f"{other_high:.0%} without it."
+            f"An example: the name {found.word} in the line  {found.line} …  The file used it last {found.distance:,} tokens "
+            f"earlier: beyond {LENGTHS[0]} tokens of input, within {LENGTHS[-1]:,}. Its probability rises from "
+            f"{100 * low:.0f} % to {100 * high:.0f} % with the convolution; without it, the two are {100 * other_low:.0f} % and "
+            f"{100 * other_high:.0f} %."
         )
     return part
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from dape.evaluation.by_length import WindowLosses
 
 # A name of four letters or more, whole.
 WORD = re.compile(r"[A-Za-z_]\w{3,}")
+# Least rise of the probability.
+RISE = 0.2
 
 
 class Recalled(NamedTuple):
@@ -30,13 +33,13 @@ def recalled_word(
     decode: Callable[[list[int]], str], tokens: Tokens, losses: Mapping[str, WindowLosses], model: str
 ) -> Recalled | None:
     """Among whole words that stand in the longest input and not in the shortest, and to which `model` gives more than 50 %
-    with the longest, the one whose probability rises most; None if there is none.
+    with the longest, the one whose probability rises most, by 20 % at least; None if there is none. Keywords of Python are left out.
 
     losses: of the same target tokens, by model.
     """
     found = losses[model]
     short, long = min(found.losses), max(found.losses)
-    best, best_gain = None, 0.0
+    best, best_gain = None, RISE
     for window in range(len(found.windows)):
         ids = found.windows.ids(tokens, long, slice(window, window + 1))[0].tolist()
         texts = token_texts(decode, ids)
@@ -47,7 +50,7 @@ def recalled_word(
             covers = np.searchsorted(ends, [match.start(), match.end() - 1], side="right")
             covered = range(covers[0], covers[1] + 1)
             whole = "".join(texts[place] for place in covered).strip() == match[0]
-            if covered[0] < first or not whole or match.end() == len(text):
+            if covered[0] < first or keyword.iskeyword(match[0]) or not whole or match.end() == len(text):
                 continue
             before = [
                 other.start() for other in words if other[0] == match[0] and other.end() <= match.start()
