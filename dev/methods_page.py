@@ -14,10 +14,12 @@ START, END = "<!-- methods -->", "<!-- /methods -->"
 
 
 def markdown(records: list[Record]) -> str:
-    lines = ["| " + " | ".join(heading for heading, *_ in COLUMNS) + " |"]
-    lines.append("|" + "|".join("--:" if form else "---" for _, _, form in COLUMNS) + "|")
+    # Without --tasks no method reads long.
+    columns = [column for column in COLUMNS if any(record[column[1]] != "" for record in records)]
+    lines = ["| " + " | ".join(heading for heading, *_ in columns) + " |"]
+    lines.append("|" + "|".join("--:" if form else "---" for _, _, form in columns) + "|")
     for record in records:
-        name, *cells = [format(record[key], form) for _, key, form in COLUMNS]
+        name, *cells = [format(record[key], form) for _, key, form in columns]
         lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
     return "\n".join(lines)
 
