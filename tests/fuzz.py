@@ -311,7 +311,9 @@ def op(draw: Draw, *, triton: bool = False) -> Iterator[str]:
 
 # Models.
 
-PROCESSORS = ["", "dape", "dape1x3", "dape1x2", "dape2x3", "dape3x1", "keyconv1x3", "talking", "mta2x3"]
+PROCESSORS = [
+    "", "dape", "dape1x3", "dape1x2", "dape2x3", "dape3x1", "keyconv1x3", "keyshift", "talking", "mta2x3", "diff"
+]  # fmt: skip
 OPTIONS = {
     "dape": ["depth=3", "groups=2", "padding=causal", "residual=scores", "negative_slope=1"],
     "talking": ["before=false", "after=false"],
@@ -319,6 +321,8 @@ OPTIONS = {
     "fire": ["threshold=4"],
     "cope": ["num_positions=5"],
     "t5": ["num_buckets=8"],
+    "selective-rope": ["gate=true,bias=true", "silu=true"],
+    "selfextend": ["near=3", "near=4,group=2"],
     "rope": [
         "fraction=0.5",
         "scaling=linear,factor=4",
@@ -326,16 +330,18 @@ OPTIONS = {
         "base=100",
     ],
 }
+# Of every method, twice, because they have many rules of their own.
+EVERY = [f"normaliser={name}" for name in ("sink", "ssmax", "asentmax", "stickbreaking")]
+EVERY = 2 * [*EVERY, "window=3", "canon=ac", "canon=a"]
 WORDS = 40
 
 
 def draw_method(draw: Draw, name: str, positions: list[str]) -> str:
     processor, position = draw.one(f"{name} scores", *PROCESSORS), draw.one(f"{name} positions", *positions)
-    options = [""]
+    options = ["", *EVERY]
     for part in (processor, position):
         options += OPTIONS.get("dape" if part.startswith("dape") else part, [])
-    options += ["normaliser=sink", "normaliser=ssmax"]
-    chosen = draw.one(f"{name} options", "", "", *options)
+    chosen = draw.one(f"{name} options", "", *options)
     return "-".join(filter(None, (processor, position))) + (f"[{chosen}]" if chosen else "")
 
 

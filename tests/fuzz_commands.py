@@ -215,24 +215,8 @@ def command(draw: Any) -> Iterator[str]:
 
 
 ODD: list[Any] = [
-    None,
-    "",
-    "x",
-    "</script>",
-    "-",
-    0,
-    -1,
-    1.5,
-    True,
-    [],
-    {},
-    [[]],
-    {"a": []},
-    "recall<=x",
-    "recall>",
-    "\u202e",
-    10**30,
-]
+    None, "", "x", "</script>", "-", 0, -1, 1.5, True, [], {}, [[]], {"a": []}, "recall<=x", "recall>", "\u202e", 10**30
+]  # fmt: skip
 
 
 def replace_one(draw: Any, value: Any) -> Any:

@@ -22,20 +22,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-TINY = {
-    "num_layers": 1,
-    "hidden_size": 16,
-    "num_heads": 2,
-    "score_width": 4,
-    "train_length": 16,
-    "batch_size": 4,
-    "validation": "3.txt",
-    "checkpoint_every": 3,
-}
+SIZES = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "score_width": 4, "train_length": 16}
+TINY = SIZES | {"batch_size": 4, "validation": "3.txt", "checkpoint_every": 3}
 EXPORT = """
 import sys, torch
 from dape.models import DapeForCausalLM, export, preset
@@ -207,59 +198,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=100, help="in all")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    parser.add_argument("--only", help="one scenario; its counts are added to those in --json")
-    parser.add_argument("--jobs", type=int, default=1, help="scenarios at a time")
     parser.add_argument("--minutes", type=float, default=600, help="stop killing after about so long")
     parser.add_argument("--json", type=Path, help="write the counts there")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryDirectory(prefix="dape-soak-") as name, ThreadPoolExecutor(options.jobs) as pool:
+    results, faults = {}, []
+    with tempfile.TemporaryDirectory(prefix="dape-soak-") as name:
         work = Path(name)
         corpus = work / "corpus"
         corpus.mkdir()
         draw = random.Random(options.seed)
+        vocabulary = "the cat sat on a mat near some old house in town".split()
         for number in range(8):
-            words = [
-                draw.choice(
-                    ["the", "cat", "sat", "on", "a", "mat", "near", "some", "old", "house", "in", "town"]
-                )
-                for _ in range(6000)
-            ]
-            (corpus / f"{number}.txt").write_text(" ".join(words))
+            (corpus / f"{number}.txt").write_text(" ".join(draw.choices(vocabulary, k=6000)))
         every = scenarios(corpus)
-        chosen = [options.only] if options.only else list(every)
-        kills, seconds = options.kills // len(chosen), 60 * options.minutes * options.jobs / len(chosen)
-        waiting = {
-            scenario: pool.submit(
-                soak,
-                every[scenario],
-                work / scenario,
-                kills,
-                seconds,
-                random.Random(f"{options.seed}-{scenario}"),
-            )
-            for scenario in chosen
-        }
-        results, faults = {}, []
-        for scenario, future in waiting.items():
+        kills, seconds = options.kills // len(every), 60 * options.minutes / len(every)
+        for title, scenario in every.items():
+            moments = random.Random(f"{options.seed}-{title}")
             try:
-                results[scenario] = future.result()
+                results[title] = soak(scenario, work / title, kills, seconds, moments)
             except Exception as error:
-                faults.append(f"{scenario}: {type(error).__name__}: {error}")
-    print(*faults, sep="\n", file=sys.stderr)
+                faults.append(f"{title}: {type(error).__name__}: {error}")
+            print(title, results.get(title, faults[-1:]), flush=True)
     if options.json:
-        from dape.files import read_json, write_atomically
+        from dape.files import write_atomically
 
-        before = read_json(options.json) if options.only and options.json.exists() else {}
-        for name, found in results.items():
-            results[name] = {key: count + before.get(name, {}).get(key, 0) for key, count in found.items()}
-        results = {name: (before | results)[name] for name in every if name in before | results}
-    content = json.dumps(
-        {"seed": options.seed, "kills": sum(r["kills"] for r in results.values()), **results}, indent=2
-    )
-    print(content)
-    if options.json:
-        write_atomically(options.json, content + "\n")
+        content = {"seed": options.seed, "kills": sum(r["kills"] for r in results.values()), **results}
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
     bad = ("differing", "failed", "leftovers")
     return int(bool(faults) or any(result[name] for result in results.values() for name in bad))
 
