@@ -9,6 +9,7 @@ DAPE_KERNEL_PLATFORM   the platform to build for (such as win_amd64), where CXX 
 DAPE_REQUIRE_KERNEL    fail where the kernel cannot be built, in place of leaving it out.
 """
 
+import hashlib
 import importlib.util
 import os
 import shlex
@@ -89,7 +90,11 @@ class BuildKernel(build_ext):
         folder = Path(self.build_temp).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         output.parent.mkdir(parents=True, exist_ok=True)
-        parts = [("dispatch.cpp", "dispatch", ["-DDAPE_X86=1"] if X86 else [])]
+        # As native.sources, which tells a library of other sources by it.
+        files = sorted(SOURCES.glob("*.[ch]*"), key=lambda path: path.name)
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        defined = [f'-DDAPE_SOURCES="{digest}"', *(["-DDAPE_X86=1"] if X86 else [])]
+        parts = [("dispatch.cpp", "dispatch", defined)]
         parts += [("kernel.cpp", name, [f"-DBUILD={name}", *flags]) for name, flags in BUILDS.items()]
         pic = [] if WINDOWS else ["-fPIC"]
         commands = []

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
+import ctypes.util
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import sanitize
 import torch
 from op_cases import PROGRAMS, RAGGED, SHAPES, SMALL, assert_as_exact, build, needs_kernel
 
 from dape.ops.score_attention import DistanceBias, Visible, attention, native
 
 pytestmark = needs_kernel
+CSRC = Path(native.__file__).parent / "csrc"
 
 
 CASES = [
@@ -113,23 +118,34 @@ def test_wrong_memory_is_refused():
         call.stride(q=torch.zeros(1, 2, 3, 4).transpose(2, 3))
 
 
-def test_a_kernel_with_other_fields_is_refused(monkeypatch):
-    """Not by the size of a call alone: two fields that changed places keep it."""
-    names = [name for name, *_ in native.Call._fields_]
-    kernel = native.KERNEL
-    assert native.layout_difference(kernel) is None
-    swapped = [{"k": "v", "v": "k"}.get(name, name) for name in names]
-    kinds = dict(native.Call._fields_)
+def test_structures_are_those_of_the_sources():
+    header = re.sub(r"//.*", "", (CSRC / "call.h").read_text())
+    kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
+    for structure in (native.Call, native.Program, native.StageCall):
+        body = re.search(rf"struct {structure.__name__} {{(.*?)}};", header, re.DOTALL)[1]
+        fields = []
+        for declaration in body.split(";")[:-1]:
+            kind, names = declaration.strip().removeprefix("const ").split(maxsplit=1)
+            for name in (name.strip() for name in names.split(",")):
+                own = ctypes.c_void_p if "*" in names else kinds[kind]
+                fields.append((name.strip("*").removesuffix("[3]"), own * 3 if "[3]" in name else own))
+        assert structure._fields_ == fields
 
-    class Swapped(ctypes.Structure):
-        _fields_ = [(name, kinds[name]) for name in swapped]
 
-    class Shorter(ctypes.Structure):
-        _fields_ = [(name, kinds[name]) for name in names[:-1]]
+def test_a_kernel_of_other_sources_is_refused(monkeypatch):
+    with pytest.raises(OSError, match="built from other sources"):
+        native.load(Path(ctypes.util.find_library("m")))
+    monkeypatch.setattr(native, "sources", lambda: "others")
+    kernel, problem = native._find()
+    assert kernel is None
+    assert "it was built from other sources): rebuild it" in problem
 
-    for other in (Swapped, Shorter):
-        monkeypatch.setattr(native, "Call", other)
-        assert "is ('" in native.layout_difference(kernel)
+
+def test_the_script_of_make_sanitize_runs_to_its_end(monkeypatch, capsys):
+    monkeypatch.setattr(sanitize, "build", lambda *case: SimpleNamespace(results=len, attend=len))
+    monkeypatch.setattr(native, "KERNEL", native.KERNEL)
+    sanitize.main(CSRC.with_name("_kernel.so"))
+    assert len(re.findall("without a complaint", capsys.readouterr().out)) == len(native.builds())
 
 
 def test_out_of_memory_is_an_error(monkeypatch):

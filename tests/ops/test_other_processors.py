@@ -38,6 +38,7 @@ pytestmark = [needs_kernel, pytest.mark.slow]
 
 SOURCES = Path(native.__file__).parent / "csrc"
 FLAGS = ["-std=c++17", "-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread", "-w"]
+FLAGS += ['-DDAPE_SOURCES=""']
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ if sys.platform == "win32":
         "its compiled kernel is missing: it builds with clang alone on Windows (`pip install ziglang`, then "
         "`pip install --force-reinstall --no-deps --no-build-isolation` on dape again), where it is untested"
     )
+REBUILD = "rebuild it, by `python setup.py build_ext --inplace` in a clone, or by installing dape again"
 _SIZES = [
     "batch",
     "heads",
@@ -179,35 +181,25 @@ class _Selected:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """A kernel's shared library, ready to call."""
+    """A kernel's shared library, ready to call; an OSError if it was not built from the sources beside this file."""
     kernel = ctypes.CDLL(str(path))
+    built_from = getattr(kernel, "dape_sources", None)
+    if built_from is not None:
+        built_from.restype = ctypes.c_char_p
+    if built_from is None or built_from().decode() != sources():
+        raise OSError("it was built from other sources")
     for name in STEPS:
         getattr(kernel, f"dape_{name}").argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int]
     kernel.dape_build_name.restype = kernel.dape_build_for.restype = ctypes.c_char_p
     kernel.dape_stage.restype = ctypes.c_double
     kernel.dape_stage.argtypes = [ctypes.c_char_p, ctypes.POINTER(Call), ctypes.c_int, ctypes.c_int64]
-    if (difference := layout_difference(kernel)) is not None:
-        raise OSError(f"{path} belongs to another version of dape: {difference}")
     return kernel
 
 
-def layout_difference(kernel: ctypes.CDLL) -> str | None:
-    """Description of the first field whose layout differs between the kernel's structures and ours, or None."""
-    if not hasattr(kernel, "dape_field"):
-        return "it does not say how its calls are laid out"
-    kernel.dape_field.restype = ctypes.c_char_p
-    kernel.dape_field.argtypes = [ctypes.c_int, ctypes.c_int, *[ctypes.POINTER(ctypes.c_int64)] * 2]
-    offset, size = ctypes.c_int64(), ctypes.c_int64()
-    for number, structure in enumerate((Call, Program, StageCall)):
-        ours = [(structure.__name__, 0, ctypes.sizeof(structure))]
-        for name, *_ in structure._fields_:
-            ours.append((name, getattr(structure, name).offset, getattr(structure, name).size))
-        for index, expected in enumerate([*ours, None], start=-1):
-            name = kernel.dape_field(number, index, ctypes.byref(offset), ctypes.byref(size))
-            found = None if name is None else (name.decode(), offset.value, size.value)
-            if found != expected:
-                return f"field {index} of {structure.__name__} (name, offset, size) is {found} there and {expected} here"
-    return None
+def sources() -> str:
+    """Digest of the kernel's sources, as setup.py puts it into the library."""
+    files = sorted((Path(__file__).parent / "csrc").glob("*.[ch]*"), key=lambda path: path.name)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def share_openmp() -> None:
@@ -227,9 +219,8 @@ def _find() -> tuple[ctypes.CDLL | None, str | None]:
     try:
         share_openmp()
         return load(paths[0]), None
-    # AttributeError: a kernel of another version, without a function that this one calls.
-    except (OSError, AttributeError) as error:
-        return None, f"its compiled kernel does not load ({error}): install dape again"
+    except OSError as error:
+        return None, f"its compiled kernel does not load ({error}): {REBUILD}"
 
 
 KERNEL, PROBLEM = _find()

@@ -32,7 +32,7 @@ struct Program {
   float *dsink, *dfactor, *drow, *dcolumn;
 };
 
-// Mirrored field by field in native.py, which compares dape_call_field with its own layout when it loads the kernel.
+// Mirrored field by field in native.py.
 struct Call {
   int64_t batch, heads, groups, queries, keys, head_width;
   // width = 0: no convolution. channels: of the image, H or 2H.

@@ -325,51 +325,5 @@ extern "C" const char *dape_build_name(int n) {
 // The name of the build that a forward or backward call runs.
 extern "C" const char *dape_build_for(const Call *call) { return find_for(*call)->name; }
 
-struct Field {
-  const char *name;
-  size_t offset, size;
-};
-
-#define FIELD(structure, name) {#name, offsetof(structure, name), sizeof(structure::name)}
-const Field call_fields[] = {
-    {"Call", 0, sizeof(Call)},
-    FIELD(Call, batch), FIELD(Call, heads), FIELD(Call, groups), FIELD(Call, queries), FIELD(Call, keys),
-    FIELD(Call, head_width), FIELD(Call, width), FIELD(Call, taps), FIELD(Call, left), FIELD(Call, channels),
-    FIELD(Call, causal), FIELD(Call, residual_bias), FIELD(Call, bias), FIELD(Call, bias_tables), FIELD(Call, lowest),
-    FIELD(Call, distances), FIELD(Call, table_length), FIELD(Call, dense_batch), FIELD(Call, dense_grad), FIELD(Call, dtype), FIELD(Call, pieces),
-    FIELD(Call, q_stride), FIELD(Call, k_stride), FIELD(Call, v_stride), FIELD(Call, out_stride),
-    FIELD(Call, grad_stride), FIELD(Call, scale), FIELD(Call, slope), FIELD(Call, q), FIELD(Call, k), FIELD(Call, v),
-    FIELD(Call, w1), FIELD(Call, b1), FIELD(Call, w2), FIELD(Call, b2), FIELD(Call, dense), FIELD(Call, values),
-    FIELD(Call, knots), FIELD(Call, slopes), FIELD(Call, offsets), FIELD(Call, row_scale),
-    FIELD(Call, hidden), FIELD(Call, edges), FIELD(Call, first), FIELD(Call, last), FIELD(Call, out),
-    FIELD(Call, lse), FIELD(Call, grad_out), FIELD(Call, dq), FIELD(Call, dk), FIELD(Call, dv), FIELD(Call, dq_low), FIELD(Call, dk_low), FIELD(Call, dv_low), FIELD(Call, dw1),
-    FIELD(Call, db1), FIELD(Call, dw2), FIELD(Call, db2), FIELD(Call, ddense), FIELD(Call, dvalues),
-    FIELD(Call, dslopes), FIELD(Call, doffsets), FIELD(Call, drow_scale),
-    FIELD(Call, dhidden), FIELD(Call, dedges), FIELD(Call, program),
-    {nullptr, 0, 0},
-};
-const Field program_fields[] = {
-    {"Program", 0, sizeof(Program)},
-    FIELD(Program, num_pre), FIELD(Program, num_post), FIELD(Program, residual_scores), FIELD(Program, residual_bias),
-    FIELD(Program, stick), FIELD(Program, softcap), FIELD(Program, stages), FIELD(Program, sink), FIELD(Program, factor), FIELD(Program, row), FIELD(Program, column),
-    FIELD(Program, earlier), FIELD(Program, left),
-    FIELD(Program, dsink), FIELD(Program, dfactor), FIELD(Program, drow), FIELD(Program, dcolumn),
-    {nullptr, 0, 0},
-};
-const Field stage_fields[] = {
-    {"StageCall", 0, sizeof(StageCall)},
-    FIELD(StageCall, outputs), FIELD(StageCall, inputs), FIELD(StageCall, groups), FIELD(StageCall, rows),
-    FIELD(StageCall, taps), FIELD(StageCall, left), FIELD(StageCall, slope), FIELD(StageCall, weight),
-    FIELD(StageCall, offset), FIELD(StageCall, dweight), FIELD(StageCall, doffset),
-    {nullptr, 0, 0},
-};
-#undef FIELD
-
-// Name, offset and size of the n-th field of Call, Program or StageCall (structure 0, 1, 2), or null after the last;
-// the structure's own for n = -1.
-extern "C" const char *dape_field(int structure, int n, int64_t *offset, int64_t *size) {
-  const Field *const all[] = {call_fields, program_fields, stage_fields};
-  const Field &field = all[structure][n + 1];
-  *offset = static_cast<int64_t>(field.offset), *size = static_cast<int64_t>(field.size);
-  return field.name;
-}
+// Digest of the sources that this library was built from (setup.py), which native.py compares with those beside it.
+extern "C" const char *dape_sources() { return DAPE_SOURCES; }
