@@ -26,19 +26,8 @@ from typing import Any
 
 import fuzz_commands
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    DynamicCache,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    StaticCache,
-)
 
 import dape
 from dape import POSITIONS
@@ -388,9 +377,10 @@ def batches(
     caching = "none" if kind == "packed" else draw.one("cache", "none", "dynamic", "static")
     cache = None
     if caching == "dynamic":
-        cache = DynamicCache(config=model.config)
+        cache = transformers.DynamicCache(config=model.config)
     elif caching == "static":
-        cache = StaticCache(config=model.config, max_cache_len=ids.shape[1] + draw.one("room", 0, 5))
+        room = draw.one("room", 0, 5)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=ids.shape[1] + room)
     sizes = [ids.shape[1]]
     if cache is not None:
         sizes = []
@@ -513,24 +503,22 @@ def encoder(draw: Draw) -> Iterator[str]:
 
 def base(draw: Draw) -> Any:
     heads = draw.one("heads", 2, 4)
-    sizes = {
-        "vocab_size": WORDS,
-        "hidden_size": 8 * heads,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads,
-        "max_position_embeddings": 256,
-    }
-    grouped = sizes | {"num_key_value_heads": draw.one("groups", 1, 2, heads)}
-    kind = draw.one("base", "llama", "mistral", "qwen3", "neox")
-    if kind == "neox":
-        return GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, rotary_pct=draw.one("rotary", 0.25, 1.0)))
-    if kind == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**grouped, head_dim=draw.one("head width", 8, 16)))
-    if kind == "mistral":
-        return MistralForCausalLM(MistralConfig(**grouped, sliding_window=draw.one("window", 4, 8, 256)))
-    scaling = draw.one("scaling", None, {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4})
-    return LlamaForCausalLM(LlamaConfig(**grouped, rope_parameters=scaling))
+    sizes = {"vocab_size": WORDS, "hidden_size": 8 * heads, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": heads, "max_position_embeddings": 256}
+    kind = draw.one("base", "Llama", "Mistral", "Qwen3", "GPTNeoX")
+    if kind == "GPTNeoX":
+        sizes["rotary_pct"] = draw.one("rotary", 0.25, 1.0)
+    else:
+        sizes["num_key_value_heads"] = draw.one("groups", 1, 2, heads)
+    if kind == "Qwen3":
+        sizes["head_dim"] = draw.one("head width", 8, 16)
+    if kind == "Mistral":
+        sizes["sliding_window"] = draw.one("window", 4, 8, 256)
+    if kind == "Llama":
+        scaling = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+        sizes["rope_parameters"] = draw.one("scaling", None, scaling)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
 def retrofit(draw: Draw) -> Iterator[str]:

@@ -208,7 +208,7 @@ def main() -> int:
         corpus = work / "corpus"
         corpus.mkdir()
         draw = random.Random(options.seed)
-        vocabulary = "the cat sat on a mat near some old house in town".split()
+        vocabulary = ["the", "cat", "sat", "on", "a", "mat", "near", "some", "old", "house", "in", "town"]
         for number in range(8):
             (corpus / f"{number}.txt").write_text(" ".join(draw.choices(vocabulary, k=6000)))
         every = scenarios(corpus)

@@ -42,17 +42,22 @@ REPRESENTATIVES += [
     pattern.format(ENCODINGS[index % len(ENCODINGS)]) for index, pattern in enumerate(OPTIONS)
 ]
 REPRESENTATIVES += [f"dape1x3-{name}[bias_channels=false]" for name in ("kerple", "fox")]
-REPRESENTATIVES += ["stickbreaking", "nope[normaliser=entmax]", "dape1x3-kerple[normaliser=asentmax]"]
 REPRESENTATIVES += [
+    "stickbreaking",
+    "nope[normaliser=entmax]",
+    "dape1x3-kerple[normaliser=asentmax]",
     "keyshift-rope",
     "keyshift-selective-rope",
     "rope-id",
     "pope",
     "selfextend[near=3]",
     "selfextend[near=4,group=2]",
+    "selective-rope[bias=true,gate=true,silu=true]",
+    "selective-rope[window=3]",
+    "kerple[window=4]",
+    "dape1x3-rope[window=4]",
+    "keyshift-rope[window=3]",
 ]
-REPRESENTATIVES += ["selective-rope[bias=true,gate=true,silu=true]", "selective-rope[window=3]"]
-REPRESENTATIVES += ["kerple[window=4]", "dape1x3-rope[window=4]", "keyshift-rope[window=3]"]
 # Everything else is `slow`.
 PRODUCT = [*LISTED, *(pattern.format(name) for pattern in OPTIONS for name in ENCODINGS)]
 PRODUCT += [
@@ -92,13 +97,7 @@ def test_rotations_by_length_read_the_length_of_each_document(check, causal, mon
 COMPILED = ["dape1x3-kerple", "dape3x3-rope", "mta-fox"]
 BUILT = [
     *COMPILED,
-    "rope",
-    "cope",
-    "talking-fire",
-    "keyshift-rope",
-    "stickbreaking",
-    "diff-alibi",
-    "dape1x3-t5[depth=3]",
+    *["rope", "cope", "talking-fire", "keyshift-rope", "stickbreaking", "diff-alibi", "dape1x3-t5[depth=3]"],
 ]
 
 

@@ -168,15 +168,7 @@ def test_damaged_files_of_a_foreign_model_are_a_sentence(name, content, tmp_path
 
 @pytest.mark.parametrize("position", [0, 12, 30, -30, -5])
 def test_a_damaged_table_of_results_is_a_sentence(position, tmp_path):
-    row = {
-        "run": "r",
-        "method": "m",
-        "seed": 0,
-        "corpus": "c",
-        "train_length": 8,
-        "metric": "loss",
-        "sum": 1.0,
-    }
+    row = {"run": "r", "method": "m", "corpus": "c", "train_length": 8, "metric": "loss", "sum": 1.0}
     path = write_table(make_table([{**row, "seed": seed} for seed in range(99)]), tmp_path / "r.csv.gz")
     content = bytearray(path.read_bytes())
     content[position] ^= 255

@@ -200,6 +200,6 @@ def test_a_cache_of_transformers_needs_the_layers_index():
         wrong(cache=caches()[1])()
 
 
-@pytest.mark.parametrize("name", [name for name in dape.POSITIONS if name != "sinusoidal"])
-def test_every_encoding_builds(name):
-    assert dape.ScoreAttention(name, num_heads=4, head_dim=8).method == parse_method(name).name
+def test_every_encoding_builds():
+    for name in dape.POSITIONS.keys() - {"sinusoidal"}:
+        assert dape.ScoreAttention(name, num_heads=4, head_dim=8).method == parse_method(name).name
