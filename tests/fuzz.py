@@ -319,15 +319,15 @@ OPTIONS = {
         "base=100",
     ],
 }
-# Of every method, twice, because they have many rules of their own.
-EVERY = [f"normaliser={name}" for name in ("sink", "ssmax", "asentmax", "stickbreaking")]
-EVERY = 2 * [*EVERY, "window=3", "canon=ac", "canon=a"]
+# Of every method: those of encoders, and of causal attention alone.
+EVERY = [f"normaliser={name}" for name in ("sink", "ssmax", "asentmax")]
+CAUSAL = ["normaliser=stickbreaking", "window=3", "canon=ac", "canon=a"]
 WORDS = 40
 
 
-def draw_method(draw: Draw, name: str, positions: list[str]) -> str:
+def draw_method(draw: Draw, name: str, positions: list[str], *, causal: bool = True) -> str:
     processor, position = draw.one(f"{name} scores", *PROCESSORS), draw.one(f"{name} positions", *positions)
-    options = ["", *EVERY]
+    options = ["", *2 * (EVERY + CAUSAL * causal)]
     for part in (processor, position):
         options += OPTIONS.get("dape" if part.startswith("dape") else part, [])
     chosen = draw.one(f"{name} options", "", *options)
@@ -482,7 +482,10 @@ def encoder(draw: Draw) -> Iterator[str]:
     """Our encoder: a batch with padding against each text alone by the reference."""
     torch.manual_seed(draw.number)
     method = draw_method(
-        draw, "method", [name for name, encoding in POSITIONS.items() if encoding.direction == "both"]
+        draw,
+        "method",
+        [name for name, encoding in POSITIONS.items() if encoding.direction == "both"],
+        causal=False,
     )
     reader = shaken(Encoder(WORDS, 5, method=method, hidden_size=16, num_layers=2, num_heads=4), draw)
     counts = [draw.number_in(f"tokens {n}", 1, 20) for n in range(draw.number_in("texts", 1, 3))]

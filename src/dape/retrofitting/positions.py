@@ -229,8 +229,10 @@ def mix_neighbours(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tu
         )
     x = args[0] if args else kwargs["hidden_states"]
     mask = next((y for y in given if isinstance(y, Tensor) and y.dim() == 4), None)
-    _, counted = unpacked(mask, x.shape[1], x.shape[1])
-    starts = (torch.arange(x.shape[1], device=x.device)[None] if counted is None else counted) == 0
+    count = x.shape[1]
+    _, counted = unpacked(mask, count, count)
+    # A preallocated cache has room after the tokens.
+    starts = (torch.arange(count, device=x.device)[None] if counted is None else counted[:, :count]) == 0
     x = cast(Canon, getattr(module, CANON)).mixed(x, starts)
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
