@@ -62,7 +62,7 @@ sanitize: $(READY)  ## the C++ kernel under AddressSanitizer and UBSan, over the
 fuzz: $(READY)  ## random calls and models against the definition in float64, for ten minutes
 	$(BIN)/python tests/fuzz.py --minutes 10 --start $$(date +%s)
 
-soak: $(READY)  ## kill -9 at random moments, 100 times, over train, data, compare and export (tens of minutes)
+soak: $(READY)  ## kill -9 at random moments, 100 times, over train, data, compare, sweep and export (tens of minutes)
 	nice -n 19 $(BIN)/python tests/soak.py --kills 100 --json results/soak/soak.json
 
 clean:  ## remove the virtual environment and the tools' caches

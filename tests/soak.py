@@ -106,7 +106,7 @@ def scenarios(corpus: Path) -> dict[str, Scenario]:
     compare = tiny | {"methods": "kerple,dape-kerple", "steps": 20, "lengths": "16,32", "windows": 8}
     python = json.dumps(compare | {"equal_time": False})
     swept = {name: value for name, value in compare.items() if name != "methods"} | {"methods": "kerple"}
-    sweep = [*words(swept), "--jobs", "2", "--over", "learning_rate=1e-3,2e-3", "num_heads=1,2"]
+    sweep = [*words(swept), "--jobs", "2", "--over", "learning_rate=1e-3,2e-3"]
     train = words(tiny | {"log_every": 1, "steps": 60})
     return {
         "train": Scenario(lambda f: dape("train", *train, "--out", f / "run"), trained),
