@@ -125,7 +125,6 @@ def test_text_from_outside_is_parsed_in_one_place():
         if re.search(r"(json|tomllib)\.loads?\((?!json)|safe_load\(", path.read_text())
     }
     assert found == {
-        "bench/memory.py",  # of a process of our own
         "data/tokenizers.py",  # of the tokenizers library
         "files.py",
         "models/remote_code.py",  # code that is exported needs no other module of ours
