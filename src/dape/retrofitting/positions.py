@@ -196,10 +196,11 @@ class StatefulCache:
 
     Operations that reorder, crop or copy the cache then include it.
     extra: [B, H, T, n], state of the new tokens; after `update`, of all cached tokens.
+    neighbours: whether a key's state is used with those of the tokens before it, which a window's cache drops.
     """
 
-    def __init__(self, extra: Tensor, cache: Cache | None = None) -> None:
-        self.extra, self.cache = extra, cache
+    def __init__(self, extra: Tensor, cache: Cache | None = None, *, neighbours: bool = False) -> None:
+        self.extra, self.cache, self.neighbours = extra, cache, neighbours
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
@@ -211,6 +212,11 @@ class StatefulCache:
         packed = self.extra.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3)
         # A cache has one dtype, the finer of both: under autocast, states are finer than keys.
         keys, values = self.cache.update(torch.cat([keys, packed], -1), values, layer, *args, **kwargs)
+        if self.neighbours and int(self.cache.get_seq_length(layer)) > keys.shape[2]:
+            raise ValueError(
+                "the encoding that dape.retrofit added reads tokens before the model's window, which its cache drops: "
+                "pass use_cache=False"
+            )
         self.extra = keys[..., width:].unflatten(3, (-1, size)).transpose(2, 3).flatten(1, 2)
         return keys[..., :width].to(dtype), values.to(dtype)
 
@@ -243,11 +249,10 @@ def carry_state(layer: nn.Module) -> RemovableHandle:
 
 
 def _with_state(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    state = cast(PositionEncoding, getattr(module, ENCODING)).token_state(
-        args[0] if args else kwargs["hidden_states"]
-    )
+    encoding = cast(PositionEncoding, getattr(module, ENCODING))
+    state = encoding.token_state(args[0] if args else kwargs["hidden_states"])
     assert state is not None
-    carried = StatefulCache(state)
+    carried = StatefulCache(state, neighbours=type(encoding).turn is not PositionEncoding.turn)
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, Cache):
