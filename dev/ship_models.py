@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from dape.checksums import write_checksums
 from dape.data.python_corpus import PACKAGES, listed
 from dape.evaluation import losses_by_length
+from dape.evaluation.statistics import perplexity
 from dape.models.export import export
 from dape.training import load_run
 
@@ -80,12 +81,13 @@ def ship(folder: Path, out: Path) -> None:
         windows=len(measured.windows),
         heads_row=" | ".join(map(str, LENGTHS)),
         rule="---|" * len(LENGTHS),
-        ppl=" | ".join(f"{loss.ppl:.2f}" for loss in at),
-        loss=" | ".join(f"{loss.nll:.3f} ± {loss.nll_se:.3f}" for loss in at),
+        ppl=" | ".join(f"{perplexity(loss.value):.2f}" for loss in at),
+        loss=" | ".join(f"{loss.value:.3f} ± {loss.error:.3f}" for loss in at),
     )
     (target / "README.md").write_text(text, "utf-8")
     write_checksums(target)
-    print(f"{target}: perplexity {at[0].ppl:.2f} at {LENGTHS[0]}, {at[-1].ppl:.2f} at {LENGTHS[-1]}")
+    first, longest = (perplexity(at[index].value) for index in (0, -1))
+    print(f"{target}: perplexity {first:.2f} at {LENGTHS[0]}, {longest:.2f} at {LENGTHS[-1]}")
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_the_warm_up_and_the_last_rate_follow_what_is_given():
     assert TrainConfig(steps=60) == parse_training(["--steps", "60"])
     assert TrainConfig(learning_rate=1e-5) == parse_training(["--learning-rate", "1e-5"])
     assert TrainConfig(learning_rate=1e-5).final_learning_rate == 1e-5
-    with pytest.raises(SettingError, match=r"final_learning_rate=0.01 is more than learning_rate=0.001"):
+    with pytest.raises(SettingError, match=r"final_learning_rate=0.01 exceeds learning_rate=0.001"):
         TrainConfig(learning_rate=1e-3, final_learning_rate=1e-2)
-    with pytest.raises(SettingError, match="warmup_steps=11 of steps=10"):
+    with pytest.raises(SettingError, match="warmup_steps=11 exceeds steps=10"):
         TrainConfig(steps=10, warmup_steps=11)

@@ -37,7 +37,7 @@ from dape.data import Tokens
 from dape.data.python_corpus import HELD_OUT, find_files
 from dape.evaluation.by_length import losses_of_windows
 from dape.evaluation.evaluator import evaluating
-from dape.evaluation.statistics import clustered_mean
+from dape.evaluation.statistics import mean_over_documents
 from dape.evaluation.windows import same_targets
 from dape.files import read_json, write_atomically
 from dape.retrofitting.attach import adapter_parameters, set_trainable
@@ -306,8 +306,8 @@ def _context_rows(found: dict[str, Any]) -> str:
         losses = np.array(record["windows"])
         change = "–"
         if before is not None:
-            mean, error = clustered_mean(losses - before, np.ones(len(losses)), np.array(record["documents"]))
-            change = f"{mean:+.3f} ± {error:.3f}"
+            found = mean_over_documents(losses - before, np.ones(len(losses)), np.array(record["documents"]))
+            change = f"{found.value:+.3f} ± {found.error:.3f}"
         rows.append(f"| {length} | {losses.mean():.3f} | {change} | {record['cpu_seconds']:.0f} |")
         before = losses
     return "\n".join(rows)

@@ -304,8 +304,11 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a lock file, waiting for its current holder; the system releases it when a process dies."""
+def exclusive(path: str | os.PathLike[str], *, busy: str = "") -> Iterator[None]:
+    """Hold a lock file, which the system releases when a process dies.
+
+    busy: message of the ValueError if another process holds it; without one, wait.
+    """
     try:
         import fcntl
     except ImportError:  # no such locks on this system: one process at a time is then up to the user
@@ -313,7 +316,10 @@ def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
         return
     while True:
         with open(path, "a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+            except BlockingIOError:
+                raise ValueError(busy) from None
             # The previous holder has removed the file: a lock on it excludes nobody.
             if not _is_still(file.fileno(), path):
                 continue

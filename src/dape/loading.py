@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import dape.models  # noqa: F401 (so that Hugging Face knows our own)
 from dape.checksums import verify_checksums
-from dape.data import TokenData, Tokenizer, load_tokenizer, open_data, prepare
+from dape.data import TokenData, Tokenizer, Tokens, load_tokenizer, open_data, prepare
 from dape.devices import find_device
-from dape.evaluation.models import EvaluatedModel
 from dape.files import distinct_names, read_json
 from dape.hub import GGUF, loading, pretrained
 from dape.models import DapeForCausalLM
@@ -108,6 +107,32 @@ def tokenizer_source(name: str | Path, model: PreTrainedModel) -> str:
     return str(name)
 
 
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """A model and the data to evaluate it on; method, seed and train_length if known.
+
+    trained_on: data with the model's training split, if known; opened when it is needed.
+    """
+
+    label: str
+    model: PreTrainedModel
+    data: TokenData
+    method: str | None = None
+    seed: int | None = None
+    train_length: int | None = None
+    trained_on: Callable[[], TokenData] | None = None
+
+    def training_tokens(self) -> Tokens:
+        """Tokens that the model was trained on; raises if they are not known."""
+        train = self.trained_on().train if self.trained_on is not None else None
+        if train is None or not len(train):
+            raise ValueError(
+                f"the training data of {self.label} is unknown, and so are its n-gram counts: leave out "
+                f"--max-training-count, or pass the packed training data of an hf: model by --data"
+            )
+        return train
+
+
 @contextlib.contextmanager
 def open_for_evaluation(
     name: str,
@@ -135,7 +160,7 @@ def open_for_evaluation(
         if run is not None:
             trained_on = run.data
             if given is not None:
-                run.check_packed(given, "tokenizer")
+                run.check_data(given, "tokenizer")
         elif given is not None:
             _check_tokenizer(given, named.tokenizer, name)
             trained_on = lambda: given  # noqa: E731

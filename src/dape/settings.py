@@ -20,7 +20,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
@@ -176,6 +176,19 @@ def split_names(text: str) -> list[str]:
 @functools.cache
 def type_hints(kind: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(kind)
+
+
+def revive(kind: Any, value: Any) -> Any:
+    """A value of JSON as the type that it had: dataclasses and tuples."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind) and value is not None:
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: revive(hints[name], one) for name, one in value.items()})  # type: ignore[operator]
+    if origin in (types.UnionType, typing.Union) and value is not None:
+        return revive(next(one for one in arguments if one is not type(None)), value)
+    if origin is tuple:
+        return tuple(revive(arguments[0], one) for one in value)
+    return value
 
 
 def shown(value: Any) -> str:

@@ -112,7 +112,7 @@ def test_a_process_that_dies_does_not_take_the_doctor_with_it(monkeypatch):
 
 
 def test_needs_torch_alone():
-    blocked = "rich", "transformers", "matplotlib", "plotly", "tokenizers", "yaml"
+    blocked = "rich", "transformers", "matplotlib", "pandas", "tokenizers", "yaml"
     program = (
         "import sys\n"
         f"for name in {blocked}: sys.modules[name] = None\n"

@@ -151,7 +151,7 @@ BAD_FILES = {
         b'{"text": "\xfc"}\n',
         r"latin\.jsonl, line 1: byte 10 of the line is not UTF-8 \(0xfc\)",
     ),
-    "half.jsonl": (b'{"text": "a \\ud800"}\n', r"half\.jsonl:1: character 2 is half of a surrogate pair"),
+    "half.jsonl": (b'{"text": "a \\ud800"}\n', r"half\.jsonl:1: character 2 is an unpaired surrogate"),
     "nul.jsonl": (b'{"text": "a\\u0000"}\n', r"nul\.jsonl:1: a NUL at character 1"),
     "cut.jsonl.gz": (
         gzip.compress(b'{"text": "aaaa"}\n' * 99)[:-9],
@@ -207,7 +207,7 @@ def test_what_is_no_corpus(tmp_path):
     with pytest.raises(ValueError, match=r"no file that ends in .* matches .*\*\.txt"):
         find_corpus(str(tmp_path / "*.txt"))
     os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(ValueError, match="it is no regular file"):
+    with pytest.raises(ValueError, match="it is not a regular file"):
         find_corpus(str(tmp_path / "pipe.txt")).sources[0].read().record()
     with pytest.raises(ValueError, match=r"x\.doc ends in none of \.txt"):
         find_corpus(str(write(tmp_path / "x.doc", b"text")))

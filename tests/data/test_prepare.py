@@ -146,8 +146,8 @@ def test_packed_data_travel_without_their_text(corpus, tmp_path):
     [
         ({"validation": 1.5}, "validation=1.5 is not a fraction"),
         ({"validation": "03"}, 'validation="03": give a fraction or a sequence of names'),
-        ({"tokenizer": "bpe:100"}, "size of the vocabulary, 256 or more"),
-        ({"tokenizer": "bpe:many"}, "size of the vocabulary, 256 or more"),
+        ({"tokenizer": "bpe:100"}, "size of the vocabulary, at least 256"),
+        ({"tokenizer": "bpe:many"}, "size of the vocabulary, at least 256"),
         ({"tokenizer": "nowhere/tokenizer.json"}, "there is no tokenizer nowhere/tokenizer.json"),
         ({"cut": 0}, "cut=0"),
     ],
@@ -259,7 +259,7 @@ def test_an_unfinished_packing_goes_on_and_does_nothing_twice(corpus, tmp_path, 
 
 def test_an_unfinished_packing_is_not_mixed_with_another(corpus, tmp_path, monkeypatch):
     interrupt(corpus, tmp_path / "data", monkeypatch)
-    with pytest.raises(ValueError, match=r"was begun with seed 0 .now 5.: pass --restart"):
+    with pytest.raises(ValueError, match=r"was started with seed 0 .now 5.: pass --restart"):
         pack(corpus, tmp_path / "data", seed=5)
     data = pack(corpus, tmp_path / "data", seed=5, restart=True)
     assert contents(data.folder) == contents(pack(corpus, tmp_path / "fresh", seed=5).folder)
@@ -412,8 +412,8 @@ def test_odd_files_are_refused_at_once_and_skipped_by_name(tmp_path):
     assert data.train.num_documents == 2
     said = "\n".join(data.manifest["sources"]["left_out"])
     for reason in (
-        "link.txt cannot be read: it is a link to nowhere",
-        "pipe.txt cannot be read: it is no regular",
+        "link.txt cannot be read: it is a dangling link",
+        "pipe.txt cannot be read: it is not a regular",
     ):
         assert reason in said
     assert "socket.txt cannot be read" in said

@@ -1,18 +1,19 @@
 """Evaluation by length: which tokens are targets, that the numbers are right, that memory is bounded."""
 
-import math
-
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dape.data import Tokens
-from dape.evaluation import evaluate_by_length, loss_by_position, paired_difference, sliding_window
 from dape.evaluation import evaluator as evaluator_module
+from dape.evaluation import losses_by_length, measure, sliding_window
 from dape.evaluation.evaluator import evaluating
-from dape.evaluation.windows import consecutive, same_targets
+from dape.evaluation.metrics import KEY, WINDOW, rows_by_position
+from dape.evaluation.statistics import mean_over_documents
+from dape.evaluation.windows import same_targets
 from dape.models import DapeForCausalLM, preset
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64}
@@ -55,15 +56,16 @@ def naive(model: torch.nn.Module, ids: np.ndarray, last: int) -> np.ndarray:
 def test_agrees_with_a_full_forward(name, room, monkeypatch):
     monkeypatch.setattr(evaluator_module, "LOGITS", room)
     model, tokens = MODELS[name](), documents(200, 90, 300)
-    scores = evaluate_by_length(model, tokens, [16, 64, 33], last=16, windows=7, batch_tokens=150)
-    assert [score.eval_length for score in scores] == [16, 64, 33]
-    for score in scores:
-        assert score.tokens == 7 * 16
-        for mean, end in zip(score.windows, score.ends, strict=True):
-            expected = naive(model, tokens.ids[end - score.eval_length - 1 : end], 16)
-            assert mean == pytest.approx(expected.mean(), abs=1e-5)
-        assert score.nll == pytest.approx(score.windows.mean())
-        assert score.ppl == pytest.approx(math.exp(score.nll))
+    found = losses_by_length(model, tokens, [16, 64, 33], last=16, windows=7, batch_tokens=150)
+    assert list(found.losses) == [16, 64, 33]
+    ends, where = found.windows.ends, found.windows.documents
+    for length, losses in found.losses.items():
+        expected = np.stack([naive(model, tokens.ids[end - length - 1 : end], 16) for end in ends])
+        np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
+        assert found.at(length).value == pytest.approx(losses.mean())
+    change = mean_over_documents((found.losses[64] - found.losses[16]).mean(1), np.ones(7), where)
+    assert found.change(16, 64).value == pytest.approx(change.value)
+    assert found.change(16, 64).error == pytest.approx(change.error, rel=1e-4)
 
 
 class Recorder(torch.nn.Module):
@@ -87,12 +89,12 @@ def test_target_tokens_are_the_same_at_every_length():
     for length in (8, 20, 100):
         model = Recorder()
         # A batch size of one keeps inputs and windows in step.
-        score = evaluate_by_length(model, tokens, [8, 20, 100], last=8, windows=9, batch_tokens=1)
+        found = losses_by_length(model, tokens, [8, 20, 100], last=8, windows=9, batch_tokens=1)
         place = [8, 20, 100].index(length)
         inputs = model.seen[9 * place : 9 * place + 9]
         assert all(len(row) == length for row in inputs)
         targets[length] = [[*row[-7:], row[-1] + 1] for row in inputs]
-        assert [row[-1] for row in targets[length]] == [int(tokens.ids[end - 1]) for end in score[place].ends]
+        assert [row[-1] for row in targets[length]] == tokens.ids[found.windows.ends - 1].tolist()
     assert targets[8] == targets[20] == targets[100]
     flat = [token for row in targets[8] for token in row]
     assert len(flat) == len(set(flat)), "targets overlap"
@@ -126,81 +128,75 @@ def test_windows_lie_evenly():
     assert np.ptp(np.diff(ends)) <= 10
 
 
-def test_paper_protocol_scores_other_tokens_at_other_lengths():
-    tokens = documents(50, 500)
-    model = dape()
-    short, long = evaluate_by_length(model, tokens, [20, 100], last=32, windows=4, protocol="paper")
-    assert list(short.ends) == [21, 41, 61, 81]
-    assert list(long.ends) == [101, 201, 301, 401]
-    assert (short.last, long.last) == (20, 32)
-    assert list(consecutive(tokens, 20, 3).documents) == [0, 0, 1]
-    for score in (short, long):
-        for mean, end in zip(score.windows, score.ends, strict=True):
-            expected = naive(model, tokens.ids[end - score.eval_length - 1 : end], score.last)
-            assert mean == pytest.approx(expected.mean(), abs=1e-5)
-    with pytest.raises(ValueError, match="different target tokens"):
-        paired_difference(short, long)
-
-
 def test_last_is_a_quarter_of_the_shortest_length_or_256():
     tokens = documents(4000)
-    assert evaluate_by_length(Recorder(), tokens, [32, 64], windows=1)[0].last == 8
-    assert evaluate_by_length(Recorder(), tokens, [2, 64], windows=1)[0].last == 1
-    assert evaluate_by_length(Recorder(), tokens, [2048], windows=1)[0].last == 256
+    assert losses_by_length(Recorder(), tokens, [32, 64], windows=1).last == 8
+    assert losses_by_length(Recorder(), tokens, [2, 64], windows=1).last == 1
+    assert losses_by_length(Recorder(), tokens, [2048], windows=1).last == 256
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"last": 33}, "last=33 is more than the shortest length 32"),
+        ({"last": 33}, "last=33 must be between 1 and the shortest length, 32"),
         ({"last": 0}, "last=0"),
         ({"lengths": []}, "give at least one"),
         ({"lengths": [0]}, "each 1 or more"),
         ({"windows": 0}, "windows=0"),
-        ({"protocol": "other"}, 'protocol="other"'),
         ({"context": "other"}, 'context="other"'),
     ],
 )
 def test_impossible_evaluations_say_why(change, message):
     options = {"lengths": [32, 64], **change}
     with pytest.raises(ValueError, match=message):
-        evaluate_by_length(Recorder(), documents(2000), options.pop("lengths"), **options)
+        losses_by_length(Recorder(), documents(2000), options.pop("lengths"), **options)
 
 
 def test_ids_beyond_the_vocabulary_are_a_sentence():
     tokens = Tokens.of([np.arange(200)])
     with pytest.raises(ValueError, match=r"token \d+ is outside the model's vocabulary of 64"):
-        evaluate_by_length(dape(), tokens, [16])
+        losses_by_length(dape(), tokens, [16])
 
 
 def test_a_model_with_a_limit_is_a_sentence():
     with pytest.raises(ValueError, match=r"input of 256 tokens .it has embeddings for 128 positions"):
-        evaluate_by_length(gpt2(), documents(400), [64, 256])
+        losses_by_length(gpt2(), documents(400), [64, 256])
 
 
 def test_model_returns_to_its_mode():
     model = dape().train()
-    evaluate_by_length(model, documents(100), [16], windows=2)
+    losses_by_length(model, documents(100), [16], windows=2)
     assert model.training
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_by_position(name):
     model, tokens = MODELS[name](), documents(200, 90, 300)
-    loss = loss_by_position(model, tokens, 50, windows=6)
-    ends = same_targets(tokens, 50, 50, 6).ends
-    expected = np.stack([naive(model, tokens.ids[end - 51 : end], 50) for end in ends])
-    np.testing.assert_allclose(loss.losses, expected, atol=1e-5)
-    rows = loss.doublings()
-    assert [(start, stop) for start, stop, _, _ in rows] == [
-        (1, 2),
-        (2, 4),
-        (4, 8),
-        (8, 16),
-        (16, 32),
-        (32, 51),
-    ]
-    assert rows[-1][2] == pytest.approx(expected[:, 31:].mean(), abs=1e-5)
+    windows = same_targets(tokens, 50, 50, 6)
+    rows = rows_by_position(model, tokens, windows, 50)
+    expected = np.stack([naive(model, tokens.ids[end - 51 : end], 50) for end in windows.ends])
+    sums = rows.groupby("slice", sort=False)[["sum", "count"]].sum()
+    names = ["input 1", "input 2–3", "input 4–7", "input 8–15", "input 16–31", "input 32–50"]
+    assert (list(sums.index), sums["count"].sum()) == (names, 6 * 50)
+    assert sums["sum"].iloc[-1] == pytest.approx(expected[:, 31:].sum(), rel=1e-5)
+
+
+def test_rows_are_sums_by_document_and_of_the_window():
+    model, tokens = dape(), documents(300, 90, 200)
+    windows = same_targets(tokens, 64, 4, 9)
+    rows = pd.concat(
+        measure(model, tokens, windows, [32, 64], last=4, metrics=["loss", "accuracy"], window=16)
+    )
+    losses = losses_by_length(model, tokens, [4, 8, 16, 32, 64], last=4, windows=9).losses
+    known = rows.set_index(["length", "slice", "metric", "document"])["sum"].sort_index()
+    for length in (32, 64):
+        for document in set(windows.documents):
+            expected = losses[length][windows.documents == document].sum()
+            assert known[length, "all", "loss", document] == pytest.approx(expected, rel=1e-5)
+    assert known.loc[[16], WINDOW].sum() == pytest.approx(losses[16].sum(), rel=1e-5)
+    key = losses[8] - losses[16] > 0.5
+    assert known.loc[64, KEY, "loss"].sum() == pytest.approx(losses[64][key].sum(), rel=1e-5)
+    assert set(rows[rows["slice"] == WINDOW]["length"]) == {4, 8, 16, 64}
 
 
 @pytest.mark.parametrize("stride", [1, 7, 16, 20])
@@ -218,21 +214,21 @@ def test_sliding_window_predicts_every_token_once_from_enough(stride):
             total += naive(model, ids[start:end], end - done).sum()
             count += end - done
             done = end
-    score = sliding_window(model, tokens, length, stride=stride)
-    assert score.tokens == count == 64 + 11 + 19 + 20 + 21
-    assert score.nll == pytest.approx(total / count, abs=1e-5)
-    assert score.documents == 5
+    rows = sliding_window(model, tokens, length, stride=stride)
+    assert rows["count"].sum() == count == 64 + 11 + 19 + 20 + 21
+    assert rows["sum"].sum() == pytest.approx(total, rel=1e-5)
+    assert rows["document"].tolist() == [0, 1, 3, 4, 5]
 
 
 def test_sliding_window_of_beginnings():
     model, tokens = gpt2(), documents(50, 15, 50)
     # A third of 100 each, 14 where there are no more.
-    score = sliding_window(model, tokens, 20, max_tokens=100)
-    assert (score.documents, score.tokens) == (3, 33 + 14 + 33)
+    rows = sliding_window(model, tokens, 20, max_tokens=100)
+    assert rows["count"].tolist() == [33, 14, 33]
     beginnings = Tokens.of([tokens.document(0)[:34], tokens.document(1), tokens.document(2)[:34]])
-    assert score == sliding_window(model, beginnings, 20)
+    pd.testing.assert_frame_equal(rows, sliding_window(model, beginnings, 20))
     # Never less than a window that has moved on once, and no more documents than needed.
-    assert sliding_window(model, tokens, 20, max_tokens=40).tokens == 30
+    assert sliding_window(model, tokens, 20, max_tokens=40)["count"].sum() == 30
     with pytest.raises(ValueError, match="stride=21 is not between 1 and the length 20"):
         sliding_window(dape(), documents(50), 20, stride=21)
 
@@ -242,8 +238,8 @@ def test_sliding_windows_of_some_documents_are_spread_over_all(monkeypatch):
     tokens, read = documents(*[50] * 40), []
     whole = Tokens.document
     monkeypatch.setattr(Tokens, "document", lambda self, index: read.append(index) or whole(self, index))
-    score = sliding_window(gpt2(), tokens, 20, max_tokens=160)
-    assert (score.documents, score.tokens) == (5, 150)
+    rows = sliding_window(gpt2(), tokens, 20, max_tokens=160)
+    assert rows["count"].tolist() == [30] * 5
     assert read == [0, 10, 20, 29, 39]
 
 
@@ -254,7 +250,7 @@ def test_logits_exist_only_a_few_rows_at_a_time(monkeypatch):
     model.lm_head.register_forward_hook(lambda module, inputs, output: sizes.append(output.numel()))
     with evaluating(model) as evaluator:
         sizes.clear()
-        evaluator.losses(np.zeros((1, 400), np.int64), 399)
+        evaluator.values(np.zeros((1, 400), np.int64), 399)
     assert max(sizes) <= 64 * 8
     assert sum(sizes) == 64 * 399
 
@@ -272,6 +268,6 @@ def test_models_that_change_their_logits_are_scored_by_their_logits():
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3)
     model, tokens = Capped(config), documents(200)
-    (score,) = evaluate_by_length(model, tokens, [30], last=10, windows=3)
-    expected = [naive(model, tokens.ids[end - 31 : end], 10).mean() for end in score.ends]
-    np.testing.assert_allclose(score.windows, expected, atol=1e-5)
+    found = losses_by_length(model, tokens, [30], last=10, windows=3)
+    expected = [naive(model, tokens.ids[end - 31 : end], 10) for end in found.windows.ends]
+    np.testing.assert_allclose(found.losses[30], expected, atol=1e-5)

@@ -1,22 +1,18 @@
 """`dape eval` and `dape data` from the command line: tables in 80 columns, files, sentences for mistakes."""
 
-import csv
-import json
+import math
 
+import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dape.cli import main
 from dape.data import ByteTokenizer, open_data, prepare, train_bpe
-from dape.evaluation import (
-    RecallSlices,
-    evaluate_by_length,
-    losses_by_length,
-    paired_difference,
-    recall_slices,
-    sliding_window,
-)
+from dape.evaluation import losses_by_length, sliding_window
+from dape.evaluation.statistics import mean_over_documents
+from dape.evaluation.table import change, difference, mean, means, read_table
+from dape.lab.comparison import load_comparison
 from dape.models import DapeForCausalLM, preset
 from dape.training import TrainConfig, train
 
@@ -46,89 +42,60 @@ def evaluate(folder, *arguments):
 
 
 def test_two_models_side_by_side(folder, tmp_path, capsys):
-    files = {kind: tmp_path / "out" / f"scores.{kind}" for kind in ("json", "csv", "svg")}
     code = evaluate(
         folder, f"hf:{folder}/gpt2", f"hf:{folder}/dape", "--data", folder / "data", "--lengths", "32,64",
         "--last", 16, "--windows", 6, "--sliding", 32, "--sliding-tokens", 600, "--by-position", 32,
-        "--json", files["json"], "--csv", files["csv"], "--plot", files["svg"],
+        "--recall", 2, "--out", tmp_path / "out",
     )  # fmt: skip
     assert code == 0
     printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 80
-    assert "gpt2: last 16 tokens of 6 windows" in printed
-    assert "sliding window of 32, stride 16" in printed
-
-    drawn = files["svg"].read_text()
-    assert "one standard error" in drawn  # paired bars, as in the reports
-    assert all(f">{name}</text>" in drawn for name in ("gpt2", "dape"))
-
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
+    assert "At 64 tokens" in printed
+    assert "Loss minus gpt2's" in printed
+    assert "equal steps" not in printed
+    for name in ("input 16–31", "sliding by 16", "recall of 2-grams<=32"):
+        assert printed.count(name) == 2
     tokens = open_data(folder / "data").validation
     models = [
         GPT2LMHeadModel.from_pretrained(folder / "gpt2"),
         DapeForCausalLM.from_pretrained(folder / "dape"),
     ]
-    scores = [evaluate_by_length(model, tokens, [32, 64], last=16, windows=6) for model in models]
-    saved = json.loads(files["json"].read_text())
-    assert [(r["model"], r["eval_length"]) for r in saved["losses"]] == [
-        ("gpt2", 32), ("gpt2", 64), ("dape", 32), ("dape", 64),
-    ]  # fmt: skip
-    assert [r["nll"] for r in saved["losses"]] == pytest.approx([s.nll for each in scores for s in each])
-    last = saved["losses"][3]
-    assert last["method"] == "dape1x3-kerple"
-    assert (last["change"], last["change_se"]) == pytest.approx(paired_difference(scores[1][1], scores[1][0]))
-    assert (last["difference"], last["difference_se"]) == pytest.approx(
-        paired_difference(scores[1][1], scores[0][1])
-    )
-    assert saved["losses"][0]["difference"] is None
+    gpt2, dape = (losses_by_length(model, tokens, [32, 64], last=16, windows=6) for model in models)
+    table = read_table(tmp_path / "out" / "results.csv.gz")
+    for length in (32, 64):
+        assert mean(table, "gpt2", length).value == pytest.approx(gpt2.at(length).value, rel=1e-6)
+        found = difference(table, "dape", "gpt2", at=length)
+        gap = (dape.losses[length] - gpt2.losses[length]).mean(1, dtype=np.float64)
+        expected = mean_over_documents(gap, np.ones(6), dape.windows.documents)
+        assert (found.value, found.error) == pytest.approx((expected.value, expected.error), rel=1e-5)
+    found, expected = change(table, "dape", 32, 64), dape.change(32, 64)
+    assert (found.value, found.error) == pytest.approx((expected.value, expected.error), rel=1e-4)
     slid = sliding_window(models[0], tokens, 32, max_tokens=600)
-    assert saved["sliding"][0]["nll"] == pytest.approx(slid.nll)
-    assert [row["start"] for row in saved["by_position"][:6]] == [1, 2, 4, 8, 16, 32]
-
-    with open(files["csv"], newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["ppl"]) for row in rows] == pytest.approx([r["ppl"] for r in saved["losses"]])
-    assert "<svg" in files["svg"].read_text()
-    assert len(list((tmp_path / "out").iterdir())) == 3
-
-
-def test_slices_by_recall(folder, tmp_path, capsys):
-    models = (f"hf:{folder}/gpt2", f"hf:{folder}/dape")
-    options = ("--data", folder / "data", "--lengths", "32,64", "--last", 16, "--windows", 6)
-    sliced, whole = tmp_path / "sliced.json", tmp_path / "whole.json"
-    assert evaluate(folder, *models, *options, "--slices", "recall", "--ngram", 2, "--json", sliced) == 0
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 80
-    assert "hits are tokens whose 2-gram occurred before" in printed
-    assert evaluate(folder, *models, *options, "--json", whole) == 0
-    found = json.loads(sliced.read_text())
-    assert found["losses"] == json.loads(whole.read_text())["losses"]
-    tokens = open_data(folder / "data").validation
-    losses = losses_by_length(
-        DapeForCausalLM.from_pretrained(folder / "dape"), tokens, [32, 64], last=16, windows=6
+    assert means(table, slice="sliding by 16").loc["gpt2", 32] == pytest.approx(
+        slid["sum"].sum() / slid["count"].sum()
     )
-    expected = recall_slices(tokens, losses, ngram=2).records()
-    mine = [record for record in found["recall"] if record["model"] == "dape"]
-    assert [(r["eval_length"], r["slice"]) for r in mine] == [
-        (r["eval_length"], r["slice"]) for r in expected
-    ]
-    assert [r["nll"] for r in mine] == pytest.approx([r["nll"] for r in expected])
-    # The sums say everything that the records do.
-    one, other = (RecallSlices.of_json(content) for content in found["recall_sums"])
-    assert other.difference(one, 64, "new") == (mine[-2]["difference"], mine[-2]["difference_se"])
-    assert found["recall"][0]["difference"] is None
-    rare = (*options, "--slices", "recall", "--ngram", 2, "--max-training-count", 3, "--json", sliced)
-    assert evaluate(folder, *models, *rare) == 0
-    fewer = [record for record in json.loads(sliced.read_text())["recall"] if record["model"] == "dape"]
-    assert 0 < fewer[1]["tokens"] < mine[1]["tokens"]
+    # The same files as those of a comparison.
+    assert load_comparison(tmp_path / "out").verdict() in " ".join(printed.split())
+    assert "Evaluated to 64 tokens" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_frequent_ngrams_do_not_count_as_recall(folder, tmp_path):
+    options = ("--data", folder / "data", "--lengths", "32,64", "--last", 16, "--windows", 6, "--recall", 2)
+    hits = []
+    for number, rare in enumerate(((), ("--max-training-count", 3))):
+        assert evaluate(folder, f"hf:{folder}/dape", *options, *rare, "--out", tmp_path / str(number)) == 0
+        rows = read_table(tmp_path / str(number) / "results.csv.gz").query(
+            "metric == 'loss' and length == 64"
+        )
+        hits.append(rows[rows["slice"].str.contains(r"<=\d+$")]["count"].sum())
+    assert 0 < hits[1] < hits[0]
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--slices", "recall", "--protocol", "paper"), "it needs --protocol same-targets"),
-        (("--ngram", "2"), "--ngram needs --slices recall"),
-        (("--max-training-count", "2"), "--max-training-count needs --slices recall"),
-        (("--slices", "recall", "--ngram", "0"), "--ngram=0 must be at least 1"),
+        (("--max-training-count", "2"), "--max-training-count needs --recall N"),
+        (("--recall", "0"), "--recall=0 must be at least 1"),
     ],
 )
 def test_impossible_slices_say_why(folder, capsys, options, sentence):
@@ -142,16 +109,14 @@ def test_a_corpus_is_packed_with_the_models_tokenizer(folder, capsys):
         folder, f"hf:{folder}/gpt2", "--corpus", folder / "texts", "--lengths", "16", "--windows", 3
     )
     assert code == 0
-    printed = capsys.readouterr().out
-    assert "last 4 tokens of 3 windows" in printed
-    assert "no ±" not in printed
+    assert " ± " in capsys.readouterr().out
 
 
 def test_one_document_has_no_standard_errors_and_says_so(folder, capsys):
     book = folder / "texts" / "3.txt"
     assert evaluate(folder, f"hf:{folder}/gpt2", "--corpus", book, "--lengths", "16", "--windows", 3) == 0
     printed = capsys.readouterr().out
-    assert "(no ±: standard errors need two documents or more)" in printed
+    assert "only one document, so there are no intervals" in " ".join(printed.split())
     assert " ± " not in printed
 
 
@@ -174,15 +139,16 @@ def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):
         progress=False,
     )
     capsys.readouterr()
-    assert evaluate(folder, run.folder, "--windows", 4, "--json", tmp_path / "x.json") == 0
-    records = json.loads((tmp_path / "x.json").read_text())["losses"]
-    assert [record["eval_length"] for record in records] == [16, 32, 64, 128, 256]
-    assert {(r["model"], r["method"], r["seed"], r["train_length"]) for r in records} == {
-        ("run-7", "alibi", 7, 16)
-    }
-    expected = evaluate_by_length(run.model(), run.data().validation, [16, 256], last=4, windows=4)
-    assert (records[0]["nll"], records[4]["nll"]) == pytest.approx([score.nll for score in expected])
-    assert "last 4 tokens of 4 windows" in capsys.readouterr().out
+    assert evaluate(folder, run.folder, "--windows", 4, "--out", tmp_path / "out") == 0
+    assert "At 16× the training length run-7 has perplexity" in " ".join(capsys.readouterr().out.split())
+    table = read_table(tmp_path / "out" / "results.csv.gz")
+    assert set(table["seed"]) == {7}
+    assert set(table["train_length"]) == {16}
+    expected = losses_by_length(run.model(), run.data().validation, [16, 256], last=4, windows=4)
+    assert means(table).columns.tolist() == [16, 32, 64, 128, 256]
+    assert means(table).loc["run-7", [16, 256]].tolist() == pytest.approx(
+        [expected.at(n).value for n in (16, 256)]
+    )
 
 
 MISTAKES = {
@@ -200,10 +166,6 @@ MISTAKES = {
     "stride": (["hf:{}/gpt2", "--data", "{}/data", "--stride", "4"], "--stride needs --sliding"),
     "no data": (["hf:{}/gpt2", "--data", "{}/texts"], "holds no token data"),
     "no model": (["hf:{}/texts", "--data", "{}/data"], "no causal language model in the folder"),
-    "picture": (
-        ["no such model", "--plot", "x.doc"],
-        '--plot="x.doc" must end in .svg, .pdf, .png',
-    ),
 }
 
 
@@ -256,7 +218,7 @@ def test_data_of_another_tokenizer_is_refused_for_any_model(folder, tmp_path, ca
 
 def test_how_often_training_had_an_ngram_needs_the_training_text(folder, capsys):
     arguments = (f"hf:{folder}/gpt2", "--corpus", folder / "texts", "--lengths", "32,64", "--last", 16)
-    rare = ("--slices", "recall", "--max-training-count", 0)
+    rare = ("--recall", 3, "--max-training-count", 0)
     assert evaluate(folder, *arguments, *rare) == 2
     assert "the training data of gpt2 is unknown" in " ".join(capsys.readouterr().err.split())
 
@@ -268,19 +230,19 @@ def test_a_model_with_a_known_window_stands_beside_an_input_cut_to_it(folder, tm
     config.max_position_embeddings = 32
     DapeForCausalLM(config).save_pretrained(tmp_path / "short")
     ByteTokenizer().save(tmp_path / "short")
-    saved = tmp_path / "short.json"
-    assert evaluate(folder, f"hf:{tmp_path}/short", *options, "--json", saved) == 0
+    assert evaluate(folder, f"hf:{tmp_path}/short", *options) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    [context] = json.loads(saved.read_text())["context"]
-    assert [at["eval_length"] for at in context["losses"]] == [8, 16, 32]
     tokens = open_data(folder / "data").validation
     model = DapeForCausalLM.from_pretrained(tmp_path / "short")
-    cut = losses_by_length(model, tokens, [64, 128], last=8, windows=6, also=(32,)).at(32)
-    assert f"Cut to its window of 32 tokens, any input has perplexity {cut.ppl:.2f}" in printed
-    assert context["losses"][2]["nll"] == pytest.approx(cut.nll)
-    assert "with all 128 tokens the loss is" in printed
+    cut = losses_by_length(model, tokens, [8, 16, 32, 128], last=8, windows=6)
+    assert (
+        f"has a window of 32 tokens. Inputs cut to it have perplexity {math.exp(cut.at(32).value):.2f}"
+        in printed
+    )
+    assert "with all 128 tokens the loss changes by" in printed
+    assert f"loss is {cut.at(8).value:.3f} with 8, {cut.at(16).value:.3f} with 16" in printed
     # Random weights make nothing of their window, and nobody is told that a flat curve is a success.
-    assert "not used measurably" in printed
+    assert "no measurable gain" in printed
     # A model whose window is not known has none to be cut to.
     assert evaluate(folder, f"hf:{folder}/gpt2", *options) == 0
-    assert "Cut to its window" not in capsys.readouterr().out
+    assert "has a window" not in capsys.readouterr().out

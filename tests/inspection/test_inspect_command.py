@@ -60,7 +60,7 @@ REFUSALS = {
     "no file": (lambda model, path: [model, "--text", "book.txt"], "there is no file book.txt"),
     "no file of another ending": (lambda model, path: [model, "--text", "texts/nofile.json"], "there is no file texts/nofile.json"),
     "no pixels": (lambda model, path: [model, "--text", "a b", "--lengths", "3", "--resolution", "0"], "resolution=0 must be at least 1"),
-    "no model": (lambda model, path: [path / "nothing", "--text", "a"], "is not a run: it has no run.json"),
+    "no model": (lambda model, path: [path / "nothing", "--text", "a"], "is not a run folder: it has no run.json"),
     "other model": (lambda model, path: [other(path), "--text", "a"], "no causal language model in the folder"),
     "format": (lambda model, path: [model, "--text", "a", "--formats", "bmp"], "choose among png, svg, pdf"),
     "lengths": (lambda model, path: [model, "--text", "a", "--lengths", "x"], "--lengths=\"x\": expected whole numbers, separated by commas"),

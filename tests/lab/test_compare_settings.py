@@ -64,32 +64,10 @@ def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
         by_recipe("tiny", **changes)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--lengths", "16,900"], "length 900 needs 901 tokens, but the longest document"),
-        (["--lengths", "16,900", "--context", "stream"], "length 900 needs 901 tokens, but all of the text"),
-        (["--lengths", "16,900", "--tokenizer", "bpe:300"], "length 900 needs 901 tokens"),
-    ],
-)
-def test_lengths_that_no_document_has_are_refused_before_anything_is_packed(
-    tmp_path, monkeypatch, capsys, given, message
-) -> None:
-    for number in range(3):
-        (tmp_path / f"{number}.txt").write_text("some text " * (1000 if number == 0 else 80))
-    monkeypatch.setattr("dape.lab.compare.prepare", lambda *a, **b: pytest.fail("packs"))
-    where = ["--corpus", str(tmp_path), "--validation", "1.txt", "--out", str(tmp_path / "out")]
-    assert cli.main(["compare", "--train-length", "16", *where, *given]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_sweep_over_a_value_that_cannot_be_is_refused_before_anything_is_packed(
     tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr("dape.lab.compare.prepare", lambda *a, **b: pytest.fail("packs"))
+    monkeypatch.setattr("dape.lab.compare.prepare_data", lambda *a, **b: pytest.fail("packs"))
     words = ["--methods", "kerple", "--out", str(tmp_path / "out")]
     assert cli.main(["sweep", *words, "--over", "learning_rate=1e-3,-1"]) == 2
     assert "learning-rate" in (said := capsys.readouterr().err)
@@ -110,7 +88,7 @@ def test_a_sweep_over_a_value_that_cannot_be_is_refused_before_anything_is_packe
 def test_a_run_that_cannot_start_is_refused_before_anything_is_packed(
     tmp_path, monkeypatch, capsys, given, message
 ) -> None:
-    monkeypatch.setattr("dape.lab.compare.prepare", lambda *a, **b: pytest.fail("packs"))
+    monkeypatch.setattr("dape.lab.compare.prepare_data", lambda *a, **b: pytest.fail("packs"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert cli.main(["compare", "--out", str(tmp_path / "out"), *given]) == 2
     assert message in capsys.readouterr().err

@@ -82,14 +82,9 @@ def test_trains_once_and_adds_only_what_is_missing(text: str, tmp_path: Path, mo
 
 
 def test_values_are_those_of_the_model(text: str, tmp_path: Path) -> None:
-    from dape.evaluation import evaluate_by_length
-
     (run,) = runs(text, ["alibi"])
     table = run_experiment([run], tmp_path, in_process=True).table
     trained = load_run(tmp_path / "runs" / run.training)
-    (loss,) = evaluate_by_length(trained.model(), trained.data().validation, [64], last=4, windows=6)
-    (again,) = evaluate_by_length(trained.model(), trained.data().validation, [16], last=4, windows=6)
-    assert not (loss.ends == again.ends).all()  # other windows without room for 64
     from dape.evaluation.windows import same_targets
 
     windows = same_targets(trained.data().validation, 64, 4, 6)
@@ -299,15 +294,15 @@ def test_equal_time_follows_the_interleaved_pace_not_the_runs_own_clocks(text, t
         measured.append([config.method for config in configs])
         return [1.0, 1.25]
 
-    monkeypatch.setattr(equal_time, "measure", measure)
+    monkeypatch.setattr(equal_time, "measure_pace", measure)
     grid = [replace(run, config=replace(run.config, steps=20)) for run in runs(text, seeds=(0, 1))]
-    found = equal_time.at_equal_time(grid, tmp_path, in_process=True)
+    found = equal_time.at_equal_time(grid, tmp_path)
     assert [(run.config.method, run.config.seed, run.steps) for run in found] == [
         (method, seed, n) for method, n in (("kerple", 20), ("dape1x3-kerple", 16)) for seed in (0, 1)
     ]
     assert [run.config.warmup_steps for run in found] == [1] * 4
     # One measurement serves both seeds and every resumption.
-    assert equal_time.at_equal_time(grid, tmp_path, in_process=True) == found
+    assert equal_time.at_equal_time(grid, tmp_path) == found
     assert measured == [["kerple", "dape1x3-kerple"]]
 
 
@@ -323,7 +318,7 @@ def test_the_pace_is_that_of_the_training_that_is_asked_for(text, monkeypatch) -
     monkeypatch.setattr("dape.training.loop.clip_gradient", lambda model, clip: torch.zeros(()))
     (run,) = runs(text, ["kerple"])
     config = replace(run.config, accumulate=2, precision="bf16", device="cpu", batch_size=4)
-    assert len(equal_time.measure([config], 256, rounds=1)) == 1
+    assert len(equal_time.measure_pace([config], 256, rounds=1)) == 1
     assert set(seen) == {("bf16", 2, "cpu", 32)}
 
 

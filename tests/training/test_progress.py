@@ -9,7 +9,7 @@ import pytest
 
 from dape import cli
 from dape.training import display as progress
-from dape.training.display import Bar, Lines, clock, open_display, short
+from dape.training.display import Display, clock, short
 
 START = {"step": 0, "tokens": 0, "seconds": 0.0}
 RECORDS = [
@@ -27,8 +27,7 @@ def test_a_terminal_gets_a_bar_with_loss_speed_and_time_left(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    display = open_display(100, START, wanted=True)
-    assert isinstance(display, Bar)
+    display = Display(100, START, wanted=True)
     for record in RECORDS:
         display.show(record)
     display.say("a sentence")
@@ -40,8 +39,7 @@ def test_a_terminal_gets_a_bar_with_loss_speed_and_time_left(monkeypatch):
 
 
 def test_a_log_gets_lines_now_and_then_and_one_at_the_end(monkeypatch, capsys):
-    display = open_display(30, START, wanted=True)
-    assert isinstance(display, Lines)
+    display = Display(30, START, wanted=True)
     display.show(RECORDS[0])
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)

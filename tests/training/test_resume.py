@@ -229,7 +229,7 @@ def test_other_settings_do_not_continue_a_run(tmp_path):
 
 def test_another_model_does_not_continue_a_run(tmp_path):
     toy.train(tmp_path)
-    with pytest.raises(ValueError, match="the checkpoint is of another model"):
+    with pytest.raises(ValueError, match="the checkpoint belongs to another model"):
         fit(toy.task(toy.PlainModel(kernel_size=1)), toy.settings(), tmp_path, progress=False)
 
 

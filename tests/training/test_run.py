@@ -69,7 +69,6 @@ def test_a_moved_run_goes_on_if_its_text_is_the_same(run_folder, corpus, tmp_pat
     text = shutil.copytree(corpus, tmp_path / "text")
     again = ["train", *SMALL, "--corpus", str(text), "--validation", "5.txt", "--out", str(moved)]
     assert cli.main(again) == 0
-    assert load_run(moved).text() == load_run(run_folder).text() is not None
     record = json.loads((moved / "run.json").read_text())
     assert record["text"] == load_run(moved).data().manifest["sources"]["sha256"]
     (text / "0.txt").write_text("another text")
@@ -244,7 +243,7 @@ def test_options_of_the_encoding_and_of_the_convolution_reach_the_model(tmp_path
     [
         (["--position-option", "scalin=yarn"], '"rope" has no option scalin; its options: base, scaling'),
         (["--position-option", "scaling=yarm"], 'unknown scaling "yarm"'),
-        (["--warmup-steps", "100", "--steps", "10"], "--warmup-steps=100 of steps=10: the learning rate would never"),
+        (["--warmup-steps", "100", "--steps", "10"], "--warmup-steps=100 exceeds steps=10: the learning rate would never"),
         (["--position-option", "scaling"], 'option "scaling" is not of the form name=value'),
         (["--score-option", "depth=3"], '"rope" has no option depth; its score processor has'),
         (["--method", "dape-rope", "--score-option", "deph=3"], "no option deph; its score processor has width"),

@@ -10,7 +10,7 @@ import pytest
 import toy
 
 from dape.training import LoopSettings
-from dape.training.trackers import TRACKERS, find_trackers, open_trackers
+from dape.training.trackers import TRACKERS, Trackers, find_trackers
 
 RECORDS = [{"step": 3, "loss": 2.5}, {"step": 4, "loss": 2.25}]
 
@@ -89,7 +89,7 @@ LOGGED = {
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_tracker_gets_settings_then_metrics_by_step(name, calls, tmp_path):
-    trackers = open_trackers(LoopSettings(track=name, track_project="mine"), tmp_path / "run")
+    trackers = Trackers(LoopSettings(track=name, track_project="mine"), tmp_path / "run")
     opened = str(calls)
     trackers.log(RECORDS)
     trackers.close()
@@ -102,7 +102,7 @@ def test_a_tracker_gets_settings_then_metrics_by_step(name, calls, tmp_path):
 
 def test_a_resumed_run_continues_in_mlflow(calls, tmp_path):
     for _ in range(2):
-        open_trackers(LoopSettings(track="mlflow"), tmp_path).close()
+        Trackers(LoopSettings(track="mlflow"), tmp_path).close()
     starts = [kwargs for name, *_, kwargs in calls if name == "start_run"]
     assert starts[0]["run_name"] == tmp_path.name
     assert starts[1]["run_id"] == "abc"
@@ -135,7 +135,9 @@ def test_one_that_does_not_open_is_a_sentence(monkeypatch, tmp_path):
         raise RuntimeError("api_key not configured (no-tty).\ncall wandb.login(key=[your_api_key])")
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    with pytest.raises(ValueError, match=r"--track wandb: api_key not configured \(no-tty\)\. call wandb"):
+    with pytest.raises(
+        ValueError, match=r"--track wandb: RuntimeError: api_key not configured \(no-tty\)\. call wandb"
+    ):
         toy.train(tmp_path, track="wandb")
 
 
@@ -158,7 +160,7 @@ def test_real_tensorboard_reads_what_was_written(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trackers = open_trackers(LoopSettings(track="tensorboard"), tmp_path)
+    trackers = Trackers(LoopSettings(track="tensorboard"), tmp_path)
     trackers.log(RECORDS)
     trackers.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

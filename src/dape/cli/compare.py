@@ -66,7 +66,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         console.print(sentence, style="bold", markup=False)
     for view in views:
         table = comparison.loss_table(view)
-        lengths = len(table.heads) - 3
+        lengths = len(comparison.lengths)
         console.print()
         console.print(table.rich([*spread(lengths, COLUMNS), *range(lengths, len(table.heads))]))
     for failure in comparison.about.failures:

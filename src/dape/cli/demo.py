@@ -162,6 +162,7 @@ def read_on(options: DemoOptions, console: Console) -> Part:
     from dape.data import load_tokenizer
     from dape.evaluation import losses_by_length
     from dape.evaluation.recalled import recalled_word
+    from dape.evaluation.statistics import perplexity
     from dape.lab.figures import length_figure, save
 
     text = options.text or "source files of packages that they were not trained on"
@@ -175,7 +176,7 @@ def read_on(options: DemoOptions, console: Console) -> Part:
     for name, model in models.items():
         with console.status(f"{name} is reading"):
             losses[name] = losses_by_length(model, tokens, LENGTHS, last=LAST, windows=WINDOWS)
-    ppl = {name: [of.at(n).ppl for n in LENGTHS] for name, of in losses.items()}
+    ppl = {name: [perplexity(of.at(n).value) for n in LENGTHS] for name, of in losses.items()}
     part.show("perplexity at", LENGTHS, {n: [f"{x:.1f}" for x in row] for n, row in ppl.items()}, CONVOLVED)
     series = {name: list(zip(LENGTHS, values, strict=True)) for name, values in ppl.items()}
     options.out.mkdir(parents=True, exist_ok=True)

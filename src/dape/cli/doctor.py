@@ -27,7 +27,7 @@ from dape.ops.score_attention.types import EVERYTHING, Problem
 # Import names of the packages in each extra.
 EXTRAS = {
     "models": ("transformers", "safetensors"),
-    "lab": ("tokenizers", "rich", "matplotlib", "plotly", "yaml"),
+    "lab": ("tokenizers", "rich", "matplotlib", "pandas", "yaml"),
     "test": ("pytest", "ruff", "mypy"),
 }
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dape.cli.compare import show_comparison, terminal
 from dape.cli.parsing import parse
 from dape.devices import device_name
-from dape.evaluation.report import Evaluation, evaluate_model, print_evaluation, save_evaluations
-from dape.evaluation.statistics import perplexity
+from dape.evaluation.recall import DEFAULT_NGRAM
 from dape.files import distinct_names
-from dape.settings import COUNT, PICTURES, TOKENS, fixed, setting, split_numbers
+from dape.lab.comparison import Comparison
+from dape.lab.tables import spread
+from dape.settings import COUNT, TOKENS, setting, split_numbers
 
 
 @dataclass
@@ -41,10 +44,6 @@ class Evaluate:
         **TOKENS,
     )
     windows: int = setting(128, help="Maximum number of windows.", **COUNT)
-    protocol: Literal["same-targets", "paper"] = setting(
-        "same-targets",
-        help='"paper": each length has its own consecutive windows, and so its own target tokens.',
-    )
     context: Literal["document", "stream"] = setting(
         "document",
         help='"stream" lets the context continue into earlier documents (for corpora of short ones).',
@@ -60,13 +59,9 @@ class Evaluate:
     by_position: int | None = setting(
         None, help="Also the loss by position, in windows of this length.", **TOKENS
     )
-    slices: Literal["none", "recall"] = setting(
-        "none",
-        help='"recall": also the loss of tokens that repeat an earlier n-gram of the input, against all others.',
-    )
-    ngram: int | None = setting(
+    recall: int | None = setting(
         None,
-        help="Length of the n-gram that must have occurred before for a token to count as recall; 3 by default.",
+        help="Also the loss of tokens whose n-gram of this length occurred earlier in the input, by how far back.",
         low=1,
         high=1024,
     )
@@ -88,17 +83,10 @@ class Evaluate:
         low=1,
         high=10**12,
     )
-    json: Path | None = setting(
-        None, help="Write everything to this file as JSON.", writes="file", fixes_run=False
-    )
-    csv: Path | None = setting(
-        None, help="Write the losses to this file as CSV.", writes="file", fixes_run=False
-    )
-    plot: Path | None = setting(
+    out: Path | None = setting(
         None,
-        help="Draw perplexity against length (.svg, .pdf or .png).",
-        writes="file",
-        suffixes=PICTURES,
+        help="Write the table of results, figures and a report to this folder, as `dape compare` does.",
+        writes="folder",
         fixes_run=False,
     )
     card: bool = setting(
@@ -112,83 +100,75 @@ def main(arguments: list[str]) -> int:
     # It takes seconds to import, and --help does not need it.
     import transformers
 
-    from dape.loading import open_for_evaluation
-    from dape.training.run import CONFIG, add_to_card
+    from dape.lab.api import evaluate
+    from dape.training.run import CONFIG
 
     if not options.models:
         raise ValueError("name at least one model: a run folder, or hf:NAME")
     if options.stride is not None and options.sliding is None:
         raise ValueError("--stride needs --sliding LENGTH")
-    for name in ("ngram", "max_training_count"):
-        if getattr(options, name) is not None and options.slices != "recall":
-            raise ValueError(f"--{name.replace('_', '-')} needs --slices recall")
-    if options.slices != "none" and options.protocol != "same-targets":
-        raise ValueError(
-            f"--slices {options.slices} compares the same tokens at every length: it needs --protocol same-targets"
-        )
+    if options.max_training_count is not None and options.recall is None:
+        raise ValueError("--max-training-count needs --recall N")
     if options.card and (others := [name for name in options.models if not (Path(name) / CONFIG).exists()]):
         raise ValueError(f"--card writes into run folders: {others[0]} is not a run folder")
     transformers.logging.disable_progress_bar()
-    console = Console(width=80, highlight=False)
-    evaluations: list[Evaluation] = []
-    lengths = None if options.lengths is None else split_numbers("lengths", options.lengths)
-    names = ("last", "windows", "protocol", "context", "split", "by_position", "ngram", "max_training_count")
-    evaluated: dict[str, Any] = {
-        name: getattr(options, name) for name in (*names, "sliding", "stride", "sliding_tokens")
-    }
-    evaluated["recall"] = options.slices == "recall"
-    labels = distinct_names([name.removeprefix("hf:") for name in options.models])
-    for name, label in zip(options.models, labels, strict=True):
-        with open_for_evaluation(
-            name, data=options.data, corpus=options.corpus, device=options.device, label=label
-        ) as subject:
-            lengths = lengths or [(subject.train_length or 64) * times for times in (1, 2, 4, 8, 16)]
-            columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24), TimeRemainingColumn())
-            with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
-                # The cost of a window grows with its length.
-                task = bar.add_task(label[:24], total=sum(lengths) * options.windows)
-                evaluation = evaluate_model(
-                    subject,
-                    lengths,
-                    **evaluated,
-                    progress=lambda n, count, bar=bar, task=task: bar.advance(task, n * count),
-                )
-        first = evaluations[0] if evaluations else None
-        if first is not None and first.subject.same_tokens(subject, options.split):
-            evaluation.reference = first
-        evaluations.append(evaluation)
-        print_evaluation(evaluation, console)
-    for name, evaluation in zip(options.models if options.card else [], evaluations, strict=False):
-        # The error of exp(x) is that of x times exp(x).
-        values = [(loss.eval_length, loss.ppl, loss.ppl * loss.nll_se) for loss in evaluation.losses]
-        of = f"`{options.corpus or options.data}`" if options.corpus or options.data else "held-out documents"
-        predicted = (
-            f"the last {evaluation.losses[0].last} tokens of at most {options.windows} windows of {of}"
+    console = terminal()
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[length]}"))
+    with Progress(*columns, TimeElapsedColumn(), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("evaluating", total=None, length="")
+        found = evaluate(
+            *options.models,
+            lengths=None if options.lengths is None else split_numbers("lengths", options.lengths),
+            last=options.last,
+            windows=options.windows,
+            context=options.context,
+            split=options.split,
+            names=distinct_names([name.removeprefix("hf:") for name in options.models]),
+            corpus=options.corpus,
+            data=options.data,
+            recall=options.recall or DEFAULT_NGRAM,
+            max_training_count=options.max_training_count,
+            by_position=options.by_position,
+            sliding=options.sliding,
+            stride=options.stride,
+            sliding_tokens=options.sliding_tokens,
+            device=options.device,
+            progress=lambda length, count: bar.update(task, length=f"{length} tokens"),
         )
-        same = ", the same tokens at every length" if options.protocol == "same-targets" else ""
-        add_to_card(Path(name), values, f"{predicted}{same}, with standard errors over documents")
-    save_evaluations(evaluations, settings(options), json_file=options.json, csv_file=options.csv)
-    if options.plot is not None:
-        save_plot(evaluations, options.plot)
+    command = shlex.join(["dape", "eval", *arguments])
+    comparison = Comparison(found.tables, replace(found.about, command=command), options.out)
+    if options.out is not None:
+        comparison.save(options.out)
+    show_comparison(comparison, console)
+    show_slices(comparison, options, console)
+    if options.card:
+        write_cards(comparison, options)
     return 0
 
 
-def save_plot(evaluations: list[Evaluation], path: Path) -> None:
-    """Plot perplexity by length; bars are one standard error over documents."""
-    from dape.lab.figures import length_figure, save
-
-    series = {
-        one.subject.label: [
-            (at.eval_length, at.ppl, perplexity(at.nll - at.nll_se), perplexity(at.nll + at.nll_se))
-            for at in sorted(one.losses, key=lambda loss: loss.eval_length)
-        ]
-        for one in evaluations
-    }
-    unit = evaluations[0].subject.train_length or evaluations[0].losses[0].eval_length
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(length_figure(series, "perplexity", unit=unit, note="bars: one standard error"), path)
+def show_slices(comparison: Comparison, options: Evaluate, console: Console) -> None:
+    """Print what a model makes of its window, and its loss by slices."""
+    if (gaps := comparison.difference_table()) is not None:
+        console.print(gaps.rich(spread(len(gaps.heads), 4)))
+        console.print()
+    wanted = {"recall": options.recall, "input": options.by_position, "sliding": options.sliding}
+    for method in comparison.about.methods:
+        if sentence := comparison.use_of_window(method):
+            console.print(sentence, markup=False)
+        for prefix in (prefix for prefix, value in wanted.items() if value is not None):
+            console.print()
+            console.print(comparison.slice_table(method, prefix).rich())
 
 
-def settings(options: Evaluate) -> dict[str, Any]:
-    """The options that determine the results."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in fixed(options).items()}
+def write_cards(comparison: Comparison, options: Evaluate) -> None:
+    from dape.training.run import add_to_card
+
+    of = f"`{options.corpus or options.data}`" if options.corpus or options.data else "held-out documents"
+    about = (
+        f"the last {comparison.about.settings['last']} tokens of at most {options.windows} windows of {of}, the same tokens "
+        "at every length, with standard errors over documents"
+    )
+    for name, curve in zip(options.models, comparison.curves(), strict=True):
+        # The error of exp(x) is that of x times exp(x).
+        values = [(point.length, point.ppl, point.ppl * point.loss.error) for point in curve.points]
+        add_to_card(Path(name), values, about)

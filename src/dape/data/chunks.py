@@ -42,7 +42,7 @@ def whole(document: str, text: str, report: Report) -> Iterator[Chunk]:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        report(BadText(f"{document}: character {error.start} is half of a surrogate pair, which is no text"))
+        report(BadText(f"{document}: character {error.start} is an unpaired surrogate"))
         return
     if "\0" in text:
         report(BadText(f"{document}: a NUL at character {text.index(chr(0))}: this looks like binary data"))

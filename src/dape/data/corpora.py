@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import io
 import json
 import os
@@ -63,6 +64,12 @@ class Corpus:
     @property
     def size(self) -> int:
         return sum(source.size for source in self.sources)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the files by name, size and time, without reading them."""
+        names = json.dumps([[s.name, s.size, s.stamp] for s in self.sources])
+        return hashlib.sha256(names.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -185,13 +192,13 @@ def _readable(path: Path, report: Report) -> bool:
     try:
         os.fsencode(path).decode("utf-8")
         kind = path.stat().st_mode
-        problem = None if stat.S_ISREG(kind) else "it is no regular file"
+        problem = None if stat.S_ISREG(kind) else "it is not a regular file"
         if problem is None and not os.access(path, os.R_OK):
             problem = "permission denied"
     except UnicodeDecodeError:
         problem = "its name is not UTF-8"
     except OSError as error:
-        problem = "it is a link to nowhere" if path.is_symlink() else (error.strerror or str(error)).lower()
+        problem = "it is a dangling link" if path.is_symlink() else (error.strerror or str(error)).lower()
     if problem is not None:
         name = str(path).encode("utf-8", "backslashreplace").decode()
         report(BadText(f"{name} cannot be read: {problem}"))
@@ -226,8 +233,3 @@ def _usable(path: Path) -> bool:
         return bool(path.read_text("utf-8").strip())
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def corpus_record(corpus: Corpus) -> str:
-    """Fingerprint of the corpus's files by name, size and time, without reading them."""
-    return json.dumps([[s.name, s.size, s.stamp] for s in corpus.sources])

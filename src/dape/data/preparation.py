@@ -16,7 +16,7 @@ import numpy as np
 
 from dape.checksums import file_digest
 from dape.data.chunks import BadText, Interrupted, cut_documents, stop
-from dape.data.corpora import BUILT_IN, Corpus, corpus_record, default_validation, find_corpus
+from dape.data.corpora import BUILT_IN, Corpus, default_validation, find_corpus
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, note_verified, open_data, read_manifest
@@ -110,39 +110,6 @@ def prepare(
     return open_data(folder)
 
 
-def check_room(
-    corpus: Corpus,
-    length: int,
-    *,
-    tokenizer: str,
-    validation: float | Sequence[str],
-    stream: bool = False,
-) -> None:
-    """Raise before packing if no held-out document can have `length` + 1 tokens.
-
-    A document has at most as many tokens as bytes, if its tokenizer covers all bytes; for other tokenizers, compressed
-    tables and the hub the number is known only after packing. stream: windows may span documents.
-    """
-    if tokenizer != "bytes" and not bpe_size(tokenizer):
-        return
-    if not all(source.text_file for source in corpus.sources):
-        return
-    sizes = [source.size for source in corpus.sources]
-    if not isinstance(validation, int | float):
-        held_names = set(validation)
-        sizes = [source.size for source in corpus.sources if held_names & name_forms(source.name)]
-    # Room for a token at the end of each document.
-    most = sum(sizes) + len(sizes) if stream else max(sizes, default=0) + 1
-    if sizes and most <= length:
-        held = (
-            "all of the text that may be held out" if stream else "the longest document that may be held out"
-        )
-        raise ValueError(
-            f"length {length} needs {length + 1} tokens, but {held} has {most - 1} bytes: evaluate shorter lengths"
-            + ("" if stream else ", or let the context run across documents (--context stream)")
-        )
-
-
 def automatic_cut(corpus: Corpus) -> int | None:
     """Default document size in characters for a corpus of a few long text files; None if files are documents."""
     if len(corpus.sources) >= FEW_FILES or not all(source.text_file for source in corpus.sources):
@@ -211,12 +178,12 @@ def _check_names(missing: set[str]) -> None:
 def _begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool) -> Path:
     """Temporary folder next to `folder` to pack into; that of an interrupted packing if recipe and sources are the same."""
     partial = folder.parent / f".{folder.name}.partial"
-    plan = {"recipe": recipe, "sources": hashlib.sha256(corpus_record(corpus).encode()).hexdigest()}
+    plan = {"recipe": recipe, "sources": corpus.fingerprint}
     file = partial / "plan.json"
     if partial.exists() and not restart:
         begun = read_json(file) if file.exists() else {}
         if "recipe" in begun and (difference := _difference_of(begun["recipe"], recipe)):
-            raise ValueError(f"{folder} was begun with {difference}: pass --restart to begin again")
+            raise ValueError(f"{folder} was started with {difference}: pass --restart to start again")
         if begun == plan:
             return partial
     # No earlier packing, or its sources have changed since: it cannot be reused.

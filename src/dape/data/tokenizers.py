@@ -133,7 +133,7 @@ def bpe_size(spec: str) -> int | None:
         return None
     number = spec.removeprefix("bpe:")
     if not number.isdecimal() or int(number) < 256:
-        raise ValueError(f'tokenizer "{spec}": after bpe: comes the size of the vocabulary, 256 or more')
+        raise ValueError(f'tokenizer "{spec}": bpe: is followed by the size of the vocabulary, at least 256')
     return int(number)
 
 

@@ -1,30 +1,25 @@
-"""Evaluation by length, by position, by recall and by sliding windows, with standard errors over documents."""
+"""Evaluation by length, by position, by recall and by sliding windows, as rows of one table; questions of the suite.
 
-from dape.evaluation.by_length import (
-    LengthLoss,
-    WindowLosses,
-    evaluate_by_length,
-    losses_by_length,
-    paired_difference,
-)
-from dape.evaluation.by_position import PositionLoss, loss_by_position
-from dape.evaluation.recall import RecallBins, RecallSlices, recall_lengths, recall_slices
-from dape.evaluation.sliding import SlidingLoss, sliding_window
-from dape.evaluation.statistics import clustered_mean
+evaluator, windows   a model as a function of windows; which tokens are predicted
+by_length            losses of the same target tokens at several lengths
+metrics              registry of metrics; `measure`: rows of the table
+recall, sliding      slices by recall; every token of a text by a sliding window
+table, statistics    the table of results and its differences; estimates with intervals
+suite, probes        questions about long texts, and their generators
+"""
+
+from dape.evaluation.by_length import WindowLosses, losses_by_length
+from dape.evaluation.metrics import measure
+from dape.evaluation.recall import recall_lengths, targets_by_recall
+from dape.evaluation.sliding import sliding_window
+from dape.evaluation.statistics import Estimate
 
 __all__ = [
-    "LengthLoss",
-    "PositionLoss",
-    "RecallBins",
-    "RecallSlices",
-    "SlidingLoss",
+    "Estimate",
     "WindowLosses",
-    "clustered_mean",
-    "evaluate_by_length",
-    "loss_by_position",
     "losses_by_length",
-    "paired_difference",
+    "measure",
     "recall_lengths",
-    "recall_slices",
     "sliding_window",
+    "targets_by_recall",
 ]

@@ -20,8 +20,14 @@ BATCH_TOKENS = 1 << 13
 Measure = Callable[[Tensor, Tensor], Tensor]
 
 
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Losses [B, T] from logits [B, T, vocabulary], in float32 or finer."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+
+
 class Evaluator:
-    """A model as a function from windows to losses; use it inside `evaluating(model)`.
+    """A model as a function from windows to values of their targets; use it inside `evaluating(model)`.
 
     positions: returns the position_ids [1, T] for inputs of T tokens; by default the model counts from 0.
     """
@@ -52,23 +58,13 @@ class Evaluator:
         room = LOGITS // (rows * self.vocab_size) if self.head is None else self.batch_tokens
         return max(1, min(self.batch_tokens // length, room))
 
-    def losses(self, ids: np.ndarray, last: int) -> np.ndarray:
-        """−log p of the last `last` tokens of each window [n, last], of ids [n, length + 1]."""
-        return self._of_targets(ids, last, token_losses)
-
-    def read(self, ids: np.ndarray, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """The same losses, and whether each of those tokens is the likeliest [n, last]."""
-        values = self._of_targets(ids, last, _losses_and_likeliest)
-        return values[..., 0], values[..., 1] > 0
-
-    def values(self, ids: np.ndarray, last: int, metrics: Sequence[Measure]) -> np.ndarray:
-        """Value of every metric for those tokens [n, last, metrics]."""
-        return self._of_targets(
-            ids, last, lambda logits, targets: torch.stack([m(logits, targets) for m in metrics], -1)
-        )
-
     @torch.no_grad()
-    def _of_targets(self, ids: np.ndarray, last: int, measure: Measure) -> np.ndarray:
+    def values(self, ids: np.ndarray, last: int, measures: Sequence[Measure] = (token_losses,)) -> np.ndarray:
+        """Every measure of the last `last` tokens of each window [n, last, measures], of ids [n, length + 1]."""
+
+        def measure(logits: Tensor, targets: Tensor) -> Tensor:
+            return torch.stack([one(logits, targets) for one in measures], -1)
+
         window = torch.from_numpy(ids).to(self.device)
         if int(ids.max()) >= self.vocab_size:
             raise ValueError(
@@ -121,18 +117,6 @@ class Evaluator:
         except (AttributeError, TypeError):
             return False
         return whole.shape == parts.shape and torch.equal(whole, parts)
-
-
-def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Losses [B, T] from logits [B, T, vocabulary], in float32 or finer."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-
-
-def _losses_and_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
-    """[B, T, 2]: losses, and 1 if no token is likelier."""
-    losses = token_losses(logits, targets)
-    return torch.stack([losses, (logits.argmax(-1) == targets).to(losses)], -1)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Metrics of language models, and their measurement: rows of the table for one model at several lengths.
+"""Metrics of language models, and their measurement: rows of the table of results.
 
 A new metric is one entry of METRICS: a function of the logits [B, T, vocabulary] and the target tokens [B, T] that
 returns a value for every target [B, T]. Sums over documents and slices, tables, figures and pages follow.
@@ -7,7 +7,8 @@ returns a value for every target [B, T]. Sums over documents and slices, tables,
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -15,108 +16,99 @@ import torch
 from torch import Tensor, nn
 
 from dape.data import Tokens
-from dape.evaluation.by_length import Progress, num_targets
-from dape.evaluation.evaluator import BATCH_TOKENS, Measure, evaluating, token_losses
-from dape.evaluation.recall import DEFAULT_NGRAM, RecallBins
+from dape.evaluation.by_length import KEY_GAIN, Progress, context_lengths, values_of_windows
+from dape.evaluation.evaluator import Measure, evaluating, token_losses
 from dape.evaluation.table import ALL
-from dape.evaluation.windows import Context, Windows, same_targets
+from dape.evaluation.windows import Windows
 
 METRICS: dict[str, Measure] = {
     "loss": token_losses,
     "accuracy": lambda logits, targets: (logits.argmax(-1) == targets).float(),
     "entropy": lambda logits, targets: torch.distributions.Categorical(logits=logits.float()).entropy(),
 }
-# Positions of an input of so many tokens.
-Draw = Callable[[int], Tensor]
+# Slices of an evaluation that knows the model's window: all tokens at the lengths that show its use, and the key tokens.
+WINDOW, KEY = "window", "key"
+NO_SLICES: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def measure(
     model: nn.Module,
     tokens: Tokens,
+    windows: Windows,
     lengths: Sequence[int],
     *,
-    last: int | None = None,
-    windows: int = 128,
-    context: Context = "document",
-    longest: int | None = None,
+    last: int,
     metrics: Sequence[str] = ("loss",),
-    recall: Sequence[int] = (),
-    positions: Draw | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    slices: Mapping[str, np.ndarray] = NO_SLICES,
+    window: int = 0,
+    positions: Callable[[int], Tensor] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """Rows (length, document, slice, metric, sum, count): checksums of the target tokens, then a frame a length.
+    """Rows (length, document, slice, metric, sum, count): checksums of the target tokens, then a frame per length.
 
-    longest: input for which every window must have room, which decides the windows; the longest length by default.
-    recall:  bounds of the recall slices (see `recall_bounds`); none without.
+    windows:   of `same_targets`, with room for the longest input and for `last` targets.
+    slices:    by name, the targets [windows, last] that belong to it (see `targets_by_recall`), beside all of them.
+    window:    the model's own, if known: then also rows of the slices WINDOW and KEY, which show what it makes of it.
+    positions: position_ids [1, T] for inputs of T tokens; by default the model counts from 0.
     """
-    longest = longest or max(lengths)
-    last = num_targets(lengths, last, windows, "same-targets", context)
-    chosen = same_targets(tokens, longest, last, windows, context=context)
-    bins = None
-    if recall:
-        bins = RecallBins.of(tokens, chosen, recall, last, ngram=min(DEFAULT_NGRAM, max(recall)))
-    yield target_checksums(tokens, chosen, last)
-    with evaluating(model, batch_tokens=batch_tokens, positions=positions) as evaluator:
+    yield target_checksums(tokens, windows, last)
+    everything = np.ones((len(windows), last), bool)
+    with evaluating(model, positions=positions) as evaluator:
+
+        def values(length: int, names: Sequence[str]) -> np.ndarray:
+            measures = [METRICS[name] for name in names]
+            return values_of_windows(evaluator, tokens, windows, length, last, measures, progress)
+
+        of_window: dict[str, np.ndarray] = {}
+        if 4 * last <= window <= max(lengths):
+            parts = {n: values(n, ["loss"]) for n in context_lengths(window)}
+            gain = parts[window // 2] - parts[window]
+            of_window = {WINDOW: everything, KEY: gain[..., 0] > KEY_GAIN}
+            for length, part in parts.items():
+                yield rows_of(part, ["loss"], windows, of_window).assign(length=length)
         for length in lengths:
-            parts, size = [], evaluator.batch_size(length, last)
-            for start in range(0, len(chosen), size):
-                ids = chosen.ids(tokens, length, slice(start, start + size))
-                parts.append(evaluator.values(ids, last, [METRICS[name] for name in metrics]))
-                if progress is not None:
-                    progress(length, len(ids))
-            values = np.concatenate(parts).astype(np.float64)
-            yield pd.concat(
-                [
-                    rows_of(values[..., index], chosen, bins).assign(length=length, metric=name)
-                    for index, name in enumerate(metrics)
-                ],
-                ignore_index=True,
-            )
+            chosen = {ALL: everything, **slices, **(of_window if length == max(lengths) else {})}
+            yield rows_of(values(length, metrics), metrics, windows, chosen).assign(length=length)
 
 
-def rows_of(values: np.ndarray, windows: Windows, bins: RecallBins | None) -> pd.DataFrame:
-    """Values of targets [windows, last] summed by document and slice."""
+def rows_of(
+    values: np.ndarray, metrics: Sequence[str], windows: Windows, slices: Mapping[str, np.ndarray]
+) -> pd.DataFrame:
+    """Values of targets [windows, last, metrics] summed by document and slice."""
+    frames = []
     known, document = np.unique(windows.documents, return_inverse=True)
-    sums = np.bincount(document, values.sum(1))
-    frames = [
-        pd.DataFrame(
-            {"document": known, "slice": ALL, "sum": sums, "count": np.bincount(document) * values.shape[1]}
-        )
-    ]
-    if bins is not None:
-        names = [*(f"recall<={bound}" for bound in bins.bounds), f"recall>{bins.bounds[-1]}"]
-        for name, of_bin, count in zip(names, bins.sums(values).T, bins.counts.T, strict=True):
-            some = count > 0
-            frames.append(
-                pd.DataFrame(
-                    {"document": known[some], "slice": name, "sum": of_bin[some], "count": count[some]}
-                )
-            )
+    for name, chosen in slices.items():
+        count = np.bincount(document, chosen.sum(1)).astype(np.int64)
+        for index, metric in enumerate(metrics):
+            sums = np.bincount(document, np.where(chosen, values[..., index], 0.0).sum(1, dtype=np.float64))
+            frame = pd.DataFrame({"document": known, "slice": name, "sum": sums, "count": count})
+            frames.append(frame[count > 0].assign(metric=metric))
     return pd.concat(frames, ignore_index=True)
 
 
-def recall_bounds(lengths: Sequence[int], longest: int) -> list[int]:
-    """The evaluated lengths, and the powers of two between them, so that evaluations at other lengths pair."""
-    powers = {1 << power for power in range(longest.bit_length()) if 1 << power >= min(lengths)}
-    return sorted({*powers, *lengths, longest})
+def rows_by_position(
+    model: nn.Module, tokens: Tokens, windows: Windows, length: int, progress: Progress | None = None
+) -> pd.DataFrame:
+    """Rows of the loss with 1, 2–3, 4–7, … tokens of input; windows: with `length` targets each."""
+    with evaluating(model) as evaluator:
+        values = values_of_windows(evaluator, tokens, windows, length, length, [token_losses], progress)
+    before = np.broadcast_to(np.arange(1, length + 1), values.shape[:2])
+    starts = [1 << power for power in range(length.bit_length())]
+    stops = [min(2 * start, length + 1) for start in starts]
+    slices = {
+        f"input {start}–{stop - 1}" if stop - start > 1 else f"input {start}": (start <= before)
+        & (before < stop)
+        for start, stop in zip(starts, stops, strict=True)
+    }
+    return rows_of(values, ["loss"], windows, slices).assign(length=length)
 
 
 def target_checksums(tokens: Tokens, windows: Windows, last: int) -> pd.DataFrame:
     """Rows of the metric "targets": a checksum of the target tokens of each document, and their number."""
     targets = windows.ids(tokens, last)[:, 1:]
-    known = np.unique(windows.documents)
-    return pd.DataFrame(
-        [
-            {
-                "length": 0,
-                "document": document,
-                "slice": ALL,
-                "metric": "targets",
-                "sum": zlib.crc32(np.ascontiguousarray(own).tobytes()),
-                "count": own.size,
-            }
-            for document in known
-            for own in [targets[windows.documents == document]]
-        ]
-    )
+    of = {document: targets[windows.documents == document] for document in np.unique(windows.documents)}
+    rows = [
+        {"document": document, "sum": zlib.crc32(np.ascontiguousarray(own).tobytes()), "count": own.size}
+        for document, own in of.items()
+    ]
+    return pd.DataFrame(rows).assign(length=0, slice=ALL, metric="targets")

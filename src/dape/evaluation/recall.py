@@ -9,23 +9,15 @@ are the same at every evaluated length and for every model.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from dape.data import Tokens
-from dape.evaluation.by_length import WindowLosses
-from dape.evaluation.statistics import clustered_mean
 from dape.evaluation.windows import Windows
 
 # Recall length of a target that no input up to the longest makes a hit.
 NEVER = np.iinfo(np.int64).max
-SLICES = ("all", "hit", "new", "other")
 DEFAULT_NGRAM = 3
 BATCH_TOKENS = 1 << 20
 
@@ -101,188 +93,40 @@ def training_counts(train: Tokens, grams: np.ndarray, *, batch_tokens: int = BAT
     return counts[codes]
 
 
-@dataclass(frozen=True)
-class RecallBins:
-    """Targets binned by document and recall length; the same for every model and every evaluated length.
+def targets_by_recall(
+    tokens: Tokens,
+    windows: Windows,
+    bounds: Sequence[int],
+    last: int,
+    *,
+    ngram: int = DEFAULT_NGRAM,
+    train: Tokens | None = None,
+    max_training_count: int | None = None,
+) -> dict[str, np.ndarray]:
+    """Targets [windows, last] by the input that makes them a hit: recall<=N, more than the next smaller bound; recall>N.
 
-    bounds: [bins − 1] lengths, ascending: bin b holds targets whose recall needs more than bounds[b − 1] and at most
-            bounds[b] tokens of input, the last bin those that no length makes a hit.
-    cell_index: document · bins + bin of each target [windows, last]; counts: targets [documents, bins].
-    digest: hash of the target tokens and their bins.
+    bounds: lengths, such as those of `recall_bounds`.
+    max_training_count: n-grams that occur more often in `train` do not count: a model may have memorised them.
     """
-
-    bounds: tuple[int, ...]
-    ngram: int
-    cell_index: np.ndarray
-    counts: np.ndarray
-    digest: str
-
-    @staticmethod
-    def of(
-        tokens: Tokens,
-        windows: Windows,
-        lengths: Sequence[int],
-        last: int,
-        *,
-        ngram: int = DEFAULT_NGRAM,
-        train: Tokens | None = None,
-        max_training_count: int | None = None,
-    ) -> RecallBins:
-        """Bins for windows evaluated at these lengths.
-
-        max_training_count: n-grams that occur more often in `train` do not count as recall: a model may have memorised them.
-        """
-        bounds = tuple(sorted(lengths))
-        if not 1 <= ngram <= bounds[-1]:
-            raise ValueError(f"ngram={ngram}: the longest input has n-grams of 1 to {bounds[-1]} tokens")
-        needed = recall_lengths(tokens, windows, bounds[-1], last, ngram=ngram)
-        if max_training_count is not None:
-            if train is None:
-                raise ValueError("max_training_count needs the training tokens")
-            hits = np.nonzero(needed != NEVER)
-            ends = (windows.ends[:, None] + np.arange(-last, 0))[hits]
-            grams = tokens.ids[ends[:, None] + np.arange(1 - ngram, 1)]
-            needed[hits] = np.where(training_counts(train, grams) > max_training_count, NEVER, needed[hits])
-        _, document = np.unique(windows.documents, return_inverse=True)
-        shape = (int(document.max()) + 1, len(bounds) + 1)
-        cell_index = document[:, None] * shape[1] + np.searchsorted(bounds, needed)
-        counts = np.bincount(cell_index.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
-        targets = windows.ids(tokens, last)[:, 1:]
-        identity = [windows.ends.tolist(), targets.tolist(), ngram, bounds, counts.tolist()]
-        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        return RecallBins(bounds, ngram, cell_index, counts, digest)
-
-    def sums(self, losses: np.ndarray) -> np.ndarray:
-        """Losses of the targets [windows, last] summed by document and bin [documents, bins]."""
-        weights = losses.ravel().astype(np.float64)
-        return np.bincount(self.cell_index.ravel(), weights, minlength=self.counts.size).reshape(
-            self.counts.shape
-        )
+    bounds = sorted(bounds)
+    if not 1 <= ngram <= bounds[-1]:
+        raise ValueError(f"ngram={ngram}: the longest input has n-grams of 1 to {bounds[-1]} tokens")
+    needed = recall_lengths(tokens, windows, bounds[-1], last, ngram=ngram)
+    kind = "recall" if ngram == DEFAULT_NGRAM else f"recall of {ngram}-grams"
+    if max_training_count is not None:
+        if train is None:
+            raise ValueError("max_training_count needs the training tokens")
+        kind += f" with training count<={max_training_count},"
+        hits = np.nonzero(needed != NEVER)
+        ends = (windows.ends[:, None] + np.arange(-last, 0))[hits]
+        grams = tokens.ids[ends[:, None] + np.arange(1 - ngram, 1)]
+        needed[hits] = np.where(training_counts(train, grams) > max_training_count, NEVER, needed[hits])
+    bins = np.searchsorted(bounds, needed)
+    names = [*(f"{kind}<={bound}" for bound in bounds), f"{kind}>{bounds[-1]}"]
+    return {name: bins == index for index, name in enumerate(names)}
 
 
-@dataclass(frozen=True)
-class RecallSlices:
-    """Losses of one model, summed by document and recall length; every slice follows from the sums.
-
-    bounds, ngram, counts, digest: of the RecallBins.
-    base: reference length of changes; a hit that needs a longer input is new.
-    sums: by evaluated length, sums of the losses [documents, bins].
-    """
-
-    bounds: tuple[int, ...]
-    base: int
-    ngram: int
-    counts: np.ndarray
-    sums: dict[int, np.ndarray]
-    digest: str
-
-    @staticmethod
-    def of(bins: RecallBins, sums: Mapping[int, np.ndarray], *, base: int | None = None) -> RecallSlices:
-        """Slices of the available sums by length; `base` is the shortest length by default."""
-        base = bins.bounds[0] if base is None else base
-        if base not in bins.bounds:
-            raise ValueError(f"base={base} is not one of the lengths {', '.join(map(str, bins.bounds))}")
-        return RecallSlices(bins.bounds, base, bins.ngram, bins.counts, dict(sums), bins.digest)
-
-    def bins(self, name: str, length: int) -> np.ndarray:
-        """The bins [bins] that make up a slice at a length: "all", "hit", "new" or "other"."""
-        needed = np.array([*self.bounds, math.inf])
-        return {
-            "all": needed > 0,
-            "hit": needed <= length,
-            "new": (needed <= length) & (needed > self.base),
-            "other": needed > length,
-        }[name]
-
-    def tokens(self, length: int, name: str) -> int:
-        return int(self.counts[:, self.bins(name, length)].sum())
-
-    def loss(self, length: int, name: str = "all") -> tuple[float, float]:
-        """Mean loss of a slice, and its standard error over documents."""
-        return self._mean(self.sums[length], self.bins(name, length))
-
-    def change(self, length: int, name: str = "all") -> tuple[float, float]:
-        """Loss at a length minus loss of the same tokens at the base length; NaN if that was not evaluated yet."""
-        if self.base not in self.sums:
-            return math.nan, math.nan
-        return self._mean(self.sums[length] - self.sums[self.base], self.bins(name, length))
-
-    def difference(self, other: RecallSlices, length: int, name: str = "all") -> tuple[float, float]:
-        """Loss minus that of another model on the same tokens of a slice."""
-        return self._mean(self._against(other, length), self.bins(name, length))
-
-    def contribution(self, other: RecallSlices, length: int, name: str = "all") -> tuple[float, float]:
-        """Share of a slice in the difference over all tokens: those of "hit" and "other" add up to it."""
-        sums = self._against(other, length)[:, self.bins(name, length)].sum(1)
-        return clustered_mean(sums, self.counts.sum(1), np.arange(len(sums)))
-
-    def records(self, reference: RecallSlices | None = None) -> list[dict[str, Any]]:
-        """A record for each length and slice; "new" only for inputs longer than the base."""
-        total = int(self.counts.sum())
-        nothing = (math.nan, math.nan)
-        return [
-            {"eval_length": length, "slice": name, "tokens": tokens, "share": tokens / total}
-            | _pair("nll", self.loss(length, name))
-            | _pair("change", self.change(length, name))
-            | _pair("difference", self.difference(reference, length, name) if reference else nothing)
-            | _pair("contribution", self.contribution(reference, length, name) if reference else nothing)
-            for length in self.sums
-            for name in SLICES
-            if name != "new" or length > self.base
-            for tokens in [self.tokens(length, name)]
-        ]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "bounds": list(self.bounds),
-            "base": self.base,
-            "ngram": self.ngram,
-            "digest": self.digest,
-            "counts": self.counts.tolist(),
-            "sums": {str(length): sums.tolist() for length, sums in self.sums.items()},
-        }
-
-    @staticmethod
-    def of_json(content: dict[str, Any]) -> RecallSlices:
-        return RecallSlices(
-            tuple(content["bounds"]),
-            content["base"],
-            content["ngram"],
-            np.array(content["counts"]),
-            {int(length): np.array(sums) for length, sums in content["sums"].items()},
-            content["digest"],
-        )
-
-    def _against(self, other: RecallSlices, length: int) -> np.ndarray:
-        if self.digest != other.digest:
-            raise ValueError(
-                "the slices have different target tokens, lengths or n-grams, so their differences are not paired"
-            )
-        return self.sums[length] - other.sums[length]
-
-    def _mean(self, sums: np.ndarray, bins: np.ndarray) -> tuple[float, float]:
-        counts = self.counts[:, bins].sum(1)
-        if not counts.any():
-            return math.nan, math.nan
-        # Documents without a token of the slice do not count as clusters.
-        kept = counts > 0
-        return clustered_mean(sums[:, bins].sum(1)[kept], counts[kept], np.arange(len(sums))[kept])
-
-
-def recall_slices(
-    tokens: Tokens, losses: WindowLosses, *, base: int | None = None, **options: Any
-) -> RecallSlices:
-    """Losses of windows, sliced by recall.
-
-    base:    reference length of changes, such as the training length; the shortest by default.
-    options: those of `RecallBins.of`: ngram, the length of the n-gram that must have occurred before, the target
-             included; train and max_training_count.
-    """
-    bins = RecallBins.of(tokens, losses.windows, list(losses.losses), losses.last, **options)
-    return RecallSlices.of(
-        bins, {length: bins.sums(values) for length, values in losses.losses.items()}, base=base
-    )
-
-
-def _pair(name: str, value: tuple[float, float]) -> dict[str, float]:
-    return {name: value[0], f"{name}_se": value[1]}
+def recall_bounds(lengths: Sequence[int], longest: int) -> list[int]:
+    """The evaluated lengths, and the powers of two between them, so that evaluations at other lengths pair."""
+    powers = {1 << power for power in range(longest.bit_length()) if 1 << power >= min(lengths)}
+    return sorted({*powers, *lengths, longest})

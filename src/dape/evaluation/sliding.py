@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import nn
 
 from dape.data import Tokens
 from dape.evaluation.evaluator import BATCH_TOKENS, Evaluator, evaluating
-from dape.evaluation.statistics import clustered_mean, perplexity
-
-
-@dataclass(frozen=True)
-class SlidingLoss:
-    """Loss over all tokens but the first of each document."""
-
-    length: int
-    stride: int
-    nll: float
-    nll_se: float
-    ppl: float
-    tokens: int
-    documents: int
-
-    def record(self) -> dict[str, Any]:
-        return {**vars(self)}
 
 
 def sliding_window(
@@ -38,8 +20,8 @@ def sliding_window(
     stride: int | None = None,
     max_tokens: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
-) -> SlidingLoss:
-    """Loss and perplexity with windows of `length` inputs that advance by `stride` (half of it by default).
+) -> pd.DataFrame:
+    """Rows of the loss of every token, with windows of `length` inputs that advance by `stride` (half of it by default).
 
     Each token is predicted once, from at least length − stride tokens if the document has them.
     max_tokens: approximate number of tokens to evaluate, from the beginnings of all documents or, where these would be
@@ -55,27 +37,26 @@ def sliding_window(
     if max_tokens is not None:
         most = max(1, max_tokens // (longest - 1))
         some = np.unique(np.linspace(0, len(some) - 1, min(most, len(some))).round().astype(int))
-    sums, counts = [], []
+    rows = []
     with evaluating(model, batch_tokens=batch_tokens) as evaluator:
         for index in some.tolist():
             ids = tokens.document(index)[:longest].astype(np.int64)
             if len(ids) < 2:
                 continue
-            sums.append(_document_loss(evaluator, ids, length, stride))
-            counts.append(len(ids) - 1)
-    if not sums:
+            loss = _document_loss(evaluator, ids, length, stride)
+            rows.append({"document": index, "sum": loss, "count": len(ids) - 1})
+    if not rows:
         raise ValueError("no document has two tokens, so there is nothing to predict")
-    nll, error = clustered_mean(np.array(sums), np.array(counts), np.arange(len(sums)))
-    return SlidingLoss(length, stride, nll, error, perplexity(nll), sum(counts), len(counts))
+    return pd.DataFrame(rows).assign(length=length, slice=f"sliding by {stride}", metric="loss")
 
 
 def _document_loss(evaluator: Evaluator, ids: np.ndarray, length: int, stride: int) -> float:
     """Summed loss of a document's tokens 1, 2, …"""
     first = min(length, len(ids) - 1)
-    total = evaluator.losses(ids[None, : first + 1], first).sum(dtype=np.float64)
+    total = evaluator.values(ids[None, : first + 1], first).sum(dtype=np.float64)
     for batch in _steps(len(ids), length, stride, evaluator.batch_size(length, stride)):
         windows = np.stack([ids[end - length - 1 : end] for _, end in batch])
-        for losses, (new, _) in zip(evaluator.losses(windows, stride), batch, strict=True):
+        for losses, (new, _) in zip(evaluator.values(windows, stride), batch, strict=True):
             total += losses[-new:].sum(dtype=np.float64)
     return float(total)
 

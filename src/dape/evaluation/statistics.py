@@ -1,4 +1,4 @@
-"""Statistics of results: paired means over documents and seeds, accuracies, ratios of timings.
+"""Statistics of results: paired means over documents and seeds, accuracies.
 
 Documents and seeds are crossed: all seeds are scored on the same documents. With x[s, d] the sum over the tokens of
 document d (a loss, or a difference of losses on the same tokens) and c[d] their number, the estimate is
@@ -161,20 +161,10 @@ def accuracy(right: float, count: float) -> Estimate:
     return Estimate(share, error, middle - reach, middle + reach, count - 1, 1, 0, "binomial")
 
 
-def timing_ratio(times: np.ndarray, reference: np.ndarray) -> Estimate:
-    """Ratio of two timings that were measured in turns: the geometric mean over rounds, rounds − 1 degrees of freedom."""
-    logs = np.log(np.asarray(times, np.float64)) - np.log(np.asarray(reference, np.float64))
-    found = mean_over_seeds(logs)
-    low, high, value = (math.exp(x) for x in (found.low, found.high, found.value))
-    return Estimate(value, value * found.error, low, high, found.dof, 0, len(logs), found.how)
-
-
-def clustered_mean(sums: np.ndarray, counts: np.ndarray, clusters: np.ndarray) -> tuple[float, float]:
-    """Mean of one model's sums over counts, and its standard error over clusters (NaN for a single one)."""
-    _, group = np.unique(clusters, return_inverse=True)
-    totals = np.bincount(group, weights=sums)[None], np.bincount(group, weights=counts)
-    value, variance, _ = _crossed(*totals)
-    return value, math.sqrt(variance)
+def mean_over_documents(sums: np.ndarray, counts: np.ndarray, documents: np.ndarray) -> Estimate:
+    """Mean of one model's sums over counts, of windows in the given documents, with an interval over documents."""
+    _, group = np.unique(documents, return_inverse=True)
+    return paired_mean(np.bincount(group, sums), np.bincount(group, counts))
 
 
 def perplexity(nll: float) -> float:

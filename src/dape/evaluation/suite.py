@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from dape.evaluation.evaluator import evaluating
+from dape.evaluation.metrics import METRICS
 from dape.evaluation.probes import NOISE, PROBES, Example
 from dape.files import read_json, write_atomically
 
@@ -110,10 +111,10 @@ def ask(
             if filled is None:
                 return None
             prompt, answer = filled
-            losses, likeliest = evaluator.read(np.array([prompt + answer], np.int64), len(answer))
-            answers.append(
-                Answer(len(prompt) + len(answer), tuple(map(float, losses[0])), bool(likeliest[0].all()))
-            )
+            measures = [METRICS["loss"], METRICS["accuracy"]]
+            [values] = evaluator.values(np.array([prompt + answer], np.int64), len(answer), measures)
+            losses, right = tuple(map(float, values[:, 0])), bool(values[:, 1].all())
+            answers.append(Answer(len(prompt) + len(answer), losses, right))
     return TaskResult.of(task, length, answers)
 
 

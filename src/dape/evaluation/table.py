@@ -31,11 +31,12 @@ COLUMNS = {
     "method": "name of the method, or of a variant of it",
     "seed": "of initial weights and data order",
     "corpus": "text or generated task",
-    "train_length": "tokens in a training window",
+    "train_length": "tokens in a training window; 0 if unknown",
     "length": "tokens of input at the evaluation; 0 if it does not apply",
     "document": "index of the document in the held-out split; -1 if it does not apply",
     "slice": "the tokens counted: all; recall<=N: their 3-gram occurs in the last N tokens of input, but not in as few as "
-    "the next smaller N; recall>N: it does not",
+    "the next smaller N; recall>N: it does not; input A–B: those after A to B tokens of input; sliding by N: every token of a "
+    "text; window and key: what a model makes of its own window",
     "metric": "what was measured: loss (nats), accuracy, milliseconds …",
     "sum": "sum of the metric over these tokens",
     "count": "their number",
@@ -111,17 +112,6 @@ class Options(TypedDict, total=False):
     train_length: int | None
 
 
-def where(table: pd.DataFrame, *, corpus: str | None = None, train_length: int | None = None) -> pd.DataFrame:
-    """The rows of one corpus and one training length; raises if neither was named and there are several."""
-    for column, value in (("corpus", corpus), ("train_length", train_length)):
-        if value is not None:
-            table = table[table[column] == value]
-        elif table[column].nunique() > 1:
-            known = ", ".join(map(str, table[column].unique()))
-            raise ValueError(f"the table has several values of {column} ({known}): choose one")
-    return table
-
-
 def contrast(
     table: pd.DataFrame,
     terms: Sequence[Term],
@@ -135,8 +125,13 @@ def contrast(
 
     Raises ValueError if the terms are of different target tokens.
     """
-    table = where(table, corpus=corpus, train_length=train_length)
     table = table[table["method"].isin({term.method for term in terms})]
+    for column, value in (("corpus", corpus), ("train_length", train_length)):
+        if value is not None:
+            table = table[table[column] == value]
+        elif table.groupby("method")[column].nunique().gt(1).any():
+            known = ", ".join(map(str, table[column].unique()))
+            raise ValueError(f"the table has several values of {column} ({known}): choose one")
     rows = table[(table["metric"] == metric) & table["slice"].isin(slices)]
     for (method, seed), own in rows.groupby(["method", "seed"])["run"]:
         if own.nunique() > 1:
@@ -196,8 +191,8 @@ def growth(
 
 def recall_slices(table: pd.DataFrame, length: int, base: int = 0) -> list[str]:
     """Slices of the tokens that inputs of `length` tokens make recall hits, and inputs of `base` tokens do not."""
-    names = [name for name in table["slice"].unique() if re.fullmatch(r"recall<=\d+", name)]
-    return [name for name in names if base < int(name.removeprefix("recall<=")) <= length]
+    names = [name for name in table["slice"].unique() if re.fullmatch(r"recall.*<=\d+", name)]
+    return [name for name in names if base < int(name.rpartition("<=")[2]) <= length]
 
 
 def means(table: pd.DataFrame, metric: str = "loss", slice: str = ALL) -> pd.DataFrame:

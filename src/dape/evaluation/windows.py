@@ -37,6 +37,10 @@ def same_targets(
     weigh more, in proportion to their tokens.
     context: "document" never reaches past the document's beginning; "stream" continues into earlier ones.
     """
+    if count < 1:
+        raise ValueError(f"windows={count}: there is nothing to evaluate")
+    if context not in ("document", "stream"):
+        raise ValueError(f'context="{context}": choose "document" or "stream"')
     starts = tokens.documents[:-1] if context == "document" else tokens.documents[:1]
     stops = tokens.documents[1:] if context == "document" else tokens.documents[-1:]
     ends = [np.arange(start + longest + 1, stop + 1, last) for start, stop in zip(starts, stops, strict=True)]
@@ -45,14 +49,6 @@ def same_targets(
         raise ValueError(_too_short(tokens, longest, context))
     chosen = possible[np.linspace(0, len(possible) - 1, min(count, len(possible))).round().astype(np.int64)]
     return Windows(chosen, tokens.document_of(chosen - 1))
-
-
-def consecutive(tokens: Tokens, length: int, count: int) -> Windows:
-    """The first `count` windows of `length` inputs, consecutive across documents: the paper's protocol."""
-    ends = np.arange(length + 1, len(tokens) + 1, length)[:count]
-    if not len(ends):
-        raise ValueError(_too_short(tokens, length, "stream"))
-    return Windows(ends, tokens.document_of(ends - 1))
 
 
 def _too_short(tokens: Tokens, length: int, context: Context) -> str:

@@ -10,11 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from dape.data import find_corpus, prepare
-from dape.data.preparation import check_room
 from dape.evaluation.by_length import default_last
 from dape.evaluation.metrics import METRICS
-from dape.evaluation.windows import same_targets
 from dape.files import read_json
 from dape.lab.comparison import FILES, STEP, TIME, VIEWS, About, Comparison, Failure
 from dape.lab.environment import environment
@@ -24,8 +21,8 @@ from dape.lab.runs import MULTIPLES, Evaluation, Run, curve_of
 from dape.methods import canonical, split_outside_brackets
 from dape.settings import SettingError, check_choice, free_names, setting, split_names, split_numbers
 from dape.training import TrainConfig, load_run, recipe
-from dape.training.config import check_memory, packed_recipe
-from dape.training.run import check_options
+from dape.training.config import check_memory
+from dape.training.run import check_options, prepare_data
 from dape.training.trackers import find_trackers
 
 NOTHING: Mapping[str, Sequence[Any]] = MappingProxyType({})
@@ -283,7 +280,8 @@ def run_comparison(
     config.folder.mkdir(parents=True, exist_ok=True)
     runs = [replace(run, config=replace(run.config, data=run.data(config.folder))) for run in runs]
     for run in {run.config.data: run for run in runs}.values():
-        pack(run, progress=progress)
+        # Raises before anything is trained if no document is as long as the longest evaluation.
+        run.targets(prepare_data(run.config, progress=progress).validation)
     options: dict[str, Any] = {"jobs": config.jobs, "launcher": config.launcher, "in_process": in_process}
 
     def execute(runs: Sequence[Run], view: str) -> Outcome:
@@ -303,7 +301,7 @@ def run_comparison(
         failed = {job.id for job, _ in outcomes[STEP].failures}
         members = [run for run in runs if run.id not in failed]
         if len({run.config.method for run in members}) > 1:
-            timed = at_equal_time(members, config.folder, jobs=config.jobs, in_process=in_process)
+            timed = at_equal_time(members, config.folder, jobs=config.jobs)
             outcomes[TIME] = execute([replace(run, sample=False) for run in timed], TIME)
     baseline = next(run for run in runs if run.config.method == config.baseline_method)
     about = About(
@@ -330,31 +328,8 @@ def check_comparison(config: CompareConfig) -> None:
     # A method whose sizes do not fit does not stop the comparison of the others; an option that does not fit does.
     options = config.position_options or config.score_options
     check_options(config, [name for name in config.method_list if options or "[" in name])
-    if not packed_recipe(config.data):
-        check_room(
-            find_corpus(config.corpus, field=config.field),
-            max(config.length_list),
-            tokenizer=config.tokenizer,
-            validation=config.held_out(),
-            stream=config.context == "stream",
-        )
     if not make_launcher(config.launcher, config.folder).has_queue:
         check_memory(config)
-
-
-def pack(run: Run, *, progress: bool) -> None:
-    """Pack the text, and raise before anything is trained if no document is as long as the longest evaluation."""
-    config, how = run.config, run.evaluation
-    data = prepare(
-        config.corpus,
-        Path(config.data or ""),
-        tokenizer=config.tokenizer,
-        validation=config.held_out(),
-        field=config.field,
-        progress=progress,
-    )
-    longest, last = how.longest or max(run.lengths), how.last or default_last(run.lengths)
-    same_targets(data.validation, longest, last, how.windows, context=how.context)
 
 
 def shown_of(

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dape.evaluation import table as results
+from dape.evaluation.metrics import KEY, WINDOW
 from dape.evaluation.statistics import Estimate, perplexity
 from dape.evaluation.table import read_table, recall_slices, write_table
 from dape.files import plain, read_json, write_atomically
 from dape.lab.tables import Cell, Row, Table, change_cell, perplexity_cell, times
-from dape.settings import check
+from dape.settings import SettingError, check, revive
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,8 +110,9 @@ class Comparison:
 
     @property
     def train_length(self) -> int:
-        """The shortest training length."""
-        return min((int(table["train_length"].min()) for table in self.tables.values()), default=0)
+        """The shortest training length; 0 if none is known."""
+        known = {int(n) for table in self.tables.values() for n in table["train_length"].unique() if n}
+        return min(known, default=0)
 
     @property
     def lengths(self) -> list[int]:
@@ -150,7 +152,9 @@ class Comparison:
         }  # fmt: skip
 
     def _curve(self, table: pd.DataFrame, method: str) -> Curve:
-        rows = table[(table["method"] == method) & (table["metric"] == "loss")]
+        rows = table[
+            (table["method"] == method) & (table["metric"] == "loss") & (table["slice"] == results.ALL)
+        ]
         lengths = sorted(rows["length"].unique().tolist())
         baseline = self.about.baseline
         points = [
@@ -184,7 +188,7 @@ class Comparison:
         ranked = [(point.loss.value, curve) for curve in self.curves(view) if (point := curve.at(longest))]
         ranked.sort(key=lambda pair: pair[0])
         best = ranked[0][1]
-        where = f"At {times(longest, unit)} the training length"
+        where = f"At {times(longest, unit)} the training length" if unit else f"At {longest} tokens"
         where += "" if view == STEP else f" and {VIEWS[view]}"
         seeds, documents = self.num_seeds, self.num_documents
         counted = f"{seeds} seeds" if seeds > 1 else "one seed"
@@ -212,19 +216,19 @@ class Comparison:
                 "One seed: intervals are over documents alone, and another training may differ by more."
             )
         if self.tables and documents < FEW_DOCUMENTS:
-            what = "one document carries" if documents == 1 else f"only {documents} documents carry"
-            tail = "there are no intervals" if documents == 1 else "they are rough"
-            found.append(
-                f"Errors are over documents, and {what} them: {tail}. Hold out more documents (--validation)."
-            )
+            only = "There is only one document, so there are no intervals"
+            few = f"Intervals are over only {documents} documents, so they are rough"
+            found.append(f"{only if documents == 1 else few}. Hold out more documents (--validation).")
         return found
 
     def loss_table(self, view: str = STEP) -> Table:
         """Perplexities by length, the change of the loss from the first length to the last, and the training time."""
         curves, lengths, unit = self.curves(view), self.lengths, self.train_length
-        heads = [f"{times(length, unit)}\n{length}" for length in lengths]
+        heads = self.heads()
         span = f"{times(lengths[0], unit)} → {times(lengths[-1], unit)}" if lengths else ""
-        heads += [f"change\n{span}", "steps", "train\ns"]
+        heads.append(f"change\n{span}")
+        trained = bool(self.at_equal(view))
+        heads += ["steps", "train\ns"] if trained else []
         best = {n: min((c.at(n).loss.value for c in curves if c.at(n)), default=math.nan) for n in lengths}  # type: ignore[union-attr]
         rows = []
         for index, curve in enumerate(curves):
@@ -246,15 +250,17 @@ class Comparison:
             last = curve.points[-1]
             cells.append(change_cell(last.change, mark=mark(last.change)))
             cells += [
-                Cell(f"{n:.0f}", n) if math.isfinite(n) else Cell("–") for n in (curve.steps, curve.seconds)
+                Cell(f"{n:.0f}", n) if math.isfinite(n) else Cell("–")
+                for n in ((curve.steps, curve.seconds) if trained else ())
             ]
             rows.append(Row(curve.method, tuple(cells), last.loss.value == best.get(lengths[-1]), index))
         tail = f", mean of {self.num_seeds} seeds" if self.num_seeds > 1 else ""
-        return Table(f"Perplexity at {VIEWS[view]}{tail}", tuple(heads), tuple(rows), "method")
+        title = f"Perplexity{self.at_equal(view)}{tail}"
+        return Table(title, tuple(heads), tuple(rows), "method")
 
     def difference_table(self, view: str = STEP) -> Table | None:
         """Differences of the loss to the baseline's at every length: on all tokens, on recall hits, on all others."""
-        table, lengths, unit = self.tables[view], self.lengths, self.train_length
+        table, lengths = self.tables[view], self.lengths
         names = [name for name in table["slice"].unique() if name.startswith("recall")]
         rows = []
         for index, method in enumerate(self.methods(view)):
@@ -273,8 +279,57 @@ class Comparison:
                 rows.append(self._gap_row(f"  {title}", of_slice, index))
         if not rows:
             return None
-        heads = tuple(f"{times(length, unit)}\n{length}" for length in lengths)
-        return Table(f"Loss minus {self.about.baseline}'s, at {VIEWS[view]}", heads, tuple(rows), "method")
+        title = f"Loss minus {self.about.baseline}'s{self.at_equal(view)}"
+        return Table(title, tuple(self.heads()), tuple(rows), "method")
+
+    def at_equal(self, view: str) -> str:
+        """The view in a title; empty for models that were not trained for this comparison."""
+        trained = any(math.isfinite(curve.steps) for curve in self.curves(view))
+        return f" at {VIEWS[view]}" if trained else ""
+
+    def heads(self) -> list[str]:
+        """Column heads of the lengths: multiple of the training length, and tokens."""
+        unit = self.train_length
+        return [f"{times(length, unit)}\n{length}" if unit else str(length) for length in self.lengths]
+
+    def slice_table(self, method: str, prefix: str) -> Table:
+        """Loss of a method on the slices of that name (rows) at every length (columns), and their share of the tokens."""
+        own = self.frame[(self.frame["method"] == method) & (self.frame["metric"] == "loss")]
+        names = [name for name in own["slice"].unique() if name.startswith(prefix)]
+        lengths = sorted(own.loc[own["slice"].isin(names), "length"].unique().tolist())
+        counts = own[own["length"] == lengths[-1]].groupby("slice")["count"].sum()
+        rows = []
+        for name in names:
+            losses = [results.mean(own, method, length, slices=[name]) for length in lengths]
+            cells = [Cell(f"{counts[name] / counts[names].sum():.1%}")]
+            # In 80 columns there is room for the errors of a few lengths.
+            known = len(lengths) <= 3 and math.isfinite(losses[0].error)
+            cells += [
+                Cell(f"{x.value:.3f}" + (f" ± {x.error:.3f}" if known else ""), x.value) for x in losses
+            ]
+            rows.append(Row(name, tuple(cells)))
+        return Table(f"Loss of {method}", ("tokens", *map(str, lengths)), tuple(rows), "slice")
+
+    def use_of_window(self, method: str) -> str:
+        """What a model makes of its own window, and of inputs beyond it; empty if that was not measured."""
+        own = self.frame[self.frame["method"] == method]
+        lengths = sorted(own.loc[own["slice"] == WINDOW, "length"].unique().tolist())
+        if not lengths:
+            return ""
+        (_, half, window), longest = lengths[:3], lengths[-1]
+        losses = {n: results.mean(own, method, n, slices=[WINDOW]).value for n in lengths[:3]}
+        ppl = perplexity(losses[window])
+        said = f"{method} has a window of {window} tokens. Inputs cut to it have perplexity {ppl:.2f}"
+        if longest > window:
+            change = results.change(own, method, window, longest, slices=[WINDOW])
+            said += f"; with all {longest} tokens the loss changes by {signed(change)}"
+            key = results.change(own, method, window, longest, slices=[KEY])
+            if key.known:
+                said += f", on tokens that the later half of the window predicts by {signed(key)}"
+        said += f". Its loss is {', '.join(f'{loss:.3f} with {n}' for n, loss in losses.items())} tokens"
+        if not results.change(own, method, half, window, slices=[WINDOW]).sign < 0:
+            said += "; the later half of the window gives no measurable gain, so a flat curve shows nothing"
+        return said + "."
 
     @staticmethod
     def _gap_row(label: str, gaps: Sequence[Estimate], index: int) -> Row:
@@ -381,21 +436,10 @@ def load_comparison(folder: str | Path) -> Comparison:
 def read_about(path: Path, methods: Sequence[str]) -> About:
     """What a comparison's about.json holds; a ValueError with the path if it is not what `save` writes."""
 
-    def built(kind: Any, content: Any) -> Any:
-        known = {member.name: member for member in fields(kind)}
-        needed = {n for n, one in known.items() if one.default is MISSING and one.default_factory is MISSING}
-        if not isinstance(content, dict) or not needed <= content.keys() <= known.keys():
-            raise ValueError(f"expected an object of {', '.join(known)}")
-        made = kind(**{name: tuple(one) if isinstance(one, list) else one for name, one in content.items()})
-        check(made)
-        return made
-
-    content = read_json(path)
     try:
-        if isinstance(failures := content.get("failures"), list):
-            content["failures"] = [built(Failure, one) for one in failures]
-        about: About = built(About, content)
-    except ValueError as error:
+        about: About = revive(About, read_json(path))
+        check(about)
+    except (KeyError, TypeError, SettingError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if about.baseline not in {*about.methods, *methods}:
         raise ValueError(f'{path} is damaged: its baseline "{about.baseline}" is not one of its methods')

@@ -1,4 +1,4 @@
-"""Environment of a comparison: versions, processor, memory, commit."""
+"""Environment of a comparison: versions, CPU, commit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,14 @@ PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
 
 def environment(jobs: int) -> dict[str, Any]:
     """Environment for the report, without the names of machine and user."""
-    versions = {name: version for name in PACKAGES if (version := _version(name))}
     return {
         "dape": dape.__version__,
         "commit": commit(),
         "python": platform.python_version(),
-        **versions,
+        **{name: version(name) for name in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": processor(),
+        "cpu": cpu_field("model name") or platform.processor() or platform.machine(),
         "cores": num_cores(),
-        "memory": f"{_memory() / 2**30:.0f} GB" if _memory() else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "jobs": jobs,
         "threads": threads_of(jobs),
@@ -48,41 +46,23 @@ def threads_of(jobs: int) -> int:
     return max(1, num_cores() // jobs)
 
 
-def processor() -> str:
-    """Name of the CPU."""
-    return cpu_field("model name") or platform.processor() or platform.machine()
-
-
 @cache
 def commit() -> str | None:
     """Commit of the package's sources, if they are a working copy; marked if it has changes."""
-    folder = Path(dape.__file__).parent
-    tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
-    name = _git(folder, "rev-parse", "--short=12", "HEAD") if tracked else None
-    if not name:
-        return None
-    return f"{name}, with changes" if _git(folder, "status", "--porcelain", "--", ".") else name
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+    git = [
+        "git",
+        "-C",
+        str(Path(dape.__file__).parent),
+        "describe",
+        "--always",
+        "--dirty=, with changes",
+        "--abbrev=12",
+    ]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+        subprocess.run(
+            [*git[:3], "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=True
         )
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0
+    return done.stdout.strip()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,8 +18,7 @@ from dape.data import open_data
 from dape.devices import find_device
 from dape.files import read_json, write_atomically
 from dape.lab.environment import threads_of
-from dape.lab.runs import Run, digest, job_of, spec_of
-from dape.plugins import load_plugins
+from dape.lab.runs import Run, digest, spec_of
 from dape.training import TrainConfig
 from dape.training.run import LanguageModelling, build_model
 
@@ -31,9 +27,7 @@ ROUNDS = 12
 CLOSE = 0.05
 
 
-def at_equal_time(
-    runs: Sequence[Run], folder: Path, *, jobs: int = 1, exact: bool = False, in_process: bool = False
-) -> list[Run]:
+def at_equal_time(runs: Sequence[Run], folder: Path, *, jobs: int = 1, exact: bool = False) -> list[Run]:
     """The runs with the steps that each takes in the time of the fastest of the same corpus, length and seed.
 
     A pace does not depend on text and seed: it is measured once and kept, so that a resumed comparison takes the same
@@ -45,7 +39,7 @@ def at_equal_time(
         groups.setdefault(key, []).append(run)
     steps: dict[str, int] = {}
     for group in groups.values():
-        pace = pace_of(group, folder, jobs=jobs, in_process=in_process)
+        pace = pace_of(group, folder, jobs=jobs)
         shared = share_time(pace, [run.steps for run in group], close=0.0 if exact else CLOSE)
         steps |= {run.id: count for run, count in zip(group, shared, strict=True)}
     return [run.with_steps(steps[run.id]) for run in runs]
@@ -60,35 +54,27 @@ def share_time(pace: Sequence[float], steps: Sequence[int], *, close: float = CL
     ]
 
 
-def pace_of(group: Sequence[Run], folder: Path, *, jobs: int, in_process: bool) -> list[float]:
+def pace_of(group: Sequence[Run], folder: Path, *, jobs: int) -> list[float]:
     """Seconds of a training step of each run, measured once for all seeds."""
     specs = [spec_of(replace(run, config=replace(run.config, seed=0, out=None))) for run in group]
     path = folder / "pace" / f"{group[0].config.train_length}-{digest(specs)}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        size, rounds = vocabulary(group[0], folder), min(ROUNDS, max(3, group[0].steps // 40))
-        if in_process:
-            write_atomically(path, json.dumps(measure([run.config for run in group], size, rounds)))
-        else:
-            file = path.with_suffix(".order.json")
-            write_atomically(file, json.dumps({"specs": specs, "vocabulary": size, "rounds": rounds}))
-            environment = os.environ | {"OMP_NUM_THREADS": str(threads_of(jobs))}
-            command = [sys.executable, "-m", "dape.lab.equal_time", str(file), str(path)]
-            subprocess.run(command, env=environment, check=True)
-            file.unlink()
+        data = Path(group[0].data(folder))
+        size = open_data(data).tokenizer.vocab_size if data.exists() else 256
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads_of(jobs))
+        try:
+            pace = measure_pace(
+                [run.config for run in group], size, min(ROUNDS, max(3, group[0].steps // 40))
+            )
+        finally:
+            torch.set_num_threads(threads)
+        write_atomically(path, json.dumps(pace))
     return read_json(path, list)
 
 
-def vocabulary(run: Run, folder: Path) -> int:
-    """Vocabulary size: that of the packed data, or by the tokenizer's name."""
-    data = Path(run.data(folder))
-    if data.exists():
-        return open_data(data).tokenizer.vocab_size
-    _, _, size = run.config.tokenizer.partition(":")
-    return int(size) if size.isdecimal() else 256
-
-
-def measure(configs: Sequence[TrainConfig], vocab_size: int, rounds: int) -> list[float]:
+def measure_pace(configs: Sequence[TrainConfig], vocab_size: int, rounds: int) -> list[float]:
     """Seconds of a training step of each, as its training takes it, on random tokens."""
     ids = np.random.default_rng(0).integers(0, min(256, vocab_size), 1 << 20).astype(np.uint16)
     candidates: dict[str, Callable[[], None]] = {}
@@ -106,17 +92,3 @@ def measure(configs: Sequence[TrainConfig], vocab_size: int, rounds: int) -> lis
             candidates[str(index)] = loop_steps(task, Path(name) / str(index), stack, config)
         timings = interleave(candidates, rounds, find_device(configs[0].device).type)
     return [timing.milliseconds / 1e3 / STEPS_A_ROUND for timing in timings.values()]
-
-
-def main() -> None:
-    """Measure the runs of the order in one file, and write their paces to the other."""
-    load_plugins()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    order = read_json(sys.argv[1])
-    runs = [job_of(spec) for spec in order["specs"]]
-    configs = [run.config for run in runs if isinstance(run, Run)]
-    write_atomically(sys.argv[2], json.dumps(measure(configs, order["vocabulary"], order["rounds"])))
-
-
-if __name__ == "__main__":
-    main()

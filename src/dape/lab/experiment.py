@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import pandas as pd
 import torch
 
-from dape.errors import install
+from dape.errors import install, sentence
 from dape.evaluation.table import join, read_table, write_table
 from dape.files import write_atomically
 from dape.lab.environment import threads_of
@@ -349,7 +349,6 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, at_once: int, watch: Watcher,
 
 def run_here(jobs: Sequence[Job], folder: Path, watch: Watcher) -> None:
     """Run short jobs in this process, without the cost of starting others."""
-    from dape.lab.run_job import one_line
     from dape.training import TrainingStopped
 
     for job in jobs:
@@ -360,7 +359,7 @@ def run_here(jobs: Sequence[Job], folder: Path, watch: Watcher) -> None:
         except Exception as error:
             if type(error) is TrainingStopped:
                 raise KeyboardInterrupt from error
-            watch(job, one_line(error))
+            watch(job, sentence(error))
         else:
             watch(job, "")
 

@@ -172,12 +172,13 @@ def length_figure(
                 color=look.colour, marker=look.marker, markersize=4, capsize=2, elinewidth=0.8,
                 linestyle="--" if look.dashed else "-", linewidth=1.0 if look.dashed else 1.5,
             )  # fmt: skip
-        axes.axvline(unit, color=FAINT, linestyle=":", linewidth=1, zorder=0)
+        if unit:
+            axes.axvline(unit, color=FAINT, linestyle=":", linewidth=1, zorder=0)
         lengths = sorted({point[0] for points in series.values() for point in points})
         axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [f"{n:g}\n{times(n, unit)}" for n in lengths])
+        axes.set_xticks(lengths, [f"{n:g}\n{times(n, unit)}" if unit else f"{n:g}" for n in lengths])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel(f"evaluation length (training length {unit} dotted)")
+        axes.set_xlabel(f"evaluation length{f' (training length {unit} dotted)' if unit else ''}")
         axes.set_ylabel(y)
         axes.grid(axis="y")
         axes.set_axisbelow(True)

@@ -90,8 +90,8 @@ function update() {
     const series = shown.curves[choice.view].filter(one => one.x.length).map(one => ({
       ...look(one.name), points: one.x.map((at, index) => [at, ...one.values[choice.quantity][index]]),
     }));
-    const marks = shown.lengths.map(length => [length, `${length}\n${Number((length / shown.unit).toPrecision(4))}×`]);
-    draw(place, series, { label: "evaluation length (training length dotted)", logarithmic: true, ticks: marks, mark: shown.unit }, { label, logarithmic });
+    const marks = shown.lengths.map(length => [length, shown.unit ? `${length}\n${Number((length / shown.unit).toPrecision(4))}×` : `${length}`]);
+    draw(place, series, { label: "evaluation length" + (shown.unit ? " (training length dotted)" : ""), logarithmic: true, ticks: marks, mark: shown.unit }, { label, logarithmic });
   }
   for (const section of document.querySelectorAll("section[data-view]")) section.hidden = section.dataset.view !== choice.view;
   const training = document.getElementById("training");

@@ -46,13 +46,16 @@ def title(comparison: Comparison) -> str:
     if not comparison.lengths:
         return "Length extrapolation: no results"
     unit, longest = comparison.train_length, comparison.lengths[-1]
+    if not unit:
+        return f"Evaluated to {longest} tokens"
     return f"Trained at {unit} tokens, evaluated to {longest} ({times(longest, unit)})"
 
 
 def subtitle(comparison: Comparison) -> str:
     settings, seeds = comparison.about.settings, comparison.num_seeds
     methods = f"{len(comparison.about.methods)} methods, {seeds} seed{'s' if seeds != 1 else ''}"
-    return f"Corpus {settings.get('corpus', 'unknown')} · {methods} · {settings.get('steps', '?')} steps"
+    steps = f" · {settings['steps']} steps" if "steps" in settings else ""
+    return f"Corpus {settings.get('corpus', 'unknown')} · {methods}{steps}"
 
 
 def summaries(comparison: Comparison) -> dict[str, str]:

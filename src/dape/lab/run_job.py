@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from dape.errors import sentence
 from dape.files import exclusive, write_atomically
 from dape.lab.runs import job_of
 from dape.plugins import load_plugins
@@ -41,14 +42,9 @@ def main(arguments: list[str]) -> int:
                 job.work(folder)
     except Exception as error:
         traceback.print_exc()
-        write_atomically(spec.with_suffix(".failure"), one_line(error))
+        write_atomically(spec.with_suffix(".failure"), sentence(error))
         return 1
     return 0
-
-
-def one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or "no reason given"
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
 def end_with_parent() -> None:

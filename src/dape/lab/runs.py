@@ -15,10 +15,9 @@ import json
 import os
 import re
 import shutil
-import types
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,16 +27,18 @@ from typing import Any, Literal, Self
 import pandas as pd
 import torch
 
+from dape.data import Tokens
 from dape.devices import find_device
 from dape.evaluation.by_length import default_last
-from dape.evaluation.metrics import METRICS, measure, recall_bounds
+from dape.evaluation.metrics import METRICS, measure
+from dape.evaluation.recall import DEFAULT_NGRAM, recall_bounds, targets_by_recall
 from dape.evaluation.table import ALL, join, make_table, read_table, write_table
-from dape.evaluation.windows import Context
+from dape.evaluation.windows import Context, Windows, same_targets
 from dape.files import parse_text, write_atomically
 from dape.methods import canonical, parse_layers
 from dape.positions import POSITIONS, randomized_positions
 from dape.positions.rope import RoPE
-from dape.settings import check_choice, fixed
+from dape.settings import check_choice, fixed, revive
 from dape.training import Run as TrainedRun
 from dape.training import TrainConfig, load_run, train
 
@@ -125,19 +126,6 @@ def job_of(spec: str) -> Job:
     if not (isinstance(kind, type) and issubclass(kind, Job)):
         raise ValueError(f"{module}:{name} is not a kind of run")
     return revive(kind, content)
-
-
-def revive(kind: Any, value: Any) -> Any:
-    """A value of JSON as the type that it had: dataclasses and tuples."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if is_dataclass(kind) and value is not None:
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: revive(hints[name], one) for name, one in value.items()})  # type: ignore[operator]
-    if origin in (types.UnionType, typing.Union) and value is not None:
-        return revive(next(one for one in arguments if one is not type(None)), value)
-    if origin is tuple:
-        return tuple(revive(arguments[0], one) for one in value)
-    return value
 
 
 def digest(value: object) -> str:
@@ -290,9 +278,12 @@ class Run(Job):
         if done.empty:
             self.add_rows(folder, about_training(run))
         validation, device = run.data().validation, find_device(run.config.device)
-        bounds = recall_bounds(
-            sorted({*self.lengths, self.config.train_length}), how.longest or max(self.lengths)
-        )
+        assert how.last and how.longest
+        windows = self.targets(validation)
+        bounds = recall_bounds(sorted({*self.lengths, self.config.train_length}), how.longest)
+        bounds = [bound for bound in bounds if bound <= how.longest]
+        ngram = min(DEFAULT_NGRAM, bounds[-1])
+        slices = targets_by_recall(validation, windows, bounds, how.last, ngram=ngram)
         model, loaded = None, None
         for length in missing:
             options = self.position_options(length)
@@ -300,18 +291,16 @@ class Run(Job):
                 model, loaded = run.model(**options), options
                 torch.nn.Module.to(model, device)
             for rows in measure(
-                model,
-                validation,
-                [length],
-                last=how.last,
-                windows=how.windows,
-                context=how.context,
-                longest=how.longest,
-                metrics=self.metrics,
-                recall=[bound for bound in bounds if bound <= (how.longest or bound)],
+                model, validation, windows, [length], last=how.last, metrics=self.metrics, slices=slices,
                 positions=self.draw(length),
-            ):
+            ):  # fmt: skip
                 self.add_rows(folder, rows)
+
+    def targets(self, tokens: Tokens) -> Windows:
+        """The windows of the evaluation; raises if no document has room for the longest input."""
+        how = self.evaluation
+        assert how.last and how.longest
+        return same_targets(tokens, how.longest, how.last, how.windows, context=how.context)
 
     def position_options(self, length: int) -> dict[str, Any]:
         """Options of the position encoding for inputs of `length` tokens."""

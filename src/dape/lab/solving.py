@@ -32,26 +32,18 @@ def _encoder(task: Task, method: str, num_layers: int, hidden_size: int, num_hea
     from dape.models import Encoder
 
     return Encoder(
-        task.vocab_size,
-        task.num_labels,
-        method=method,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        num_heads=num_heads,
-        intermediate_size=4 * hidden_size,
-    )
+        task.vocab_size, task.num_labels, method=method, num_layers=num_layers, hidden_size=hidden_size,
+        num_heads=num_heads, intermediate_size=4 * hidden_size,
+    )  # fmt: skip
 
 
 def _decoder(task: Task, method: str, num_layers: int, hidden_size: int, num_heads: int) -> nn.Module:
     from dape.models import DapeConfig, DapeForCausalLM
 
     config = DapeConfig(
-        method=method,
-        vocab_size=task.vocab_size,
-        num_hidden_layers=num_layers,
-        hidden_size=hidden_size,
+        method=method, vocab_size=task.vocab_size, num_hidden_layers=num_layers, hidden_size=hidden_size,
         num_attention_heads=num_heads,
-    )
+    )  # fmt: skip
     return DapeForCausalLM(config)
 
 
@@ -63,11 +55,12 @@ READERS = {
 }
 
 
-def build_solver(
-    task: Task, method: str, *, num_layers: int, hidden_size: int, num_heads: int, seed: int
-) -> nn.Module:
-    """Build a model for the task; modules that methods share start equal for a seed."""
-    model = READERS[task.model].build(task, method, num_layers, hidden_size, num_heads)
+def build_solver(task: Task, method: str, *, seed: int, **sizes: int) -> nn.Module:
+    """Build a model for the task; modules that methods share start equal for a seed.
+
+    sizes: num_layers, hidden_size, num_heads.
+    """
+    model = READERS[task.model].build(task, method, **sizes)
     initialise(model, seed)
     return model
 

@@ -139,8 +139,8 @@ def change_cell(estimate: Estimate, *, mark: str = "") -> Cell:
 
 
 def times(length: float, train_length: float) -> str:
-    """The length as a multiple of the training length: 16×, 1.5×."""
-    return f"{length / train_length:g}×"
+    """The length as a multiple of the training length: 16×, 1.5×; the number of tokens if that is unknown, 0."""
+    return f"{length / train_length:g}×" if train_length else f"{length:g} tokens"
 
 
 def spread(count: int, room: int) -> list[int]:

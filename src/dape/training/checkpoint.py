@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dape.checksums import file_digest
-from dape.files import parse_text, read_json, sync_folder
+from dape.files import exclusive, parse_text, read_json, sync_folder
 from dape.settings import changed_setting
 from dape.training.config import DiskFull, LoopSettings
 from dape.training.parallel import Parallel
@@ -202,17 +202,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def model_tensors(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """Parameters and buffers by name. Every process must call it; only those with `keep` get the result."""
-    return _gather(iter(model.state_dict().items()), keep)
-
-
-def optimizer_tensors(model: nn.Module, optimizer: Optimizer, *, keep: bool = True) -> dict[str, Tensor]:
-    """The optimizer's tensors, named parameter:key. Every process must call it."""
-    return _gather(optimizer_entries(model, optimizer), keep)
-
-
 def optimizer_entries(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """The optimizer's tensors, named parameter:key."""
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             yield f"{name}:{key}", value
@@ -223,13 +214,13 @@ def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     own = model.state_dict()
     if differing := sorted(own.keys() ^ tensors.keys()):
         raise ValueError(
-            f"the checkpoint is of another model: {differing[0]} is in only one of them "
-            f"({len(differing)} such in all); train in another folder"
+            f"the checkpoint belongs to another model: {differing[0]} is in only one of them "
+            f"({len(differing)} such names); train in another folder"
         )
     for name, target in own.items():
         if target.shape != tensors[name].shape:
             raise ValueError(
-                f"the checkpoint is of another model: {name} has shape {tuple(tensors[name].shape)} there "
+                f"the checkpoint belongs to another model: {name} has shape {tuple(tensors[name].shape)} there "
                 f"and {tuple(target.shape)} here; train in another folder"
             )
         with torch.no_grad():
@@ -247,7 +238,8 @@ def load_optimizer_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict
         optimizer.state[parameter][key] = placed
 
 
-def _gather(entries: Iterator[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
+def gather(entries: Iterable[tuple[str, Tensor]], *, keep: bool = True) -> dict[str, Tensor]:
+    """Whole tensors by name. Every process must call it; only those with `keep` get the result."""
     tensors = {}
     for name, tensor in entries:
         whole = tensor.detach()
@@ -279,8 +271,8 @@ class Whole:
         parallel: Parallel,
     ) -> None:
         tensors = {
-            "model": model_tensors(model, keep=parallel.main),
-            "optimizer": optimizer_tensors(model, optimizer, keep=parallel.main),
+            "model": gather(model.state_dict().items(), keep=parallel.main),
+            "optimizer": gather(optimizer_entries(model, optimizer), keep=parallel.main),
         }
         if parallel.main:
             checkpoints.write(tensors, state)
@@ -367,22 +359,10 @@ def quiet_alone() -> Iterator[None]:
 STORAGES: dict[str, Whole | Sharded] = {"whole": Whole(), "sharded": Sharded()}
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder, or raise if another process holds it; the system releases the lock when a process dies."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system: taking care is then up to the user
-        yield
-        return
-    with open(folder / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is training in {folder}: wait for it, or use another folder"
-            ) from None
-        yield
+def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Lock the folder, or raise if another process holds it."""
+    busy = f"another process is training in {folder}: wait for it, or use another folder"
+    return exclusive(folder / ".lock", busy=busy)
 
 
 def check_same_run(folder: Path, before: dict[str, Any], settings: LoopSettings) -> None:

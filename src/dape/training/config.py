@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -42,9 +42,6 @@ class LoopSettings:
 
     Settings with `fixes_run=False` may change when a run is continued: they decide where and how it computes, not what.
     """
-
-    # Default warm-up in percent of the steps.
-    WARMUP_PERCENT: ClassVar[int] = 6
 
     steps: int = setting(1000, help="Optimizer steps.", low=1, high=10**9)
     learning_rate: float = setting(
@@ -133,7 +130,7 @@ class LoopSettings:
     )
     track: str | None = setting(
         None,
-        help="Also send metrics to trackers, by commas: tensorboard, wandb, trackio, mlflow, or module:Class.",
+        help="Also send metrics to trackers, separated by commas: tensorboard, wandb, trackio, mlflow, or module:Class.",
         listed=str,
         fixes_run=False,
     )
@@ -147,22 +144,24 @@ class LoopSettings:
         self.derive()
         check(self)
         if self.warmup_steps > self.steps:
-            problem = f" of steps={self.steps}: the learning rate would never reach {self.learning_rate:g}"
+            problem = (
+                f" exceeds steps={self.steps}: the learning rate would never reach {self.learning_rate:g}"
+            )
             raise SettingError("warmup_steps", self.warmup_steps, problem)
         if self.final_learning_rate > self.learning_rate:
-            problem = f" is more than learning_rate={self.learning_rate:g}, from which it should lead down"
+            problem = f" exceeds learning_rate={self.learning_rate:g}"
             raise SettingError("final_learning_rate", self.final_learning_rate, problem)
 
     def derive(self) -> None:
         """Fill in defaults that depend on other settings."""
         if self.warmup_steps is None and isinstance(self.steps, int):
-            self._set(warmup_steps=max(1, round(self.steps * self.warmup_percent / 100)))
+            self._set(warmup_steps=max(1, round(self.steps * self.warmup_percent() / 100)))
         if self.final_learning_rate is None and isinstance(self.learning_rate, float | int):
             self._set(final_learning_rate=min(FINAL_LEARNING_RATE, self.learning_rate))
 
-    @property
     def warmup_percent(self) -> int:
-        return self.WARMUP_PERCENT
+        """Default warm-up in percent of the steps."""
+        return 6
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -325,9 +324,8 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
             if getattr(self, name) is None:
                 self._set(**{name: packed.get(name) or default(self.corpus)})
 
-    @property
     def warmup_percent(self) -> int:
-        return PAPER_WARMUP_PERCENT if self.preset in LEARNING_RATES else super().warmup_percent
+        return 1 if self.preset in LEARNING_RATES else super().warmup_percent()
 
     def model_config(self, vocab_size: int) -> DapeConfig:
         """The Hugging Face configuration of this run's model."""
@@ -338,7 +336,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
             "hidden_size": self.hidden_size,
             "num_attention_heads": self.num_heads,
         }
-        method, options = self._completed()
+        method, options = self.method_and_options()
         return preset(
             self.preset,
             method,
@@ -353,11 +351,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
             **{name: size for name, size in sizes.items() if size is not None},
         )
 
-    def encoding_options(self) -> dict[str, Any]:
-        """Options of the position encoding, including those that depend on the training length."""
-        return self._completed()[1]
-
-    def _completed(self) -> tuple[str, dict[str, Any]]:
+    def method_and_options(self) -> tuple[str, dict[str, Any]]:
         """The method and the options of its encodings, with those that depend on the training length."""
         layers, derived = parse_layers(self.method), []
         for layer in layers:
@@ -373,10 +367,6 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
         ]
         return LAYERS.join(names), dict(self.position_options)
 
-    def held_out(self) -> float | list[str]:
-        """The validation argument of `prepare`."""
-        return parse_validation(self.validation)
-
     def resolved(self) -> TrainConfig:
         """The same settings with default folders filled in, as absolute paths."""
         out = self.out or f"runs/{self.method}-{self.preset}-{self.train_length}-{self.seed}"
@@ -388,7 +378,6 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
 
 
 # Settings of the paper; final learning rate a tenth. Above 350m: GPT-3's learning rates.
-PAPER_WARMUP_PERCENT = 1
 PAPER = {
     "steps": 50_000,
     "batch_size": 256,

@@ -61,87 +61,55 @@ def _checksum(record: Record) -> int:
 SECONDS_BETWEEN_LINES = 30.0
 
 
-def open_display(steps: int, start: Record, *, wanted: bool) -> Lines | Bar:
-    """A progress bar on a terminal, else log lines; `start` has the step, tokens and seconds to continue from."""
-    if wanted and sys.stderr.isatty():
-        return Bar(steps, start)
-    return Lines(steps, start, wanted=wanted)
+class Display:
+    """A progress bar on a terminal, else log lines every half minute and at the end; messages alone if not `wanted`.
 
-
-class Lines:
-    """Log lines every half minute and at the end; messages alone if no progress is wanted."""
+    start: the step, tokens and seconds to continue from.
+    """
 
     def __init__(self, steps: int, start: Record, *, wanted: bool) -> None:
-        self.steps, self.wanted, self.speed = steps, wanted, Speed(steps, start)
+        self.steps, self.start, self.wanted = steps, start, wanted
+        self.validation, self.bar = "", None
         self._last = time.monotonic()
+        if wanted and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            columns = (TextColumn("training"), BarColumn(bar_width=None), MofNCompleteColumn())
+            summary = TextColumn("{task.fields[summary]}")
+            self.bar = Progress(*columns, summary, console=Console(stderr=True), refresh_per_second=2)
+            self._task = self.bar.add_task("", total=steps, completed=int(start["step"]), summary="")
+            self.bar.start()
 
     def show(self, record: Record) -> None:
-        self.speed.update(record)
-        due = time.monotonic() - self._last >= SECONDS_BETWEEN_LINES or record["step"] == self.steps
-        if self.wanted and due:
-            self._last = time.monotonic()
-            self.say(f"step {int(record['step'])}/{self.steps}  {self.speed.summary(record)}")
-
-    def say(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        pass
-
-
-class Bar:
-    """Progress bar with loss, tokens per second and the time left."""
-
-    def __init__(self, steps: int, start: Record) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self.speed = Speed(steps, start)
-        columns = (
-            TextColumn("training"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[summary]}"),
-        )
-        self._progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
-        self._task = self._progress.add_task("", total=steps, completed=int(start["step"]), summary="")
-        self._progress.start()
-
-    def show(self, record: Record) -> None:
-        self.speed.update(record)
-        summary = self.speed.summary(record)
-        self._progress.update(self._task, completed=record["step"], summary=summary)
-
-    def say(self, message: str) -> None:
-        self._progress.console.print(message, markup=False, highlight=False)
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-class Speed:
-    """Smoothed tokens per second and time left."""
-
-    def __init__(self, steps: int, start: Record) -> None:
-        self.steps, self._before = steps, start
-        self.tokens_per_second = self.seconds_per_step = 0.0
-        self.validation = ""
-
-    def update(self, record: Record) -> None:
-        before, self._before = self._before, record
         if "validation_loss" in record:
             self.validation = f" (validation {record['validation_loss']:.3f})"
-        if record["seconds"] <= before["seconds"]:
-            return
-        seconds, steps = record["seconds"] - before["seconds"], record["step"] - before["step"]
-        weight = 0.3 if self.seconds_per_step else 1.0
-        tokens_per_second = (record["tokens"] - before["tokens"]) / seconds
-        self.tokens_per_second += weight * (tokens_per_second - self.tokens_per_second)
-        self.seconds_per_step += weight * (seconds / steps - self.seconds_per_step)
+        if self.bar is not None:
+            self.bar.update(self._task, completed=record["step"], summary=self.summary(record))
+        elif self.wanted and (
+            time.monotonic() - self._last >= SECONDS_BETWEEN_LINES or record["step"] == self.steps
+        ):
+            self._last = time.monotonic()
+            self.say(f"step {int(record['step'])}/{self.steps}  {self.summary(record)}")
+
+    def say(self, message: str) -> None:
+        if self.bar is None:
+            print(message, file=sys.stderr, flush=True)
+        else:
+            self.bar.console.print(message, markup=False, highlight=False)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
     def summary(self, record: Record) -> str:
-        left = self.seconds_per_step * (self.steps - record["step"])
-        return f"loss {record['loss']:.3f}{self.validation}  {short(self.tokens_per_second)} tokens/s  {clock(left)} left"
+        """Loss, and the mean speed since the start."""
+        seconds, tokens, steps = (record[name] - self.start[name] for name in ("seconds", "tokens", "step"))
+        text = f"loss {record['loss']:.3f}{self.validation}"
+        if seconds > 0:
+            left = seconds / steps * (self.steps - record["step"])
+            text += f"  {short(tokens / seconds)} tokens/s  {clock(left)} left"
+        return text
 
 
 def short(number: float) -> str:

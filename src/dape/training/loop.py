@@ -37,9 +37,9 @@ from dape.training.checkpoint import (
     room_on_disk,
 )
 from dape.training.config import Diverged, FitResult, LoopSettings, TrainingStopped
-from dape.training.display import MetricsLog, Record, open_display, read_metrics
+from dape.training.display import Display, MetricsLog, Record, read_metrics
 from dape.training.parallel import Parallel, autocast, check_precision, processes
-from dape.training.trackers import Trackers, open_trackers
+from dape.training.trackers import Trackers
 
 
 class TrainingTask(Protocol):
@@ -309,7 +309,7 @@ class Loop:
         self.pending: list[tuple[Record, Tensor]] = []
         self.log: MetricsLog | None = None
         self.trackers: Trackers | None = None
-        self.display = open_display(settings.steps, Record(step=0, tokens=0, seconds=0.0), wanted=False)
+        self.display = Display(settings.steps, Record(step=0, tokens=0, seconds=0.0), wanted=False)
 
     def run(self) -> FitResult:
         settings, stopped = self.settings, None
@@ -488,13 +488,13 @@ class Loop:
         """Open metrics, trackers and the display, in the main process alone."""
         if not self.parallel.main:
             return
-        self.trackers = open_trackers(self.settings, self.folder, self.say)
+        self.trackers = Trackers(self.settings, self.folder, self.say)
         stack.callback(self.trackers.close)
         with room_on_disk(self.step, self.saved):
             self.log = MetricsLog(self.folder / "metrics.jsonl", self.step)
         stack.callback(self.log.close)
         start = Record(step=self.step, tokens=self.tokens, seconds=self.seconds)
-        self.display = open_display(self.settings.steps, start, wanted=progress)
+        self.display = Display(self.settings.steps, start, wanted=progress)
         stack.callback(self.display.close)
 
     def identity(self) -> Any:

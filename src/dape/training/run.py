@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from dape import __version__
 from dape.checksums import CHECKSUMS, file_digest, save_checksums, write_checksums
 from dape.data import TokenData, open_data, prepare
+from dape.data.preparation import parse_validation
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.plugins import LOADED, loaded_imports
-from dape.training.checkpoint import Checkpoints, check_same_run, locked, model_tensors
+from dape.training.checkpoint import Checkpoints, check_same_run, gather, locked
 from dape.training.config import FitResult, TrainConfig, check_memory, checked
 from dape.training.display import Record, read_metrics
 from dape.training.loop import OnStep, derive_seed, fit, initialise
@@ -64,12 +65,8 @@ class LanguageModelling:
                 f"the training split has {len(ids)} tokens, train_length={train_length} needs at least "
                 f"{train_length + 1}: use a larger corpus or a shorter training length"
             )
-        self._model, self.ids, self.validation = model, ids, validation
+        self.model, self.ids, self.validation = model, ids, validation
         self.train_length, self.batch_size, self.seed = train_length, batch_size, seed
-
-    @property
-    def model(self) -> nn.Module:
-        return self._model
 
     def batch(self, step: int) -> Tensor:
         """Windows [batch_size, train_length + 1]."""
@@ -216,45 +213,34 @@ class Run:
             )
         changes: dict[str, Any] = {}
         if position_options:
-            changes["position_options"] = {**self.config.encoding_options(), **position_options}
+            changes["position_options"] = {**self.config.method_and_options()[1], **position_options}
         with no_bars():
             return DapeForCausalLM.from_pretrained(self.folder / "model", **changes).eval()
 
     def data(self) -> TokenData:
         """Token data of the run; found if it was moved along with the run. Raises if it is not what the run read."""
-        data = self._open_data()
-        self.check_text(data)
-        self.check_packed(data)
-        return data
-
-    def _open_data(self) -> TokenData:
         assert self.config.data is not None
         path = Path(self.config.data)
         # Next to the run, or, as in the lab, next to the folder of runs.
         moved = [self.folder.parent / "data" / path.name, self.folder.parent.parent / "data" / path.name]
-        return open_data(next((folder for folder in (path, *moved) if folder.exists()), moved[0]))
+        data = open_data(next((folder for folder in (path, *moved) if folder.exists()), moved[0]))
+        self.check_data(data)
+        return data
 
-    def text(self) -> str | None:
-        """Checksum of the training text; None if it was not recorded."""
-        return read_json(self.folder / CONFIG).get(TEXT)
+    def check_data(self, data: TokenData, *parts: str) -> None:
+        """Raise if the text, tokenizer or splits, or those `parts` of them, are not the run's, as far as recorded.
 
-    def check_text(self, data: TokenData) -> None:
-        """Raise if the data is of another text than the run's; where the text lies does not matter."""
-        if self.text() not in (None, checksums(data)[TEXT]):
-            raise self._other_data(data, "text")
-
-    def check_packed(self, data: TokenData, *parts: str) -> None:
-        """Raise if tokenizer or splits, or those `parts` of them, are not the run's, as far as they are recorded."""
-        found = checksums(data)[PACKED]
-        for part, recorded in read_json(self.folder / CONFIG).get(PACKED, {}).items():
-            if part in (parts or found) and found[part] != recorded:
-                raise self._other_data(data, part)
-
-    def _other_data(self, data: TokenData, part: str) -> ValueError:
-        return ValueError(
-            f"{data.folder} has another {part} than the run in {self.folder} was trained with: restore the text, delete "
-            f"the packed data and pack it again with the run's tokenizer, or choose another --out for another run"
-        )
+        Where the text lies does not matter.
+        """
+        saved, found = read_json(self.folder / CONFIG), checksums(data)
+        recorded = {TEXT: saved.get(TEXT), **saved.get(PACKED, {})}
+        for part, value in {TEXT: found[TEXT], **found[PACKED]}.items():
+            if part in (parts or recorded) and recorded.get(part) not in (None, value):
+                raise ValueError(
+                    f"{data.folder} has another {part} than the run in {self.folder} was trained with: restore the text, "
+                    f"delete the packed data and pack it again with the run's tokenizer, or choose another --out for "
+                    f"another run"
+                )
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:
@@ -269,7 +255,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
             hint = (
                 "; it looks like a Hugging Face model, which `dape eval` and `dape lm-eval` take (hf:FOLDER)"
             )
-        raise FileNotFoundError(f"{folder} is not a run: it has no {CONFIG}{hint}")
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no {CONFIG}{hint}")
     saved = read_json(file)
     version = saved.pop("dape_version", __version__)
     for name in (TEXT, PACKED):
@@ -303,8 +289,8 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
             check_output(folder, folder=True)
             check_continues(folder, config)
         data = open_prepared(config, parallel, progress=progress)
-        if parallel.main:
-            check_data(folder, data)
+        if parallel.main and (folder / CONFIG).exists() and not nothing_to_lose(folder):
+            load_run(folder).check_data(data)
         model = build_model(config, data.tokenizer.vocab_size)
         task = LanguageModelling(
             model,
@@ -350,26 +336,32 @@ def build_model(config: TrainConfig, vocab_size: int) -> DapeForCausalLM:
     return model
 
 
+def prepare_data(config: TrainConfig, *, progress: bool) -> TokenData:
+    """The packed corpus of a run."""
+    assert config.data is not None
+    return prepare(
+        config.corpus,
+        config.data,
+        tokenizer=config.tokenizer,
+        validation=parse_validation(config.validation),
+        field=config.field,
+        progress=progress,
+    )
+
+
 def open_prepared(config: TrainConfig, parallel: Parallel, *, progress: bool) -> TokenData:
     """The packed corpus; the main process packs it while the others wait."""
     assert config.data is not None
     failure: Exception | None = None
     if parallel.main:
         try:
-            prepare(
-                config.corpus,
-                Path(config.data),
-                tokenizer=config.tokenizer,
-                validation=config.held_out(),
-                field=config.field,
-                progress=progress,
-            )
+            prepare_data(config, progress=progress)
         except (ValueError, OSError) as error:
             failure = error
     failure = parallel.agree(failure)
     if failure is not None:
         raise failure
-    return open_data(Path(config.data))
+    return open_data(config.data)
 
 
 def check_continues(folder: Path, config: TrainConfig) -> None:
@@ -386,14 +378,6 @@ def check_continues(folder: Path, config: TrainConfig) -> None:
         check_same_run(folder, vars(run.config), config)
 
 
-def check_data(folder: Path, data: TokenData) -> None:
-    """Raise if the folder holds a run on other data."""
-    if (folder / CONFIG).exists() and not nothing_to_lose(folder):
-        run = load_run(folder)
-        run.check_text(data)
-        run.check_packed(data)
-
-
 def nothing_to_lose(folder: Path) -> bool:
     """Whether a run ended before its first checkpoint, such as by divergence; raises if it is running."""
     if (folder / "model").exists() or Checkpoints(folder / "checkpoints", keep=1).all():
@@ -408,7 +392,7 @@ def export_model(model: DapeForCausalLM, data: TokenData, folder: Path, parallel
 
     from dape.models import DapeForCausalLM
 
-    tensors = model_tensors(model, keep=parallel.main)
+    tensors = gather(model.state_dict().items(), keep=parallel.main)
     if not parallel.main:
         return
     temporary = folder / ".model-writing"

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from dape.errors import sentence
 from dape.files import write_atomically
 from dape.settings import split_names
 from dape.training.config import LoopSettings
@@ -96,10 +97,20 @@ TRACKERS: dict[str, tuple[Callable[..., Tracker], str, str]] = {
 
 
 class Trackers:
-    """All trackers of a run. One that fails is dropped with a message: metrics.jsonl has everything, training goes on."""
+    """The trackers that the settings name; raises a sentence if one does not open.
 
-    def __init__(self, opened: dict[str, Tracker], say: Callable[[str], None]) -> None:
-        self.opened, self.say = opened, say
+    One that fails later is dropped with a message: metrics.jsonl has everything, training goes on.
+    """
+
+    def __init__(self, settings: LoopSettings, folder: Path, say: Callable[[str], None] = print) -> None:
+        config = json.loads(json.dumps(asdict(settings), default=str))
+        self.opened: dict[str, Tracker] = {}
+        self.say = say
+        for name, build in find_trackers(settings.track).items():
+            try:
+                self.opened[name] = build(folder=folder, project=settings.track_project, config=config)
+            except Exception as error:
+                raise ValueError(f"--track {name}: {sentence(error)}") from error
 
     def log(self, records: Iterable[Mapping[str, float]]) -> None:
         for record in records:
@@ -117,18 +128,6 @@ class Trackers:
                 tracker.close()
             except Exception as error:
                 self.say(f"--track {name}: {sentence(error)}")
-
-
-def open_trackers(settings: LoopSettings, folder: Path, say: Callable[[str], None] = print) -> Trackers:
-    """The trackers that the settings name; raises a sentence if one does not open."""
-    config = json.loads(json.dumps(asdict(settings), default=str))
-    opened: dict[str, Tracker] = {}
-    for name, build in find_trackers(settings.track).items():
-        try:
-            opened[name] = build(folder=folder, project=settings.track_project, config=config)
-        except Exception as error:
-            raise ValueError(f"--track {name}: {sentence(error)}") from error
-    return Trackers(opened, say)
 
 
 def find_trackers(names: str | None) -> dict[str, Callable[..., Tracker]]:
@@ -153,8 +152,3 @@ def find_tracker(name: str) -> Callable[..., Tracker]:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"--track {name}: {sentence(error)}; --import FILE loads a file of yours") from error
-
-
-def sentence(error: Exception) -> str:
-    """An exception's message in one line, or its type."""
-    return " ".join(str(error).split()) or type(error).__name__
