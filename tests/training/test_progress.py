@@ -1,4 +1,4 @@
-"""What is shown while training: a bar on a terminal, lines in a log, and the benchmark's table."""
+"""What is shown while training: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from dape import cli
 from dape.training import display as progress
 from dape.training.display import Display, clock, short
 
@@ -55,18 +54,3 @@ def test_numbers_are_short(number, text):
 @pytest.mark.parametrize(("seconds", "text"), [(42, "0:42"), (725, "12:05"), (11_400, "3:10:00")])
 def test_times_are_clocks(seconds, text):
     assert clock(seconds) == text
-
-
-def test_the_benchmark_reports_the_loop_and_the_methods_as_ratios(tmp_path, capsys):
-    import json
-
-    file = tmp_path / "records.json"
-    small = ["--length", "8", "--batch", "2", "--rounds", "1", "--methods", "rope", "--json", str(file)]
-    assert cli.main(["bench", "train", *small]) == 0
-    assert "loop / bare" in capsys.readouterr().out
-    records = json.loads(file.read_text())
-    assert [record["method"] for record in records] == ["kerple", "rope"]
-    for record in records:
-        expected = record["loop_milliseconds"] / record["bare_milliseconds"]
-        assert record["loop_to_bare"] == pytest.approx(expected)
-    assert records[0]["ratio_to_kerple"] == 1.0
