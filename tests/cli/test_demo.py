@@ -43,7 +43,8 @@ def options(tmp_path, monkeypatch):
     repair = {"steps": 3, "batch_size": 2, "windows": 6, "last": 4, "lengths": "16,32"}
     for name, value in {
         "WINDOW": 16, "LENGTHS": (16, 32, 64), "LAST": 4, "WINDOWS": 6, "LIVE_LENGTHS": (16, 32),
-        "LIVE": {**demo.LIVE, **live, "warmup_steps": 1, "log_every": 1}, "REPAIR": {**demo.REPAIR, **repair},
+        "LIVE": {**demo.LIVE, **live, "warmup_steps": 1, "log_every": 1}, "SCRATCH": {**demo.LIVE, **live, "warmup_steps": 1},
+        "REPAIR": {**demo.REPAIR, **repair},
         "packed": lambda options: tmp_path / "data",
     }.items():  # fmt: skip
         monkeypatch.setattr(demo, name, value)
@@ -65,6 +66,13 @@ def test_reading_training_and_retrofit_are_on_the_page(options):
     assert names[2][:3] == ["base, cut to 16", "base trained on, cut to 16", "base"]
     assert html.count("data:image/svg+xml;base64,") == 2
     assert "already trained" not in printed
+
+
+def test_models_of_the_second_part_can_be_trained_from_scratch(options):
+    folders = demo.from_scratch(options, Console(file=io.StringIO()))
+    assert list(folders) == list(demo.MODELS)
+    for folder in folders.values():
+        assert demo.shipped_model(folder).config.hidden_size == 16
 
 
 def test_the_example_is_the_whole_word_that_longer_input_helped_most():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dape.data import Tokenizer, Tokens
-    from dape.lab.runs import Job
+    from dape.lab.runs import Job, Run
     from dape.lab.tables import Table
 
 PLAIN, CONVOLVED = "kerple", "dape1x3-kerple"
@@ -37,6 +37,8 @@ LIVE: dict[str, Any] = {
     "warmup_steps": 20, "learning_rate": 2e-3, "log_every": 2, "checkpoint_every": 100,
 }  # fmt: skip
 LIVE_LENGTHS = (128, 1024)
+# As the shipped models were trained.
+SCRATCH = LIVE | {"num_layers": 4, "steps": 3000, "warmup_steps": 100, "learning_rate": 1.5e-3}
 REPAIR: dict[str, Any] = {
     "steps": 60, "control": True, "jobs": 2, "windows": 64, "last": LAST, "lengths": "128,256,512,1024", "device": "cpu",
 }  # fmt: skip
@@ -53,6 +55,10 @@ class DemoOptions:
         None, help="Folder of text or source code for the shipped models to read, instead of held-out packages.",
         reads="folder",
     )  # fmt: skip
+    train: bool = setting(
+        False,
+        help="Train the models of the second part from scratch, for hours, in place of the shipped ones.",
+    )
     models: Path = setting(
         Path(dape.__file__).parents[2] / "models", help="Folder of the shipped models; a clone has it."
     )
@@ -170,7 +176,8 @@ def read_on(options: DemoOptions, console: Console) -> Part:
         console, "2. Reading", f"Three models of four million parameters, trained on windows of {WINDOW} tokens of "
         f"Python, read {text}: perplexity of the same {LAST} tokens after more and more input.",
     )  # fmt: skip
-    models = {name: shipped_model(options.models / name) for name in MODELS}
+    folders = from_scratch(options, console) if options.train else {m: options.models / m for m in MODELS}
+    models = {name: shipped_model(folder) for name, folder in folders.items()}
     tokenizer = load_tokenizer(options.models / CONVOLVED)
     tokens, losses = held_out(tokenizer, options.text), {}
     for name, model in models.items():
@@ -239,22 +246,36 @@ def packed(options: DemoOptions) -> Path:
     return folder
 
 
+def runs_on_python(
+    options: DemoOptions, methods: Sequence[str], settings: Mapping[str, Any], lengths: tuple[int, ...]
+) -> list[Run]:
+    """Runs of the methods on the packed corpus."""
+    from dape.lab.runs import Evaluation, Run
+    from dape.training import TrainConfig
+
+    data, how = str(packed(options)), Evaluation(last=LAST, windows=WINDOWS)
+    return [
+        Run(TrainConfig(method=name, data=data, seed=options.seed, device="cpu", **settings), lengths, how, corpus="python")
+        for name in methods
+    ]  # fmt: skip
+
+
+def from_scratch(options: DemoOptions, console: Console) -> dict[str, Path]:
+    """Folders of the models of the second part, after their training."""
+    runs, folder = runs_on_python(options, MODELS, SCRATCH, (WINDOW,)), options.out / "scratch"
+    run_all(runs, folder, console, at_once=2)
+    return {name: folder / "runs" / run.training / "model" for name, run in zip(MODELS, runs, strict=True)}
+
+
 def training(options: DemoOptions, console: Console) -> Part:
     """Train two models side by side, and read on beyond their training length."""
     from dape.evaluation.table import perplexities
-    from dape.lab.runs import Evaluation, Run
-    from dape.training import TrainConfig
 
     part = Part(
         console, "3. Training", f"Two layers of width {LIVE['hidden_size']} without and with the convolution, "
         f"trained from scratch side by side, {LIVE['steps']} steps of {LIVE['batch_size']} × {WINDOW} tokens of Python.",
     )  # fmt: skip
-    data, how = str(packed(options)), Evaluation(last=LAST, windows=WINDOWS)
-    configs = [
-        TrainConfig(method=name, data=data, seed=options.seed, device="cpu", **LIVE)
-        for name in (PLAIN, CONVOLVED)
-    ]
-    runs = [Run(config, LIVE_LENGTHS, how, corpus="python") for config in configs]
+    runs = runs_on_python(options, (PLAIN, CONVOLVED), LIVE, LIVE_LENGTHS)
     table = run_all(runs, options.out / "training", console, at_once=2)
     numbers = table[table["document"] < 0].pivot(index="method", columns="metric", values="sum")
     ppl = perplexities(table)
