@@ -24,7 +24,7 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from dape.evaluation.statistics import Estimate, by_t, mean_over_seeds, paired_mean, quantile
+from dape.evaluation.statistics import Estimate, accuracy, by_t, mean_over_seeds, paired_mean, quantile
 from dape.evaluation.table import ALL, read_table, recall_slices
 from papers.printed import printed_losses
 
@@ -350,9 +350,14 @@ def accurate(data: Data, methods: Sequence[str], tasks: Sequence[str], least: fl
     for task in tasks:
         for name in methods:
             own = data.where(corpus=task, method=name)
-            one = own.right((1, name), lengths=own.where(metric="accuracy").values("length"))
-            # A construction has no seed.
-            yield Comparison(name, replace(one, seeds=0 if task == "construction" else one.seeds), 1, least)
+            if task == "construction":
+                # It has no seed: the share of all its examples.
+                right, count = own.where(metric="accuracy", method=name).frame[["sum", "count"]].sum()
+                one = accuracy(right, count)
+                one = replace(one, value=100 * one.value, low=100 * one.low, high=100 * one.high, seeds=0)
+            else:
+                one = own.right((1, name), lengths=own.where(metric="accuracy").values("length"))
+            yield Comparison(name, one, 1, least)
 
 
 @rule

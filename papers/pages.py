@@ -206,7 +206,6 @@ def page(paper: str) -> str:
     parts.append(fill(text.LEGEND))
     for one in experiments(paper):
         if ledger(paper).table(one.name) is None:
-            parts.append(f"## {one.title}\n\n{one.source}. {one.shows} Not run yet.")
             continue
         figure = f"![{one.title}](figures/{one.name}.svg)"
         shown = [figure] if one.metric in DRAW and figure.partition("(")[2] not in text.OPENING else []
