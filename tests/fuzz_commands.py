@@ -103,6 +103,8 @@ def settings_of(command: str, needed: list[str]) -> type | None:
 def world() -> dict[str, Path]:
     """A corpus, its tokens, a run and a comparison."""
     root = Path(tempfile.mkdtemp(prefix="dape-fuzz-"))
+    # Commands are also tried as another user.
+    root.chmod(0o755)
     paths = {name: root / name for name in ("corpus", "data", "run", "compared")}
     paths["corpus"].mkdir()
     for number in range(5):

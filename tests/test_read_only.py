@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ from fuzz_commands import EVALUATION, TINY, ended, world
 
 # Root may write anywhere.
 USER = 65534 if os.geteuid() == 0 else None
+pytestmark = pytest.mark.skipif(
+    USER is not None and any(not folder.stat().st_mode & 0o001 for folder in Path(sys.prefix).parents),
+    reason="other users cannot enter the folder of this environment",
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM, Trainer,
 import dape
 from dape import cli, loading
 from dape.data import ByteTokenizer, Tokens
+from dape.evaluation import losses_by_length
 from dape.evaluation.table import make_table, perplexities, read_table
 from dape.loading import load_causal_lm
 from dape.retrofitting import adapt, parameter_groups
@@ -146,11 +147,15 @@ def test_commands_load_a_model_as_what_it_is(name, base, tmp_path, capsys):
         logits = model.eval()(ids[:, :-1], use_cache=False).logits[0]
         again = load_causal_lm(folder)(ids[:, :-1], use_cache=False).logits[0]
     torch.testing.assert_close(again, logits)
-    out = tmp_path / "results.json"
+    out = tmp_path / "results"
     sizes = ["--lengths", "32", "--last", "8", "--windows", "1000"]
-    options = [*sizes, "--corpus", str(text), "--json", str(out), "--device", "cpu"]
+    options = [*sizes, "--corpus", str(text), "--out", str(out), "--device", "cpu"]
     assert cli.main(["eval", f"hf:{folder}", *options]) == 0
-    assert ("dape1x3-kerple" in out.read_text()) == (name != "base")
+    [results] = out.glob("*.csv.gz")
+    rows = read_table(results).query("metric == 'loss' and slice == 'all'")
+    tokens = Tokens.of([np.array(ByteTokenizer().encode(text.read_text()))])
+    expected = losses_by_length(model, tokens, [32], last=8, windows=1000).at(32).value
+    assert rows["sum"].sum() / rows["count"].sum() == pytest.approx(expected, rel=1e-4)
     capsys.readouterr()
     assert cli.main(["generate", str(folder), "--prompt", "The", "--tokens", "5"]) == 0
     said = "made for 16 tokens" if name == "base" else "retrofitted with dape1x3-kerple"

@@ -70,4 +70,4 @@ def test_a_card_takes_the_evaluation_by_length(run, capsys):
     verify_checksums(run / "model")
     capsys.readouterr()
     assert cli.main(["eval", "hf:nosuch", "--card"]) == 2
-    assert "--card writes into trained runs, which hf:nosuch is not" in capsys.readouterr().err
+    assert "--card writes into run folders: hf:nosuch is not a run folder" in capsys.readouterr().err

@@ -277,7 +277,6 @@ def run_comparison(
     """
     runs = config.runs(over)
     check_comparison(config)
-    config.folder.mkdir(parents=True, exist_ok=True)
     runs = [replace(run, config=replace(run.config, data=run.data(config.folder))) for run in runs]
     for run in {run.config.data: run for run in runs}.values():
         # Raises before anything is trained if no document is as long as the longest evaluation.

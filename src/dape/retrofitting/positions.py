@@ -252,7 +252,7 @@ def _with_state(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple
     encoding = cast(PositionEncoding, getattr(module, ENCODING))
     state = encoding.token_state(args[0] if args else kwargs["hidden_states"])
     assert state is not None
-    carried = StatefulCache(state, neighbours=type(encoding).turn is not PositionEncoding.turn)
+    carried = StatefulCache(state, neighbours=encoding.turn.__func__ is not PositionEncoding.turn)
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, Cache):
