@@ -94,7 +94,9 @@ def test_the_example_is_the_whole_word_that_longer_input_helped_most():
     assert found.line == "other_name(first_name"
     assert found.distance == text.rindex("first_name") - text.index("first_name")
     low, high = found.probability["a"]
-    assert high == pytest.approx(np.exp(-0.1))
+    # Of the nine letters after the first.
+    assert found.beginning == "f"
+    assert high == pytest.approx(np.exp(-0.09))
     assert low < 1e-9
 
 

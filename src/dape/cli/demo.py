@@ -196,10 +196,10 @@ def read_on(options: DemoOptions, console: Console) -> Part:
     if found := recalled_word(tokenizer.decode, tokens, losses, CONVOLVED):
         (low, high), (other_low, other_high) = found.probability[CONVOLVED], found.probability[PLAIN]
         part.say(
-            f"An example: the name {found.word} in the line  {found.line} …  The file used it last {found.distance:,} tokens "
-            f"earlier: beyond {LENGTHS[0]} tokens of input, within {LENGTHS[-1]:,}. Its probability rises from "
-            f"{100 * low:.0f} % to {100 * high:.0f} % with the convolution; without it, the two are {100 * other_low:.0f} % and "
-            f"{100 * other_high:.0f} %."
+            f"An example: the word {found.word} in the line  {found.line} …  The file used it last {found.distance:,} tokens "
+            f"earlier, within {LENGTHS[-1]:,} tokens of input and not within {LENGTHS[0]}. After {found.beginning}, the rest of "
+            f"the word has a probability of {100 * low:.0f} % with {LENGTHS[0]} tokens and {100 * high:.0f} % with "
+            f"{LENGTHS[-1]:,}; without the convolution, {100 * other_low:.0f} % and {100 * other_high:.0f} %."
         )
     return part
 

@@ -20,10 +20,11 @@ RISE = 0.2
 
 
 class Recalled(NamedTuple):
-    """A word, its line up to it, tokens since it stood before, and its probability by model with the shortest and the
-    longest input."""
+    """A word, its first token, its line up to it, tokens since it stood before, and the probability of the rest of the word
+    by model, with the shortest and the longest input."""
 
     word: str
+    beginning: str
     line: str
     distance: int
     probability: dict[str, tuple[float, float]]
@@ -32,8 +33,9 @@ class Recalled(NamedTuple):
 def recalled_word(
     decode: Callable[[list[int]], str], tokens: Tokens, losses: Mapping[str, WindowLosses], model: str
 ) -> Recalled | None:
-    """Among whole words that stand in the longest input and not in the shortest, and to which `model` gives more than 50 %
-    with the longest, the one whose probability rises most, by 20 % at least; None if there is none. Keywords of Python are left out.
+    """Of the words that stand in the longest input and not in the shortest, the one whose rest `model` predicts better by
+    most, after its first token: with more than 50 % with the longest input, and 20 % more than with the shortest. None if
+    there is none. Keywords of Python, and words that are alone in their line, are left out.
 
     losses: of the same target tokens, by model.
     """
@@ -50,7 +52,9 @@ def recalled_word(
             covers = np.searchsorted(ends, [match.start(), match.end() - 1], side="right")
             covered = range(covers[0], covers[1] + 1)
             whole = "".join(texts[place] for place in covered).strip() == match[0]
-            if covered[0] < first or keyword.iskeyword(match[0]) or not whole or match.end() == len(text):
+            line = text[text.rfind("\n", 0, match.start()) + 1 : match.end()].strip()
+            legible = whole and len(covered) > 1 and line != match[0] and not keyword.iskeyword(match[0])
+            if covered[0] < first or not legible or match.end() == len(text):
                 continue
             before = [
                 other.start() for other in words if other[0] == match[0] and other.end() <= match.start()
@@ -58,7 +62,7 @@ def recalled_word(
             distance = covered[0] - int(np.searchsorted(ends, before[-1], side="right")) if before else 0
             if distance <= short:
                 continue
-            targets = np.array(covered) - first
+            targets = np.array(covered[1:]) - first
             probability = {
                 name: (
                     _chance(one.losses[short][window, targets]),
@@ -68,8 +72,8 @@ def recalled_word(
             }
             low, high = probability[model]
             if high > 0.5 and high - low > best_gain:
-                line = text[text.rfind("\n", 0, match.start()) + 1 : match.end()].strip()
-                best, best_gain = Recalled(match[0], line, distance, probability), high - low
+                beginning = texts[covered[0]].strip()
+                best, best_gain = Recalled(match[0], beginning, line, distance, probability), high - low
     return best
 
 
