@@ -8,6 +8,7 @@ their outputs, and are removed with the retrofit.
 from __future__ import annotations
 
 import inspect
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -252,7 +253,9 @@ def _with_state(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple
     encoding = cast(PositionEncoding, getattr(module, ENCODING))
     state = encoding.token_state(args[0] if args else kwargs["hidden_states"])
     assert state is not None
-    carried = StatefulCache(state, neighbours=encoding.turn.__func__ is not PositionEncoding.turn)
+    # Of the module itself where PEFT wraps it.
+    turn = cast(MethodType, encoding.turn).__func__
+    carried = StatefulCache(state, neighbours=turn is not PositionEncoding.turn)
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, Cache):
