@@ -351,9 +351,7 @@ def accurate(data: Data, methods: Sequence[str], tasks: Sequence[str], least: fl
         for name in methods:
             own = data.where(corpus=task, method=name)
             if task == "construction":
-                # It has no seed: the share of all its examples.
-                right, count = own.where(metric="accuracy", method=name).frame[["sum", "count"]].sum()
-                one = accuracy(right, count)
+                one = accuracy(*own.where(metric="accuracy", method=name).frame[["sum", "count"]].sum())
                 one = replace(one, value=100 * one.value, low=100 * one.low, high=100 * one.high, seeds=0)
             else:
                 one = own.right((1, name), lengths=own.where(metric="accuracy").values("length"))

@@ -48,7 +48,6 @@ ORDER = [
     "compute_sqrt",
 ]
 NARROW, MIDDLE, WIDE = "dape1x3-kerple[width=10]", "dape1x3-kerple[width=21]", "dape-kerple[width=64]"
-SIZE = "it needs the paper's models, text and 50 thousand steps: `--scale paper`"
 
 
 def linear_convolution(_: object) -> float:
@@ -205,5 +204,5 @@ CLAIMS = [
     Claim("linear-convolution", "3.3", "A linear convolution of the scores along the keys equals convolving the keys.",
           "step_time", exact(linear_convolution), ("computed",), paper="stated"),
     Claim("values", "4.1–4.3, 4.6, A, B, D, H", "The printed perplexities themselves, such as 4.60 on Arxiv and 23.52 on Books3 at 8192.",
-          "headline", lambda data: [], paper="145 numbers", needs=SIZE),
+          "headline", lambda data: [], paper="145 numbers", needs="it needs the paper's models, text and 50 thousand steps: `--scale paper`"),
 ]  # fmt: skip
