@@ -42,6 +42,13 @@ def test_it_writes_page_pictures_and_numbers(model, tmp_path, capsys):
     assert "entropy in nats" in capsys.readouterr().out
 
 
+def test_by_default_the_whole_text_up_to_512_tokens_is_shown(model, tmp_path):
+    for text, length in (("the cat", 7), ("a" * 600, 512)):
+        out = tmp_path / str(length)
+        assert main(["inspect", str(model), "--text", text, "--layers", "0", "--out", str(out)]) == 0
+        assert {record["length"] for record in json.loads((out / "heads.json").read_text())} == {length}
+
+
 def bare(model, tmp_path):
     """The same model without a tokenizer."""
     folder = tmp_path / "bare"
@@ -56,7 +63,8 @@ def other(tmp_path):
 
 REFUSALS = {
     "no tokenizer": (lambda model, path: [bare(model, path), "--text", "a b"], "pass --tokenizer with a folder that has one"),
-    "short text": (lambda model, path: [model, "--text", "a b"], "has 3 tokens for small, too few for a length of 512"),
+    "short text": (lambda model, path: [model, "--text", "a b", "--lengths", "3,512"], "has 3 tokens for small, too few for a length of 512"),
+    "no text": (lambda model, path: [model, "--text", ""], "has 0 tokens for small, too few for a length of 1"),
     "no file": (lambda model, path: [model, "--text", "book.txt"], "there is no file book.txt"),
     "no file of another ending": (lambda model, path: [model, "--text", "texts/nofile.json"], "there is no file texts/nofile.json"),
     "no pixels": (lambda model, path: [model, "--text", "a b", "--lengths", "3", "--resolution", "0"], "resolution=0 must be at least 1"),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # A single word with a suffix, such as book.txt or data/a.jsonl; neither 3.14 nor the end of a sentence.
 FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
 
+DEFAULT_LENGTH = 512
+
 
 def known_formats(text: str) -> None:
     if not {*split_names(text)} <= {"png", "svg", "pdf"}:
@@ -45,8 +47,8 @@ class Options:
     )
     text: str = setting(help="A file, or the text itself.")
     lengths: str = setting(
-        "512", help="Number of tokens to inspect; several lengths by commas (the paper shows 512,2048,8192).",
-        listed=int, **TOKENS,
+        "all", help="Number of tokens to inspect; several lengths by commas (the paper shows 512,2048,8192). By default "
+        "the text, at most 512 tokens of it.", listed=int, words=("all",), **TOKENS,
     )  # fmt: skip
     layers: str = setting(
         "all",
@@ -91,10 +93,9 @@ def main(arguments: list[str]) -> int:
     from dape.inspection.page import Named, write_maps_page
     from dape.loading import open_for_inspection
 
-    lengths = split_numbers("lengths", options.lengths)
-    layers, heads = (
+    lengths, layers, heads = (
         None if text == "all" else split_numbers(name, text)
-        for name, text in (("layers", options.layers), ("heads", options.heads))
+        for name, text in (("lengths", options.lengths), ("layers", options.layers), ("heads", options.heads))
     )
     formats = split_names(options.formats)
     if not options.runs:
@@ -103,7 +104,7 @@ def main(arguments: list[str]) -> int:
     text, inspections = read_argument(options.text), []
     for name, model, tokenizer in open_for_inspection(options.runs, options.tokenizer):
         ids = tokenizer.encode(text)
-        for length in lengths:
+        for length in lengths or [min(max(len(ids), 1), DEFAULT_LENGTH)]:
             if len(ids) < length:
                 raise ValueError(
                     f"the text has {len(ids)} tokens for {name}, too few for a length of {length}"
