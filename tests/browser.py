@@ -16,19 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=5000",
-    "--dump-dom",
-)
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--enable-logging=stderr",
+    "--virtual-time-budget=5000", "--dump-dom"
+)  # fmt: skip
 
 
 NARROWEST = 500

@@ -16,21 +16,12 @@ from dape.positions import randomized_positions
 # Beside the methods that are listed: even kernels, and options that change the program's shape.
 FURTHER = ["dape1x2-kerple", "dape1x2-rope", "dape2x4-nope", "dape3x1-fire", "dape2x3-cope", "mta3x4-fox"]
 OPTIONS = [
-    "dape1x3-{}[depth=3]",
-    "dape1x3-{}[groups=2]",
-    "dape2x2-{}[depth=3,groups=4]",
-    "dape1x3-{}[padding=causal]",
-    "dape1x3-{}[residual=scores]",
-    "dape1x3-{}[negative_slope=1]",
-    "{}[normaliser=sink]",
-    "{}[normaliser=ssmax]",
-    "dape1x3-{}[normaliser=sink]",
-    "mta2x3-{}[normaliser=ssmax]",
-    "mta2x3-{}[mix_before=true,convolve_after=true]",
-    "keyconv1x3-{}[groups=1]",
-    "talking-{}[before=false]",
-    "talking-{}[after=false]",
-]
+    "dape1x3-{}[depth=3]", "dape1x3-{}[groups=2]", "dape2x2-{}[depth=3,groups=4]",
+    "dape1x3-{}[padding=causal]", "dape1x3-{}[residual=scores]", "dape1x3-{}[negative_slope=1]",
+    "{}[normaliser=sink]", "{}[normaliser=ssmax]", "dape1x3-{}[normaliser=sink]",
+    "mta2x3-{}[normaliser=ssmax]", "mta2x3-{}[mix_before=true,convolve_after=true]",
+    "keyconv1x3-{}[groups=1]", "talking-{}[before=false]", "talking-{}[after=false]"
+]  # fmt: skip
 ENCODINGS = ("kerple", "rope", "fire", "fox")
 LISTED = [method.name for method in all_methods()]
 # Every encoding with the convolution, every form of bias alone, every shape of program with three forms of bias.
@@ -43,21 +34,11 @@ REPRESENTATIVES += [
 ]
 REPRESENTATIVES += [f"dape1x3-{name}[bias_channels=false]" for name in ("kerple", "fox")]
 REPRESENTATIVES += [
-    "stickbreaking",
-    "nope[normaliser=entmax]",
-    "dape1x3-kerple[normaliser=asentmax]",
-    "keyshift-rope",
-    "keyshift-selective-rope",
-    "rope-id",
-    "pope",
-    "selfextend[near=3]",
-    "selfextend[near=4,group=2]",
-    "selective-rope[bias=true,gate=true,silu=true]",
-    "selective-rope[window=3]",
-    "kerple[window=4]",
-    "dape1x3-rope[window=4]",
-    "keyshift-rope[window=3]",
-]
+    "stickbreaking", "nope[normaliser=entmax]", "dape1x3-kerple[normaliser=asentmax]", "keyshift-rope",
+    "keyshift-selective-rope", "rope-id", "pope", "selfextend[near=3]", "selfextend[near=4,group=2]",
+    "selective-rope[bias=true,gate=true,silu=true]", "selective-rope[window=3]", "kerple[window=4]",
+    "dape1x3-rope[window=4]", "keyshift-rope[window=3]"
+]  # fmt: skip
 # Everything else is `slow`.
 PRODUCT = [*LISTED, *(pattern.format(name) for pattern in OPTIONS for name in ENCODINGS)]
 PRODUCT += [

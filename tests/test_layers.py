@@ -8,16 +8,9 @@ from dape.methods import parse_method
 
 HEADS, GROUPS, WIDTH, TOKENS = 4, 2, 8, 11
 METHODS = [
-    "dape1x3-kerple",
-    "rope",
-    "dape1x3-rope",
-    "kerple",
-    "t5",
-    "mta-alibi",
-    "dape3x3-fire",
-    "dape1x3-fox",
-    "nope",
-]
+    "dape1x3-kerple", "rope", "dape1x3-rope", "kerple", "t5", "mta-alibi", "dape3x3-fire", "dape1x3-fox",
+    "nope"
+]  # fmt: skip
 
 
 def build(method, **options):

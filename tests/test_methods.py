@@ -138,15 +138,11 @@ def test_every_listed_name_parses_to_itself_and_builds():
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("dape1x3-kerpel", "dape1x3-kerple"),
-        ("Rope", "rope"),
-        ("alibbi", "alibi"),
-        ("dape1x0-fire", "dape1x3-fire"),
-        ("dape-", "dape"),
-        ("talking1x3-rope", "talking-rope"),
-        ("plain-rope", "rope"),
+        ("dape1x3-kerpel", "dape1x3-kerple"), ("Rope", "rope"), ("alibbi", "alibi"),
+        ("dape1x0-fire", "dape1x3-fire"), ("dape-", "dape"), ("talking1x3-rope", "talking-rope"),
+        ("plain-rope", "rope")
     ],
-)
+)  # fmt: skip
 def test_an_unknown_name_gets_the_nearest(name, nearest):
     with pytest.raises(ValueError, match=f'unknown method "{name}"; did you mean .*{nearest}'):
         parse_method(name)

@@ -71,21 +71,13 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/19
 @pytest.mark.parametrize(
     "inner",
     [
-        "<script>1</script>",
-        '<g onclick="1"/>',
-        '<g ONLOAD="1"/>',
-        '<use xlink:href="https://example.org/a.svg#b"/>',
-        '<use href="javascript:1"/>',
-        '<image href="data:image/svg+xml;base64,AA"/>',
-        '<a href="#b"/>',
-        "<foreignObject><p/></foreignObject>",
-        "<desc>1</desc>",
-        "<animate/>",
-        "<![CDATA[</style>]]>",
-        "<style>a&lt;b</style>",
-        '<?xml-stylesheet href="a"?>',
+        "<script>1</script>", '<g onclick="1"/>', '<g ONLOAD="1"/>',
+        '<use xlink:href="https://example.org/a.svg#b"/>', '<use href="javascript:1"/>',
+        '<image href="data:image/svg+xml;base64,AA"/>', '<a href="#b"/>',
+        "<foreignObject><p/></foreignObject>", "<desc>1</desc>", "<animate/>", "<![CDATA[</style>]]>",
+        "<style>a&lt;b</style>", '<?xml-stylesheet href="a"?>'
     ],
-)
+)  # fmt: skip
 def test_a_figure_that_is_more_than_drawn_is_refused(inner: str) -> None:
     drawing(SVG.format('<g><path d="M0 0"/><use xlink:href="#a"/><!-- <b> --><text>a&lt;b</text></g>'))
     with pytest.raises(ValueError, match="a figure for a page"):

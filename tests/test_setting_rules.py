@@ -91,13 +91,8 @@ def test_every_setting_of_a_training_has_help_and_says_its_role():
     free = {"out", "data", "device", "backend", "accumulate", "log_every", "track"}
     assert free <= free_names(TrainConfig)
     assert not free_names(TrainConfig) & {
-        "steps",
-        "seed",
-        "method",
-        "corpus",
-        "learning_rate",
-        "train_length",
-    }
+        "steps", "seed", "method", "corpus", "learning_rate", "train_length"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,8 @@ def _threads():
 def test_attention_writes_one_record_a_cell(tmp_path, capsys):
     file, plot = tmp_path / "cells.json", tmp_path / "cells.png"
     arguments = [
-        "--lengths",
-        "5,9,13",
-        "--batch",
-        "2",
-        "--backends",
-        "listing,tiled,reference,sdpa",
-        "--no-memory",
-    ]
+        "--lengths", "5,9,13", "--batch", "2", "--backends", "listing,tiled,reference,sdpa", "--no-memory"
+    ]  # fmt: skip
     assert main(["bench", "attention", *SMALL, *arguments, "--json", str(file), "--plot", str(plot)]) == 0
     records = json.loads(file.read_text())
     cells = [(r["pass"], r["length"], r["backend"]) for r in records]
@@ -134,17 +128,8 @@ def test_a_training_step_is_a_ratio_to_kerple_and_the_loop_a_ratio_to_the_step(l
     """Or the forward pass that evaluates the last tokens, without a loop."""
     file = tmp_path / "methods.json"
     arguments = [
-        "--length",
-        "8",
-        "--batch",
-        "1",
-        "--rounds",
-        "1",
-        "--steps",
-        "2",
-        "--methods",
-        "dape1x3-kerple",
-    ]
+        "--length", "8", "--batch", "1", "--rounds", "1", "--steps", "2", "--methods", "dape1x3-kerple"
+    ]  # fmt: skip
     assert main(["bench", "train", *arguments, *last, "--json", str(file)]) == 0
     records = json.loads(file.read_text())
     assert [r["method"] for r in records] == ["kerple", "dape1x3-kerple"]
@@ -329,17 +314,8 @@ def test_a_gpu_that_is_missing_is_a_sentence(name, capsys):
 def test_half_precision_is_checked_and_timed(tmp_path):
     file = tmp_path / "cells.json"
     arguments = [
-        "--lengths",
-        "16",
-        "--heads",
-        "2",
-        "--head-dim",
-        "16",
-        "--dtype",
-        "bf16",
-        "--backends",
-        "tiled",
-    ]
+        "--lengths", "16", "--heads", "2", "--head-dim", "16", "--dtype", "bf16", "--backends", "tiled"
+    ]  # fmt: skip
     assert main(["bench", "attention", *arguments, "--rounds", "1", "--no-memory", "--json", str(file)]) == 0
     assert {record["dtype"] for record in json.loads(file.read_text())} == {"torch.bfloat16"}
 
@@ -364,20 +340,9 @@ def test_tables_are_whole_at_80_columns(name, capsys):
 def test_a_decoding_step_of_any_processor_is_timed_by_either_clock(tmp_path):
     file = tmp_path / "cells.json"
     sizes = [
-        "--lengths",
-        "9",
-        "--heads",
-        "2",
-        "--head-dim",
-        "4",
-        "--batch",
-        "2",
-        "--no-memory",
-        "--rounds",
-        "1",
-        "--backends",
-        "tiled,sdpa",
-    ]
+        "--lengths", "9", "--heads", "2", "--head-dim", "4", "--batch", "2", "--no-memory", "--rounds", "1",
+        "--backends", "tiled,sdpa"
+    ]  # fmt: skip
     chosen = ["--processor", "talking", "--bias", "separable", "--clock", "process"]
     assert main(["bench", "decode", *sizes, *chosen, "--json", str(file)]) == 0
     [record] = {(r["processor"], r["bias"], r["clock"]) for r in json.loads(file.read_text())}

@@ -22,15 +22,9 @@ def test_every_encoding_processor_and_preset_is_in_the_table():
 def test_methods_are_timed_beside_plain_attention(tmp_path, capsys):
     file = tmp_path / "methods.json"
     sizes = [
-        "--length",
-        "16",
-        "--hidden-size",
-        "16",
-        "--rounds",
-        "1",
-        "--methods",
-        "mta-kerple,rope[window=4],pope",
-    ]
+        "--length", "16", "--hidden-size", "16", "--rounds", "1", "--methods",
+        "mta-kerple,rope[window=4],pope"
+    ]  # fmt: skip
     assert main(["bench", "methods", *sizes, "--json", str(file)]) == 0
     records = {record["method"]: record for record in json.loads(file.read_text())}
     # Earlier queries are cached beside keys and values; keys of twice the width.

@@ -19,17 +19,10 @@ from dape.settings import option_name, rule_of
 
 # What a command needs beside the option under test; paths are made by the test.
 NEEDED = {
-    "eval": ["folder"],
-    "generate": ["folder"],
-    "inspect": ["folder", "--text", "some text"],
-    "lm-eval": ["folder", "--tasks", "task.yaml"],
-    "data show": ["folder"],
-    "retrofit": ["folder"],
-    "merge": ["folder"],
-    "suite": ["folder"],
-    "tasks run": ["even_pairs"],
-    "tasks table": ["folder"],
-}
+    "eval": ["folder"], "generate": ["folder"], "inspect": ["folder", "--text", "some text"],
+    "lm-eval": ["folder", "--tasks", "task.yaml"], "data show": ["folder"], "retrofit": ["folder"],
+    "merge": ["folder"], "suite": ["folder"], "tasks run": ["even_pairs"], "tasks table": ["folder"]
+}  # fmt: skip
 # No options with values.
 PLAIN = {"methods", "doctor", "bench", "data", "tasks", "tasks list"}
 COMMANDS = [

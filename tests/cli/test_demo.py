@@ -33,13 +33,8 @@ def options(tmp_path, monkeypatch):
         DapeForCausalLM(config).save_pretrained(tmp_path / "models" / name)
         tokenizer.save(tmp_path / "models" / name)
     live = {
-        "num_layers": 1,
-        "hidden_size": 16,
-        "num_heads": 2,
-        "train_length": 16,
-        "batch_size": 4,
-        "steps": 4,
-    }
+        "num_layers": 1, "hidden_size": 16, "num_heads": 2, "train_length": 16, "batch_size": 4, "steps": 4
+    }  # fmt: skip
     repair = {"steps": 3, "batch_size": 2, "windows": 6, "last": 4, "lengths": "16,32"}
     for name, value in {
         "WINDOW": 16, "LENGTHS": (16, 32, 64), "LAST": 4, "WINDOWS": 6, "LIVE_LENGTHS": (16, 32),

@@ -33,14 +33,8 @@ def model(tmp_path_factory):
 
 def test_scores_table_and_heat_map(model, tmp_path, capsys):
     arguments = [
-        f"hf:{model}",
-        "--lengths",
-        "128,256",
-        "--tasks",
-        "flip-flop,niah_single_1",
-        "--examples",
-        "2",
-    ]
+        f"hf:{model}", "--lengths", "128,256", "--tasks", "flip-flop,niah_single_1", "--examples", "2"
+    ]  # fmt: skip
     assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
     scores = json.loads((tmp_path / "suite.json").read_text())["results"]
     assert [(score["task"], score["length"]) for score in scores] == [
@@ -72,13 +66,8 @@ def test_benchmarks_are_groups_of_tasks():
 
     niah = [f"niah_{kind}_{n}" for kind in ("single", "multikey") for n in (1, 2, 3)]
     assert tasks("ruler") == [
-        *niah,
-        "niah_multivalue",
-        "niah_multiquery",
-        "ruler_vt",
-        "ruler_cwe",
-        "ruler_fwe",
-    ]
+        *niah, "niah_multivalue", "niah_multiquery", "ruler_vt", "ruler_cwe", "ruler_fwe"
+    ]  # fmt: skip
     assert tasks("babilong") == [f"babilong_qa{n}" for n in range(1, 6)]
     assert tasks("ruler_vt,ruler")[:2] == ["ruler_vt", "niah_single_1"]
     assert len(tasks("all")) == len({*tasks("all,ruler,babilong")})
@@ -95,16 +84,8 @@ def test_another_model_or_text_under_the_same_name_is_asked_anew(model, tmp_path
     shutil.copytree(model, folder)
     book.write_text("Call me Ishmael. It was the best of times. " * 3)
     arguments = [
-        f"hf:{folder}",
-        "--lengths",
-        "300",
-        "--tasks",
-        "babilong_qa1",
-        "--examples",
-        "2",
-        "--device",
-        "cpu",
-    ]
+        f"hf:{folder}", "--lengths", "300", "--tasks", "babilong_qa1", "--examples", "2", "--device", "cpu"
+    ]  # fmt: skip
     arguments += ["--haystack", str(book), "--out", str(tmp_path / "out")]
 
     def losses() -> list[float]:

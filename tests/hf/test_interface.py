@@ -15,22 +15,13 @@ SMALL = {
     "intermediate_size": 48,
 }
 T5 = {
-    "vocab_size": 99,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 4,
-    "decoder_start_token_id": 0,
-}
+    "vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+    "decoder_start_token_id": 0
+}  # fmt: skip
 IMAGE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 16,
-    "patch_size": 4,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "image_size": 16, "patch_size": 4
+}  # fmt: skip
 DECODER = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
 
 MODELS = {

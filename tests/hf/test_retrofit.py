@@ -20,15 +20,10 @@ from dape.retrofitting.attach import adapter_parameters, set_trainable
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-}
+    "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64,
+    "initializer_range": 0.2
+}  # fmt: skip
 WINDOWS = {
     kind: {"sliding_window": 6}
     for kind in ["mistral", "phi3", "gemma2", "gemma3_text", "ministral", "gpt_oss"]
@@ -41,19 +36,10 @@ HEAD = {"head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 8,
-    "kv_lora_rank": 8,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-}
+    "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1
+}  # fmt: skip
 # What tiny models of a type need beside SIZES. Types that no test here names are decided by the same self-test.
 PLAIN = "cohere cohere2 gpt2 gpt_neox granite llama mistral nemotron olmo olmo2 olmo3 phi phi3 qwen2 qwen3 smollm3 starcoder2"
 FAMILIES = {key: {} for key in PLAIN.split()} | dict.fromkeys(["gemma", "glm4", "ministral"], HEAD)
@@ -170,17 +156,9 @@ def test_an_implementation_that_drops_soft_caps_is_not_what_a_retrofit_is_compar
 
 
 REPLACING = [
-    "nope",
-    "kerple",
-    "dape1x3-kerple",
-    "fox",
-    "dape1x3-fox",
-    "selective-rope",
-    "cope",
-    "t5",
-    "talking-alibi",
-    "rope[scaling=ntk,factor=4]",
-]
+    "nope", "kerple", "dape1x3-kerple", "fox", "dape1x3-fox", "selective-rope", "cope", "t5",
+    "talking-alibi", "rope[scaling=ntk,factor=4]"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -320,14 +298,9 @@ def test_attention_that_does_more_is_refused_with_the_reason():
 
 
 SAVED = [
-    "dape1x5",
-    "dape1x3-kerple",
-    "fox",
-    "talking",
-    "dape1x3-rope[scaling=linear,factor=2]",
-    "dape1x3[normaliser=ssmax]",
-    "dape1x3[canon=a]",
-]
+    "dape1x5", "dape1x3-kerple", "fox", "talking", "dape1x3-rope[scaling=linear,factor=2]",
+    "dape1x3[normaliser=ssmax]", "dape1x3[canon=a]"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("zero_init", [True, False])

@@ -13,14 +13,9 @@ from transformers import (
 import dape
 
 SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
+    "vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256
+}  # fmt: skip
 METHODS = ["fire[threshold=4]", "kerple", "dape1x3-rope[scaling=yarn,factor=2]", "dape1x3", "fox"]
 TOKENS = 24
 

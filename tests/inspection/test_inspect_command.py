@@ -30,12 +30,8 @@ def test_it_writes_page_pictures_and_numbers(model, tmp_path, capsys):
     options = ["--text", "the cat sat", "--lengths", "4,11", "--heads", "1,3", "--out", str(out)]
     assert main(["inspect", str(model), *options]) == 0
     assert sorted(path.name for path in out.iterdir()) == [
-        "heads.json",
-        "index.html",
-        "small-11-layer0.png",
-        "small-4-layer0.png",
-        "tiles",
-    ]
+        "heads.json", "index.html", "small-11-layer0.png", "small-4-layer0.png", "tiles"
+    ]  # fmt: skip
     records = json.loads((out / "heads.json").read_text())
     assert [(record["length"], record["head"]) for record in records] == [(4, 1), (4, 3), (11, 1), (11, 3)]
     assert all(0 < record["sink"] <= 1 and 0 < record["change"] <= 1 for record in records)

@@ -12,17 +12,9 @@ from dape.inspection.figure import draw_maps, shade
 from dape.models import DapeForCausalLM, preset
 
 METHODS = [
-    "rope",
-    "kerple",
-    "dape-kerple",
-    "dape1x3-fire",
-    "dape1x3-rope",
-    "dape1x3-cope",
-    "t5",
-    "dape3x3-kerple",
-    "dape1x3-kerple[leak_future=true]",
-    "dape1x3-fire[leak_future=true]",
-]
+    "rope", "kerple", "dape-kerple", "dape1x3-fire", "dape1x3-rope", "dape1x3-cope", "t5", "dape3x3-kerple",
+    "dape1x3-kerple[leak_future=true]", "dape1x3-fire[leak_future=true]"
+]  # fmt: skip
 
 
 def tiny(method: str) -> DapeForCausalLM:

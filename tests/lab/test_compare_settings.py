@@ -19,20 +19,12 @@ COMMANDS = [
     ["--steps", "300", "--warmup-steps", "7", "--no-equal-time", "--betas", "0.8", "0.9"],
     ["--preset", "125m", "--steps", "1000", "--tokenizer", "bytes", "--out", "a folder"],
     [
-        "--methods",
-        "rope,dape1x5-fire",
-        "--seeds",
-        "3,4",
-        "--lengths",
-        "512,64",
-        "--last",
-        "9",
-        "--baseline",
-        "rope",
+        "--methods", "rope,dape1x5-fire", "--seeds", "3,4", "--lengths", "512,64", "--last", "9",
+        "--baseline", "rope"
     ],
     ["--methods", "rope", "--position-option", "scaling=ntk", "factor=4.0"],
     ["--methods", "dape-kerple,dape1x3-rope", "--score-option", "depth=3"],
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)

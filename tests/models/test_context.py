@@ -13,31 +13,17 @@ from dape.ops.score_attention import ScoreProgram, Stage
 
 # Methods whose tokens, and those whose heads, are shared out.
 TOKENS = [
-    "dape1x3-kerple",
-    "kerple",
-    "dape1x3-rope",
-    "rope[scaling=dynamic,factor=2,original_length=8]",
-    "dape1x3-fox",
-    "selective-rope[bias=true]",
-    "dape3x3-kerple",
-    "mta-rope",
-    "talking-alibi",
-    "dape1x3-fire",
-    "dape1x3-nope",
-    "dape1x3-cope",
-]
+    "dape1x3-kerple", "kerple", "dape1x3-rope", "rope[scaling=dynamic,factor=2,original_length=8]",
+    "dape1x3-fox", "selective-rope[bias=true]", "dape3x3-kerple", "mta-rope", "talking-alibi",
+    "dape1x3-fire", "dape1x3-nope", "dape1x3-cope"
+]  # fmt: skip
 
 
 HEADS = [
-    "kerple",
-    "dape1x3-kerple[groups=2,width=8]",
-    "dape1x3-fox[groups=4,width=8]",
-    "selective-rope[bias=true]",
-    "keyconv1x3-rope",
-    "mta-kerple",
-    "alibi[normaliser=sink]",
-    "kerple[normaliser=ssmax,zero_init=true]",
-]
+    "kerple", "dape1x3-kerple[groups=2,width=8]", "dape1x3-fox[groups=4,width=8]",
+    "selective-rope[bias=true]", "keyconv1x3-rope", "mta-kerple", "alibi[normaliser=sink]",
+    "kerple[normaliser=ssmax,zero_init=true]"
+]  # fmt: skip
 
 
 def test_tokens_and_heads_shared_out_between_two_processes():

@@ -15,15 +15,9 @@ from dape.training import TrainConfig
 METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")] + ["dape3x3-kerple"]
 # One of each kind of positions and of cache; conformance has them all, layer by layer.
 KINDS = [
-    "rope",
-    "sinusoidal",
-    "dape1x3-fire",
-    "dape1x3-t5",
-    "cope",
-    "transformer-xl",
-    "dape1x3-fox",
-    "mta-kerple",
-]
+    "rope", "sinusoidal", "dape1x3-fire", "dape1x3-t5", "cope", "transformer-xl", "dape1x3-fox",
+    "mta-kerple"
+]  # fmt: skip
 
 
 def tiny(method="dape1x3-kerple", dtype=torch.float64, **changes) -> DapeForCausalLM:

@@ -227,16 +227,9 @@ def _capped(c: Case, draw) -> ScoreProgram:
 
 # Programs other than the paper's, one of each kind.
 PROGRAMS = {
-    "talking": _talking,
-    "mta": _mta,
-    "keyconv": _keyconv,
-    "grouped": _grouped,
-    "scores alone": _scores_alone,
-    "post": _post,
-    "sink": _sink,
-    "ssmax": _ssmax,
-    "capped": _capped,
-}
+    "talking": _talking, "mta": _mta, "keyconv": _keyconv, "grouped": _grouped,
+    "scores alone": _scores_alone, "post": _post, "sink": _sink, "ssmax": _ssmax, "capped": _capped
+}  # fmt: skip
 
 
 def _conv(c: Case, draw, kernel: tuple[int, int], left: int, depth: int = 2) -> ScoreProgram:
@@ -343,17 +336,9 @@ def distances(results: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str,
 
 # Sums over the whole map, most of whose terms cancel (the last bias's to zero): their errors are those of the rows.
 SUMS = (
-    "b1",
-    "b2",
-    "b3",
-    "row",
-    "sink",
-    "length_scale",
-    "length_offset",
-    "length_power",
-    "rate",
-    "threshold_factor",
-)
+    "b1", "b2", "b3", "row", "sink", "length_scale", "length_offset", "length_power", "rate",
+    "threshold_factor"
+)  # fmt: skip
 
 
 def assert_as_exact(case: Case, backend: str) -> None:

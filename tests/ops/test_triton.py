@@ -228,13 +228,8 @@ def test_nothing_waits_for_the_device(bias):
     """Launches are recorded on tensors without numbers: a pass that reads one back, and so would wait, fails on them."""
     for causal, bounded in ((True, (False, False)), (True, (True, True)), (False, (True, False))):
         shape = {
-            "bias": bias,
-            "causal": causal,
-            "bounded": bounded,
-            "length": 100,
-            "batch": 2,
-            "num_heads": 4,
-        }
+            "bias": bias, "causal": causal, "bounded": bounded, "length": 100, "batch": 2, "num_heads": 4
+        }  # fmt: skip
         assert gpu.record_launches(**shape)
         signature = TALKING if bias == "none" else None
         assert gpu.record_launches(**shape, signature=signature, width=None)

@@ -148,13 +148,9 @@ def test_several_jobs_give_what_one_gives(tmp_path):
 
 def task_run(**changes):
     tiny = {
-        "num_layers": 1,
-        "batch_size": 4,
-        "samples": 4,
-        "train_lengths": (3, 4),
-        "test_lengths": (4, 6),
-        "steps": 3,
-    }
+        "num_layers": 1, "batch_size": 4, "samples": 4, "train_lengths": (3, 4), "test_lengths": (4, 6),
+        "steps": 3
+    }  # fmt: skip
     return TaskRun(
         "kerple",
         task="even_pairs",
