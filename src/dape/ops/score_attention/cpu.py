@@ -260,6 +260,49 @@ class View:
         native.run(step if self.plan["pair"] else f"program_{step}", self.call)
 
 
+class DecodeCall:
+    """The pair's forward call for few queries, filled but for what changes from step to step: lengths and pointers."""
+
+    def __init__(self, names: tuple[str, ...], plan: dict[str, Any], tensors: list[Tensor]) -> None:
+        arguments = Arguments(dict(zip(names, tensors, strict=True)), plan, 0)
+        shape = arguments["q"].shape
+        call = View(
+            arguments, torch.empty(shape, dtype=arguments["q"].dtype), native.allocate(*shape[:3])
+        ).call
+        self.words, index = bytes(call), call.index
+        self.pointers = [index[PAIR.get(name, name)] for name in (*names, "out", "lse")]
+        self.strides = [index[native.STRIDES[name]] for name in ("q", "k", "v", "out")]
+        self.lengths = index["keys"], index["lowest"], index["distances"]
+        self.values = names.index("values") if "values" in names else None
+
+    @staticmethod
+    def serves(names: tuple[str, ...], plan: dict[str, Any], num_queries: int) -> bool:
+        return plan["pair"] and num_queries <= DECODE_QUERIES and not {"first", "last"} & {*names}
+
+    def run(self, tensors: list[Tensor], lowest: int) -> Tensor | None:
+        """The output, or None if a tensor is not laid out as the kernel reads it."""
+        q, k, v, *others = tensors
+        out = torch.empty_like(q)
+        call = native.Call.from_buffer_copy(self.words)
+        words = call.memory()
+        for first, x in zip(self.strides, (q, k, v, out), strict=True):
+            words[first], words[first + 1], words[first + 2], last = x.stride()
+            if last != 1:
+                return None
+        for x in others:
+            if not x.is_contiguous():
+                return None
+        keys, least, distances = self.lengths
+        words[keys], words[least] = k.shape[2], lowest
+        if self.values is not None:
+            words[distances] = tensors[self.values].shape[1]
+        lse = torch.empty(q.shape[:3], dtype=torch.float32)
+        for place, x in zip(self.pointers, (*tensors, out, lse), strict=True):
+            words[place] = x.data_ptr()
+        native.run("decode", call)
+        return out
+
+
 def forward(arguments: Arguments) -> tuple[Tensor, Tensor]:
     q = arguments.tensors["q"]
     # The kernel writes all of it.

@@ -18,7 +18,8 @@ from dape.ops.score_attention.types import EVERYTHING, Bias, DistanceBias, Probl
 # With more signatures than that, their sizes are not those of one model: all are forgotten.
 MOST_PLANS = 1024
 
-Plan = tuple[tuple[str, ...], dict[str, Any]]
+# Names of the tensors, the operator's plan, and a prepared call of one decoding step.
+Plan = tuple[tuple[str, ...], dict[str, Any], cpu.DecodeCall | None]
 
 
 # A call's signature, its tensors in the order of the operator's, its lowest distance, and whether any gradient is wanted.
@@ -26,7 +27,7 @@ Signed = tuple[tuple, list[Tensor], int, bool]
 
 
 class Plans:
-    """Names of tensors and plans by signature; None where a signature has no plan."""
+    """Plans by signature; None where a signature has no plan."""
 
     def __init__(self) -> None:
         self.known: dict[tuple, Plan | None] = {}
@@ -34,8 +35,13 @@ class Plans:
     def run(self, signed: Signed) -> Tensor | None:
         """The output by the plan of that signature, or None."""
         signature, tensors, lowest, wanted = signed
-        plan = self.known.get(signature)
-        return None if plan is None else op.run_unwatched("cpu", *plan, lowest, tensors, wanted)
+        known = self.known.get(signature)
+        if known is None:
+            return None
+        names, plan, step = known
+        if step is not None and not wanted and (out := step.run(tensors, lowest)) is not None:
+            return out
+        return op.run_unwatched("cpu", names, plan, lowest, tensors, wanted)
 
     def add(self, signed: Signed, problem: Problem, backend: object) -> None:
         """Keep the plan of a checked call that this backend runs."""
@@ -59,7 +65,11 @@ def _plan(problem: Problem) -> Plan | None:
     own |= dict(problem.program.tensors()) | (
         {"values": bias.values} if isinstance(bias, DistanceBias) else {}
     )
-    return (names, plan) if all(tensors[name] is own.get(name) for name in names) else None
+    present = [tensor for tensor in tensors.values() if tensor is not None]
+    if not all(tensor is own.get(name) for name, tensor in zip(names, present, strict=True)):
+        return None
+    serves = cpu.DecodeCall.serves(names, plan, problem.q.shape[2])
+    return names, plan, cpu.DecodeCall(names, plan, present) if serves else None
 
 
 def sign(
