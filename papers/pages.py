@@ -20,6 +20,7 @@ import pandas as pd
 
 from dape.evaluation.table import ALL, read_table
 from dape.retrofitting.report import Report
+from dev import bench_tables
 from papers.experiment import Experiment
 from papers.figures import DRAW, mean_accuracy, write_figures
 from papers.ledger import CORPORA, HERE, WORDS, Data, Judgement, Ledger, Verdict, interval, show
@@ -298,6 +299,10 @@ BLOCKS = {
     "counts beyond": lambda: counts("beyond"),
     "headline": lambda: "\n" + perplexity_table("dape_v2", experiments("dape_v2")[0]) + "\n",
     "code": lambda: "\n" + length_table("dape_v2", experiments("dape_v2")[1]) + "\n",
+    **{
+        f"bench {name}": lambda make=make: f"\n{table(*make())}\n"
+        for name, make in bench_tables.TABLES.items()
+    },
 }
 
 

@@ -24,33 +24,47 @@ from dape.data import open_data, prepare
 from dape.evaluation.table import join, read_table, write_table
 from dape.loading import load_base
 from dape.retrofitting import adapt, attach
-from dape.retrofitting.report import BASE
+from dape.retrofitting.report import BASE, UNTRAINED
 
 HERE, MODEL, METHOD = Path(__file__).parent, "models/rope", "dape1x3-kerple"
 SETTINGS: dict[str, Any] = {"steps": 60, "windows": 64, "lengths": "128,256,512,1024", "device": "cpu"}
 STRETCHED = "scaling=yarn,factor=8,original_length=128"
+# The default of `dape retrofit`: its windows have 512 tokens here.
+YARN, AS_IT_IS = "YaRN × 8 and 1×3", "untrained"
 # Changes of the settings. "heights" and "prepare" are no settings: those of Kerple at the start, and what is trained.
 ARMS: dict[str, dict[str, Any]] = {
     METHOD: {},
-    "Kerple starts at heights 0.05 to 1": {"heights": (0.05, 1.0)},
-    "windows of 256": {"train_length": 256},
-    "windows of 512": {"train_length": 512},
-    "layers matched for 20 of 60 steps": {"match_steps": 20},
-    "layers matched for 40 of 60 steps": {"match_steps": 40},
-    "half of the loss is distillation": {"distill": 0.5},
-    "attention trained alone": {"trains": "attention"},
-    "LoRA of rank 16, norms and embeddings": {"prepare": "lora"},
-    "SSMax": {"method": f"{METHOD}[normaliser=ssmax,length=128]"},
-    "PoSE": {"method": "rope[scaling=linear,factor=8]", "skip_length": 1024},
-    "PoSE, YaRN and 1×3": {"method": f"dape1x3-rope[{STRETCHED}]", "skip_length": 1024},
-    "DroPE": {"method": "nope"},
+    f"{METHOD}, learning rate 1e-3, added × 5": {"learning_rate": 1e-3, "added_rate": 5.0},
+    f"{METHOD}, added × 10": {"added_rate": 10.0},
+    f"{METHOD}, Kerple starts at heights 0.05 to 1": {"heights": (0.05, 1.0)},
+    f"{METHOD}, windows of 256": {"train_length": 256},
+    f"{METHOD}, windows of 512": {"train_length": 512},
+    f"{METHOD}, layers matched for 20 of 60 steps": {"match_steps": 20},
+    f"{METHOD}, layers matched for 40 of 60 steps": {"match_steps": 40},
+    f"{METHOD}, half of the loss is distillation": {"distill": 0.5},
+    f"{METHOD}, attention trained alone": {"trains": "attention"},
+    f"{METHOD}, LoRA of rank 16, norms and embeddings": {"prepare": "lora"},
+    f"{METHOD}, SSMax": {"method": f"{METHOD}[normaliser=ssmax,length=128]"},
     "kerple": {"method": "kerple"},
     "dape-kerple": {"method": "dape-kerple"},
     "dape1x3-rope": {"method": "dape1x3-rope"},
     "keyshift-kerple": {"method": "keyshift-kerple"},
+    YARN: {"method": f"dape1x3-rope[{STRETCHED}]"},
+    f"{YARN}, windows of 128": {"method": f"dape1x3-rope[{STRETCHED}]", "train_length": 128},
+    f"{YARN}, windows of 1024": {"method": f"dape1x3-rope[{STRETCHED}]", "train_length": 1024},
+    f"{YARN}, added × 5": {"method": f"dape1x3-rope[{STRETCHED}]", "added_rate": 5.0},
+    f"{YARN}, added × 100": {"method": f"dape1x3-rope[{STRETCHED}]", "added_rate": 100.0},
+    f"{YARN}, learning rate 1e-4": {"method": f"dape1x3-rope[{STRETCHED}]", "learning_rate": 1e-4},
+    f"{YARN}, PoSE, windows of 128": {"method": f"dape1x3-rope[{STRETCHED}]", "skip_length": 1024},
+    "YaRN × 8, windows of 512": {"method": f"rope[{STRETCHED}]"},
+    "PoSE": {"method": "rope[scaling=linear,factor=8]", "skip_length": 1024},
+    "DroPE": {"method": "nope"},
     "RoPE, windows of 512": {"method": "rope", "train_length": 512},
     "RoPE, windows of 1024": {"method": "rope", "train_length": 1024},
-    "dynamic NTK": {"method": "rope[scaling=dynamic,factor=8,original_length=128]"},
+    "dynamic NTK, windows of 512": {"method": "rope[scaling=dynamic,factor=8,original_length=128]"},
+    "base trained on, learning rate 1e-4": {"method": "rope", "learning_rate": 1e-4},
+    "base trained on, learning rate 3e-4": {"method": "rope"},
+    AS_IT_IS: {"method": "rope", "steps": 1, "untrained": "rope-scalings"},
 }
 
 
@@ -101,7 +115,10 @@ def main() -> int:
     out = HERE / "tried.csv.gz"
     for name in options.arms or ARMS:
         found = run(name, options.work)
-        found.loc[found["method"] != BASE, ["method", "run"]] = (name, f"{name}, seed 0")
+        read_as_it_is = found["method"].str.endswith(UNTRAINED)
+        if name == AS_IT_IS:
+            found = found[read_as_it_is | (found["method"] == BASE)]
+        found.loc[(found["method"] != BASE) & ~read_as_it_is, ["method", "run"]] = (name, f"{name}, seed 0")
         write_table(join([*([read_table(out)] if out.exists() else []), found]), out)
         print(name, flush=True)
     return 0

@@ -18,7 +18,7 @@ from dev import stages
 
 
 def main(path: str, *only: str) -> None:
-    native.KERNEL = native.load(Path(path).resolve())
+    native.KERNEL, native.PROBLEM = native.load(Path(path).resolve()), None
     wake_threads()
     torch.set_num_threads(2)
     names, directions = [*PROGRAMS, *MORE], (True, False)
