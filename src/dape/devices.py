@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +101,7 @@ def cpu_field(*names: str) -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
+
+
+def cpu_name() -> str:
+    return cpu_field("model name") or platform.processor() or platform.machine()

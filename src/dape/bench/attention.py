@@ -26,7 +26,7 @@ from dape.bench.workload import (
     Sizes,
     Workload,
 )  # fmt: skip
-from dape.devices import device_name, find_device, free_memory, gigabytes
+from dape.devices import cpu_name, device_name, find_device, free_memory, gigabytes
 from dape.ops.score_attention.api import BACKENDS
 from dape.settings import PICTURES, TOKENS, setting, split_numbers
 
@@ -140,7 +140,7 @@ def hardware(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{threads} thread{'s' if threads != 1 else ''}"
+    return f"{cpu_name()}, {threads} thread{'s' if threads != 1 else ''}"
 
 
 def candidates(text: str, sizes: Sizes, further: list[str], dtype: torch.dtype, device: str) -> list[str]:

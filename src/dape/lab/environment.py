@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import dape
-from dape.devices import cpu_field
+from dape.devices import cpu_name
 from dape.plugins import loaded_imports
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
@@ -27,7 +27,7 @@ def environment(jobs: int) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": cpu_field("model name") or platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "cores": num_cores(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "jobs": jobs,
