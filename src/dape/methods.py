@@ -36,9 +36,9 @@ LAYERS = "/"
 # Methods, and methods of layers, known by a name of their own.
 PRESETS: dict[str, str] = {
     "stickbreaking": "nope[normaliser=stickbreaking]",
-    # Puvvada et al. 2025, arXiv 2504.08719: a layer without positions, then three with windows.
+    # Puvvada et al. 2025, arXiv 2504.08719, table 6: a layer without positions, then three with windows.
     "swan": LAYERS.join(["nope[length=512,normaliser=logn]", *["rope[base=1000000.0,window=512]"] * 3]),
-    # Yang et al. 2025, arXiv 2501.18795, as Command R7B orders the layers.
+    # Yang et al. 2025, arXiv 2501.18795: three layers with windows, then one without positions.
     "rnope-swa": LAYERS.join([*["rope[window=4096]"] * 3, "nope"]),
 }
 

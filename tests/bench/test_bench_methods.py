@@ -30,7 +30,7 @@ def test_methods_are_timed_beside_plain_attention(tmp_path, capsys, monkeypatch)
     # Earlier queries are cached beside keys and values; keys of twice the width.
     assert [records[name]["cache"] for name in records] == [1.5, 1.0, 1.5]
     assert records["rope[window=4]"]["encoders"] == "no"
-    assert records["pope"]["parameters"] == 4
+    assert records["pope"]["parameters"] == 16
     monkeypatch.setattr(bench_tables, "records", lambda path: [*records.values()])
     heads, rows = bench_tables.methods()
     assert heads[:2] == ["method", "reference"]

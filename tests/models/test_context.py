@@ -21,7 +21,7 @@ TOKENS = [
 
 HEADS = [
     "kerple", "dape1x3-kerple[groups=2,width=8]", "dape1x3-fox[groups=4,width=8]",
-    "selective-rope[bias=true]", "keyconv1x3-rope", "mta-kerple", "alibi[normaliser=sink]",
+    "selective-rope[bias=true]", "pope", "keyconv1x3-rope", "mta-kerple", "alibi[normaliser=sink]",
     "kerple[normaliser=ssmax,zero_init=true]"
 ]  # fmt: skip
 

@@ -244,17 +244,19 @@ def test_differential_attention():
         Differential(3)
 
 
-def test_the_outputs_of_a_pair_of_differential_heads_are_normalised_together():
+@pytest.mark.parametrize("name", ["diff-nope", "diff-nope[normaliser=ssmax,start=0.8]"])
+def test_the_outputs_of_a_pair_of_differential_heads_are_normalised_together(name):
     """Ye et al. 2024: RMSNorm of a head, as wide as two of ours, times 1 − λ_init."""
     from dape.models import Attention, Context
 
-    scores = Differential(H, layer=1)
+    scores = parse_method(name).build_scores(H, layer=1)
+    start = 0.8 if "start" in name else 0.8 - 0.6 * math.exp(-0.3)
     layer = Attention(H * D, H, scores=scores, head_norm=True, layer=1).double()
     x = torch.randn(2, T, H * D, dtype=torch.float64)
     nope = parse_method("nope").build_position(num_heads=H, head_dim=D, hidden_size=H * D)
     q, k, v, *_ = layer.inputs(x, nope, Context(Positions.of(T)))
     pairs = attention(q, k, v, scores).transpose(1, 2).unflatten(2, (-1, 2)).flatten(3)
-    normed = pairs / (pairs.square().mean(-1, keepdim=True) + 1e-5).sqrt() * (1 - scores.start)
+    normed = pairs / (pairs.square().mean(-1, keepdim=True) + 1e-5).sqrt() * (1 - start)
     torch.testing.assert_close(layer(x, nope, Context(Positions.of(T))), layer.out(normed.flatten(2)))
 
 
@@ -283,17 +285,22 @@ def test_selective_rope():
 
 
 def test_pope():
-    """Gopalakrishnan et al. 2025: Σ_c μ(q_c) μ(k_c) cos((s − t) θ_c + δ_c), μ the softplus; values keep their width."""
+    """Gopalakrishnan et al. 2025, eq. 6: Σ_c μ(q_c) μ(k_c) cos((s − t) θ_c + δ_c), μ the softplus; δ of a head, within [−2π, 0]."""
     q, k, v = inputs()
     encoding = built("pope").double()
-    torch.nn.init.uniform_(encoding.shift)
+    assert encoding.shift.numel() == H * D
+    torch.nn.init.uniform_(encoding.shift, -3 * math.pi, math.pi)
+    delta = encoding.shift.view(H, 1, 1, D).clamp(min=-2 * math.pi).clamp(max=0)
     theta = 10000.0 ** -(torch.arange(D, dtype=torch.float64) / D)
     at = torch.arange(T, dtype=torch.float64)
-    angle = (at[None, :, None] - at[:, None, None]) * theta + encoding.shift
-    scores = torch.einsum("bhtc,bhsc,tsc->bhts", F.softplus(q), F.softplus(k), angle.cos())
+    angle = (at[None, :, None] - at[:, None, None]) * theta + delta
+    k = k[:, ::2].repeat_interleave(2, 1)
+    scores = torch.einsum("bhtc,bhsc,htsc->bhts", F.softplus(q), F.softplus(k), angle.cos())
     positions = torch.arange(T)[None]
-    turned = encoding.rotate(q, positions), encoding.rotate_keys(k, positions)
-    both_backends(*turned, v, PlainScores(), masked(scores * 0.4).softmax(-1) @ v)
+    # Two heads share a key.
+    turned = encoding.rotate(q, positions), encoding.rotate_keys(k[:, ::2], positions)
+    v = v[:, ::2]
+    both_backends(*turned, v, PlainScores(), masked(scores * 0.4).softmax(-1) @ v.repeat_interleave(2, 1))
 
 
 @pytest.mark.parametrize("group", [None, 3])

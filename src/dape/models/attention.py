@@ -51,8 +51,8 @@ class Attention(nn.Module):
     """Multi-head attention on x [B, T, hidden]; the position encoding and the positions come with each call.
 
     num_key_value_heads: fewer than num_heads shares keys and values between heads (GQA).
-    head_norm: RMSNorm of each head's output, of pairs of heads in differential attention, scaled by 1 − λ(layer),
-               λ = 0.8 − 0.6 · e^(−0.3 · layer) (Ye et al. 2024, Golovneva et al. 2025).
+    head_norm: RMSNorm of each head's output, of pairs of heads in differential attention, times 1 − λ,
+               λ = 0.8 − 0.6 · e^(−0.3 · layer), or what `scores` says (Ye et al. 2024, Golovneva et al. 2025).
     head_gate: multiply each head's output by σ(w · x), one gate per head.
     window:    number of keys that a query sees, its own and those right before it; None for all.
     layer:     index of this layer in a cache.
@@ -124,7 +124,9 @@ class Attention(nn.Module):
         """Output [B, T, hidden] from the heads' outputs [B, H, T, D] for queries x."""
         if self.norm is not None:
             together = attended.unflatten(1, (-1, self.scores.heads_per_value)).transpose(2, 3)
-            normed = self.norm(together.flatten(3)) * (0.2 + 0.6 * math.exp(-0.3 * self.layer))
+            scale = self.scores.norm_scale
+            scale = 0.2 + 0.6 * math.exp(-0.3 * self.layer) if scale is None else scale
+            normed = self.norm(together.flatten(3)) * scale
             attended = normed.view_as(together).transpose(2, 3).flatten(1, 2)
         if self.gate is not None:
             attended = attended * torch.sigmoid(self.gate(x)).transpose(1, 2)[..., None]

@@ -16,7 +16,8 @@ TAPS = 4
 class Canon(nn.Module):
     """xₜ + Σ over l = 0 … 3 of wₗ ⊙ xₜ₋ₗ, w [4, hidden] learnable, tokens before the first of a document zero.
 
-    Residual, without bias and activation, as in the authors' released models. A cache keeps the last three tokens.
+    Residual, without bias and activation, after the norm, starting as an nn.Conv1d, all as in the authors' released models.
+    A cache keeps the last three tokens.
 
     layer, state: where they are in the cache.
     """

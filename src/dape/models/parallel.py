@@ -168,6 +168,10 @@ class EncodingOfHeads:
         part, parts = self.share.part, self.share.parts
         return bias_of_heads(self.whole.bias(*self._all(q, k), positions, **options), part, parts)
 
+    def rotate(self, x: Tensor, *at: Tensor) -> Tensor:
+        every = x.repeat(1, self.share.parts, 1, 1)
+        return _share(self.whole.rotate(every, *at), 1, self.share.part, self.share.parts)
+
     def turn(self, q: Tensor, k: Tensor, positions: Positions, state: Tensor) -> tuple[Tensor, Tensor]:
         if not self.whole.rotates:
             return q, k

@@ -35,7 +35,7 @@ def added(name: str, num_tokens: int = TOKENS) -> Tensor:
         x = torch.randn(1, num_tokens, HEADS * WIDTH)
     positions = Positions.of(num_tokens)
     ones = torch.ones(1, HEADS, num_tokens, WIDTH)
-    q, k = encoding.rotate(ones, positions.queries), encoding.rotate(ones, positions.keys)
+    q, k = encoding.rotate(ones, positions.queries), encoding.rotate_keys(ones, positions.keys)
     state = encoding.token_state(x)
     further = {} if state is None else {"state": state}
     if state is not None:

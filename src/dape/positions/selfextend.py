@@ -11,7 +11,7 @@ from dape.settings import check_counts
 
 
 class SelfExtend(PositionEncoding):
-    """RoPE at distance i − j below `near`; beyond, at ⌊i/group⌋ − ⌊j/group⌋ + near − ⌊near/group⌋ (Jin et al. 2024).
+    """RoPE at distance i − j below `near`; from there on at ⌊i/group⌋ − ⌊j/group⌋ + near − ⌊near/group⌋ (Jin et al. 2024).
 
     group: None caps the distance at `near` instead (ReRoPE, Su 2023, whose code also multiplies queries beyond the
            training length n by log i / log n; here they stay as they are).

@@ -25,6 +25,7 @@ class ScoreProcessor(Rebuildable):
     before_rotation: the stage before the softmax is of keys as they are projected, not of rotated ones: with an
                  encoding that rotates, layers convolve the keys and rotate them then.
     heads_per_value: number of neighbouring heads whose outputs are parts of one, for the normalisation of heads.
+    norm_scale:  factor of normalised outputs of heads; None for one that depends on the layer, see `Attention`.
     summary:     a line for listings.
     reference:   the paper that it is from.
     bare_kernel: the kernel (queries, keys) of a method name without sizes.
@@ -33,6 +34,7 @@ class ScoreProcessor(Rebuildable):
 
     before_rotation: bool = False
     heads_per_value: int = 1
+    norm_scale: float | None = None
     summary: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     bare_kernel: ClassVar[tuple[int, int]] = (1, 1)

@@ -20,7 +20,8 @@ class Differential(ScoreProcessor):
 
     start: λ at first, 0.8 − 0.6 e^(−0.3 layer) by default, layers counted from 0; 0.8 in an ablation of the paper.
 
-    The paper's normalisation of the output of a pair, times 1 − start, is `head_norm` of DapeConfig.
+    The RMSNorm of the output of a pair, with a learnable weight and times 1 − start, is `head_norm` of DapeConfig, as in
+    the authors' code.
     """
 
     heads_per_value = 2
@@ -39,6 +40,7 @@ class Differential(ScoreProcessor):
             )
         self.num_heads = num_heads
         self.start = 0.8 - 0.6 * math.exp(-0.3 * layer) if start is None else start
+        self.norm_scale = 1 - self.start
         self.vectors = nn.Parameter(0.1 * torch.randn(4, width))
 
     def program(self) -> ScoreProgram:

@@ -14,7 +14,8 @@ class KeyShift(ScoreProcessor):
 
     As a program: logits B + a S[i, j] + b S[i, j − 1], and weights c P[i, j] + d P[i, j + 1] for the values as they are.
     With an encoding that rotates, keys are shifted first, as in the paper, and kept unrotated in caches. A retrofit of a
-    model that rotates by itself shifts rotated keys.
+    model that rotates by itself shifts rotated keys. The partial key offset of modded-nanogpt is another method: it
+    replaces the keys by those of the token before, on the features that do not rotate.
 
     keys, values: which of the two are shifted.
     zero_init:    start without a shift, (a, b) = (c, d) = (1, 0). By default each pair is the softmax of two normal

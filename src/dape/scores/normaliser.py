@@ -70,6 +70,7 @@ class Normalised(ScoreProcessor):
         self.processor, self.length, self.zero_init = processor, length, zero_init
         self.normaliser = normaliser
         self.before_rotation, self.heads_per_value = processor.before_rotation, processor.heads_per_value
+        self.norm_scale = processor.norm_scale
         fixed = {"length_scale": 1 / math.log(length)}
         # Initial values of the vectors over heads.
         self.starts = {
