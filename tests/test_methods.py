@@ -1,6 +1,7 @@
 """Method names: parsed in one place, listed completely, refused helpfully; the command line around them."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -118,8 +119,9 @@ def test_names_of_layers_are_those_of_their_papers():
     assert canonical("swan[window=64]") == f"nope[length=512,normaliser=logn]/{window}/{window}/{window}"
     assert canonical("rnope-swa").count("rope[window=4096]") == 3
     assert canonical(["swan", "kerple"]).endswith("window=512]/kerple")
-    with pytest.raises(ValueError, match='"swan" is for the layers of a model, nope'):
-        parse_method("swan")
+    for name, count in (("swan", 4), ("rope[window=9]/nope", 2)):
+        with pytest.raises(ValueError, match=rf'"{re.escape(name)}" names the methods of {count} layers'):
+            parse_method(name)
     with pytest.raises(ValueError, match='"nope" has no option depth'):
         parse_layers("swan[depth=3]")
     assert parse_method("stickbreaking[window=9]").name == "nope[normaliser=stickbreaking,window=9]"

@@ -134,7 +134,7 @@ class ScoreAttention(nn.Module):
             )
         self.scores = parsed.build_scores(num_heads, width=width, layer=layer or 0)
         self.method, self.num_heads, self.head_dim = parsed.name, num_heads, head_dim
-        self.window = parsed.window if window is None else window
+        self.window, self.direction = parsed.window if window is None else window, parsed.direction
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.dropout, self.backend, self.layer = dropout, backend, layer
         self.reads_hidden = type(self.encoding).token_state is not PositionEncoding.token_state
@@ -268,7 +268,7 @@ class ScoreAttention(nn.Module):
         if cache is not None or self.window is not None:
             name = "a cache" if cache is not None else f"window={self.window}"
             raise ValueError(f"{name} is for causal attention, got is_causal=False")
-        if type(self.encoding).direction == "causal":
+        if self.direction == "causal":
             raise ValueError(f"{self.method} has no meaning where the future is visible: use is_causal=True")
         if q.shape[2] != k.shape[2]:
             raise ValueError(

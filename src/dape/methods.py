@@ -172,12 +172,9 @@ class Method:
 def parse_method(name: str) -> Method:
     """Parse a method name; an unknown one raises with the nearest names."""
     pair, options = parse_brackets(name)
-    if pair in PRESETS:
-        methods = _preset(pair, options)
-        if len(methods) > 1:
-            raise ValueError(
-                f'"{name}" is for the layers of a model, {PRESETS[pair]}: a layer has one of these'
-            )
+    if pair in PRESETS or len(split_outside_brackets(name, LAYERS)) > 1:
+        if len(methods := parse_layers(name)) > 1:
+            raise ValueError(f'"{name}" names the methods of {len(methods)} layers, where one is expected')
         return methods[0]
     method = _parse_pair(pair)
     if method is None:
@@ -217,6 +214,32 @@ def parse_layers(method: str | Sequence[str]) -> tuple[Method, ...]:
         pair, options = parse_brackets(name)
         layers += _preset(pair, options) if pair in PRESETS else (parse_method(name),)
     return tuple(layers)
+
+
+def layer_methods(method: str | Sequence[str], num_layers: int) -> tuple[Method, ...]:
+    """The method of every layer of a model."""
+    methods = parse_layers(method)
+    return tuple(methods[layer % len(methods)] for layer in range(num_layers))
+
+
+def encoding_index(methods: Sequence[Method]) -> list[int]:
+    """Index of each layer's encoding in a model: one per layer, or one for all layers that share a method."""
+    index: list[int] = []
+    shared: dict[Method, int] = {}
+    for method in methods:
+        new = max(index, default=-1) + 1
+        index.append(shared.setdefault(method, new) if POSITIONS[method.position].shared else new)
+    return index
+
+
+def check_embeddings(methods: Sequence[Method]) -> None:
+    """Raise if only some layers have an encoding that is added to the embeddings, before all layers."""
+    for method in methods:
+        embeds = POSITIONS[method.position].embed is not PositionEncoding.embed
+        if embeds and any(other.position != method.position for other in methods):
+            raise ValueError(
+                f'"{method.position}" is added to the embeddings, before all layers: it cannot be the encoding of some'
+            )
 
 
 def canonical(method: str | Sequence[str]) -> str:

@@ -69,3 +69,15 @@ def test_t5s_convolution_reads_its_bias():
     assert layer.score_processor.program().reads_bias(layer.n_heads)
     with pytest.raises(ValueError, match='"nope" adds no bias that would replace its own'):
         dape.retrofit(made("t5"), "nope")
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "t5"])
+@pytest.mark.parametrize("method", ["dape1x3-fox", "cope", "selfextend", "dape1x3[canon=a]", "stickbreaking"])
+def test_a_method_for_decoders_alone_is_refused(method, name):
+    model = made(name)
+    before = output(model, given(model))
+    with pytest.raises(
+        ValueError, match=r"no meaning where the future is visible|adds no bias that would replace"
+    ):
+        dape.retrofit(model, method)
+    torch.testing.assert_close(output(model, given(model)), before)

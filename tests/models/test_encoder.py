@@ -3,15 +3,21 @@
 import pytest
 import torch
 
-from dape import POSITIONS, randomized_positions
+from dape import ScoreAttention, all_methods, randomized_positions
+from dape.bench.methods import SHOWN
+from dape.methods import PRESETS
 from dape.models import Encoder
 
-BOTH = [
-    prefix + name
-    for name, encoding in POSITIONS.items()
-    if encoding.direction == "both"
-    for prefix in ("", "dape-", "dape1x3-")
-]
+OTHERS = ("kerple[canon=a]", "rope[window=3]", "kerple/nope[normaliser=ssmax]", "stickbreaking/rope")
+# Every encoding, processor and normaliser, every name of several layers, and options of every method.
+METHODS = list(dict.fromkeys([*(method.name for method in all_methods()), *SHOWN, *OTHERS]))
+CAUSAL = {*PRESETS, *OTHERS} - {"kerple/nope[normaliser=ssmax]"}
+
+
+def is_causal(method: str) -> bool:
+    """Whether its formula needs an order of the tokens in which the future is hidden."""
+    gated = ("selective-rope", "selfextend", "cope", "fox", "data-alibi")
+    return method in CAUSAL or "window" in method or method.split("[")[0].endswith(gated)
 
 
 def small(method: str) -> Encoder:
@@ -19,12 +25,44 @@ def small(method: str) -> Encoder:
     return Encoder(6, 3, method=method, **sizes).double().eval()
 
 
-@pytest.mark.parametrize("method", BOTH)
-def test_every_token_sees_every_other(method):
+@pytest.mark.parametrize("method", METHODS)
+def test_every_token_sees_every_other_or_the_method_says_why_not(method):
+    if is_causal(method):
+        with pytest.raises(
+            ValueError, match=r'^"[^"]+" has no meaning where the future is visible: use a decoder$'
+        ):
+            small(method)
+        return
     model, ids = small(method), torch.randint(0, 6, (1, 7))
     changed = ids.clone()
     changed[0, -1] = (ids[0, -1] + 1) % 6
     assert ((model(ids) - model(changed)).abs().amax(-1) > 0).all()
+
+
+def attended(method: str, v: torch.Tensor) -> torch.Tensor:
+    """Output of a layer of one's own that sees the future, parameters and inputs the same in each call."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 4, 7, 8)
+    return ScoreAttention(method, num_heads=4, head_dim=8)(
+        q, k, v, is_causal=False, hidden=torch.ones(1, 7, 32)
+    )
+
+
+REFUSALS = (
+    r"has no meaning where|window=\d+ is for causal|names the methods|canon=a acts|added to token embeddings"
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_so_do_layers_of_ones_own(method):
+    v = torch.randn(1, 4, 7, 8)
+    if is_causal(method) or "/" in method or "sinusoidal" in method:
+        with pytest.raises(ValueError, match=REFUSALS):
+            attended(method, v)
+        return
+    later = v.clone()
+    later[:, :, -1] += 1
+    assert not torch.equal(attended(method, v)[:, :, 0], attended(method, later)[:, :, 0])
 
 
 def test_positions_are_data():
@@ -42,6 +80,9 @@ def test_the_published_shape():
     assert model.layers[0].attention.num_heads == 8
 
 
-def test_an_encoding_without_meaning_here_is_refused():
-    with pytest.raises(ValueError, match='"cope" has no meaning where the future is visible'):
-        Encoder(5, 5, method="cope")
+def test_layers_with_methods_of_their_own():
+    model = small("kerple/nope[normaliser=ssmax]")
+    assert [type(encoding).__name__ for encoding in model.encodings] == ["Kerple", "NoPE"]
+    assert model.layers[1].attention.scores.normaliser == "ssmax"
+    with pytest.raises(ValueError, match="cannot be the encoding of some"):
+        small("kerple/sinusoidal")

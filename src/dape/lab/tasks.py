@@ -26,7 +26,7 @@ from dape.lab.figures import COLOURS, LOOK, canvas, draw_heat_map, save, style_o
 from dape.lab.page import words
 from dape.lab.runs import Job, digest
 from dape.lab.tables import Cell, Row, Table
-from dape.methods import parse_method
+from dape.methods import parse_layers
 from dape.tasks.base import Protocol, Task, generator_for
 from dape.tasks.registry import TASKS, build_task
 from dape.training import LoopSettings, fit
@@ -56,7 +56,8 @@ class TaskRun(Job):
 
     def __post_init__(self) -> None:
         task, plan = self.build(), self.plan
-        if task.model == "encoder" and parse_method(self.name).direction == "causal":
+        methods = parse_layers(self.name)
+        if task.model == "encoder" and any(method.direction == "causal" for method in methods):
             raise ValueError(f'"{self.name}" has no meaning where the future is visible, as in "{self.task}"')
         if not plan.train_lengths or not plan.test_lengths:
             raise ValueError("there must be at least one length to train and one to test")

@@ -7,9 +7,8 @@ from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig
 
-from dape.methods import Method, canonical, parse_layers
+from dape.methods import Method, canonical, check_embeddings, encoding_index, layer_methods
 from dape.ops.score_attention.api import check_backend
-from dape.positions import POSITIONS, PositionEncoding
 from dape.settings import check_choice
 
 # Format of saved models: incremented when older versions of this package would misread them.
@@ -90,7 +89,7 @@ class DapeConfig(PretrainedConfig):
             )
         check_backend(self.backend)
         self.method = canonical(self.method)
-        _check_embeddings(self.layer_methods)
+        check_embeddings(self.layer_methods)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
@@ -104,8 +103,7 @@ class DapeConfig(PretrainedConfig):
     @property
     def layer_methods(self) -> tuple[Method, ...]:
         """The method of every layer."""
-        methods = parse_layers(self.method)
-        return tuple(methods[layer % len(methods)] for layer in range(self.num_hidden_layers))
+        return layer_methods(self.method, self.num_hidden_layers)
 
     @property
     def layer_types(self) -> list[str] | None:
@@ -126,20 +124,5 @@ class DapeConfig(PretrainedConfig):
 
     @property
     def encoding_index(self) -> list[int]:
-        """Index of each layer's encoding in the model: one per layer, or one for all layers that share a method."""
-        index: list[int] = []
-        shared: dict[Method, int] = {}
-        for method in self.layer_methods:
-            new = max(index, default=-1) + 1
-            index.append(shared.setdefault(method, new) if POSITIONS[method.position].shared else new)
-        return index
-
-
-def _check_embeddings(methods: tuple[Method, ...]) -> None:
-    """Raise if only some layers have an encoding that is added to the embeddings, before all layers."""
-    for method in methods:
-        embeds = POSITIONS[method.position].embed is not PositionEncoding.embed
-        if embeds and any(other.position != method.position for other in methods):
-            raise ValueError(
-                f'"{method.position}" is added to the embeddings, before all layers: it cannot be the encoding of some'
-            )
+        """Index of each layer's encoding in the model."""
+        return encoding_index(self.layer_methods)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dape.methods import parse_method
+from dape.methods import check_embeddings, encoding_index, layer_methods
 from dape.models.attention import Attention, Context
 from dape.ops.score_attention import Visible
 from dape.ops.score_attention.types import EVERYTHING
-from dape.positions import POSITIONS, Positions
+from dape.positions import Positions
 
 
 class EncoderLayer(nn.Module):
@@ -31,6 +31,8 @@ class Encoder(nn.Module):
     """Token ids [B, T] to logits [B, T, num_labels], every token seeing every other (Ruoss et al. 2023's shape).
 
     Defaults: 5 layers of width 64, 8 heads, MLP 256, post-LayerNorm, dropout 0.1, bias-free q, k, v.
+
+    method: of all layers, or names separated by "/", which are cycled over the layers.
     """
 
     def __init__(
@@ -50,26 +52,28 @@ class Encoder(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        parsed = parse_method(method)
-        if parsed.direction == "causal":
-            raise ValueError(f'"{parsed.name}" has no meaning where the future is visible: use a decoder')
-        count = 1 if POSITIONS[parsed.position].shared else num_layers
+        methods = layer_methods(method, num_layers)
+        check_embeddings(methods)
+        for parsed in methods:
+            if parsed.direction == "causal":
+                raise ValueError(f'"{parsed.name}" has no meaning where the future is visible: use a decoder')
+        self.encoding_index = encoding_index(methods)
         self.embed = nn.Embedding(vocab_size, hidden_size)
         self.encodings = nn.ModuleList(
-            parsed.build_position(
+            methods[self.encoding_index.index(number)].build_position(
                 num_heads=num_heads,
                 head_dim=hidden_size // num_heads,
                 hidden_size=hidden_size,
                 **(position_options or {}),
             )
-            for _ in range(count)
+            for number in range(max(self.encoding_index) + 1)
         )
         self.layers = nn.ModuleList(
             EncoderLayer(
                 Attention(
                     hidden_size,
                     num_heads,
-                    scores=parsed.build_scores(
+                    scores=methods[layer].build_scores(
                         num_heads, width=score_width, layer=layer, **(score_options or {})
                     ),
                     qkv_bias=False,
@@ -104,7 +108,7 @@ class Encoder(nn.Module):
         context = Context(both)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, EncoderLayer)
-            encoding = self.encodings[index % len(self.encodings)]
+            encoding = self.encodings[self.encoding_index[index]]
             x = layer.attention_norm(x + layer.dropout(layer.attention(x, encoding, context)))
             x = layer.mlp_norm(x + layer.dropout(layer.down(F.relu(layer.up(x)))))
         return self.classify(x)

@@ -64,7 +64,7 @@ class Normalised(ScoreProcessor):
         if normaliser not in get_args(Normaliser):
             raise ValueError(f'normaliser="{normaliser}", expected one of {", ".join(get_args(Normaliser))}')
         if zero_init and normaliser not in CAN_START_AS_SOFTMAX:
-            raise ValueError(f'normaliser="{normaliser}" cannot start as the softmax: zero_init=True')
+            raise ValueError(f'normaliser="{normaliser}" cannot start as the softmax: pass zero_init=False')
         if length < 2:
             raise ValueError(f"length={length} must be at least 2: its logarithm divides")
         self.processor, self.length, self.zero_init = processor, length, zero_init
