@@ -1,19 +1,31 @@
 """Tiny models and fresh interpreters that tests share."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from dape.data import ByteTokenizer
 from dape.models import DapeConfig, DapeForCausalLM
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+# Of `dape train` and `dape compare`, on `write_texts`.
+SMALL_RUN = {"num_layers": 1, "hidden_size": 16, "num_heads": 4, "train_length": 8, "batch_size": 2}
+SMALL_RUN |= {"validation": "0.5"}
+
+
+def write_texts(folder: Path) -> str:
+    """A new folder of twelve texts, each with numbers of its own."""
+    folder.mkdir()
+    for number in range(12):
+        words = " ".join(f"{number * word % 17} and {word}" for word in range(60))
+        (folder / f"{number}.txt").write_text(words)
+    return str(folder)
 
 
 def decoder(method: str = "dape1x3-kerple", **changes: object) -> DapeForCausalLM:
@@ -34,16 +46,18 @@ def llama_of_bytes(folder: Path, **changes: object) -> Path:
     return folder
 
 
+def quiet_arguments(folder: Path, **changes: object) -> TrainingArguments:
+    """Of a Trainer on a CPU, in batches of four, which reports to nobody."""
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False}
+    return TrainingArguments(output_dir=str(folder), per_device_train_batch_size=4, **quiet, **changes)
+
+
 def python(*arguments: object, **environment: str) -> str:
     """What a fresh interpreter prints, offline."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **environment},
-    )
+    env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **environment}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
