@@ -24,14 +24,19 @@ def retrofitted(method):
     return model
 
 
-@pytest.mark.parametrize("saved", ["export", "save_pretrained", "a copy's save_pretrained"])
+WAYS = {
+    "export": export,
+    "save_pretrained": lambda model, path: model.save_pretrained(path),
+    "a copy's save_pretrained": lambda model, path: copy.deepcopy(model).save_pretrained(path),
+    "a pickled copy's": lambda model, path: pickle.loads(pickle.dumps(model)).save_pretrained(path),
+}
+
+
+@pytest.mark.parametrize("saved", WAYS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_folder_loads_as_what_it_is(method, saved, tmp_path):
     model = retrofitted(method)
-    if saved == "export":
-        export(model, tmp_path)
-    else:
-        (model if saved == "save_pretrained" else copy.deepcopy(model)).save_pretrained(tmp_path)
+    WAYS[saved](model, tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True, dtype=torch.float64)
     ids = torch.arange(20)[None]
     config = json.loads((tmp_path / "config.json").read_text())
@@ -39,14 +44,6 @@ def test_a_folder_loads_as_what_it_is(method, saved, tmp_path):
     assert type(again) is LlamaForCausalLM
     torch.testing.assert_close(again(ids).logits, model.double()(ids).logits)
     assert torch.equal(dape.load_retrofitted(tmp_path, dtype=torch.float64)(ids).logits, again(ids).logits)
-
-
-def test_a_pickled_model_saves_as_what_it_is(tmp_path):
-    model = pickle.loads(pickle.dumps(retrofitted("dape1x3")))
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
-    ids = torch.arange(20)[None]
-    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 def test_what_the_retrofit_was_removed_from_saves_as_the_base(tmp_path):

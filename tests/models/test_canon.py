@@ -47,34 +47,12 @@ def test_nothing_leaks_and_edges_are_exact(method):
 
 @pytest.mark.parametrize("method", ["kerple[canon=ac]", "dape3x3-rope[canon=c]/nope[canon=a]/kerple"])
 def test_a_cache_keeps_the_last_three_tokens(method, tmp_path):
-    """Chunks equal the whole, padded on the left or not; generation with a cache equals generation without, with beams."""
+    """Chunks and padding are drawn by tests/fuzz.py; generation with a cache equals generation without, with beams."""
     model, ids = tiny(method), torch.randint(1, 40, (2, 11))
-    padded = torch.cat([torch.zeros(2, 2, dtype=torch.long), ids], 1)
-    mask = torch.ones(2, 13, dtype=torch.long)
-    mask[0, :2], mask[1, :4] = 0, 0
-    for row, given in ((ids, None), (padded, mask)):
-        whole = model(row, attention_mask=given, use_cache=False).logits
-        for sizes in ([1] * row.shape[1], [2, 1, 6, 1]):
-            cache, logits, seen = None, [], 0
-            for size in sizes:
-                seen += size
-                out = model(
-                    row[:, seen - size : seen],
-                    attention_mask=None if given is None else given[:, :seen],
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-                cache = out.past_key_values
-                logits.append(out.logits)
-            shown = torch.ones_like(row) if given is None else given
-            got, wanted = (x[shown[:, :seen].bool()] for x in (torch.cat(logits, 1), whole[:, :seen]))
-            torch.testing.assert_close(got, wanted)
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     for beams in (1, 3):
-        found = [
-            model.generate(ids, num_beams=beams, use_cache=cached, **options) for cached in (True, False)
-        ]
-        assert torch.equal(*found)
+        cached = model.generate(ids, num_beams=beams, **options)
+        assert torch.equal(model.generate(ids, num_beams=beams, use_cache=False, **options), cached)
     with pytest.raises(ValueError, match=r"build it with DynamicCache\(config=model.config\)"):
         model(ids, past_key_values=DynamicCache())
     model.save_pretrained(tmp_path)
