@@ -1,7 +1,5 @@
 """A bias that is a curve (FIRE) in the C++ kernel, against the definition in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from op_cases import RAGGED, Case, assert_as_exact, assert_equal, build, needs_kernel, replace

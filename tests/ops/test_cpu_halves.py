@@ -1,7 +1,5 @@
 """The C++ kernel on numbers of two bytes: what float32 gives, rounded once, without a float32 copy of the tensors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

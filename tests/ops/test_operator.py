@@ -1,7 +1,5 @@
 """What the backends have in common: the choice among them, layouts, and how PyTorch's own machinery sees them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from op_cases import MORE, PROGRAMS, RAGGED, Case, assert_equal, build, needs_kernel
@@ -26,6 +24,8 @@ def test_auto_takes_the_fastest_that_can(monkeypatch):
     assert choose(problem(Case(kernel=None, bias="none"))) is cpu
     assert choose(problem(Case(kernel=None, bias="none"), dropout=0.1)) is sdpa
     assert choose(problem(Case(leak=True))) is tiled
+    q = torch.zeros(1, 2, 3, 4, device="meta")
+    assert "tensors are on meta" in cpu.unsupported(make_problem(q, q, q, None))
     monkeypatch.setattr(native, "PROBLEM", native.NOT_BUILT)
     assert "install g++ or clang" in cpu.unsupported(problem(Case()))
     assert choose(problem(Case(kernel=None, bias="none"))) is sdpa
@@ -55,11 +55,6 @@ def test_the_kernel_says_why_it_cannot_run(case):
     with pytest.raises(ValueError, match='backend="cpu" cannot run this call: '):
         choose(call, "cpu")
     assert choose(call) is tiled
-
-
-def test_tensors_without_numbers_are_refused():
-    q = torch.zeros(1, 2, 3, 4, device="meta")
-    assert "tensors are on meta" in cpu.unsupported(make_problem(q, q, q, None))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -115,9 +110,8 @@ def test_a_second_derivative_is_refused(program):
 @pytest.mark.parametrize("name", ["q", "k", "bias"])
 def test_what_is_not_a_number_spreads_as_in_the_reference(name, value, queries, visible, backend):
     for kernel in (None, 3):
-        call = build(
-            Case(queries=queries, keys=40, bias="dense", kernel=kernel, visible=visible), torch.float32
-        )
+        case = Case(queries=queries, keys=40, bias="dense", kernel=kernel, visible=visible)
+        call = build(case, torch.float32)
         with torch.no_grad():
             call.leaves[name][0, 1, queries // 2, 3] = value
             ours, expected = call.attend(backend), call.attend("reference")

@@ -3,8 +3,6 @@
 The portable build has the 4 lanes of ARM on every processor, and is tested beside the others.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

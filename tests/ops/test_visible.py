@@ -14,15 +14,13 @@ def test_a_mask_of_runs_is_an_interval():
     for given in (mask, mask[:, 0]):
         visible = dape.Visible.from_mask(given)
         assert torch.equal(visible.mask(7, 7, causal=False, device="cpu"), mask)
-
-
-def test_a_padding_mask_becomes_an_interval():
-    mask = torch.tensor([[0, 1, 1], [1, 1, 0], [0, 0, 0]])
-    shown = dape.Visible.from_padding(mask).mask(3, 3, causal=False, device="cpu")
-    assert torch.equal(shown[:, 0, 0], mask.bool())
+    padding = torch.tensor([[0, 1, 1], [1, 1, 0], [0, 0, 0]])
+    shown = dape.Visible.from_padding(padding).mask(3, 3, causal=False, device="cpu")
+    assert torch.equal(shown[:, 0, 0], padding.bool())
 
 
 HOLES, FLAT = torch.tensor([[1, 0, 1]]), torch.ones(3, 3, dtype=torch.bool)
+MASK, OFFSETS = torch.full((1, 1, 5, 5), -torch.inf).triu(1), (-3.0, -0.5, 1.0, torch.inf, torch.nan)
 REFUSED = [
     (dape.Visible.from_padding, torch.ones(3), "padding mask has shape .batch, keys., got .3"),
     (dape.Visible.from_padding, HOLES, "holes"),
@@ -30,6 +28,7 @@ REFUSED = [
     (dape.Visible.from_mask, FLAT, "expected .batch, queries, keys."),
     (dape.Visible.from_mask, FLAT.expand(1, 2, 3, 3), "one for all heads"),
     (dape.Visible.from_mask, HOLES[None].bool(), "the mask has gaps"),
+    *((shown_by, MASK.where(MASK < 0, offset), "pass offsets of the scores as a bias") for offset in OFFSETS),
     *(
         (dape.Visible.packed, torch.tensor(ends), "cu_seqlens")
         for ends in ([1, 4], [0, 4, 2], [0.0, 2.0], [0])
@@ -54,14 +53,6 @@ def test_a_mask_of_numbers_hides_by_any_large_one(hidden, dtype):
     assert torch.equal(shown_by(mask), shown)
     assert torch.equal(shown_by(shown), shown)
     assert torch.equal(shown_by(shown.long()), shown)
-
-
-@pytest.mark.parametrize("offset", [-3.0, -0.5, 1.0, torch.inf, torch.nan])
-def test_a_mask_with_offsets_is_refused(offset):
-    mask = torch.full((1, 1, 5, 5), -torch.inf).triu(1)
-    mask[..., 3, 1] = offset
-    with pytest.raises(ValueError, match="pass offsets of the scores as a bias"):
-        shown_by(mask)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (2, 6)])
