@@ -1,7 +1,5 @@
 """Biases that add up over the tokens: after 65,536 of them they are as exact as at the start."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

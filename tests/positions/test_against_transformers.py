@@ -41,11 +41,8 @@ ROPES = {
 @pytest.mark.parametrize("name", ROPES)
 def test_rope_rotates_as_llama_does(name):
     ours, theirs = ROPES[name]
-    named = {
-        "scaling": "rope_type",
-        "factor": "factor",
-        "original_length": "original_max_position_embeddings",
-    }
+    named = {"scaling": "rope_type", "factor": "factor"}
+    named["original_length"] = "original_max_position_embeddings"
     theirs = {new: ours[old] for old, new in named.items() if old in ours} | theirs
     if "max_position_embeddings" in theirs:
         del theirs["original_max_position_embeddings"]
@@ -69,9 +66,8 @@ def test_rope_rotates_as_llama_does(name):
 
 def test_ntk_scaling_keeps_the_highest_frequency_and_interpolates_the_lowest():
     length = torch.tensor(1024)
-    plain, scaled = (
-        RoPE(WIDTH, **options).frequencies(length) for options in ({}, {"scaling": "ntk", "factor": 8.0})
-    )
+    ropes = RoPE(WIDTH), RoPE(WIDTH, scaling="ntk", factor=8.0)
+    plain, scaled = (rope.frequencies(length) for rope in ropes)
     torch.testing.assert_close(scaled[0], plain[0])
     torch.testing.assert_close(scaled[-1], plain[-1] / 8.0)
     # The same as a larger base, which is how others write it.

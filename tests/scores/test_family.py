@@ -67,9 +67,8 @@ def test_talking_heads():
 def test_multi_token_attention(convolve_after):
     """Golovneva et al. 2025: Softmax(Mask₋∞(Conv2d(Mask₀(QKᵀ)))), then heads mixed in groups."""
     q, k, v = inputs()
-    processor = jittered(
-        MultiTokenAttention(H, kernel_size=3, query_kernel_size=4, convolve_after=convolve_after)
-    )
+    sizes = {"kernel_size": 3, "query_kernel_size": 4}
+    processor = jittered(MultiTokenAttention(H, **sizes, convolve_after=convolve_after))
     hidden = torch.ones(T, T).triu(1).bool()
 
     def conv(x, module):
@@ -80,13 +79,8 @@ def test_multi_token_attention(convolve_after):
     if convolve_after:
         weights = conv(weights, processor.conv_after).masked_fill(hidden, 0.0)
     mix = processor.mix.weight[:, :, 0, 0]
-    mixed = torch.cat(
-        [
-            torch.einsum("bhqk,gh->bgqk", weights[:, 2 * n : 2 * n + 2], mix[2 * n : 2 * n + 2])
-            for n in range(H // 2)
-        ],
-        1,
-    )
+    groups = zip(weights.split(2, 1), mix.split(2), strict=True)
+    mixed = torch.cat([torch.einsum("bhqk,gh->bgqk", part, matrix) for part, matrix in groups], 1)
     both_backends(q, k, v, processor, mixed @ v)
 
 
@@ -179,10 +173,8 @@ def test_groups_of_heads_are_convolutions_of_their_own():
         heads, width = slice(2 * n, 2 * n + 2), slice(4 * n, 4 * n + 4)
         with torch.no_grad():
             for name, rows in (("expand", width), ("project", heads)):
-                for ours, theirs in zip(
-                    getattr(part, name).parameters(), getattr(grouped, name).parameters(), strict=True
-                ):
-                    ours.copy_(theirs[rows])
+                for key, value in getattr(part, name).named_parameters():
+                    value.copy_(getattr(grouped, name).get_parameter(key)[rows])
         parts.append(attention(q[:, heads], k[:, heads], v[:, heads], part, bias=bias[:, heads], scale=0.4))
     both_backends(q, k, v, grouped, torch.cat(parts, 1), bias=bias)
 
@@ -206,6 +198,9 @@ def test_ssmax():
         )
         out[:, :, i] = torch.einsum("bhk,bhkd->bhd", powers / powers.sum(-1, keepdim=True), v[:, :, : i + 1])
     both_backends(q, k, v, processor, out)
+    # It starts as the softmax at its length.
+    start = Normalised(PlainScores(), H, "ssmax", length=T).double().weights(z)
+    torch.testing.assert_close(start[:, :, -1], z[:, :, -1].softmax(-1), rtol=1e-6, atol=1e-6)
 
 
 def test_scores_grow_with_the_logarithm_of_the_length_in_evaluation():
@@ -218,13 +213,6 @@ def test_scores_grow_with_the_logarithm_of_the_length_in_evaluation():
     scores = q @ k.mT * 0.4
     both_backends(q, k, v, processor, masked(scores).softmax(-1) @ v)
     both_backends(q, k, v, processor.eval(), masked(scores * factor[:, None]).softmax(-1) @ v)
-
-
-def test_ssmax_starts_as_the_softmax_at_its_length():
-    processor = Normalised(PlainScores(), H, "ssmax", length=T).double()
-    scores = torch.randn(1, H, T, T, dtype=torch.float64)
-    expected = scores[:, :, -1].softmax(-1)
-    torch.testing.assert_close(processor.weights(scores)[:, :, -1], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_differential_attention():
@@ -387,12 +375,8 @@ def test_every_normaliser_can_start_as_the_softmax_and_leaves_it(normaliser, nam
         ours.weights(scores).square().sum().backward()
         optimizer.step()
     assert ours.weights(scores).square().sum() < 0.99 * plain.weights(scores).square().sum()
-    own = [name for name, _ in ours.named_parameters()]
-    assert all(
-        not torch.equal(now, then)
-        for name, now, then in zip(own, ours.parameters(), before, strict=True)
-        if "sink" in name or "length" in name
-    )
+    for (name, now), then in zip(ours.named_parameters(), before, strict=True):
+        assert not (("sink" in name or "length" in name) and torch.equal(now, then))
 
 
 def fox_bias(encoding, x):
@@ -412,9 +396,7 @@ def test_forgetting_transformer():
     bias = encoding.bias(q, k, Positions.of(T), scale=0.4, state=encoding.token_state(x))
     weights = masked(q @ k.mT * 0.4 + fox_bias(encoding, x)).softmax(-1)
     both_backends(q, k, v, None, weights @ v, bias=bias)
-
-
-def test_fox_starts_with_the_forgetting_times_asked_for():
+    # It starts with the forgetting times given.
     encoding = built("fox[shortest=2,longest=50]")
     nn.init.zeros_(encoding.weight)
     steps = encoding.token_state(torch.zeros(1, 1, 7))[0, :, 0, 0]
@@ -428,9 +410,8 @@ def test_data_dependent_alibi_starts_as_alibi():
     bias = learned.bias(q, k, positions, scale=0.4, state=learned.token_state(x)).tiles().tile(slice(0, T), T)
     expected = alibi.bias(q, k, positions, scale=0.4).dense(T, T)
     below = torch.ones(T, T).tril().bool()
-    torch.testing.assert_close(
-        bias[..., below], expected[..., below].expand(2, -1, -1).to(bias), rtol=1e-5, atol=1e-5
-    )
+    expected = expected[..., below].expand(2, -1, -1).to(bias)
+    torch.testing.assert_close(bias[..., below], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
