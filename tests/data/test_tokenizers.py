@@ -62,9 +62,8 @@ def test_specs(tmp_path):
     assert isinstance(load_tokenizer("bytes"), ByteTokenizer)
     tokenizer = trained()
     tokenizer.save(tmp_path)
-    assert load_tokenizer(str(tmp_path / "tokenizer.json")).encode("some text") == tokenizer.encode(
-        "some text"
-    )
+    again = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert again.encode("some text") == tokenizer.encode("some text")
     with pytest.raises(ValueError, match="has to be trained"):
         load_tokenizer("bpe:512")
     with pytest.raises(ValueError, match='no tokenizer "bqe:300": give bytes, bpe:VOCAB'):
@@ -90,12 +89,11 @@ def test_a_name_that_is_nowhere_is_looked_for_here_and_on_the_hub(monkeypatch):
 def test_bpe_learns_from_the_training_split_only(corpus, tmp_path):
     for path in (corpus / "odd").glob("*.txt"):
         path.write_text("zyxwvut " * 500)
-    data = prepare(
-        str(corpus), tmp_path / "data", tokenizer="bpe:400", validation=["01", "03"], progress=False
-    )
+    how = {"tokenizer": "bpe:400", "progress": False}
+    data = prepare(str(corpus), tmp_path / "data", validation=["01", "03"], **how)
     assert "zyxwvut" in data.tokenizer.decode([max(data.tokenizer.encode(" zyxwvut"))])
     names = [path.stem for path in (corpus / "odd").glob("*.txt")]
-    data = prepare(str(corpus), tmp_path / "other", tokenizer="bpe:400", validation=names, progress=False)
+    data = prepare(str(corpus), tmp_path / "other", validation=names, **how)
     assert len(data.tokenizer.encode("zyxwvut")) > 4
     assert data.train.ids.max() < 400
 

@@ -1,7 +1,5 @@
 """Statistics: intervals cover the truth, the same data gives the same numbers, one seed is one seed."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -22,13 +20,8 @@ def made_up(seeds: int, documents: int, scale: tuple[float, float, float], gener
     """Sums [seeds, documents] and counts of a population with that scatter of seeds, documents, and both."""
     of_seed, of_document, rest = scale
     counts = 32 * generator.integers(1, 9, documents)
-    values = (
-        TRUTH
-        + generator.normal(0, of_seed, (seeds, 1))
-        + generator.normal(0, of_document, documents)
-        + generator.normal(0, rest, (seeds, documents))
-    )
-    return values * counts, counts
+    values = TRUTH + generator.normal(0, of_seed, (seeds, 1)) + generator.normal(0, of_document, documents)
+    return (values + generator.normal(0, rest, (seeds, documents))) * counts, counts
 
 
 @pytest.mark.parametrize("documents", [13, 60])
