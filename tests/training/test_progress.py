@@ -1,14 +1,10 @@
 """What is shown while training: a bar on a terminal, lines in a log."""
 
-from __future__ import annotations
-
 import io
 import sys
 
-import pytest
-
 from dape.training import display as progress
-from dape.training.display import Display, clock, short
+from dape.training.display import Display
 
 START = {"step": 0, "tokens": 0, "seconds": 0.0}
 RECORDS = [
@@ -44,13 +40,3 @@ def test_a_log_gets_lines_now_and_then_and_one_at_the_end(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     display.show(RECORDS[1])
     assert capsys.readouterr().err == "step 20/30  loss 2.500  10.0k tokens/s  0:01 left\n"
-
-
-@pytest.mark.parametrize(("number", "text"), [(850, "850"), (8500, "8.5k"), (1.2e6, "1.2M"), (3e9, "3.0G")])
-def test_numbers_are_short(number, text):
-    assert short(number) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(42, "0:42"), (725, "12:05"), (11_400, "3:10:00")])
-def test_times_are_clocks(seconds, text):
-    assert clock(seconds) == text

