@@ -1,7 +1,5 @@
 """Every error ends as one sentence; a traceback only where it is asked for."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import io

@@ -68,9 +68,7 @@ def test_a_folder_that_is_there_gets_each_file_whole_and_the_last_one_last(tmp_p
     (path / "notes.txt").write_text("mine")
     (path / "weights").write_text("1")
     order, rename = [], os.replace
-    monkeypatch.setattr(
-        os, "replace", lambda old, new: (order.append(os.path.basename(new)), rename(old, new))
-    )
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append(os.path.basename(b)), rename(a, b)))
     with replacing_folder(path, last="a-sums") as temporary:
         for name in ("a-sums", "weights"):
             (temporary / name).write_text("2")
@@ -174,16 +172,12 @@ def test_a_check_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("paths", "names"),
     [
-        (["runs/a", "runs/b/"], ["a", "b"]),
-        (["runs/a/model", "runs/b/model"], ["a-model", "b-model"]),
+        (["runs/a", "runs/b/"], ["a", "b"]), (["runs/a/model", "runs/b/model"], ["a-model", "b-model"]),
         (["x/a/model", "y/a/model", "b"], ["x-a-model", "y-a-model", "b"]),
-        (["/a/model", "model"], ["a-model", "model"]),
-        (["runs/a", "runs/a"], ["a", "a"]),
-        (["."], ["here"]),
-        ([".", "b/.."], ["here", "here"]),
-        ([], []),
+        (["/a/model", "model"], ["a-model", "model"]), (["runs/a", "runs/a"], ["a", "a"]),
+        (["."], ["here"]), ([".", "b/.."], ["here", "here"]), ([], [])
     ],
-)
+)  # fmt: skip
 def test_names_tell_folders_apart(paths, names, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -20,8 +20,9 @@ from dape import (
     register_position,
     register_scores,
 )
-from dape.cli import COMMANDS, main
+from dape.cli import main
 from dape.methods import canonical, parse_layers
+from dape.models import DapeConfig, DapeForCausalLM
 
 
 class Sharp(ScoreProcessor):
@@ -40,9 +41,6 @@ class Sharp(ScoreProcessor):
 
 
 def test_a_registered_processor_is_a_method_everywhere(monkeypatch, capsys):
-    pytest.importorskip("transformers")
-    from dape.models import DapeConfig, DapeForCausalLM
-
     sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(ValueError, match='unknown method "sharp-kerple"'):
         parse_method("sharp-kerple")
@@ -124,7 +122,17 @@ def test_names_of_layers_are_those_of_their_papers():
             parse_method(name)
     with pytest.raises(ValueError, match='"nope" has no option depth'):
         parse_layers("swan[depth=3]")
+    assert canonical("stickbreaking") == "nope[normaliser=stickbreaking]"
     assert parse_method("stickbreaking[window=9]").name == "nope[normaliser=stickbreaking,window=9]"
+
+
+def test_layers_are_written_with_a_slash():
+    methods = parse_layers("rope[scaling=linear,factor=2]/nope")
+    assert methods == parse_layers(["rope[factor=2,scaling=linear]", "nope"])
+    assert canonical(["rope", "dape1x1-nope"]) == "rope/dape-nope"
+    assert [m.window for m in parse_layers("rope[window=512]/nope[normaliser=ssmax]")] == [512, None]
+    with pytest.raises(ValueError, match="window=0: a query sees at least its own key"):
+        parse_method("kerple[window=0]")
 
 
 def test_every_listed_name_parses_to_itself_and_builds():
@@ -164,12 +172,6 @@ def test_options_that_do_not_exist_are_refused(name, sentence):
         parse_method(name)
 
 
-def test_layers_are_written_with_a_slash():
-    methods = parse_layers("rope[scaling=linear,factor=2]/nope")
-    assert methods == parse_layers(["rope[factor=2,scaling=linear]", "nope"])
-    assert canonical(["rope", "dape1x1-nope"]) == "rope/dape-nope"
-
-
 @pytest.mark.parametrize("arguments", [[], ["methods"]])
 def test_a_reader_that_has_enough_ends_it_quietly(arguments):
     command = [sys.executable, "-m", "dape", *arguments]
@@ -177,14 +179,6 @@ def test_a_reader_that_has_enough_ends_it_quietly(arguments):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
-
-
-def test_a_preset_is_a_name_for_a_longer_one():
-    assert canonical("stickbreaking") == "nope[normaliser=stickbreaking]"
-    assert [m.window for m in parse_layers("rope[window=512]/nope[normaliser=ssmax]")] == [512, None]
-    assert parse_method("kerple[window=4]").direction == "causal"
-    with pytest.raises(ValueError, match="window=0: a query sees at least its own key"):
-        parse_method("kerple[window=0]")
 
 
 def test_dape_methods_lists_them_all_on_one_screen(capsys, monkeypatch):
@@ -201,12 +195,3 @@ def test_dape_methods_lists_them_all_on_one_screen(capsys, monkeypatch):
     # Of a processor with several kernels, the first two stand for all.
     assert shown >= {*POSITIONS, "dape-", "dape1x3-", "keyconv1x3-", "talking-", "mta-"}
     assert {m.processor for m in all_methods()} == set(SCORES)
-
-
-def test_help_and_mistakes(capsys):
-    assert main([]) == 0
-    usage = capsys.readouterr().out
-    assert all(name in usage for name in COMMANDS)
-    assert main(["--version"]) == 0
-    assert main(["fly"]) == 2
-    assert 'unknown command "fly"' in capsys.readouterr().err

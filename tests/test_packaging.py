@@ -1,7 +1,5 @@
 """What the package says of itself is true."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Folders that an ordinary user may read and not write: what only reads works, the rest is a sentence before any work."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -20,11 +20,17 @@ def test_the_python_example_runs():
     del dape.SCORES["mixed"]
 
 
-def test_make_targets_exist():
-    makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    used = set(re.findall(r"make ([a-z-]+)", README))
-    assert {"demo", "test"} <= used <= targets
+def test_it_is_short_leads_with_two_commands_and_its_targets_and_links_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= set(re.findall(r"make ([a-z-]+)", README)) <= targets
+    assert README.index("make demo") < README.index("pip install") < README.index("<!-- papers: code -->")
+    assert "[CITATION.bib](CITATION.bib)" in README
+    assert "2410.04798" in (ROOT / "CITATION.bib").read_text()
+    assert "arxiv.org/abs/2410.04798" in README.split("##")[0]
+    assert len(README.splitlines()) <= 110
+    assert max(map(len, README.splitlines())) <= 260
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert link.startswith("http") or (ROOT / link).exists(), link
 
 
 def test_every_encoding_and_every_processor_is_in_the_table():
@@ -45,20 +51,6 @@ def test_the_recall_table_of_the_first_page_is_the_committed_result():
         assert shown == [f"{100 * share:.0f} %" for share in found["accuracy"][method].values()]
 
 
-def test_it_leads_with_the_two_commands_and_ends_with_the_citation():
-    assert README.index("make demo") < README.index("pip install") < README.index("<!-- papers: code -->")
-    assert "[CITATION.bib](CITATION.bib)" in README
-    assert "2410.04798" in (ROOT / "CITATION.bib").read_text()
-    assert "arxiv.org/abs/2410.04798" in README.split("##")[0]
-
-
-def test_it_is_short_and_its_links_exist():
-    assert len(README.splitlines()) <= 110
-    assert max(map(len, README.splitlines())) <= 260
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
-        assert link.startswith("http") or (ROOT / link).exists(), link
-
-
 def test_the_encoding_of_the_contributing_guide_works():
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     code = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
@@ -70,7 +62,6 @@ def test_the_encoding_of_the_contributing_guide_works():
 
     names: dict = {"DistanceEncoding": DistanceEncoding, "Tensor": torch.Tensor}
     exec(code[1], names)
-    bias = names["Linear"](2).bias(
-        torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4), Positions.of(5), scale=1.0
-    )
+    q = torch.zeros(1, 2, 5, 4)
+    bias = names["Linear"](2).bias(q, q, Positions.of(5), scale=1.0)
     assert bias.values.tolist() == [[0.0, -1.0, -2.0, -3.0, -4.0]] * 2

@@ -1,7 +1,5 @@
 """Verdicts: the word follows from the numbers, and the recomputed ones are what an independent count found."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -46,9 +44,8 @@ def test_too_small_only_if_longer_training_moves_towards_the_claim(monkeypatch) 
     far = lower("a", "b", factor=2.0)
     assert word(made_up(-0.1), monkeypatch, test=far, longer="longer") == "too small"
     assert word(made_up(-0.95), monkeypatch, test=far, longer="longer") == "reproduced"
-    assert (
-        word(made_up(0.1), monkeypatch, test=lower("b", "a", factor=2.0), longer="longer") == "contradicted"
-    )
+    other = lower("b", "a", factor=2.0)
+    assert word(made_up(0.1), monkeypatch, test=other, longer="longer") == "contradicted"
 
 
 def test_out_of_reach_needs_the_papers_difference_below_ours(monkeypatch) -> None:
@@ -66,10 +63,8 @@ def test_out_of_reach_needs_the_papers_difference_below_ours(monkeypatch) -> Non
 def test_a_text_without_results_is_said_to_be_missing(monkeypatch) -> None:
     monkeypatch.setattr(Ledger, "table", lambda self, name: made_up(-0.1))
     claim = Claim("one", "1", "a is better than b", "x", lower("a", "b"), ("LaTeX", "books"))
-    words = {
-        one.corpus: one.word for one in Ledger(ledger("dape_v2").folder, [claim]).judge(claim).judgements
-    }
-    assert words == {"LaTeX": "reproduced", "books": "not run"}
+    judgements = Ledger(ledger("dape_v2").folder, [claim]).judge(claim).judgements
+    assert {one.corpus: one.word for one in judgements} == {"LaTeX": "reproduced", "books": "not run"}
 
 
 def test_many_comparisons_need_a_smaller_p_value() -> None:
@@ -90,9 +85,7 @@ def test_a_growth_has_its_own_error() -> None:
     growth = data.growth("a", "b", 64, 1024)
     assert growth.value == pytest.approx(-0.01)
     assert growth.error < 1e-6
-
-
-def test_changes_leave_out_the_training_length_itself() -> None:
+    # A change leaves out the training length itself.
     [one] = changes("a", 1, at=("train", "longest"))(Data(made_up(0.0)))
     assert one.points == (("a", 64, 64), ("a", 64, 1024))
 
@@ -125,7 +118,7 @@ def test_every_claim_has_a_word_or_a_reason() -> None:
         for verdict in ledger(paper).verdicts():
             assert verdict.judgements, verdict.claim.name
             for one in verdict.judgements:
-                assert one.comparison is not None or one.word in ("not run", "out of reach"), (
-                    verdict.claim.name
-                )
-                assert one.comparison is None or math.isfinite(one.comparison.estimate.value)
+                if one.comparison is None:
+                    assert one.word in ("not run", "out of reach"), verdict.claim.name
+                else:
+                    assert math.isfinite(one.comparison.estimate.value)

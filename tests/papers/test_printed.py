@@ -1,7 +1,5 @@
 """printed.json: its own sums, orders and repetitions, and every number of the paper's source where that is at hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -50,13 +48,8 @@ def test_sums_of_the_tables() -> None:
 
 def test_numbers_of_the_claims_are_printed() -> None:
     """Every number that a claim's paper column gives by hand stands in a table or sentence."""
-    known = {
-        float(v)
-        for label in LABELS
-        for values in rows_of(label).values()
-        for v in values
-        if isinstance(v, int | float)
-    }
+    cells = [cell for label in LABELS for values in rows_of(label).values() for cell in values]
+    known = {float(cell) for cell in cells if isinstance(cell, int | float)}
     known |= {one["value"] for one in CONTENT["sentences"]}
     for claim in CLAIMS:
         for found in re.findall(r"\d+\.\d\d+", claim.paper):
@@ -67,12 +60,9 @@ def test_numbers_of_the_claims_are_printed() -> None:
 def ratios() -> list[tuple[float, float]]:
     times = rows_of("table:time_cost")
     steps = [one["value"] for one in CONTENT["sentences"] if one["experiment"] == "step_time"]
-    of = [
-        (times["", a][i], times["", b][i])
-        for a, b in (("dape1x3-kerple", "kerple"), ("t5", "dape1x3-kerple"))
-        for i in (0, 2, 4)
-    ]
-    return [*of, (steps[-1], steps[0])]
+    pairs = [("dape1x3-kerple", "kerple"), ("t5", "dape1x3-kerple")]
+    found = [(times["", a][i], times["", b][i]) for a, b in pairs for i in (0, 2, 4)]
+    return [*found, (steps[-1], steps[0])]
 
 
 # --- against the source
