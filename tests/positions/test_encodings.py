@@ -254,17 +254,14 @@ def test_the_picture_shows_what_is_added_to_the_past(name):
     assert (values[:, past].std() > 1e-6) == (name != "nope")
 
 
-def test_a_module_draws_its_encodings(tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr(picture, "show", shown.append)
-    modules = {cls.__module__ for cls in POSITIONS.values()} - {"dape.positions.nope"}
-    for module in modules:
-        runpy.run_path(sys.modules[module].__file__, run_name="__main__")
-    assert set(shown) == modules
-    monkeypatch.undo()
-    monkeypatch.setattr(sys, "argv", ["kerple", str(tmp_path / "two.svg")])
-    picture.show("dape.positions.kerple")
-    assert "kerple-power, head 3" in (tmp_path / "two.svg").read_text("utf-8").replace("<!-- ", "")
+def test_the_package_draws_encodings(tmp_path, monkeypatch):
+    path = tmp_path / "two.svg"
+    for names, file in ((["kerple", "kerple-power", str(path)], path), (["alibi"], tmp_path / "alibi.svg")):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["dape.positions", *names])
+        runpy.run_module("dape.positions", run_name="__main__")
+        assert f"{names[0]}, head 3" in file.read_text("utf-8").replace("<!-- ", "")
+    assert "kerple-power, head 3" in path.read_text("utf-8").replace("<!-- ", "")
 
 
 W, N = 99, None

@@ -108,7 +108,6 @@ def sources(entry: str = MODULE) -> dict[str, str]:
 
 def _flattened(source: str) -> tuple[str, list[str]]:
     """The source with relative imports in place of `from dape.a.b import …`, and the modules of ours that it imports."""
-    source = source.partition('\nif __name__ == "__main__":\n')[0]
     lines, needed = source.splitlines(keepends=True), []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import) and any(name.name.split(".")[0] == "dape" for name in node.names):

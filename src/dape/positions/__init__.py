@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
 from dape.positions.alibi import ALiBi
 from dape.positions.base import DistanceEncoding, PositionEncoding, Positions
 from dape.positions.cope import CoPE
@@ -27,32 +24,11 @@ from dape.positions.transformer_xl import TransformerXL
 from dape.rebuildable import constructor_parameters
 
 __all__ = [
-    "FIRE",
-    "POSITIONS",
-    "ALiBi",
-    "CoPE",
-    "DataAlibi",
-    "DistanceEncoding",
-    "FoX",
-    "Grid",
-    "Kerple",
-    "KerplePower",
-    "NoPE",
-    "PoPE",
-    "PositionEncoding",
-    "Positions",
-    "Relative",
-    "RoPE",
-    "RoPEID",
-    "Sandwich",
-    "SelectiveRoPE",
-    "SelfExtend",
-    "Sinusoidal",
-    "T5Bias",
-    "TransformerXL",
-    "build_position",
+    "FIRE", "POSITIONS", "ALiBi", "CoPE", "DataAlibi", "DistanceEncoding", "FoX", "Grid", "Kerple",
+    "KerplePower", "NoPE", "PoPE", "PositionEncoding", "Positions", "Relative", "RoPE", "RoPEID",
+    "Sandwich", "SelectiveRoPE", "SelfExtend", "Sinusoidal", "T5Bias", "TransformerXL", "build_position",
     "randomized_positions",
-]
+]  # fmt: skip
 
 POSITIONS: dict[str, type[PositionEncoding]] = {
     "nope": NoPE,
@@ -74,10 +50,6 @@ POSITIONS: dict[str, type[PositionEncoding]] = {
     "fox": FoX,
     "data-alibi": DataAlibi,
 }
-
-if sys.argv[:1] == ["-m"]:
-    # `python -m dape.positions.kerple` draws a module's encodings; Python would warn that it is imported here.
-    warnings.filterwarnings("ignore", "'dape.positions", RuntimeWarning)
 
 
 def build_position(

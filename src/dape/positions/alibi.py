@@ -31,9 +31,3 @@ class ALiBi(DistanceEncoding):
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
         slope = torch.tensor(self.slopes, device=distance.device, dtype=angle_dtype(distance.device))
         return -slope.view(-1, *[1] * distance.dim()) * distance.abs()
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.alibi")

@@ -47,9 +47,3 @@ class CoPE(PositionEncoding):
             return at.gather(-1, low) * (1 - share) + at.gather(-1, high) * share
 
         return TileBias(tile, q.shape[0])
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.cope")

@@ -82,9 +82,3 @@ class FIRE(PositionEncoding):
         piece = torch.bucketize(x.detach().flatten(), knots, out_int32=True)
         values = torch.addcmul(offsets.index_select(1, piece), slopes.index_select(1, piece), x.flatten())
         return values.view(-1, *x.shape)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.fire")

@@ -87,9 +87,3 @@ class DataAlibi(TokenSteps):
     def step(self, gate: Tensor) -> Tensor:
         slope = torch.tensor(self.slopes, device=gate.device, dtype=gate.dtype)
         return -slope[:, None] * 2 * torch.sigmoid(gate)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.fox")

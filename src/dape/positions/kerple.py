@@ -53,9 +53,3 @@ class KerplePower(DistanceEncoding):
         # 0^r has no finite derivative in r by autograd's rule; distance 0 has bias 0 for any r.
         apart = distance != 0
         return torch.where(apart, -height * distance.abs().clamp(min=1).to(power.dtype) ** power, 0.0)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.kerple")

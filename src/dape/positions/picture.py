@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dape.ops.score_attention.types import bias_tile
-from dape.positions import POSITIONS, Positions, build_position
+from dape.positions import Positions, build_position
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,11 +69,3 @@ def draw(names: Sequence[str]) -> Figure:
             axis.set_yticks([])
         figure.colorbar(image, ax=list(axes), fraction=0.03).ax.tick_params(labelsize=7)
     return figure
-
-
-def show(module: str) -> None:
-    """Draw the encodings of a module into a file: `python -m dape.positions.kerple`, or with the file's name."""
-    names = [name for name, encoding in POSITIONS.items() if encoding.__module__ == module]
-    path = (sys.argv[1:] or [f"{names[0]}.svg"])[0]
-    draw(names).savefig(path)
-    print(path)

@@ -49,9 +49,3 @@ class PoPE(PositionEncoding):
             own_cos, own_sin = shift.cos(), shift.sin()
             cos, sin = cos * own_cos + sin * own_sin, sin * own_cos - cos * own_sin
         return torch.cat((size * cos, size * sin), -1).to(x.dtype)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.pope")

@@ -7,9 +7,3 @@ class Relative(TransformerXL):
     """Transformer-XL's encoding with signed distances; the name under which the benchmark lists it."""
 
     summary = "Transformer-XL's encoding under its name in CHE"
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.relative")

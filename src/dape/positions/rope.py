@@ -197,9 +197,3 @@ def rotated(x: Tensor, angles: Tensor, gain: float = 1.0) -> Tensor:
     a, b, rest = x.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
     a, b = a.to(dtype), b.to(dtype)
     return torch.cat([(a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype), rest], -1)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.rope")

@@ -30,9 +30,7 @@ class RoPEID(PositionEncoding):
         super().__init__()
         check_counts(head_dim=head_dim, original_length=original_length)
         if head_dim % 4:
-            raise ValueError(
-                f"half of the features rotate, in pairs: head_dim={head_dim} is no multiple of 4"
-            )
+            raise ValueError(f"half of the features rotate, in pairs: 4 does not divide head_dim={head_dim}")
         self.head_dim, self.original_length = head_dim, original_length
 
     @classmethod
@@ -44,9 +42,3 @@ class RoPEID(PositionEncoding):
         share = torch.linspace(0, 1, self.head_dim // 4, device=x.device, dtype=angle_dtype(x.device))
         frequencies = 2 * math.pi / (32 * (slowest / 32) ** share)
         return rotated(x, positions[:, None, :, None] * frequencies)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.rope_id")

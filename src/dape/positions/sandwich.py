@@ -28,9 +28,3 @@ class Sandwich(DistanceEncoding):
         product = sum(torch.cos(distance * frequency) for frequency in 10000.0**-exponent)
         head = torch.arange(1, self.num_heads + 1, device=distance.device, dtype=dtype)
         return product / (8 * head / self.num_heads).view(-1, *[1] * distance.dim())
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.sandwich")

@@ -82,9 +82,3 @@ class SelectiveRoPE(PositionEncoding):
         rows = positions.query_index()[:, None, :, None].expand(*angles.shape[:2], -1, self.pairs)
         keys = k.repeat_interleave(self.num_heads // k.shape[1], 1)
         return rotated(q, angles.gather(2, rows)), rotated(keys, angles)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.selective_rope")

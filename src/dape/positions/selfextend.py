@@ -62,9 +62,3 @@ class SelfExtend(PositionEncoding):
         if self.group is None:
             return positions * 0 + (self.near if of_query else 0)
         return positions // self.group + (self.near - self.near // self.group if of_query else 0)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.selfextend")

@@ -33,9 +33,3 @@ class Sinusoidal(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + sinusoids(positions, self.hidden_size, self.base).to(x.dtype)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.sinusoidal")

@@ -52,9 +52,3 @@ class T5Bias(DistanceEncoding):
         )
         (table,) = self(distance.device)
         return (table[index] * self.gain).movedim(-1, 0)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.t5")

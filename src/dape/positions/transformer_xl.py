@@ -59,9 +59,3 @@ def _span(positions: Positions, rows: slice, num_keys: int) -> tuple[int, int]:
         distance = positions.distances(rows, num_keys)
         lowest, highest = int(distance.min()), int(distance.max())
     return (0, max(0, highest)) if positions.causal else (lowest, highest)
-
-
-if __name__ == "__main__":
-    from dape.positions.picture import show
-
-    show("dape.positions.transformer_xl")
