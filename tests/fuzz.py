@@ -9,8 +9,6 @@ packed documents, by chunks and caches, against every row alone. Of commands and
 Calls of the Triton kernels, the kind triton, need their interpreter: tests/ops/triton_interpreted.py runs them.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy
@@ -109,14 +107,12 @@ def draw_stage(
     divisors = [n for n in range(1, heads + 1) if not (heads % n or inputs % n or outputs % n)]
     groups, kernel = draw.one(f"{name} groups", 1, 1, *divisors), draw.one(f"{name} kernel", 1, 2, 3, 3, 5)
     queries = draw.one(f"{name} query kernel", 1, 1, 1, 2, 3) if rows else 1
-    weight = draw.normal(
-        outputs, inputs // groups, queries, kernel, deviation=(inputs // groups * kernel) ** -0.5
-    )
+    read = inputs // groups
+    weight = draw.normal(outputs, read, queries, kernel, deviation=(read * kernel) ** -0.5)
     offset = draw.normal(outputs) if draw.chance(f"{name} offset") else None
     left = draw.number_in(f"{name} left", 0, kernel - 1)
-    return Stage(
-        weight, offset, left, groups, draw.one(f"{name} slope", *((0.0, 0.01, 0.3, 1.0)[3 * linear :]))
-    )
+    slope = draw.one(f"{name} slope", *((0.0, 0.01, 0.3, 1.0)[3 * linear :]))
+    return Stage(weight, offset, left, groups, slope)
 
 
 def draw_program(
@@ -193,14 +189,8 @@ def op(draw: Draw, *, triton: bool = False) -> Iterator[str]:
     heads = draw.one("heads", *((1, 2, 3, 4, 6, 8, 12)[: 4 if triton else None]))
     groups = draw.one("groups", *(n for n in range(1, heads + 1) if heads % n == 0))
     batch, causal = draw.number_in("batch", 1, 3), draw.chance("causal", 0.75)
-    keys = draw.one(
-        "keys",
-        1,
-        2,
-        *(draw.random.randint(3, 20) for _ in range(4)),
-        draw.random.randint(21, 40 if triton else 90),
-        draw.random.randint(21 if triton else 91, 40 if triton else 300),
-    )
+    bounds = [(3, 20)] * 4 + ([(21, 40)] * 2 if triton else [(21, 90), (91, 300)])
+    keys = draw.one("keys", 1, 2, *(draw.random.randint(*bound) for bound in bounds))
     rows = not triton and draw.chance("rows", 0.4)
     most = keys if causal or rows else keys + 7
     queries = draw.one("queries", 1, min(most, keys), draw.random.randint(1, most))
@@ -412,9 +402,8 @@ def batches(
         model.eval()
         each = [alone(text)[:, -kept:] for text in texts]
     if kept < ids.shape[1]:
-        places = [
-            (row, slice(kept - logits.shape[1], kept)) for (row, _), logits in zip(places, each, strict=True)
-        ]
+        counts = [logits.shape[1] for logits in each]
+        places = [(row, slice(kept - n, kept)) for (row, _), n in zip(places, counts, strict=True)]
     weights = [draw.normal(*logits.shape[1:]) for logits in each]
     for number, ((row, span), logits) in enumerate(zip(places, each, strict=True)):
         if wrong := differs(together[row, span].detach(), logits[0].detach(), most):
@@ -442,21 +431,11 @@ def model(draw: Draw) -> Iterator[str]:
     positions = list(POSITIONS)
     methods = [draw_method(draw, f"method {n}", positions) for n in range(draw.one("methods", 1, 1, 2))]
     torch.manual_seed(draw.number)
-    decoder = DapeForCausalLM(
-        DapeConfig(
-            method=methods,
-            vocab_size=WORDS,
-            hidden_size=heads * draw.one("head width", 4, 8),
-            num_hidden_layers=2,
-            num_attention_heads=heads,
-            num_key_value_heads=draw.one("groups", 1, 2, heads),
-            score_width=draw.one("width", 4, 8),
-            head_norm=draw.chance("head norm", 0.2),
-            head_gate=draw.chance("head gate", 0.2),
-            tie_word_embeddings=draw.chance("tied", 0.2),
-        )
-    )
-    shaken(decoder, draw)
+    sizes = {"vocab_size": WORDS, "num_hidden_layers": 2, "num_attention_heads": heads}
+    sizes |= {"hidden_size": heads * draw.one("head width", 4, 8)}
+    sizes |= {"num_key_value_heads": draw.one("groups", 1, 2, heads), "score_width": draw.one("width", 4, 8)}
+    sizes |= {name: draw.chance(name, 0.2) for name in ("head_norm", "head_gate", "tie_word_embeddings")}
+    decoder = shaken(DapeForCausalLM(DapeConfig(method=methods, **sizes)), draw)
 
     def alone(text: Tensor) -> Tensor:
         with by_the_reference(decoder):
@@ -481,12 +460,8 @@ def by_the_reference(model: nn.Module) -> Iterator[None]:
 def encoder(draw: Draw) -> Iterator[str]:
     """Our encoder: a batch with padding against each text alone by the reference."""
     torch.manual_seed(draw.number)
-    method = draw_method(
-        draw,
-        "method",
-        [name for name, encoding in POSITIONS.items() if encoding.direction == "both"],
-        causal=False,
-    )
+    names = [name for name, encoding in POSITIONS.items() if encoding.direction == "both"]
+    method = draw_method(draw, "method", names, causal=False)
     reader = shaken(Encoder(WORDS, 5, method=method, hidden_size=16, num_layers=2, num_heads=4), draw)
     counts = [draw.number_in(f"tokens {n}", 1, 20) for n in range(draw.number_in("texts", 1, 3))]
     ids = draw.integers(0, WORDS, len(counts), max(counts))
@@ -576,9 +551,8 @@ def run(kind: str, number: int) -> tuple[Draw, list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS][:-1])
     parser.add_argument("--start", type=int, default=0, help="number of the first case")

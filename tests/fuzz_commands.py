@@ -3,8 +3,6 @@
 A case runs in a forked process with little memory and time. Work that takes longer is not a failure.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
@@ -17,7 +15,7 @@ import sys
 import tempfile
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ TINY = (
     "--validation 3.txt"
 )
 EVALUATION = "--lengths 16,32 --windows 4 --no-equal-time"
-TIMED = "--rounds 1 --backend tiled"
 # What a command needs to end within seconds; {x} are the paths of `world`.
 COMMANDS = {
     "train": f"--corpus {{corpus}} {TINY} --out {{out}}",
@@ -176,11 +173,8 @@ def complaint(name: str, arguments: list[str], folder: Path) -> str | None:
 
 
 def draw_value(draw: Any, name: str, member: Any, hint: Any, paths: dict[str, Path]) -> list[str]:
-    kinds = {
-        hint,
-        *typing.get_args(hint),
-        *(x for one in typing.get_args(hint) for x in typing.get_args(one)),
-    }
+    parts = typing.get_args(hint)
+    kinds = {hint, *parts, *(x for part in parts for x in typing.get_args(part))}
     rule = rule_of(member)
     if bool in kinds:
         return [draw.one(name, option_name(member.name), f"--no-{member.name.replace('_', '-')}")]
@@ -226,9 +220,8 @@ def replace_one(draw: Any, value: Any) -> Any:
     if isinstance(value, dict) and value and draw.random.random() < 0.8:
         key = draw.random.choice(list(value))
         if draw.random.random() < 0.2:
-            return {k: v for k, v in value.items() if k != key} | (
-                {"x": 1} if draw.random.random() < 0.5 else {}
-            )
+            another = {"x": 1} if draw.random.random() < 0.5 else {}
+            return {k: v for k, v in value.items() if k != key} | another
         return value | {key: replace_one(draw, value[key])}
     if isinstance(value, list) and value and draw.random.random() < 0.8:
         index = draw.random.randrange(len(value))
@@ -254,10 +247,8 @@ def merge(draw: Any) -> Iterator[str]:
                 (folder / ABOUT).write_text(json.dumps(replace_one(draw, content)))
             else:
                 table = pd.read_csv(folder / FILES[STEP], dtype=object, keep_default_na=False)
-                column, value = (
-                    draw.one("column", *table.columns),
-                    draw.one("value", *map(str, ODD), "64", "nan"),
-                )
+                column = draw.one("column", *table.columns)
+                value = draw.one("value", *map(str, ODD), "64", "nan")
                 rows = draw.one("rows", slice(None), slice(1), slice(0, None, 2), slice(0))
                 if rows == slice(0):
                     table = table[:0]
@@ -267,6 +258,3 @@ def merge(draw: Any) -> Iterator[str]:
         arguments = ["merge", str(folder), str(world()["compared"]), "--out", str(Path(work) / "out")]
         if wrong := complaint("merge", arguments, Path(work)):
             yield wrong
-
-
-KINDS: dict[str, Callable[[Any], Iterator[str]]] = {"command": command, "merge": merge}

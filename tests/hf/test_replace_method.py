@@ -3,24 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from builders import decoder
 
-from dape.models import DapeConfig, DapeForCausalLM
+from dape.models import DapeForCausalLM
 from dape.retrofitting.matching import LayerMatching
 from dape.retrofitting.replace_method import replace_method
 from dape.retrofitting.tuning import Tuning
-
-
-def small(method):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return DapeForCausalLM(DapeConfig(method=method, **sizes)).eval()
 
 
 @pytest.mark.parametrize(
     "method", ["dape1x3-kerple", "kerple", "fox", "talking-alibi", "dape1x3-rope", "rope[canon=ac]"]
 )
 def test_the_weights_that_both_have_stay(method):
-    base = small("rope")
+    base = decoder("rope", vocab_size=61)
     model = replace_method(base, method)
     assert model.config.method == method
     assert base.config.method == "rope"
@@ -34,7 +29,7 @@ def test_the_weights_that_both_have_stay(method):
 
 
 def test_an_exchanged_model_is_saved_and_loaded(tmp_path):
-    model = replace_method(small("rope"), "dape1x3-kerple")
+    model = replace_method(decoder("rope", vocab_size=61), "dape1x3-kerple")
     model.save_pretrained(tmp_path)
     ids = torch.randint(61, (2, 12))
     again = DapeForCausalLM.from_pretrained(tmp_path)
@@ -42,19 +37,12 @@ def test_an_exchanged_model_is_saved_and_loaded(tmp_path):
 
 
 def test_the_old_model_teaches_the_new_one():
-    base = small("rope")
+    base = decoder("rope", vocab_size=61)
     for same in ("dape1x3-rope", "rope[canon=ac]"):
         assert LayerMatching(replace_method(base, same), base).loss(torch.arange(12)[None]) < 1e-8
     model = replace_method(base, "dape1x3-kerple")
-    task = Tuning(
-        model,
-        np.arange(300) % 61,
-        train_length=16,
-        batch_size=4,
-        teacher=base,
-        match_steps=30,
-        added_rate=3.0,
-    )
+    how = {"train_length": 16, "batch_size": 4, "match_steps": 30, "added_rate": 3.0}
+    task = Tuning(model, np.arange(300) % 61, teacher=base, **how)
     assert len(task.rate_factors()) == 2 * (2 + 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []

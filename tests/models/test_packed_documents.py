@@ -94,11 +94,8 @@ def test_a_mask_by_query_counts_each_documents_tokens(method):
     model = tiny(method)
     ids = torch.randint(0, 40, (1, 15))
     document = torch.tensor([-1] * 3 + [0] * 7 + [1] * 5)
-    shown = (
-        (document[:, None] == document)
-        & (document >= 0)[:, None]
-        & torch.ones(15, 15, dtype=torch.bool).tril()
-    )
+    shown = (document[:, None] == document) & (document >= 0)[:, None]
+    shown &= torch.ones(15, 15, dtype=torch.bool).tril()
     together = model(ids, attention_mask=shown[None, None]).logits
     for start, stop in ((3, 10), (10, 15)):
         torch.testing.assert_close(together[:, start:stop], model(ids[:, start:stop]).logits)
