@@ -34,10 +34,10 @@ def dape(method: str = "dape1x3-kerple", seed: int = 0) -> DapeForCausalLM:
     return model
 
 
-def gpt2() -> GPT2LMHeadModel:
+def gpt2(kind: type[GPT2LMHeadModel] = GPT2LMHeadModel) -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3)
-    return GPT2LMHeadModel(config)
+    sizes = {"vocab_size": 64, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    return kind(GPT2Config(**sizes, initializer_range=0.3))
 
 
 MODELS = {"dape": dape, "rope": lambda: dape("rope"), "gpt2": gpt2}
@@ -152,21 +152,13 @@ def test_impossible_evaluations_say_why(change, message):
         losses_by_length(Recorder(), documents(2000), options.pop("lengths"), **options)
 
 
-def test_ids_beyond_the_vocabulary_are_a_sentence():
-    tokens = Tokens.of([np.arange(200)])
+def test_input_that_a_model_cannot_read_is_a_sentence():
+    model = dape().train()
     with pytest.raises(ValueError, match=r"token \d+ is outside the model's vocabulary of 64"):
-        losses_by_length(dape(), tokens, [16])
-
-
-def test_a_model_with_a_limit_is_a_sentence():
+        losses_by_length(model, Tokens.of([np.arange(200)]), [16])
+    assert model.training
     with pytest.raises(ValueError, match=r"input of 256 tokens .it has embeddings for 128 positions"):
         losses_by_length(gpt2(), documents(400), [64, 256])
-
-
-def test_model_returns_to_its_mode():
-    model = dape().train()
-    losses_by_length(model, documents(100), [16], windows=2)
-    assert model.training
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -184,9 +176,8 @@ def test_loss_by_position(name):
 def test_rows_are_sums_by_document_and_of_the_window():
     model, tokens = dape(), documents(300, 90, 200)
     windows = same_targets(tokens, 64, 4, 9)
-    rows = pd.concat(
-        measure(model, tokens, windows, [32, 64], last=4, metrics=["loss", "accuracy"], window=16)
-    )
+    how = {"last": 4, "metrics": ["loss", "accuracy"], "window": 16}
+    rows = pd.concat(measure(model, tokens, windows, [32, 64], **how))
     losses = losses_by_length(model, tokens, [4, 8, 16, 32, 64], last=4, windows=9).losses
     known = rows.set_index(["length", "slice", "metric", "document"])["sum"].sort_index()
     for length in (32, 64):
@@ -265,9 +256,7 @@ class Capped(GPT2LMHeadModel):
 
 
 def test_models_that_change_their_logits_are_scored_by_their_logits():
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3)
-    model, tokens = Capped(config), documents(200)
+    model, tokens = gpt2(Capped), documents(200)
     found = losses_by_length(model, tokens, [30], last=10, windows=3)
     expected = [naive(model, tokens.ids[end - 31 : end], 10) for end in found.windows.ends]
     np.testing.assert_allclose(found.losses[30], expected, atol=1e-5)

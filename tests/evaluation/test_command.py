@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from builders import SMALL_RUN
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import dape
 from dape.cli import main
 from dape.data import ByteTokenizer, open_data, prepare, train_bpe
 from dape.evaluation import losses_by_length, sliding_window
@@ -14,7 +16,6 @@ from dape.evaluation.statistics import mean_over_documents
 from dape.evaluation.table import change, difference, mean, means, read_table
 from dape.lab.comparison import load_comparison
 from dape.models import DapeForCausalLM, preset
-from dape.training import TrainConfig, train
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,7 @@ def test_two_models_side_by_side(folder, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
     assert "At 64 tokens" in printed
+    assert " ± " in printed
     assert "Loss minus gpt2's" in printed
     assert "equal steps" not in printed
     for name in ("input 16–31", "sliding by 16", "recall of 2-grams<=32"):
@@ -60,56 +62,22 @@ def test_two_models_side_by_side(folder, tmp_path, capsys):
         GPT2LMHeadModel.from_pretrained(folder / "gpt2"),
         DapeForCausalLM.from_pretrained(folder / "dape"),
     ]
-    gpt2, dape = (losses_by_length(model, tokens, [32, 64], last=16, windows=6) for model in models)
+    gpt2, ours = (losses_by_length(model, tokens, [32, 64], last=16, windows=6) for model in models)
     table = read_table(tmp_path / "out" / "results.csv.gz")
     for length in (32, 64):
         assert mean(table, "gpt2", length).value == pytest.approx(gpt2.at(length).value, rel=1e-6)
         found = difference(table, "dape", "gpt2", at=length)
-        gap = (dape.losses[length] - gpt2.losses[length]).mean(1, dtype=np.float64)
-        expected = mean_over_documents(gap, np.ones(6), dape.windows.documents)
+        gap = (ours.losses[length] - gpt2.losses[length]).mean(1, dtype=np.float64)
+        expected = mean_over_documents(gap, np.ones(6), ours.windows.documents)
         assert (found.value, found.error) == pytest.approx((expected.value, expected.error), rel=1e-5)
-    found, expected = change(table, "dape", 32, 64), dape.change(32, 64)
+    found, expected = change(table, "dape", 32, 64), ours.change(32, 64)
     assert (found.value, found.error) == pytest.approx((expected.value, expected.error), rel=1e-4)
     slid = sliding_window(models[0], tokens, 32, max_tokens=600)
-    assert means(table, slice="sliding by 16").loc["gpt2", 32] == pytest.approx(
-        slid["sum"].sum() / slid["count"].sum()
-    )
+    expected = pytest.approx(slid["sum"].sum() / slid["count"].sum())
+    assert means(table, slice="sliding by 16").loc["gpt2", 32] == expected
     # The same files as those of a comparison.
     assert load_comparison(tmp_path / "out").verdict() in " ".join(printed.split())
     assert "Evaluated to 64 tokens" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_frequent_ngrams_do_not_count_as_recall(folder, tmp_path):
-    options = ("--data", folder / "data", "--lengths", "32,64", "--last", 16, "--windows", 6, "--recall", 2)
-    hits = []
-    for number, rare in enumerate(((), ("--max-training-count", 3))):
-        assert evaluate(folder, f"hf:{folder}/dape", *options, *rare, "--out", tmp_path / str(number)) == 0
-        rows = read_table(tmp_path / str(number) / "results.csv.gz").query(
-            "metric == 'loss' and length == 64"
-        )
-        hits.append(rows[rows["slice"].str.contains(r"<=\d+$")]["count"].sum())
-    assert 0 < hits[1] < hits[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--max-training-count", "2"), "--max-training-count needs --recall N"),
-        (("--recall", "0"), "--recall=0 must be at least 1"),
-    ],
-)
-def test_impossible_slices_say_why(folder, capsys, options, sentence):
-    arguments = (f"hf:{folder}/gpt2", "--data", folder / "data", "--lengths", "32,64")
-    assert evaluate(folder, *arguments, *options) == 2
-    assert sentence in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_corpus_is_packed_with_the_models_tokenizer(folder, capsys):
-    code = evaluate(
-        folder, f"hf:{folder}/gpt2", "--corpus", folder / "texts", "--lengths", "16", "--windows", 3
-    )
-    assert code == 0
-    assert " ± " in capsys.readouterr().out
 
 
 def test_one_document_has_no_standard_errors_and_says_so(folder, capsys):
@@ -121,23 +89,8 @@ def test_one_document_has_no_standard_errors_and_says_so(folder, capsys):
 
 
 def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):
-    run = train(
-        TrainConfig(
-            method="alibi",
-            preset="tiny",
-            num_layers=1,
-            hidden_size=16,
-            num_heads=2,
-            corpus=str(folder / "texts"),
-            validation="0.5",
-            train_length=16,
-            batch_size=2,
-            steps=1,
-            seed=7,
-            out=str(tmp_path / "run-7"),
-        ),
-        progress=False,
-    )
+    sizes = {**SMALL_RUN, "num_heads": 2, "train_length": 16, "steps": 1, "seed": 7}
+    run = dape.train("alibi", corpus=str(folder / "texts"), out=str(tmp_path / "run-7"), **sizes)
     capsys.readouterr()
     assert evaluate(folder, run.folder, "--windows", 4, "--out", tmp_path / "out") == 0
     assert "At 16× the training length run-7 has perplexity" in " ".join(capsys.readouterr().out.split())
@@ -146,36 +99,33 @@ def test_a_run_brings_its_own_data_and_lengths(folder, tmp_path, capsys):
     assert set(table["train_length"]) == {16}
     expected = losses_by_length(run.model(), run.data().validation, [16, 256], last=4, windows=4)
     assert means(table).columns.tolist() == [16, 32, 64, 128, 256]
-    assert means(table).loc["run-7", [16, 256]].tolist() == pytest.approx(
-        [expected.at(n).value for n in (16, 256)]
-    )
+    for length in (16, 256):
+        assert means(table).loc["run-7", length] == pytest.approx(expected.at(length).value)
 
 
 MISTAKES = {
-    "words": (
-        ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "a,b"],
-        '--lengths="a,b": expected whole numbers',
-    ),
-    "twice": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "16,16"], "contains a duplicate"),
     "both": (["hf:{}/gpt2", "--data", "{}/data", "--corpus", "{}/texts"], "token data or a corpus, not both"),
-    "long": (
-        ["hf:{}/gpt2", "--data", "{}/data", "--lengths", "64,99999"],
-        "or let the context run across documents (--context stream, in Python",
-    ),
+    "long": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "64,99999"], "or let the context run across"),
     "limit": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "256"], "embeddings for 128 positions"),
     "stride": (["hf:{}/gpt2", "--data", "{}/data", "--stride", "4"], "--stride needs --sliding"),
     "no data": (["hf:{}/gpt2", "--data", "{}/texts"], "holds no token data"),
+    "slices": (["hf:{}/gpt2", "--max-training-count", "2"], "--max-training-count needs --recall N"),
+    "training data": (
+        [
+            "hf:{}/gpt2", "--corpus", "{}/texts", "--recall", "3", "--max-training-count", "0", "--lengths",
+            "32"
+        ],
+        "the training data of gpt2 is unknown",
+    ),
     "no model": (["hf:{}/texts", "--data", "{}/data"], "no causal language model in the folder"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_sentences(name, folder, capsys):
     arguments, message = MISTAKES[name]
     assert main(["eval", *(part.format(folder) for part in arguments)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_model_that_is_nowhere_is_said_to_be_no_model(capsys, monkeypatch):
@@ -214,13 +164,6 @@ def test_data_of_another_tokenizer_is_refused_for_any_model(folder, tmp_path, ca
     other.save(tmp_path / "model")
     assert evaluate(folder, f"hf:{tmp_path}/model", "--data", folder / "data", "--lengths", "32") == 2
     assert "was packed with a different tokenizer than" in " ".join(capsys.readouterr().err.split())
-
-
-def test_how_often_training_had_an_ngram_needs_the_training_text(folder, capsys):
-    arguments = (f"hf:{folder}/gpt2", "--corpus", folder / "texts", "--lengths", "32,64", "--last", 16)
-    rare = ("--recall", 3, "--max-training-count", 0)
-    assert evaluate(folder, *arguments, *rare) == 2
-    assert "the training data of gpt2 is unknown" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_model_with_a_known_window_stands_beside_an_input_cut_to_it(folder, tmp_path, capsys):

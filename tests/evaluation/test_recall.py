@@ -97,9 +97,8 @@ def test_frequent_ngrams_are_no_recall(most: int) -> None:
             target = windows.ends[row] - 8 + place
             gram = tokens.ids[target - 2 : target + 1].tolist()
             frequent = sum(text[n : n + 3] == gram for n in range(len(text))) > most
-            assert other[row, place] == (
-                (chosen[row, place] and not frequent) or (frequent and name == "recall>64")
-            )
+            expected = name == "recall>64" if frequent else chosen[row, place]
+            assert other[row, place] == expected
     with pytest.raises(ValueError, match="needs the training tokens"):
         targets_by_recall(tokens, windows, LENGTHS, 8, max_training_count=1)
 

@@ -6,29 +6,17 @@ import shutil
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from builders import llama_of_bytes
+from transformers import LlamaForCausalLM
 
 from dape import cli
 from dape.cli.suite import Options
-from dape.data import ByteTokenizer
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model") / "small"
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    ByteTokenizer().save(folder)
-    return folder
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "bos_token_id": None}
+    return llama_of_bytes(tmp_path_factory.mktemp("model") / "small", **sizes)
 
 
 def test_scores_table_and_heat_map(model, tmp_path, capsys):
@@ -55,9 +43,8 @@ def test_a_haystack_of_ones_own(model, tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("Call me Ishmael. It was the best of times. " * 3)
     arguments = ["--lengths", "300", "--tasks", "babilong_qa1", "--examples", "2", "--haystack", str(book)]
-    assert (
-        cli.main(["suite", f"hf:{model}", *arguments, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    )
+    arguments += ["--device", "cpu", "--out", str(tmp_path / "out")]
+    assert cli.main(["suite", f"hf:{model}", *arguments]) == 0
 
 
 def test_benchmarks_are_groups_of_tasks():
@@ -90,9 +77,8 @@ def test_another_model_or_text_under_the_same_name_is_asked_anew(model, tmp_path
 
     def losses() -> list[float]:
         assert cli.main(["suite", *arguments]) == 0
-        return [
-            record["nll"] for record in json.loads((tmp_path / "out" / "suite.json").read_text())["results"]
-        ]
+        found = json.loads((tmp_path / "out" / "suite.json").read_text())["results"]
+        return [record["nll"] for record in found]
 
     assert len(losses()) == len(losses()) == 1
     changed = LlamaForCausalLM.from_pretrained(folder)

@@ -1,16 +1,14 @@
 """`dape inspect`: what it writes, and a sentence for what it cannot look at."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
+from builders import decoder
 
-from dape import devices
 from dape.cli import main
 from dape.cli.inspect import read_argument
-from dape.models import DapeForCausalLM, preset
+from dape.models import DapeForCausalLM
 from dape.models.byte_tokenizer import byte_tokenizer
 
 
@@ -18,9 +16,7 @@ from dape.models.byte_tokenizer import byte_tokenizer
 def model(tmp_path_factory):
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("models") / "small"
-    DapeForCausalLM(preset("tiny", "dape1x3-kerple", hidden_size=32, num_hidden_layers=1)).save_pretrained(
-        folder
-    )
+    decoder(vocab_size=257, num_hidden_layers=1).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -36,6 +32,8 @@ def test_it_writes_page_pictures_and_numbers(model, tmp_path, capsys):
     assert [(record["length"], record["head"]) for record in records] == [(4, 1), (4, 3), (11, 1), (11, 3)]
     assert all(0 < record["sink"] <= 1 and 0 < record["change"] <= 1 for record in records)
     assert "entropy in nats" in capsys.readouterr().out
+    # A tokenizer that is named does for a missing one.
+    assert main(["inspect", str(bare(model, tmp_path)), "--tokenizer", "bytes", *options]) == 0
 
 
 def test_by_default_the_whole_text_up_to_512_tokens_is_shown(model, tmp_path):
@@ -63,11 +61,9 @@ REFUSALS = {
     "no text": (lambda model, path: [model, "--text", ""], "has 0 tokens for small, too few for a length of 1"),
     "no file": (lambda model, path: [model, "--text", "book.txt"], "there is no file book.txt"),
     "no file of another ending": (lambda model, path: [model, "--text", "texts/nofile.json"], "there is no file texts/nofile.json"),
-    "no pixels": (lambda model, path: [model, "--text", "a b", "--lengths", "3", "--resolution", "0"], "resolution=0 must be at least 1"),
     "no model": (lambda model, path: [path / "nothing", "--text", "a"], "is not a run folder: it has no run.json"),
     "other model": (lambda model, path: [other(path), "--text", "a"], "no causal language model in the folder"),
     "format": (lambda model, path: [model, "--text", "a", "--formats", "bmp"], "choose among png, svg, pdf"),
-    "lengths": (lambda model, path: [model, "--text", "a", "--lengths", "x"], "--lengths=\"x\": expected whole numbers, separated by commas"),
 }  # fmt: skip
 
 
@@ -87,16 +83,3 @@ def test_mistakes_are_one_sentence(case, model, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("text", ["3.14", "word", "The end.", "read book.txt", "wait..."])
 def test_a_text_need_not_be_a_file(text):
     assert read_argument(text) == text
-
-
-def test_a_tokenizer_that_is_named_does_for_a_missing_one(model, tmp_path):
-    folder = bare(model, tmp_path)
-    options = ["--text", "the cat", "--tokenizer", "bytes", "--lengths", "7", "--out", str(tmp_path / "out")]
-    assert main(["inspect", str(folder), *options]) == 0
-
-
-def test_a_text_too_long_for_the_memory_is_one_sentence(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(devices, "free_memory", lambda device: 10**6)
-    options = ["--text", "word " * 100, "--lengths", "400", "--out", str(tmp_path / "out")]
-    assert main(["inspect", str(model), *options]) == 2
-    assert "free: look at fewer tokens, or at fewer layers and heads" in capsys.readouterr().err

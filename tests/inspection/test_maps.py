@@ -7,8 +7,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 import dape
 from dape import devices
-from dape.inspection import maps as memory
-from dape.inspection.figure import draw_maps, shade
+from dape.inspection.figure import shade
 from dape.models import DapeForCausalLM, preset
 
 METHODS = [
@@ -87,9 +86,8 @@ def test_a_model_in_training_mode_is_shown_as_it_is_evaluated():
     found = dape.inspect(model.train(), ids)
     assert model.training
     for layer in range(2):
-        np.testing.assert_array_equal(
-            found.layers[layer].maps["weights"], expected.layers[layer].maps["weights"]
-        )
+        ours, theirs = (inspected.layers[layer].maps["weights"] for inspected in (found, expected))
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_capped_scores_are_capped_once():
@@ -132,23 +130,5 @@ def test_tiles_change_no_pixel(rows, resolution):
 def test_more_than_the_memory_holds_is_refused_before_anything_is_computed(monkeypatch):
     assert (devices.free_memory(torch.device("cpu")) or 10**8) > 10**7
     monkeypatch.setattr(devices, "free_memory", lambda device: 5 * 10**6)
-    sentence = (
-        r"looking at 300 tokens needs about 0\.\d GB of memory and 0\.0 GB are free: look at fewer tokens"
-    )
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=r"300 tokens needs about 0\.\d GB .* look at fewer tokens"):
         dape.inspect(tiny("dape1x3-kerple"), [1] * 300)
-
-
-def test_pictures_are_written(tmp_path):
-    found = dape.inspect(tiny("dape1x3-kerple"), torch.randint(0, 256, (16,)))
-    for ending in ("png", "svg", "pdf"):
-        path = draw_maps(found, 1, tmp_path / f"layer.{ending}")
-        assert path.stat().st_size > 1000
-    assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_longer_texts_take_smaller_tiles():
-    config = preset("125m")
-    for length in (512, 8192, 100_000):
-        rows = memory.affordable_rows(config, length)
-        assert rows == 1 or rows * length * memory.bytes_per_pair(config) <= memory.TILE_BYTES
