@@ -55,15 +55,15 @@ def test_every_page_is_in_the_menu():
     assert sorted(nav) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
-def test_every_link_leads_somewhere(site):
+def test_every_link_and_picture_is_there(site):
     found = pages(site)
     assert site / "papers" / "dape_v2" / "index.html" in found  # results that are linked to
     for path, page in found.items():
         if path.name == "404.html":
             continue
         for tag, attributes in page.found:
-            link = attributes.get("href", "")
-            if tag != "a" or not link or re.match(r"https?:", link):
+            link = attributes.get({"a": "href", "img": "src"}.get(tag, ""), "")
+            if not link or re.match(r"https?:|data:", link):
                 continue
             address, anchor = urldefrag(link)
             target = (path.parent / address).resolve() if address else path

@@ -183,35 +183,54 @@ def score(table: pd.DataFrame) -> Estimate:
 
 
 def score_table(table: pd.DataFrame, *, errors: bool = True) -> Table:
-    """Tasks by methods: mean accuracy beyond the training length in percent, with the paper's in brackets."""
-    methods = list(dict.fromkeys(table["method"]))
-    rows = []
-    for task in sorted(table["corpus"].unique(), key=list(TASKS).index):
-        cells = [Cell(f"{100 * build_task(task).constant_accuracy:.0f}")]
-        for method in methods:
-            found = score(table[(table["corpus"] == task) & (table["method"] == method)])
-            printed = paper_accuracy(task, method)
-            error = (
-                f" ± {100 * found.error:.1f}"
-                if errors and found.seeds > 1 and math.isfinite(found.error)
-                else ""
-            )
-            theirs = f" ({printed:.1f})" if printed is not None else ""
-            text = f"{100 * found.value:.1f}{error}{theirs}" if found.known else ""
-            cells.append(Cell(text, found.value if found.known else None))
-        rows.append(Row(task, tuple(cells)))
-    return Table(
-        "mean accuracy beyond the training length, % (the paper's)",
-        ("constant", *methods),
-        tuple(rows),
-        "task",
-    )
+    """Tasks by methods: mean accuracy beyond the training length in percent, with the paper's in brackets.
+
+    Many methods are rows, best first.
+    """
+    tasks, methods = tasks_in(table), list(dict.fromkeys(table["method"]))
+    scores = {
+        (task, method): score(own) for (task, method), own in table.groupby(["corpus", "method"], sort=False)
+    }
+    constant = [Cell(f"{100 * build_task(task).constant_accuracy:.0f}") for task in tasks]
+
+    def cell(task: str, method: str) -> Cell:
+        found, printed = scores.get((task, method), Estimate()), paper_accuracy(task, method)
+        error = (
+            f" ± {100 * found.error:.1f}" if errors and found.seeds > 1 and math.isfinite(found.error) else ""
+        )
+        theirs = f" ({printed:.1f})" if printed is not None else ""
+        text = f"{100 * found.value:.1f}{error}{theirs}" if found.known else ""
+        return Cell(text, found.value if found.known else None)
+
+    title = "mean accuracy beyond the training length, % (the paper's)"
+    if len(methods) > len(COLOURS):
+        rows = [Row(method, tuple(cell(task, method) for task in tasks)) for method in best_first(table)]
+        return Table(title, tuple(tasks), (*rows, Row("constant", tuple(constant))), "method")
+    rows = [
+        Row(task, (always, *(cell(task, method) for method in methods)))
+        for task, always in zip(tasks, constant, strict=True)
+    ]
+    return Table(title, ("constant", *methods), tuple(rows), "task")
+
+
+def tasks_in(table: pd.DataFrame) -> list[str]:
+    """Tasks of the table in the order of the registry."""
+    return sorted(table["corpus"].unique(), key=list(TASKS).index)
+
+
+def best_first(table: pd.DataFrame) -> list[str]:
+    """Methods by their mean accuracy beyond the training lengths of the tasks."""
+    beyond = table[table["length"] > table["train_length"]]
+    by_task = [means(own, "accuracy").mean(axis=1) for _, own in beyond.groupby("corpus")]
+    return [
+        str(method) for method in pd.concat(by_task, axis=1).mean(axis=1).sort_values(ascending=False).index
+    ]
 
 
 def length_tables(table: pd.DataFrame) -> list[Table]:
     """For each task, methods by lengths: accuracy in percent, mean over seeds."""
     tables = []
-    for task in sorted(table["corpus"].unique(), key=list(TASKS).index):
+    for task in tasks_in(table):
         found = 100 * means(table[table["corpus"] == task], "accuracy")
         rows = [
             Row(str(method), tuple(Cell("" if math.isnan(v) else f"{v:.1f}", v) for v in values))
@@ -225,11 +244,10 @@ def length_tables(table: pd.DataFrame) -> list[Table]:
 
 def accuracy_figure(table: pd.DataFrame) -> Figure:
     """A panel for each task: accuracy by length, the longest training length dotted; many methods as a heat map."""
-    tasks = sorted(table["corpus"].unique(), key=list(TASKS).index)
-    columns = min(3, len(tasks))
-    methods = list(dict.fromkeys(table["method"]))
+    tasks, methods = tasks_in(table), list(dict.fromkeys(table["method"]))
     if len(methods) > len(COLOURS):
-        return heat_map(table, tasks, methods)
+        return heat_map(table, tasks, best_first(table))
+    columns = min(3, len(tasks))
     with context(["default", LOOK]):
         drawn, axes = canvas(
             3.0 * columns + 1.8,
@@ -266,7 +284,7 @@ def accuracy_figure(table: pd.DataFrame) -> Figure:
 
 
 def heat_map(table: pd.DataFrame, tasks: list[str], methods: list[str]) -> Figure:
-    """A panel for each task: accuracy of methods (rows) by length (columns) in percent, a line after the training's."""
+    """A panel for each task: accuracy of methods (rows) by length (columns) in percent, a line after the training lengths."""
     with context(["default", LOOK]):
         drawn, axes = canvas(1.5 * len(tasks) + 2.4, 0.19 * len(methods) + 0.6, 1, len(tasks))
         for axis, task in zip(axes.flat, tasks, strict=True):

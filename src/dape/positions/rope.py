@@ -1,18 +1,4 @@
-"""RoPE (Su et al. 2021): queries and keys rotated by their position, with the usual ways to stretch it.
-
-A pair of features (m, m + D/2) turns by position · θₘ, θₘ = base^(−2m/D), so q·k depends on the distance.
-Scaling to contexts `factor` times as long as `original_length`:
-    linear    position / factor (position interpolation, Chen et al. 2023)
-    ntk       base · factor^(D/(D−2)): high frequencies kept, the lowest interpolated
-    dynamic   ntk by the input's own length n: factor · n / original_length − (factor − 1), none up to original_length
-    yarn      linear below `slow` turns over the original length, untouched above `fast`, a ramp over features
-              between, and logits sharpened by (0.1 · ln factor + 1)² (Peng et al. 2023)
-    llama3    linear below `slow` turns, untouched above `fast`, a ramp over turns between (Llama 3.1)
-    longrope  θ divided by `short` [D/2], or by `long` in inputs longer than original_length; logits sharpened by
-              1 + ln factor / ln original_length (Ding et al. 2024)
-With `dynamic` and `longrope` keys depend on the length of the input, each row's or packed document's own, padding left
-out: cached keys are not valid in a longer one.
-"""
+"""RoPE (Su et al. 2021): queries and keys rotated by their position, with the usual ways to stretch it."""
 
 from __future__ import annotations
 
@@ -95,7 +81,22 @@ FAST = {"llama3": 4.0}
 
 
 class RoPE(PositionEncoding):
-    """Rotates queries and keys; adds no bias.
+    """Queries and keys rotated by their position; adds no bias.
+
+    A pair of features (m, m + D/2) turns by position · θₘ, θₘ = base^(−2m/D), so q·k depends on the distance. A scaling
+    is for inputs `factor` times as long as `original_length`:
+
+    - linear: position / factor (position interpolation, Chen et al. 2023).
+    - ntk: base · factor^(D/(D−2)), high frequencies kept, the lowest interpolated.
+    - dynamic: ntk by the length n of the input, factor · n / original_length − (factor − 1); none up to original_length.
+    - yarn: linear below `slow` turns over the original length, untouched above `fast`, a ramp over features between, and
+      logits times (0.1 · ln factor + 1)² (Peng et al. 2023).
+    - llama3: linear below `slow` turns, untouched above `fast`, a ramp over turns between (Llama 3.1).
+    - longrope: θ divided by `short` [D/2], or by `long` in inputs longer than original_length; logits times
+      1 + ln factor / ln original_length (Ding et al. 2024).
+
+    With `dynamic` and `longrope` keys depend on the length of the input, of each row's or packed document, without
+    padding: cached keys are not valid in a longer one.
 
     fraction: share of each head's features that rotate, the first ones; the others carry no position (GPT-NeoX).
     """
