@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from dape import ScoreAttention, all_methods, randomized_positions
+from dape import POSITIONS, ScoreAttention, randomized_positions
 from dape.bench.methods import SHOWN
 from dape.methods import PRESETS
 from dape.models import Encoder
 
 OTHERS = ("kerple[canon=a]", "rope[window=3]", "kerple/nope[normaliser=ssmax]", "stickbreaking/rope")
-# Every encoding, processor and normaliser, every name of several layers, and options of every method.
-METHODS = list(dict.fromkeys([*(method.name for method in all_methods()), *SHOWN, *OTHERS]))
+# Every encoding, also convolved, every processor and normaliser, every name of several layers, options of every method.
+METHODS = list(dict.fromkeys([*SHOWN, *(f"dape1x3-{name}" for name in POSITIONS), *OTHERS]))
 CAUSAL = {*PRESETS, *OTHERS} - {"kerple/nope[normaliser=ssmax]"}
 
 
