@@ -3,12 +3,12 @@
 TITLE = "DAPE V2: Process Attention Score as Feature Map for Length Extrapolation"
 
 OPENING = """
-**Reproduced**: with the 1×3 convolution a model is better than plain Kerple at every length, in nats per token by
-{lead LaTeX dape1x3-kerple kerple 256} on LaTeX at its training length and {lead LaTeX dape1x3-kerple kerple 8192} at 32 times it (three seeds), on
-books by {lead books dape1x3-kerple kerple 256} and {lead books dape1x3-kerple kerple 8192} (two). On code it leads by {lead code:code dape1x3-kerple kerple 128}
-and {lead code:code dape1x3-kerple kerple 8192}: the largest lead, of too few seeds ({seeds code:code dape1x3-kerple}) to decide.
+**Reproduced**: with the 1×3 convolution a model is better than plain Kerple at every length. In nats per token, at the training
+length and at the longest input, by {lead code:code dape1x3-kerple kerple 128} and {lead code:code dape1x3-kerple kerple 8192} on code (three seeds),
+{lead LaTeX dape1x3-kerple kerple 256} and {lead LaTeX dape1x3-kerple kerple 8192} on LaTeX (three),
+{lead books dape1x3-kerple kerple 256} and {lead books dape1x3-kerple kerple 8192} on books (two). On code Kerple degrades ({change code:code kerple 128 8192}).
 **Not reproduced**: on LaTeX Kerple hardly degrades ({change LaTeX kerple 256 8192}), so the lead grows by
-{lead_growth LaTeX dape1x3-kerple kerple 256 8192} instead of a nat, and the fall with the length is unclear.
+{lead_growth LaTeX dape1x3-kerple kerple 256 8192} instead of a nat, on code by {lead_growth code:code dape1x3-kerple kerple 128 8192}. That perplexity falls with the length is unclear.
 Models have 2.6 million parameters, on code 4.2. Of {count dape_v2} claims: {counts}.
 
 ![Loss by length of input against Kerple's](figures/headline.svg)
