@@ -1,7 +1,5 @@
 """A page in headless Chromium: its document after the scripts ran, what a probe saw, and the console's lines."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -75,10 +73,9 @@ def visit(
     copy.write_text(f"{head or rest}<script>{script}</script>{end + rest if head else ''}", "utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     if size[0] < NARROWEST:
-        (folder / f"frame-{copy.name}").write_text(
-            FRAME.format(page=copy.name, width=size[0], height=size[1])
-        )
+        frame = FRAME.format(page=copy.name, width=size[0], height=size[1])
         copy = folder / f"frame-{copy.name}"
+        copy.write_text(frame)
     place = f"--user-data-dir={folder / 'profile'}"
     command = [chromium(), *FLAGS, place, scheme, f"--window-size={size[0]},{size[1]}", copy.as_uri()]
     done = subprocess.run(command, capture_output=True, timeout=300, check=True)

@@ -1,7 +1,5 @@
 """Exported models and adapters: no flipped bit goes unnoticed, no index leads outside, modes are usual."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import decoder
 from builders import llama as small_llama
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
@@ -19,13 +18,18 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import dape
 from dape.checksums import verify_checksums
 from dape.loading import load_base, load_causal_lm, open_for_evaluation, open_for_inspection
-from dape.models import DapeForCausalLM, DapeModel, export, preset
+from dape.models import DapeForCausalLM, DapeModel, export
 from dape.models.byte_tokenizer import byte_tokenizer
 from dape.training import TrainConfig
 from dape.training.run import Run, make_loadable
 
-SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "score_width": 4}
-
+SIZES = {
+    "vocab_size": 257,
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "score_width": 4,
+}
 TEXT = str(Path(dape.__file__).parent / "settings.py")
 
 
@@ -37,17 +41,13 @@ def llama():
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "model"
-    return export(
-        DapeForCausalLM(preset("tiny", "dape1x3-kerple", **SIZES)), folder, tokenizer=byte_tokenizer()
-    )
+    return export(decoder(**SIZES), folder, tokenizer=byte_tokenizer())
 
 
 def flips(folder, count, seed=0):
     """A file and a bit of it, as often in small files as in large ones."""
-    draw, files = (
-        random.Random(seed),
-        sorted(path for path in folder.iterdir() if path.is_file() and path.suffix != ".md"),
-    )
+    draw = random.Random(seed)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix != ".md")
     for _ in range(count):
         file = draw.choice(files)
         yield file, draw.randrange(8 * file.stat().st_size)
@@ -62,14 +62,6 @@ def damaged(file, bit):
     file.write_bytes(content)
     yield
     file.write_bytes(whole)
-
-
-def test_no_flipped_bit_of_an_exported_model_is_silent(exported):
-    verify_checksums(exported)
-    for file, bit in flips(exported, 130):
-        with damaged(file, bit), pytest.raises(ValueError, match=r"damaged|missing|format|outside"):
-            verify_checksums(exported)
-    verify_checksums(exported)
 
 
 def test_no_flipped_bit_of_an_adapter_is_silent(exported, llama, tmp_path):
@@ -123,7 +115,7 @@ def test_no_flipped_bit_of_the_weights_is_silent_on_any_route(route, run_folder,
 def test_no_flipped_bit_of_any_file_is_silent_in_plain_transformers(route, run_folder, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run_folder, folder)
-    for file, bit in flips(folder / "model" if route == "auto" else folder, 40):
+    for file, bit in flips(folder / "model" if route == "auto" else folder, 80):
         with damaged(file, bit), pytest.raises((ValueError, OSError, TypeError, KeyError)):
             ROUTES[route](folder)
 
@@ -179,11 +171,9 @@ def test_an_index_that_leads_outside_is_refused(exported, tmp_path, name):
         verify_checksums(folder)
 
 
-def test_an_export_that_is_killed_leaves_the_old_model_and_one_that_is_not_leaves_nothing_else(
-    tmp_path, monkeypatch
-):
+def test_an_export_leaves_itself_and_one_that_is_killed_the_old_model(tmp_path, monkeypatch):
     folder = tmp_path / "model"
-    model = DapeForCausalLM(preset("tiny", "kerple", **SIZES))
+    model = decoder("kerple", **SIZES)
     export(model, folder, with_code=True)
     (folder / "notes.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -194,7 +184,7 @@ def test_an_export_that_is_killed_leaves_the_old_model_and_one_that_is_not_leave
     with monkeypatch.context() as patch:
         patch.setitem(export.__globals__, "write_checksums", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            export(DapeForCausalLM(preset("tiny", "rope", **SIZES)), folder)
+            export(decoder("rope", **SIZES), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert list(tmp_path.iterdir()) == [folder]
     verify_checksums(folder)

@@ -1,7 +1,5 @@
 """Pages: every template escapes what it shows, and scripts run by their hash alone."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -43,9 +41,7 @@ def test_a_template_has_no_way_around_escaping_and_the_policy(path: Path) -> Non
 def test_one_module_marks_text_as_html() -> None:
     for path in (path for path in SOURCES if path.suffix == ".py"):
         if path != ROOT / "src/dape/pages.py":
-            found = re.search(
-                r"\bMarkup\b|\bEnvironment\(|\bTemplate\(|autoescape|<script", path.read_text("utf-8")
-            )
+            found = re.search(r"\b(Markup\b|Environment\(|Template\()|autoescape|<script", path.read_text())
             assert not found, f"{path}: {found}"
 
 
@@ -92,8 +88,7 @@ def test_json_in_a_page_does_not_end_its_element() -> None:
 def test_hostile_text_in_the_page_of_an_inspection_is_text(tmp_path: Path) -> None:
     model = DapeForCausalLM(preset("tiny", "kerple", num_hidden_layers=1, hidden_size=16)).eval()
     found = replace(inspect(model, [1, 2, 3]), method=HOSTILE)
-    page = write_maps_page(
-        [Named(HOSTILE, found, [HOSTILE] * 3), Named("b", found, ["a", "b", "c"])], tmp_path
-    )
+    named = [Named(HOSTILE, found, [HOSTILE] * 3), Named("b", found, ["a", "b", "c"])]
+    page = write_maps_page(named, tmp_path)
     document = check_unharmed(page, tmp_path).document
     assert "hacked" in document

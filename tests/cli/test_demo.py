@@ -79,12 +79,8 @@ def test_the_example_is_the_whole_word_that_longer_input_helped_most():
     losses = np.full((1, 25), 0.01)
     # Half of other_name is as improbable as before; of "name" alone, first_name is the whole word.
     losses[0, 3] = 5.0
-    found = recalled_word(
-        ByteTokenizer().decode,
-        tokens,
-        {"a": WindowLosses(windows, 25, {25: losses + 3, length: losses})},
-        "a",
-    )
+    by_length = WindowLosses(windows, 25, {25: losses + 3, length: losses})
+    found = recalled_word(ByteTokenizer().decode, tokens, {"a": by_length}, "a")
     assert found.word == "first_name"
     assert found.line == "other_name(first_name"
     assert found.distance == text.rindex("first_name") - text.index("first_name")
