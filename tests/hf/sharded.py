@@ -1,11 +1,12 @@
 """What torchrun starts for test_tools_that_wrap_layers: every method under FSDP2 against the same model whole."""
 
-from __future__ import annotations
-
+import pytest
 import torch
 import torch.distributed as dist
 from builders import decoder
 from test_tools_that_wrap_layers import METHODS
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
 
 from dape.training.parallel import shard
 
@@ -19,6 +20,11 @@ for method in METHODS:
         assert (parameter.grad is None) == (other.grad is None), (method, name)
         if parameter.grad is not None:
             torch.testing.assert_close(other.grad.full_tensor(), parameter.grad, rtol=1e-4, atol=1e-6)
+model, ids = decoder(), torch.randint(0, 40, (1, 8))
+refused = pytest.raises(ValueError, match="context_parallel gives each process a part of the tokens")
+with context_parallel(init_device_mesh("cpu", (2,)), buffers=[ids], buffer_seq_dims=[1]), refused:
+    model(ids, use_cache=False)
+model(ids, use_cache=False)
 if dist.get_rank() == 0:
     print(f"{len(METHODS)} methods")
 dist.destroy_process_group()

@@ -6,8 +6,6 @@ SUITES=FOLDER METHOD=dape1x3-kerple python -m pytest -o addopts= -W default -p n
 EXCEPTIONS says which of their tests do not apply, and why.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import sys
@@ -50,17 +48,9 @@ class Tester:
         self.hidden_size, self.num_hidden_layers, self.num_attention_heads = 32, 2, 4
 
     def get_config(self) -> DapeConfig:
-        return DapeConfig(
-            method=METHOD,
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            score_width=8,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
+        names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        sizes = {name: getattr(self, name) for name in names} | {"score_width": 8}
+        return DapeConfig(method=METHOD, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
 
     def prepare_config_and_inputs_for_common(self):
         ids = ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
@@ -77,12 +67,8 @@ def reads_earlier_queries() -> bool:
 
 
 class DapeModelTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
-    all_model_classes = (
-        DapeModel,
-        DapeForCausalLM,
-        DapeForSequenceClassification,
-        DapeForTokenClassification,
-    )
+    all_model_classes = (DapeModel, DapeForCausalLM)
+    all_model_classes += (DapeForSequenceClassification, DapeForTokenClassification)
     all_generative_model_classes = (DapeForCausalLM,)
     pipeline_model_mapping: ClassVar[dict] = {}
     model_tester_class = Tester

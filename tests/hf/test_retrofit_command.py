@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from builders import decoder, llama_of_bytes
-from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM, Trainer, TrainingArguments
+from builders import decoder, llama_of_bytes, quiet_arguments
+from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM, Trainer
 
 import dape
 from dape import cli, loading
@@ -69,11 +69,8 @@ def test_text_of_its_own(base, tmp_path, capsys):
 def test_an_interrupted_command_continues_to_the_same_weights(base, tmp_path, monkeypatch):
     assert run(base, tmp_path / "whole") == 0
     whole = adapt.fit
-    monkeypatch.setattr(
-        adapt,
-        "fit",
-        lambda *args, **options: whole(*args, **options, on_step=lambda record: record["step"] == 3),
-    )
+    third = {"on_step": lambda record: record["step"] == 3}
+    monkeypatch.setattr(adapt, "fit", lambda *args, **options: whole(*args, **options, **third))
     assert run(base, tmp_path / "parts") == 1
     assert not (tmp_path / "parts" / "model").exists()
     monkeypatch.undo()
@@ -81,16 +78,6 @@ def test_an_interrupted_command_continues_to_the_same_weights(base, tmp_path, mo
     parts = weights(tmp_path / "parts")
     for name, value in weights(tmp_path / "whole").items():
         torch.testing.assert_close(parts[name], value, rtol=0, atol=0)
-
-
-def test_a_folder_of_texts(base, tmp_path):
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(30):
-        (texts / f"{number}.txt").write_text(f"The cat number {number} sat on the mat. " * 10)
-    assert run(base, tmp_path / "run", "--corpus", str(texts), "--method", "fox", "--trains", "added") == 0
-    after, before = weights(tmp_path / "run"), LlamaForCausalLM.from_pretrained(base).state_dict()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 @pytest.mark.parametrize(
@@ -180,16 +167,6 @@ def test_a_gguf_file_is_a_model_like_any_other(base, tmp_path, monkeypatch):
     load_causal_lm(tmp_path / "model.gguf").float().save_pretrained(tmp_path)
 
 
-def test_layers_that_kept_their_positions_match_at_the_start(base):
-    model, teacher = (LlamaForCausalLM.from_pretrained(base) for _ in range(2))
-    dape.retrofit(model, "dape1x3")
-    ids = torch.arange(32).view(2, 16)
-    assert LayerMatching(model, teacher).loss(ids) < 1e-8
-    dape.remove_retrofit(model)
-    dape.retrofit(model, "dape1x3-kerple")
-    assert LayerMatching(model, teacher).loss(ids) > 1e-4
-
-
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "fox"])
 def test_matching_teaches_each_layer_by_itself(base, method):
     model, teacher = (LlamaForCausalLM.from_pretrained(base) for _ in range(2))
@@ -197,6 +174,7 @@ def test_matching_teaches_each_layer_by_itself(base, method):
     dape.retrofit(model, method)
     matching, ids = LayerMatching(model, teacher), torch.randint(250, (8, 16))
     before = matching.loss(ids)
+    assert before > 1e-4
     before.backward()
     trained = {name for name, value in model.named_parameters() if value.grad is not None}
     assert all("self_attn" in name for name in trained)
@@ -234,24 +212,13 @@ def test_trainer_takes_the_groups_of_parameters(tmp_path, base):
     before = {name: value.clone() for name, value in model.named_parameters()}
     optimizer = torch.optim.AdamW(parameter_groups(model, 1e-4, added_rate=50.0))
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 250, (8, 12))]
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=4,
-        lr_scheduler_type="constant",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-    )
+    arguments = quiet_arguments(tmp_path, max_steps=2, lr_scheduler_type="constant")
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, optimizers=(optimizer, None))
     trainer.train()
     # Adam moves by the rate, whatever the gradient is.
     moved = {name: (value - before[name]).abs().max().item() for name, value in model.named_parameters()}
     added = max(value for name, value in moved.items() if ".score_processor.project." in name)
-    own = max(
-        value for name, value in moved.items() if "score_processor" not in name and "position" not in name
-    )
+    own = max(moved[name] for name in moved if "score_processor" not in name and "position" not in name)
     assert 4e-3 < added < 1.1e-2
     assert 1e-4 < own < 3e-4
     again = dape.load_retrofitted(tmp_path / "checkpoint-2")
@@ -427,10 +394,7 @@ def test_a_run_of_ours_is_a_base_too(trains, texts, tmp_path):
     assert run(trained.folder, tmp_path / "out", "--trains", trains, "--corpus", texts) == 0
     after, before = load_causal_lm(tmp_path / "out" / "model"), trained.model().state_dict()
     assert after.config.method == "dape1x3-kerple"
-    moved = {
-        name
-        for name, value in after.state_dict().items()
-        if name in before and not torch.equal(value, before[name])
-    }
+    state = after.state_dict()
+    moved = {name for name in before if name in state and not torch.equal(state[name], before[name])}
     assert bool(moved) == (trains != "added")
     assert all(".attention." in name for name in moved) == (trains != "all")

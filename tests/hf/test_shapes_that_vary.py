@@ -16,13 +16,9 @@ def test_an_exported_model_reads_every_length(method):
     model, ids = tiny(method), torch.randint(40, (2, 600))
     length = torch.export.Dim("length", min=2, max=4096)
     with torch.no_grad():
-        exported = torch.export.export(
-            model,
-            (),
-            {"input_ids": ids[:, :12].clone(), "use_cache": False},
-            dynamic_shapes={"input_ids": {1: length}, "use_cache": None},
-            strict=False,
-        ).module()
+        example = {"input_ids": ids[:, :12].clone(), "use_cache": False}
+        shapes = {"input_ids": {1: length}, "use_cache": None}
+        exported = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
         for tokens in (2, 5, 40, 600):
             told = exported(input_ids=ids[:, :tokens], use_cache=False).logits
             own = model(ids[:, :tokens], use_cache=False).logits
@@ -75,15 +71,17 @@ def test_a_compiled_model_refuses_holes_that_it_would_look_through():
             compiled(ids, attention_mask=torch.tensor([[1] * 6, [1, 0, 1, 1, 1, 1]]), use_cache=False)
 
 
-def test_weights_shown_with_a_static_cache_have_a_column_for_each_of_its_places():
+def test_weights_are_shown_while_generating():
+    """Of a static cache with a column for each of its places."""
     model, ids = tiny(), torch.randint(1, 40, (2, 6))
-    asked = {
-        "max_new_tokens": 4,
-        "do_sample": False,
-        "output_attentions": True,
-        "return_dict_in_generate": True,
-    }
+    asked = {"max_new_tokens": 4, "do_sample": False}
+    asked |= {"output_attentions": True, "return_dict_in_generate": True}
     static, dynamic = (model.generate(ids, cache_implementation=kind, **asked) for kind in ("static", None))
+    shapes = [step[0].shape for step in dynamic.attentions]
+    assert shapes == [(2, 4, 6, 6), *((2, 4, 1, keys) for keys in (7, 8, 9))]
+    whole = model(dynamic.sequences[:, :9], output_attentions=True).attentions
+    for layer in range(2):
+        torch.testing.assert_close(dynamic.attentions[3][layer][:, :, 0], whole[layer][:, :, 8])
     for found, own in zip(static.attentions, dynamic.attentions, strict=True):
         room = found[0].shape[-1]
         assert room >= 9
@@ -118,7 +116,5 @@ def test_one_compiled_step_decodes_padded_rows_with_a_preallocated_cache(method)
 def test_a_mask_by_query_is_refused_where_cached_queries_are_read_again():
     model, ids = tiny("mta-kerple"), torch.randint(1, 40, (1, 6))
     cache = model(ids[:, :5], use_cache=True).past_key_values
-    with pytest.raises(
-        ValueError, match="does not say which keys the cached queries saw, which mta-kerple reads again"
-    ):
+    with pytest.raises(ValueError, match="does not say which keys the cached queries saw, which mta-kerple"):
         model(ids[:, 5:], attention_mask=torch.ones(1, 1, 1, 6, dtype=torch.bool), past_key_values=cache)

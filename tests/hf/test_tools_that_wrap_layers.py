@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import decoder, llama, python, torchrun
+from builders import decoder, llama, torchrun
 from torch import nn
 
 import dape
-from dape import POSITIONS, Positions, SeparableBias
+from dape import POSITIONS
 from dape.models import DapeForCausalLM
-from dape.positions import PositionEncoding
 
 METHODS = [prefix + name for name in POSITIONS for prefix in ("", "dape1x3-")]
 
@@ -46,9 +45,8 @@ def retrofitted_llama(method):
 def test_adapters_of_the_convolutions_get_gradients_and_change_the_output(build, method):
     peft = pytest.importorskip("peft")
     ids = torch.randint(0, 40, (2, 12))
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", target_modules=["expand", "project"], r=2, init_lora_weights=False
-    )
+    targets = {"task_type": "CAUSAL_LM", "target_modules": ["expand", "project"]}
+    config = peft.LoraConfig(r=2, init_lora_weights=False, **targets)
     model = peft.get_peft_model(build(method), config).eval()
     model(input_ids=ids, labels=ids).loss.backward()
     adapters = {name: value for name, value in model.named_parameters() if "lora_" in name}
@@ -62,61 +60,12 @@ def test_adapters_of_the_convolutions_get_gradients_and_change_the_output(build,
     torch.testing.assert_close(merged, with_adapters, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", POSITIONS)
-def test_parameters_are_read_when_the_module_is_called(name):
-    """What offloads a module fills its parameters right before each call and empties them right after."""
-    encoding: PositionEncoding = decoder(name).double().model.encodings[0]
-    q, k = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
-    positions = Positions(torch.arange(6)[None], torch.arange(6)[None])
-
-    x = torch.randn(1, 6, 32, dtype=torch.float64)
-
-    def image():
-        bias = encoding.bias(q, k, positions, scale=1.0, state=encoding.token_state(x))
-        if isinstance(bias, SeparableBias):
-            return bias.row, bias.column
-        return None if bias is None else bias.tile(slice(0, 6), 6)
-
-    told = image()
-    stored = {part: dict(part._parameters) for part in encoding.modules()}
-
-    def fill(part, _):
-        part._parameters.update(stored[part])
-
-    def empty(part, *_):
-        part._parameters.update({n: p.to("meta") for n, p in stored[part].items() if p is not None})
-
-    for part in encoding.modules():
-        part.register_forward_pre_hook(fill)
-        part.register_forward_hook(empty)
-        empty(part)
-    torch.testing.assert_close(image(), told)
-
-
 def test_fully_sharded_models_are_the_model():
-    """Two processes, each with half of every parameter, give the gradients of one, for every method."""
+    """Two processes, each with half of every parameter, give the gradients of one, for every method.
+
+    context_parallel, which gives each process a part of the tokens, is refused.
+    """
     assert f"{len(METHODS)} methods" in torchrun(Path(__file__).parent / "sharded.py")
-
-
-CONTEXT_PARALLEL = """
-import torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.experimental import context_parallel
-from builders import decoder as tiny
-dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
-model, ids = tiny(), torch.randint(0, 40, (1, 8))
-with context_parallel(init_device_mesh("cpu", (1,)), buffers=[ids], buffer_seq_dims=[1]):
-    try:
-        model(ids, use_cache=False)
-    except ValueError as error:
-        print(error)
-model(ids, use_cache=False)
-"""
-
-
-def test_context_parallel_is_refused():
-    said = python("-c", CONTEXT_PARALLEL)
-    assert "context_parallel gives each process a part of the tokens" in said
 
 
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "rope"])
@@ -131,14 +80,20 @@ def test_heads_split_between_processes_are_refused(method):
         model(torch.randint(0, 40, (1, 8)))
 
 
-@pytest.mark.parametrize("method", ["dape1x3-kerple", "dape1x3-fire", "dape1x3-rope", "fox", "mta-t5"])
-@pytest.mark.parametrize("where", ["all on the disk", "a layer and the encodings on the disk"])
+ALL, PART = "all on the disk", "a layer and the encodings on the disk"
+
+
+@pytest.mark.parametrize(
+    ("method", "where"),
+    [*((f"dape1x3-{name}", ALL) for name in POSITIONS), *(("mta-t5", x) for x in (ALL, PART)), ("fox", PART)],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_weights_are_offloaded_to_the_disk(method, where, tmp_path):
+    """Which fills a module's parameters right before each call and empties them right after."""
     accelerate = pytest.importorskip("accelerate")
     model, ids = decoder(method), torch.randint(40, (2, 12))
     want = model(ids, output_attentions=True)
-    if where == "all on the disk":
+    if where == ALL:
         accelerate.disk_offload(model, str(tmp_path / "offloaded"), execution_device=torch.device("cpu"))
     else:
         model.save_pretrained(tmp_path / "model")

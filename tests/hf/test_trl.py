@@ -31,20 +31,10 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_folder_is_trained_by_its_name(way, folder, tmp_path):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    settings = {"max_length": 96, **WAYS[way]}
-    arguments = trl.SFTConfig(
-        output_dir=str(tmp_path),
-        max_steps=6,
-        learning_rate=3e-3,
-        per_device_train_batch_size=4,
-        model_init_kwargs={"trust_remote_code": True, "dtype": "float32"},
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        logging_steps=1,
-        disable_tqdm=True,
-        **settings,
-    )
+    settings = {"max_length": 96, "max_steps": 6, "learning_rate": 3e-3, "logging_steps": 1, "bf16": False}
+    settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+    loading = {"trust_remote_code": True, "dtype": "float32"}
+    arguments = trl.SFTConfig(output_dir=str(tmp_path), model_init_kwargs=loading, **settings | WAYS[way])
     data = datasets.Dataset.from_dict({"text": TEXTS})
     trainer = trl.SFTTrainer(model=str(folder), args=arguments, train_dataset=data)
     assert type(trainer.model).__name__ == "DapeForCausalLM"
