@@ -9,10 +9,8 @@ from dape.ops.score_attention import (
     SeparableBias,
     Stage,
     TileBias,
-    Visible,
     attention,
     attention_weights,
-    by_tiles,
 )
 from dape.ops.score_attention.api import BACKENDS
 
@@ -43,13 +41,6 @@ def programs() -> dict[str, ScoreProgram]:
     }
 
 
-VISIBLE = {
-    "all": None,
-    "window and padding": Visible((torch.arange(TOKENS) - 5).clamp(min=2)[None]),
-    "right ends": Visible(last=torch.full((1, 1), TOKENS - 3)),
-}
-
-
 def forms(dtype: torch.dtype) -> dict[str, tuple[object, torch.Tensor]]:
     """A bias in its form, and dense."""
     dense = torch.randn(1, HEADS, TOKENS, TOKENS, dtype=dtype)
@@ -59,32 +50,8 @@ def forms(dtype: torch.dtype) -> dict[str, tuple[object, torch.Tensor]]:
     return {
         "tile": (TileBias(lambda rows, num_keys: dense[:, :, rows, :num_keys]), dense),
         "separable": (SeparableBias(row, column), row[..., None] + column[:, :, None]),
-        "distance": (
-            DistanceBias(values, 1 - TOKENS),
-            values[:, distance + TOKENS - 1][None],
-        ),
+        "distance": (DistanceBias(values, 1 - TOKENS), values[:, distance + TOKENS - 1][None]),
     }
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("visible", VISIBLE)
-@pytest.mark.parametrize("name", programs())
-def test_a_form_of_the_bias_changes_nothing(monkeypatch, name, visible, causal):
-    # So that a bias takes several tiles.
-    monkeypatch.setattr(by_tiles, "TILE_NUMBERS", 6 * HEADS * TOKENS)
-    program, options = programs()[name].to(torch.float64), {"causal": causal, "visible": VISIBLE[visible]}
-    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
-        q, k, v = torch.randn(3, 2, HEADS, TOKENS, WIDTH, dtype=dtype)
-        for form, (bias, dense) in forms(dtype).items():
-            expected = attention(q.double(), k.double(), v.double(), program, bias=dense.double(), backend="reference", **options)  # fmt: skip
-            backends = ("tiled", "reference") if dtype == torch.float64 else ("cpu", "sdpa")
-            for backend in ("auto", *backends):
-                try:
-                    found = attention(q, k, v, program.to(dtype), bias=bias, backend=backend, **options)
-                except ValueError as error:
-                    assert f'backend="{backend}" cannot run this call' in str(error)  # noqa: PT017 (the reason is the point)
-                    continue
-                assert (found - expected).abs().max() < tolerance, (form, backend, dtype)
 
 
 def test_what_leaks_says_so_in_every_form_of_the_bias():

