@@ -1,7 +1,5 @@
 """Options of a comparison: checked before anything runs, and written down so that they can be given again."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from typing import Any
@@ -56,41 +54,29 @@ def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
         by_recipe("tiny", **changes)
 
 
-def test_a_sweep_over_a_value_that_cannot_be_is_refused_before_anything_is_packed(
-    tmp_path, monkeypatch, capsys
-) -> None:
-    monkeypatch.setattr("dape.lab.compare.prepare_data", lambda *a, **b: pytest.fail("packs"))
-    words = ["--methods", "kerple", "--out", str(tmp_path / "out")]
-    assert cli.main(["sweep", *words, "--over", "learning_rate=1e-3,-1"]) == 2
-    assert "learning-rate" in (said := capsys.readouterr().err)
-    assert said.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--methods", "kerple,rope[scaling=yran]"], 'unknown scaling "yran"'),
+        (["sweep", "--methods", "kerple", "--over", "learning_rate=1e-3,-1"], "learning-rate"),
+        (["compare", "--methods", "kerple,rope[scaling=yran]"], 'unknown scaling "yran"'),
         (
-            ["--methods", "kerple", "--track", "tensorboard"],
+            ["compare", "--methods", "kerple", "--track", "tensorboard"],
             "--track tensorboard needs the package tensorboard: pip install tensorboard",
         ),
     ],
 )
-def test_a_run_that_cannot_start_is_refused_before_anything_is_packed(
-    tmp_path, monkeypatch, capsys, given, message
-) -> None:
+def test_a_run_that_cannot_start_is_refused_before_packing(tmp_path, monkeypatch, capsys, given, message):
     monkeypatch.setattr("dape.lab.compare.prepare_data", lambda *a, **b: pytest.fail("packs"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert cli.main(["compare", "--out", str(tmp_path / "out"), *given]) == 2
-    assert message in capsys.readouterr().err
+    assert cli.main([*given, "--out", str(tmp_path / "out")]) == 2
+    assert message in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_every_run_gets_the_training_that_was_asked_for() -> None:
-    config = parse_comparison(
-        ["--batch-size", "3", "--steps", "100", "--warmup-steps", "10", "--data", "there"]
-    )
+    words = "--batch-size 3 --steps 100 --warmup-steps 10 --data there"
+    config = parse_comparison(words.split())
     run = job_of(spec_of(config.runs()[0]))
     train = run.config
     assert (train.batch_size, train.steps, train.warmup_steps, train.data) == (3, 100, 10, "there")
@@ -103,11 +89,3 @@ def test_names_with_options_hold_commas() -> None:
     assert config.method_list == ["rope[factor=8,scaling=yarn]", "kerple", "rope/nope"]
     assert config.baseline_method == config.method_list[0]
     assert [run.config.method for run in config.runs()] == config.method_list
-
-
-def test_recipe_and_file_and_options_in_this_order(tmp_path) -> None:
-    (tmp_path / "mine.yaml").write_text("train_length: 32\nbatch_size: 4\n")
-    settings = parse_comparison(["--config", str(tmp_path / "mine.yaml"), "--batch-size", "5"])
-    assert (settings.train_length, settings.batch_size) == (32, 5)
-    assert settings.length_list == [32, 64, 128, 256, 512]
-    assert by_recipe("125m").learning_rate == 6e-4

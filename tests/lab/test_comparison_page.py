@@ -1,9 +1,8 @@
 """report.html in Chromium: it draws the numbers of the tables, sorts, loads nothing, and shows hostile text as text."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -43,24 +42,13 @@ def made_up(names: dict[str, float] = EFFECTS, seeds: int = 2) -> Comparison:
     noise = generator.normal(0, 0.2, (seeds, 12))
     tables = {}
     for view, worse in ((STEP, 0.0), (TIME, 0.1)):
-        rows = [
-            {
-                "run": f"{name}-{seed}-{view}",
-                "method": name,
-                "seed": seed,
-                "corpus": "text",
-                "train_length": 64,
-            }
-            | {"length": length, "document": document, "metric": "loss", "count": 32}
-            | {
-                "sum": 32
-                * (2 + effect * math.log2(length / 64) / 2 + worse + noise[seed, document] * (1 + effect))
-            }
-            for name, effect in names.items()
-            for seed in range(seeds)
-            for length in (64, 128, 256)
-            for document in range(12)
-        ]
+        rows = []
+        cells = product(names.items(), range(seeds), (64, 128, 256), range(12))
+        for (name, effect), seed, length, document in cells:
+            loss = 2 + effect * math.log2(length / 64) / 2 + worse + noise[seed, document] * (1 + effect)
+            row = {"run": f"{name}-{seed}-{view}", "method": name, "seed": seed, "corpus": "text"}
+            row |= {"train_length": 64, "length": length, "document": document, "metric": "loss"}
+            rows.append({**row, "sum": 32 * loss, "count": 32})
         tables[view] = make_table(rows)
     curves = {name: [(step, 6 / step, None) for step in range(1, 20)] for name in names}
     failures = (Failure("fire, seed 0", "it failed"),)
@@ -104,14 +92,9 @@ def test_a_narrow_page_has_no_horizontal_scroll(dark: bool, tmp_path: Path) -> N
 
 def test_hostile_text_is_text(tmp_path: Path) -> None:
     comparison = made_up({HOSTILE: 0.0, f"b{HOSTILE}": 0.5})
-    about = replace(
-        comparison.about,
-        command=HOSTILE,
-        settings={HOSTILE: HOSTILE, "corpus": HOSTILE},
-        failures=(Failure(HOSTILE, HOSTILE, HOSTILE),),
-        samples={HOSTILE: {HOSTILE: HOSTILE}},
-    )
-    hostile = Comparison(comparison.tables, about)
+    texts = {"command": HOSTILE, "settings": {HOSTILE: HOSTILE, "corpus": HOSTILE}}
+    texts |= {"failures": (Failure(HOSTILE, HOSTILE, HOSTILE),), "samples": {HOSTILE: {HOSTILE: HOSTILE}}}
+    hostile = Comparison(comparison.tables, replace(comparison.about, **texts))
     hostile.save(tmp_path)
     check_unharmed(tmp_path / "report.html", tmp_path)
     assert "<script" not in hostile._repr_html_().replace("&lt;script", "")

@@ -1,14 +1,11 @@
 """Encodings in a user's own file: in every command, in worker processes, recorded, checked; sweeps and merging."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
 
 import pytest
-from builders import python
-from test_compare import write_corpus
+from builders import SMALL_RUN, python
 
 import dape
 from dape import POSITIONS, plugins
@@ -49,21 +46,18 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         del plugins.LOADED[name]
 
 
-def test_an_encoding_in_a_file_is_a_method_in_worker_processes_and_is_recorded(
-    mine: Path, tmp_path: Path
-) -> None:
-    corpus = str(write_corpus(tmp_path) / "text")
-    command = ["compare", "--methods", "kerple,dape1x3-straight", "--corpus", corpus, *SMALL.split()]
+def test_an_encoding_in_a_file_is_a_method_in_worker_processes_and_is_recorded(mine, tmp_path, text) -> None:
+    command = ["compare", "--methods", "dape1x3-straight", "--corpus", text, *SMALL.split()]
     assert main([*command, "--out", str(tmp_path / "out"), "--import", str(mine)]) == 0
     found = load_comparison(tmp_path / "out")
-    assert set(found.frame["method"]) == {"kerple", "dape1x3-straight"}
+    assert set(found.frame["method"]) == {"dape1x3-straight"}
     assert list(found.about.environment["imports"]) == ["mine.py"]
 
 
-def test_a_run_names_the_file_that_its_method_is_in(mine: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    corpus, out = str(write_corpus(tmp_path) / "text"), str(tmp_path / "run")
+def test_a_run_names_the_file_that_its_method_is_in(mine, tmp_path, text, capsys, monkeypatch) -> None:
+    out = str(tmp_path / "run")
     sizes = "--num-layers 1 --hidden-size 16 --num-heads 4 --train-length 8 --batch-size 2 --steps 2"
-    command = ["train", "--method", "straight", "--corpus", corpus, *sizes.split(), "--out", out]
+    command = ["train", "--method", "straight", "--corpus", text, *sizes.split(), "--out", out]
     assert main([*command, "--import", str(mine)]) == 0
     assert main(["eval", out, "--lengths", "8", "--windows", "2", "--import", str(mine)]) == 0
     POSITIONS.pop("straight")
@@ -75,8 +69,6 @@ def test_a_run_names_the_file_that_its_method_is_in(mine: Path, tmp_path: Path, 
 
 
 def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
-    assert main(["check", str(mine)]) == 0
-    assert "dape1x3-straight: all" in capsys.readouterr().out
     # Named twice, it is loaded once.
     assert main(["check", str(mine), "--import", str(mine)]) == 0
     assert "dape1x3-straight: all" in capsys.readouterr().out
@@ -85,11 +77,8 @@ def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
     mine.write_text(FILE.replace("SIGN = -1", "SIGN = float('nan')"))
     assert main(["check", str(mine)]) == 1
     said = capsys.readouterr().out
-    assert re.search(
-        r"^straight: fails \d+ of \d+ properties\n  nothing leaks from the future.*: differs by nan$",
-        said,
-        re.M,
-    )
+    failing = r"^straight: fails \d+ of \d+ properties\n  nothing leaks from the future.*: differs by nan$"
+    assert re.search(failing, said, re.M)
     POSITIONS.pop("straight")
     # What goes wrong in the same way everywhere is said once.
     mine.write_text(FILE.replace("super().__init__()", "raise TypeError('no such thing')"))
@@ -121,15 +110,15 @@ def test_mistakes_get_a_sentence(arguments: list[str], sentence: str, capsys, mo
     assert sentence in capsys.readouterr().err
 
 
-def test_a_sweep_compares_variants_and_folders_merge(tmp_path: Path, capsys) -> None:
-    corpus = str(write_corpus(tmp_path) / "text")
-    shared = ["--methods", "kerple", "--corpus", corpus, *SMALL.split()]
+def test_a_sweep_compares_variants_and_folders_merge(tmp_path: Path, text: str, capsys) -> None:
+    shared = ["--methods", "kerple", "--corpus", text, *SMALL.split()]
     over = ["--over", "learning_rate=1e-3,2e-3"]
     assert main(["sweep", *shared, *over, "--out", str(tmp_path / "swept")]) == 0
     found = load_comparison(tmp_path / "swept")
     assert list(found.table().index) == ["kerple, learning_rate 0.001", "kerple, learning_rate 0.002"]
     assert found.about.command.endswith("--over learning_rate=0.001,0.002")
-    assert main(["compare", *shared, "--out", str(tmp_path / "plain")]) == 0
+    how = {**SMALL_RUN, "lengths": [8, 32], "last": 4, "windows": 6, "steps": 3, "equal_time": False}
+    dape.compare(["kerple"], corpus=text, out=str(tmp_path / "plain"), **how)
     folders = [str(tmp_path / "swept"), str(tmp_path / "plain")]
     capsys.readouterr()
     assert main(["merge", *folders, "--out", str(tmp_path / "both")]) == 0
@@ -141,16 +130,14 @@ def test_a_sweep_compares_variants_and_folders_merge(tmp_path: Path, capsys) -> 
     assert set(merged.table("difference").index) == {"kerple, learning_rate 0.002", "kerple"}
 
 
-def test_an_installed_package_names_its_encodings_by_an_entry_point(
-    mine: Path, tmp_path: Path, monkeypatch
-) -> None:
+@pytest.mark.usefixtures("mine")
+def test_an_installed_package_names_its_encodings_by_an_entry_point(tmp_path: Path) -> None:
     """As pip leaves it: a module and a .dist-info folder on the path, here of a process of its own."""
     site = tmp_path / "site"
     (site / "straight-1.0.dist-info").mkdir(parents=True)
     (site / "straight_encoding.py").write_text(FILE)
-    (site / "straight-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: straight\nVersion: 1.0\n"
-    )
+    metadata = "Metadata-Version: 2.1\nName: straight\nVersion: 1.0\n"
+    (site / "straight-1.0.dist-info" / "METADATA").write_text(metadata)
     points = f"[{plugins.GROUP}]\nstraight = straight_encoding\n"
     (site / "straight-1.0.dist-info" / "entry_points.txt").write_text(points)
     path = os.pathsep.join([str(site), str(Path(dape.__file__).parents[1])])

@@ -1,11 +1,9 @@
 """Sweeps and merged comparisons: what differs is trained, and what is paired has the same target tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from test_compare import write_corpus
+from builders import SMALL_RUN, write_texts
 
 import dape
 from dape.lab.compare import by_recipe
@@ -19,9 +17,8 @@ def differences(found) -> set[str]:
 
 def test_losses_on_other_tokens_are_not_paired(tmp_path: Path) -> None:
     """Other lengths give other windows, another tokenizer other tokens, another text of the same name other targets."""
-    corpus = write_corpus(tmp_path) / "text"
-    shared = {"corpus": str(corpus), "num_layers": 1, "hidden_size": 16, "num_heads": 4, "train_length": 8}
-    shared |= {"batch_size": 2, "steps": 2, "validation": "0.5", "windows": 6, "last": 4, "equal_time": False}
+    corpus = write_texts(tmp_path / "text")
+    shared = {**SMALL_RUN, "corpus": corpus, "steps": 2, "windows": 6, "last": 4, "equal_time": False}
 
     def compared(name: str, **changes: object):
         return dape.compare(["kerple"], out=str(tmp_path / name), **{"lengths": [8, 16], **shared, **changes})
@@ -33,7 +30,7 @@ def test_losses_on_other_tokens_are_not_paired(tmp_path: Path) -> None:
         "fewer": compared("fewer", last=2),
         "bpe": compared("bpe", tokenizer="bpe:270"),
     }
-    for file in corpus.iterdir():
+    for file in Path(corpus).iterdir():
         file.write_text(file.read_text()[::-1])
     others["reversed"] = compared("reversed")
     for name, other in others.items():
@@ -61,16 +58,11 @@ def test_variants_that_are_one_training_are_refused(tmp_path: Path) -> None:
         check_distinct(config.runs({"accumulate": [1, 4]}))
 
 
-def test_from_python_models_with_other_tokens_are_not_compared(tmp_path: Path) -> None:
-    corpus = str(write_corpus(tmp_path) / "text")
-    options = {"corpus": corpus, "num_layers": 1, "hidden_size": 16, "num_heads": 4, "train_length": 8}
-    options |= {"batch_size": 2, "steps": 2, "validation": "0.5"}
-    runs = [
-        dape.train(
-            "kerple", tokenizer=name, out=str(tmp_path / name), data=str(tmp_path / f"d{name}"), **options
-        )
-        for name in ("bytes", "bpe:270")
-    ]
+def test_from_python_models_with_other_tokens_are_not_compared(tmp_path: Path, text: str) -> None:
+    runs = []
+    for name in ("bytes", "bpe:270"):
+        paths = {"corpus": text, "out": str(tmp_path / name), "data": str(tmp_path / f"d{name}")}
+        runs.append(dape.train("kerple", tokenizer=name, **paths, **SMALL_RUN, steps=2))
     found = dape.evaluate(*runs, lengths=[8, 16], last=4, windows=6, names=["bytes", "bpe"])
     assert differences(found) == set()
     assert differences(dape.evaluate(runs[0], runs[0], lengths=[8, 16], last=4, names=["a", "b"])) == {"b"}

@@ -232,9 +232,9 @@ def test_differential_attention():
         Differential(3)
 
 
-@pytest.mark.parametrize("name", ["diff-nope", "diff-nope[normaliser=ssmax,start=0.8]"])
-def test_the_outputs_of_a_pair_of_differential_heads_are_normalised_together(name):
-    """Ye et al. 2024: RMSNorm of a head, as wide as two of ours, times 1 − λ_init."""
+@pytest.mark.parametrize("name", ["nope", "diff-nope", "diff-nope[normaliser=ssmax,start=0.8]"])
+def test_outputs_of_heads_are_normalised_in_pairs_if_differential(name):
+    """Ye et al. 2024: RMSNorm of a head, which is as wide as two of ours if differential, times 1 − λ_init."""
     from dape.models import Attention, Context
 
     scores = parse_method(name).build_scores(H, layer=1)
@@ -243,7 +243,8 @@ def test_the_outputs_of_a_pair_of_differential_heads_are_normalised_together(nam
     x = torch.randn(2, T, H * D, dtype=torch.float64)
     nope = parse_method("nope").build_position(num_heads=H, head_dim=D, hidden_size=H * D)
     q, k, v, *_ = layer.inputs(x, nope, Context(Positions.of(T)))
-    pairs = attention(q, k, v, scores).transpose(1, 2).unflatten(2, (-1, 2)).flatten(3)
+    size = 1 if name == "nope" else 2
+    pairs = attention(q, k, v, scores).transpose(1, 2).unflatten(2, (-1, size)).flatten(3)
     normed = pairs / (pairs.square().mean(-1, keepdim=True) + 1e-5).sqrt() * (1 - start)
     torch.testing.assert_close(layer(x, nope, Context(Positions.of(T))), layer.out(normed.flatten(2)))
 
@@ -435,19 +436,3 @@ def test_a_reset_gives_the_start_back(name):
     for key, value in processor.state_dict().items():
         assert torch.equal(value, expected[key]), key
     assert not any((value == 7).all() for value in processor.state_dict().values())
-
-
-def test_the_head_norm_is_scaled_by_depth():
-    from dape.models import Attention, Context
-
-    layer = Attention(20, H, scores=PlainScores(), head_norm=True, layer=3).double()
-    x, nope = (
-        torch.randn(2, T, 20, dtype=torch.float64),
-        parse_method("nope").build_position(num_heads=H, head_dim=5, hidden_size=20),
-    )
-    got = layer(x, nope, Context(Positions.of(T)))
-    q, k, v, *_ = layer.inputs(x, nope, Context(Positions.of(T)))
-    heads = attention(q, k, v)
-    factor = 1 - (0.8 - 0.6 * math.exp(-0.3 * 3))
-    expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * factor
-    torch.testing.assert_close(got, layer.out(expected.transpose(1, 2).flatten(2)))
