@@ -1,6 +1,7 @@
 """`dape bench`: complete records, right arithmetic, whole files, wrong backends caught. Never a word on speed."""
 
 import importlib
+import itertools
 import json
 import math
 import re
@@ -41,12 +42,8 @@ def test_attention_writes_one_record_a_cell(tmp_path, capsys):
     assert main(["bench", "attention", *SMALL, *arguments, "--json", str(file), "--plot", str(plot)]) == 0
     records = json.loads(file.read_text())
     cells = [(r["pass"], r["length"], r["backend"]) for r in records]
-    assert cells == [
-        (name, length, backend)
-        for name in (FORWARD, BOTH)
-        for length in (5, 9, 13)
-        for backend in ("listing", "tiled", "reference", "sdpa")
-    ]
+    backends = ("listing", "tiled", "reference", "sdpa")
+    assert cells == list(itertools.product((FORWARD, BOTH), (5, 9, 13), backends))
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.json", "cells.png"]
     for record in records:
@@ -63,20 +60,26 @@ def test_attention_writes_one_record_a_cell(tmp_path, capsys):
     assert re.search(r" ms .*\(IQR\) .*SDPA ", printed)
 
 
-def test_decode_and_its_memory(tmp_path):
+def test_decode_and_its_memory_of_any_processor_by_either_clock(tmp_path):
     file = tmp_path / "cells.json"
     arguments = ["--lengths", "4,12", "--backends", "tiled,sdpa", "--json", str(file)]
-    assert main(["bench", "decode", *SMALL, *arguments]) == 0
+    chosen = ["--processor", "talking", "--bias", "separable", "--clock", "process"]
+    assert main(["bench", "decode", *SMALL, *arguments, *chosen]) == 0
     records = json.loads(file.read_text())
     assert [(r["pass"], r["length"], r["backend"]) for r in records] == [
         ("decode", length, backend) for length in (4, 12) for backend in ("tiled", "sdpa")
     ]
     assert all(r["peak_extra_mb"] is not None and r["peak_extra_mb"] >= 0 for r in records)
+    assert {(r["processor"], r["bias"], r["clock"]) for r in records} == {("talking", "separable", "process")}
 
 
-def test_memory_sees_what_a_pass_allocates():
+def test_memory_sees_what_a_pass_allocates_or_says_that_it_cannot(capsys):
     sizes = Sizes(keys=512, queries=512, heads=2, head_dim=4, width=8)
-    listing, tiled = memory.peak_extra_mb([("listing", BOTH, sizes), ("tiled", BOTH, sizes)], threads=1)
+    calls = [(name, BOTH, sizes) for name in ("listing", "tiled", "no such backend")]
+    listing, tiled, none = memory.peak_extra_mb(calls, threads=1)
+    assert none is None
+    said = "no such backend, forward+backward, 512: its memory could not be measured: ValueError: unknown backend"
+    assert said in capsys.readouterr().out
     # The listing keeps at least its image, hidden map and scores: 4 + 8 + 8 + 2 numbers a pair.
     assert listing > 512 * 512 * 22 * 4 / 1e6
     assert 0 < tiled < listing
@@ -91,18 +94,6 @@ def test_memory_alone(tmp_path):
         assert r["peak_extra_mb"] >= 0
     with pytest.raises(ValueError, match="leave nothing to measure"):
         attention.run(attention.Options(times=False, memory=False))
-
-
-def test_memory_that_cannot_be_measured_is_said(capsys):
-    sizes = Sizes(keys=8, queries=8, heads=1, head_dim=1, processor="talking")
-    good, bad = memory.peak_extra_mb([("tiled", BOTH, sizes), ("no such backend", BOTH, sizes)], threads=1)
-    assert good is not None
-    assert bad is None
-    printed = capsys.readouterr().out
-    assert (
-        "no such backend, forward+backward, 8: its memory could not be measured: ValueError: unknown backend"
-        in printed
-    )
 
 
 def test_brackets_of_a_method_are_shown(capsys):
@@ -153,9 +144,8 @@ def wrong_module(factor_out=1.0, factor_grad=1.0):
             return grad * factor_grad
 
     reference = api.BACKENDS["reference"]
-    return SimpleNamespace(
-        unsupported=lambda problem: None, attend=lambda problem: Scaled.apply(reference.attend(problem))
-    )
+    attend = lambda problem: Scaled.apply(reference.attend(problem))  # noqa: E731 (a name for a line)
+    return SimpleNamespace(unsupported=lambda problem: None, attend=attend)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +169,8 @@ def test_a_wrong_model_is_caught(monkeypatch):
 
 def test_what_does_not_fit_in_memory_is_skipped_with_a_sentence(monkeypatch, capsys):
     monkeypatch.setattr(attention, "free_memory", lambda device: 10_000)
-    options = attention.Options(
-        lengths="64", backends="listing,sdpa", heads=1, head_dim=1, width=2, memory=False, rounds=1
-    )
+    sizes = {"lengths": "64", "heads": 1, "head_dim": 1, "width": 2, "memory": False, "rounds": 1}
+    options = attention.Options(backends="listing,sdpa", **sizes)
     listing, sdpa = [r for r in attention.run(options) if r["pass"] == FORWARD]
     assert listing["milliseconds"] is None
     assert "needs about" in listing["skipped"]
@@ -255,27 +244,16 @@ def test_timing_summary_and_growth():
     assert math.isclose(timing.growth_exponent([4, 8, 16], [3 * 4**2, 3 * 8**2, 3 * 16**2]), 2.0)
 
 
-def test_candidates_take_turns():
-    turns = []
-    timing.interleave({"a": lambda: turns.append("a"), "b": lambda: turns.append("b")}, 2)
-    assert turns == ["a", "b"] * 3
-
-
 @pytest.mark.parametrize(
     "processor", ["plain", "talking", "mta3x5", "dape3x3", "keyconv1x3", "dape1x3[groups=2,width=4]"]
 )
 def test_every_processor_is_checked_and_timed(processor):
     sizes = {"lengths": "12", "heads": 2, "head_dim": 4, "width": 4, "memory": False, "rounds": 1}
-    records = attention.run(attention.Options(backends="listing,tiled,sdpa", processor=processor, **sizes))
+    backends = "listing,tiled,sdpa" + ",sdpa with bias" * (processor == "plain")
+    records = attention.run(attention.Options(backends=backends, processor=processor, **sizes))
     names = [record["backend"] for record in records if record["pass"] == FORWARD]
-    assert names == ["listing", "tiled", "sdpa"]
+    assert names == [*backends.split(",")]
     assert all(record["milliseconds"] > 0 for record in records)
-
-
-def test_plain_attention_with_a_bias_is_timed_beside_pytorchs_own():
-    sizes = {"lengths": "12", "heads": 2, "head_dim": 4, "memory": False, "rounds": 1}
-    options = attention.Options(backends="sdpa with bias,cpu", processor="plain", **sizes)
-    assert {record["backend"] for record in attention.run(options)} == {"sdpa with bias", "cpu"}
 
 
 def test_flexattention_is_a_candidate_where_it_can_run(capsys):
@@ -311,15 +289,6 @@ def test_a_gpu_that_is_missing_is_a_sentence(name, capsys):
     assert 'device="cuda:1", but torch sees no CUDA device' in capsys.readouterr().err
 
 
-def test_half_precision_is_checked_and_timed(tmp_path):
-    file = tmp_path / "cells.json"
-    arguments = [
-        "--lengths", "16", "--heads", "2", "--head-dim", "16", "--dtype", "bf16", "--backends", "tiled"
-    ]  # fmt: skip
-    assert main(["bench", "attention", *arguments, "--rounds", "1", "--no-memory", "--json", str(file)]) == 0
-    assert {record["dtype"] for record in json.loads(file.read_text())} == {"torch.bfloat16"}
-
-
 @pytest.mark.parametrize("name", ["attention", "decode", "generate", "train"])
 def test_tables_are_whole_at_80_columns(name, capsys):
     """Of long names and large numbers."""
@@ -335,15 +304,3 @@ def test_tables_are_whole_at_80_columns(name, capsys):
     assert not any("…" in line for line in lines)
     for _, key, form in columns:
         assert format(record[key], form) in lines[-1]
-
-
-def test_a_decoding_step_of_any_processor_is_timed_by_either_clock(tmp_path):
-    file = tmp_path / "cells.json"
-    sizes = [
-        "--lengths", "9", "--heads", "2", "--head-dim", "4", "--batch", "2", "--no-memory", "--rounds", "1",
-        "--backends", "tiled,sdpa"
-    ]  # fmt: skip
-    chosen = ["--processor", "talking", "--bias", "separable", "--clock", "process"]
-    assert main(["bench", "decode", *sizes, *chosen, "--json", str(file)]) == 0
-    [record] = {(r["processor"], r["bias"], r["clock"]) for r in json.loads(file.read_text())}
-    assert record == ("talking", "separable", "process")

@@ -12,11 +12,8 @@ from dev import bench_tables
 
 def test_every_encoding_processor_and_preset_is_in_the_table():
     assert {*POSITIONS, *PRESETS} - {"relative"} <= set(methods.SHOWN)
-    assert all(
-        any(name.startswith(processor) for name in methods.SHOWN)
-        for processor in SCORES
-        if processor != "plain"
-    )
+    for processor in SCORES.keys() - {"plain"}:
+        assert any(name.startswith(processor) for name in methods.SHOWN)
 
 
 def test_methods_are_timed_beside_plain_attention(tmp_path, capsys, monkeypatch):

@@ -8,9 +8,8 @@ def corpus(tmp_path):
     for index in range(40):
         path = root / ("even" if index % 2 == 0 else "odd") / f"{index:02}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            f"Document {index}: naïve café, line one\n" + f"and {index} more\n" * (index + 1), "utf-8"
-        )
+        more = f"and {index} more\n" * (index + 1)
+        path.write_text(f"Document {index}: naïve café, line one\n{more}", "utf-8")
     return root
 
 

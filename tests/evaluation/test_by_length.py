@@ -120,21 +120,6 @@ def test_context_may_run_across_documents():
         same_targets(tokens, 200, 16, 100, context="stream")
 
 
-def test_windows_lie_evenly():
-    tokens = documents(10_000)
-    ends = same_targets(tokens, 100, 10, 11).ends
-    assert len(ends) == 11
-    assert ends[0] == 101
-    assert np.ptp(np.diff(ends)) <= 10
-
-
-def test_last_is_a_quarter_of_the_shortest_length_or_256():
-    tokens = documents(4000)
-    assert losses_by_length(Recorder(), tokens, [32, 64], windows=1).last == 8
-    assert losses_by_length(Recorder(), tokens, [2, 64], windows=1).last == 1
-    assert losses_by_length(Recorder(), tokens, [2048], windows=1).last == 256
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -150,6 +135,14 @@ def test_impossible_evaluations_say_why(change, message):
     options = {"lengths": [32, 64], **change}
     with pytest.raises(ValueError, match=message):
         losses_by_length(Recorder(), documents(2000), options.pop("lengths"), **options)
+
+
+def test_windows_lie_evenly_and_a_quarter_of_the_shortest_length_or_256_is_predicted():
+    ends = same_targets(documents(10_000), 100, 10, 11).ends
+    assert (len(ends), ends[0]) == (11, 101)
+    assert np.ptp(np.diff(ends)) <= 10
+    for lengths, last in (([32, 64], 8), ([2, 64], 1), ([2048], 256)):
+        assert losses_by_length(Recorder(), documents(4000), lengths, windows=1).last == last
 
 
 def test_input_that_a_model_cannot_read_is_a_sentence():

@@ -63,12 +63,14 @@ def test_the_lines_for_nanogpt_run():
     assert names["y"].shape == q.shape
 
 
-def test_the_notebook_runs_and_its_outputs_are_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["first_steps", "compare"])
+def test_a_notebook_runs_and_its_outputs_are_there(name, tmp_path, monkeypatch):
+    """Without a kernel, which takes longer to start than the cells take."""
     monkeypatch.chdir(tmp_path)
-    cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text("utf-8"))["cells"]
+    cells = json.loads((EXAMPLES / f"{name}.ipynb").read_text("utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert sum(bool(cell["outputs"]) for cell in code) >= 3
     names: dict = {}
     for cell in code:
         lines = [line for line in "".join(cell["source"]).splitlines() if not line.startswith("%")]
-        exec(compile("\n".join(lines).replace("STEPS = 120", "STEPS = 2"), "first_steps", "exec"), names)
+        exec(compile("\n".join(lines).replace("STEPS = 120", "STEPS = 2"), name, "exec"), names)

@@ -142,9 +142,8 @@ def test_an_implementation_that_drops_soft_caps_is_not_what_a_retrofit_is_compar
     capped = model(ids).logits
     # As before version 5.21 of transformers.
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    monkeypatch.setitem(
-        ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *given, softcap, **options: sdpa(*given, **options)
-    )
+    dropping = lambda *given, softcap, **options: sdpa(*given, **options)  # noqa: E731 (a name for a line)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", dropping)
     monkeypatch.setattr(type(model), "_supports_sdpa", True)
     model.set_attn_implementation("sdpa")
     assert (model(ids).logits - capped).abs().max() > 1e-4
@@ -174,6 +173,8 @@ def test_replaced_positions_are_causal_and_cached(kind, method):
     before = model(ids).logits
     dape.retrofit(model, method)
     assert not torch.allclose(model(ids).logits, before, atol=1e-3)
+    if kind == "gpt2":  # whose learned positions no longer limit the length
+        assert model(torch.ones(1, 100, dtype=torch.long)).logits.shape == (1, 100, 50)
     caches, close = [DynamicCache(config=model.config)], {"rtol": 1e-4, "atol": 1e-4}
     disturbed(model)
     # Experts of transformers compute in float32, and its rotary tables are in float32.
@@ -201,19 +202,13 @@ def test_models_outside_the_interface_say_so(kind):
         dape.retrofit(small(kind))
 
 
-def test_learned_positions_no_longer_limit_the_length():
-    model = dape.retrofit(small("gpt2"), "kerple")
-    assert model(torch.ones(1, 100, dtype=torch.long)).logits.shape == (1, 100, 50)
-
-
 def test_kerple_in_a_model_without_rotation_is_kerple():
     """Against the definition: rotation off, the bias added, by hand in one layer."""
     model = dape.retrofit(small(num_hidden_layers=1), "kerple")
     layer, ids = model.model.layers[0], torch.randint(3, 50, (1, 9))
     x = layer.input_layernorm(model.model.embed_tokens(ids))
-    q, k = (
-        getattr(layer.self_attn, name)(x).view(1, 9, -1, 8).transpose(1, 2) for name in ("q_proj", "k_proj")
-    )
+    projections = layer.self_attn.q_proj, layer.self_attn.k_proj
+    q, k = (project(x).view(1, 9, -1, 8).transpose(1, 2) for project in projections)
     distance = torch.arange(9)[:, None] - torch.arange(9)
     bias = layer.self_attn.position_encoding.at(distance.clamp(min=0), causal=True)
     scores = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 8**0.5 + bias
@@ -232,9 +227,8 @@ def test_stretched_rotation_is_that_of_transformers(kind, scaling, own):
     torch.testing.assert_close(one(ids).logits, plain, rtol=0, atol=1e-5)
     if own:
         dape.remove_retrofit(model)
-        theirs = small(
-            kind, rope_parameters={**model.config.rope_parameters, "rope_type": own, "factor": 4.0}
-        )
+        stretched = {**model.config.rope_parameters, "rope_type": own, "factor": 4.0}
+        theirs = small(kind, rope_parameters=stretched)
         theirs.load_state_dict(model.state_dict())
         ours = dape.retrofit(model, f"rope[scaling={scaling},factor=4]")
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=0, atol=1e-5)
@@ -312,9 +306,8 @@ def test_any_method_is_saved_and_loaded(method, zero_init, tmp_path):
     ids, mask = batch()
     expected = model(ids, attention_mask=mask).logits
     folder = dape.save_adapter(model, tmp_path / "adapter")
-    assert {path.name for path in folder.iterdir()} == {
-        *("dape_adapter.json", "dape_adapter.safetensors", "checksums.json")
-    }
+    files = {"dape_adapter.json", "dape_adapter.safetensors", "checksums.json"}
+    assert {path.name for path in folder.iterdir()} == files
     model.save_pretrained(tmp_path / "whole")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     onto = dape.load_adapter(base, folder)
@@ -360,13 +353,6 @@ def test_training_moves_what_it_should(alone):
     assert moved == (set(adapter_parameters(model)) if alone else set(before))
 
 
-def test_half_precision():
-    model = dape.retrofit(small().half())
-    ids, _ = batch()
-    assert {p.dtype for p in model.parameters()} == {torch.float16}
-    assert model(ids).logits.dtype == torch.float16
-
-
 def edited(folder, **changes):
     path = folder / "dape_adapter.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -376,12 +362,6 @@ def edited(folder, **changes):
 
 def adapter(tmp_path, **options):
     return dape.save_adapter(dape.retrofit(small(), **options), tmp_path / "adapter")
-
-
-def cut(folder, name):
-    path = folder / name
-    path.write_bytes(path.read_bytes()[:-20])
-    return folder
 
 
 def onto(path, saved, present):
@@ -409,20 +389,16 @@ REFUSALS = {
     "cross-attention": (lambda _: dape.retrofit(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, add_cross_attention=True))), "it has cross-attention"),
     "embeddings": (lambda _: dape.retrofit(small(), "sinusoidal"), "is added to token embeddings, and a retrofit changes attention alone"),
     "rotated share": (lambda _: dape.retrofit(small(), "rope[fraction=0.5]"), "decided by the model"),
-    "unknown option": (lambda _: dape.retrofit(small(), "dape1x3[colour=1]"), "has no option colour"),
     "training": (lambda _: set_trainable(small(), "some"), 'trains="some", expected one of all, attention, added'),
     "gaps": (lambda _: dape.retrofit(small(), "kerple")(torch.ones(1, 3, dtype=torch.long), position_ids=torch.tensor([[0, 2, 4]])), "position_ids leave gaps"),
     "earlier queries": (lambda _: dape.retrofit(small(), "mta")(torch.ones(1, 1, dtype=torch.long), past_key_values=filled()), "pass use_cache=False"),
     "not a model": (lambda _: dape.retrofit(torch.nn.Linear(2, 2)), 'cannot retrofit "Linear"'),
-    "method": (lambda _: dape.retrofit(small(), "dape1x3-kerpel"), "did you mean dape1x3-kerple"),
     "twice": (lambda _: dape.retrofit(dape.retrofit(small())), "already retrofitted"),
     "nothing to remove": (lambda _: dape.remove_retrofit(small()), "no score processor of ours"),
     "version": (lambda path: dape.load_adapter(small(), edited(adapter(path), format=7)), "has format 7, this version of dape reads format 2"),
     "type": (lambda path: dape.load_adapter(small("qwen2"), adapter(path)), "belongs to a llama model, not to a qwen2"),
     "shape": (lambda path: dape.load_adapter(small(num_hidden_layers=3), adapter(path)), r"made for layers of \[4, 4\] heads, the model has \[4, 4, 4\]"),
     "width": (lambda path: dape.load_adapter(dape.retrofit(small(), width=8), adapter(path)), "was made with width=32, the model is retrofitted with 8"),
-    "damaged description": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.json")), "dape_adapter.json is damaged"),
-    "damaged weights": (lambda path: dape.load_adapter(small(), cut(adapter(path), "dape_adapter.safetensors")), "dape_adapter.safetensors is damaged"),
     "no base": (lambda path: dape.load_retrofitted(adapter(path)), "does not say where its base is"),
     "no adapter": (lambda path: dape.load_adapter(small(), path), "holds no adapter"),
     "no folder": (lambda path: dape.load_retrofitted(path / "nosuch"), r"there is no folder .*nosuch; a model on the Hugging Face hub"),

@@ -1,7 +1,5 @@
 """The page of `dape inspect` in headless Chromium: it draws, its selectors and the hover tell what the maps hold."""
 
-from __future__ import annotations
-
 import base64
 import math
 import re
@@ -201,10 +199,8 @@ def test_a_tile_that_is_missing_is_told(runs, tmp_path):
     path = write_maps_page(runs, tmp_path)
     for tile in (tmp_path / "tiles").iterdir():
         tile.unlink()
-    seen = visit(
-        path, tmp_path, probe("await new Promise(done => setTimeout(done, 300)); return said(left);")
-    )
-    assert "is not beside this page" in seen.seen
+    body = "await new Promise(done => setTimeout(done, 300)); return said(left);"
+    assert "is not beside this page" in visit(path, tmp_path, probe(body)).seen
 
 
 def test_what_a_window_hides_is_told_from_the_least_value():

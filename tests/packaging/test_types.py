@@ -1,6 +1,5 @@
 """The types that we promise (py.typed), in a user's project."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -24,12 +23,6 @@ def test_pyright_accepts_it(tmp_path):
     shutil.copy(PROJECT, tmp_path / "use.py")
     source = Path(dape.__file__).parents[1]
     (tmp_path / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{source}"]}}')
-    done = subprocess.run(
-        [pyright, "--pythonpath", sys.executable, "."],
-        cwd=tmp_path,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = [pyright, "--pythonpath", sys.executable, "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout

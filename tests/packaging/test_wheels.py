@@ -32,14 +32,8 @@ def clone(tmp_path):
 def build(clone, kind, out, timeout=300, **environment):
     """The path of a wheel or sdist, built as pip does it."""
     out.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", HOOK, kind, str(out)],
-        cwd=clone,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    command, env = [sys.executable, "-c", HOOK, kind, str(out)], {**os.environ, **environment}
+    done = subprocess.run(command, cwd=clone, env=env, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return out / done.stdout.splitlines()[-1]
 
@@ -102,15 +96,9 @@ def test_the_kernel_compiles_for_platforms_that_are_not_here(clone, tmp_path, pl
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("needs ziglang, as a cross compiler")
     target, beginning = TARGETS[platform]
-    wheel = build(
-        clone,
-        "wheel",
-        tmp_path / "out",
-        timeout=3600,
-        CXX=f"{sys.executable} -m ziglang c++ -target {target}",
-        DAPE_KERNEL_PLATFORM=platform,
-        DAPE_REQUIRE_KERNEL="1",
-    )
+    chosen = {"DAPE_KERNEL_PLATFORM": platform, "DAPE_REQUIRE_KERNEL": "1"}
+    chosen["CXX"] = f"{sys.executable} -m ziglang c++ -target {target}"
+    wheel = build(clone, "wheel", tmp_path / "out", timeout=3600, **chosen)
     library = zipfile.ZipFile(wheel).read(kernels(wheel)[0])
     assert library.startswith(beginning)
     for name in (b"dape_forward", b"dape_backward", b"dape_decode", b"dape_build_name"):
@@ -121,9 +109,7 @@ def test_the_kernel_compiles_for_platforms_that_are_not_here(clone, tmp_path, pl
     ("platform", "reason"),
     [("linux", "no C++ compiler was found"), ("win32", "it builds with clang alone on Windows")],
 )
-def test_where_the_kernel_is_missing_the_reason_is_that_of_the_platform(
-    platform, reason, tmp_path, monkeypatch
-):
+def test_where_the_kernel_is_missing_the_reason_is_the_platforms(platform, reason, tmp_path, monkeypatch):
     copied = shutil.copy(ROOT / "src/dape/ops/score_attention/native.py", tmp_path)
     spec = importlib.util.spec_from_file_location("native_without_kernel", copied)
     module = importlib.util.module_from_spec(spec)

@@ -132,9 +132,7 @@ def test_cope_counts_gated_keys():
     last = bias.tile(slice(8, 9), 9)[0, 0, 0]
     expected = [10 * min(3.0, (d + 1) / 2) for d in range(8, -1, -1)]
     torch.testing.assert_close(last, torch.tensor(expected))
-
-
-def test_cope_divides_by_the_root_of_the_width_if_asked():
+    # If asked, it divides by the root of the width.
     plain, scaled = CoPE(4), CoPE(4, scaled=True)
     for cope in (plain, scaled):
         torch.nn.init.constant_(cope.embeddings, 0.5)

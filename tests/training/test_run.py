@@ -1,7 +1,5 @@
 """`dape train` and `dape generate` from text to text, on a model of a second."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
@@ -71,6 +69,9 @@ def test_a_moved_run_goes_on_if_its_text_is_the_same(run_folder, corpus, tmp_pat
     assert cli.main(again) == 0
     record = json.loads((moved / "run.json").read_text())
     assert record["text"] == load_run(moved).data().manifest["sources"]["sha256"]
+    beside = f"/nowhere/{Path(record['data']).name}"
+    (moved / "run.json").write_text(json.dumps({**record, "data": beside}))
+    assert len(load_run(moved).data().train) > 0
     (text / "0.txt").write_text("another text")
     (moved / "run.json").write_text(json.dumps({**record, "corpus": "/nowhere"}))
     capsys.readouterr()
@@ -87,9 +88,7 @@ def test_another_text_in_the_same_place_neither_continues_nor_evaluates_a_run(tm
     shutil.rmtree(data)
     (text / "0.txt").write_text("a dog ran up the hill. " * 90)
     for _ in range(2):
-        with pytest.raises(
-            ValueError, match=f"{data} has another text than the run in {out} .* restore the text"
-        ):
+        with pytest.raises(ValueError, match=f"{data} has another text than the run in {out} .* restore"):
             train(config, progress=False)
         with pytest.raises(ValueError, match=f"{data} has another text than the run in {out}"):
             load_run(out).data()
@@ -99,9 +98,7 @@ def test_another_text_in_the_same_place_neither_continues_nor_evaluates_a_run(tm
     assert train(config, progress=False).result.steps == 30
 
 
-@pytest.mark.parametrize(
-    "change", [{"tokenizer": "bpe:300"}, {"validation": ["4.txt"]}], ids=["tokenizer", "split"]
-)
+@pytest.mark.parametrize("change", [{"tokenizer": "bpe:300"}, {"validation": ["4.txt"]}], ids=[*"ab"])
 def test_the_same_text_packed_otherwise_is_not_the_run_s_data(run_folder, corpus, tmp_path, change):
     moved, options = tmp_path / "run", {"validation": ["5.txt"], **change}
     shutil.copytree(run_folder, moved)
@@ -137,24 +134,9 @@ def test_the_same_command_again_does_nothing_and_another_run_is_refused(run_fold
     assert "holds a run with method=dape1x3-kerple, now method=rope was given" in capsys.readouterr().err
 
 
-def test_a_run_that_moved_with_its_data_still_opens(run_folder, tmp_path):
-    moved = tmp_path / "elsewhere"
-    (tmp_path / "data").mkdir()
-    config = json.loads((run_folder / "run.json").read_text())
-    data = Path(config["data"])
-    data.rename(tmp_path / "data" / data.name)
-    run_folder.rename(moved)
-    try:
-        assert len(load_run(moved).data().train) > 0
-    finally:
-        moved.rename(run_folder)
-        (tmp_path / "data" / data.name).rename(data)
-
-
 def test_an_unfinished_run_says_how_to_finish_it(tmp_path, corpus):
-    config = parse_training(
-        [*SMALL, "--corpus", str(corpus), "--out", str(tmp_path / "run"), "--log-every", "1"]
-    )
+    words = ["--corpus", str(corpus), "--out", str(tmp_path / "run"), "--log-every", "1"]
+    config = parse_training([*SMALL, *words])
     run = train(config, progress=False, on_step=lambda record: record["step"] == 3)
     assert run.result is not None
     assert (run.result.steps, run.result.stopped_early) == (3, "on_step")
@@ -164,18 +146,14 @@ def test_an_unfinished_run_says_how_to_finish_it(tmp_path, corpus):
     assert load_run(run.folder).trained
 
 
-def test_a_run_of_another_version_that_is_not_understood_says_so(tmp_path):
-    record = {"dape_version": "9.0", "method": "rope", "train_length": 64, "colour": "red"}
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    with pytest.raises(
-        ValueError, match=r'written by dape 9\.0, this is .*no option "colour".*install that version'
-    ):
-        load_run(tmp_path)
-
-
 def test_a_model_s_folder_in_place_of_a_run_s_says_which_it_is(run_folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"the run is {run_folder}"):
         load_run(run_folder / "model")
+    record = {"dape_version": "9.0", "method": "rope", "train_length": 64, "colour": "red"}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r'written by dape 9\.0, this is .*no option "colour".*install that'):
+        load_run(tmp_path)
+    (tmp_path / "run.json").unlink()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="looks like a Hugging Face model"):
         load_run(tmp_path)
@@ -199,20 +177,10 @@ def test_a_run_that_saved_nothing_makes_room_for_another(tmp_path, corpus):
         train(parse_training([*arguments, "--learning-rate", "0.01"]), progress=False)
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path, corpus):
-    (tmp_path / "precious").write_text("mine")
-    with pytest.raises(ValueError, match="is not a run folder"):
-        train(parse_training([*SMALL, "--corpus", str(corpus), "--out", str(tmp_path)]), progress=False)
-    with pytest.raises(FileNotFoundError, match="is not a run"):
-        load_run(tmp_path)
-
-
 def test_a_text_shorter_than_a_window_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("too short")
     arguments = [*SMALL, "--corpus", str(tmp_path / "short.txt"), "--validation", "0"]
-    with pytest.raises(
-        ValueError, match="the training split has 9 tokens, train_length=16 needs at least 17"
-    ):
+    with pytest.raises(ValueError, match="the training split has 9 tokens, train_length=16 needs at least"):
         train(parse_training([*arguments, "--out", str(tmp_path / "run")]), progress=False)
 
 
@@ -266,9 +234,8 @@ def test_batches_depend_on_seed_and_step_alone(corpus):
     import numpy as np
 
     ids = np.arange(1000, dtype=np.uint16)
-    models = [
-        build_model(TrainConfig(method=method, hidden_size=32), 256) for method in ("rope", "dape1x3-kerple")
-    ]
+    configs = [TrainConfig(method=method, hidden_size=32) for method in ("rope", "dape1x3-kerple")]
+    models = [build_model(config, 256) for config in configs]
     tasks = [LanguageModelling(model, ids, train_length=16, batch_size=8, seed=3) for model in models]
     for step in (0, 1, 17):
         one, two = (task.batch(step) for task in tasks)
@@ -280,17 +247,16 @@ def test_batches_depend_on_seed_and_step_alone(corpus):
 
 
 def test_generate_streams_past_the_training_length(run_folder, capsys):
-    assert cli.main(["generate", str(run_folder), "--prompt", "the cat", "--tokens", "40"]) == 0
+    words = ["generate", str(run_folder), "--prompt", "the cat", "--tokens", "40"]
+    assert cli.main(words) == 0
     with pytest.raises(ValueError, match="the prompt is empty"):
         generate_text(load_run(run_folder).model(), ByteTokenizer(), "")
     first = capsys.readouterr()
     assert first.out.startswith("the cat")
     assert "[47 tokens in all, trained on windows of 16;" in first.err
-    assert cli.main(["generate", str(run_folder), "--prompt", "the cat", "--tokens", "40"]) == 0
+    assert cli.main(words) == 0
     assert capsys.readouterr().out == first.out
-    assert (
-        cli.main(["generate", str(run_folder), "--prompt", "the cat", "--tokens", "40", "--seed", "1"]) == 0
-    )
+    assert cli.main([*words, "--seed", "1"]) == 0
     assert capsys.readouterr().out != first.out
 
 

@@ -2,23 +2,18 @@
 
 import pytest
 import torch
+from test_run import SMALL, corpus  # noqa: F401  # a fixture
 from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, pipeline
 
 from dape import cli
 from dape.checksums import verify_checksums
 
-SMALL = ["--num-layers", "1", "--hidden-size", "32", "--num-heads", "2", "--train-length", "16"]
-SMALL += ["--batch-size", "4", "--steps", "2", "--score-width", "8"]
-
 
 @pytest.fixture(scope="module", params=["bytes", "bpe:300"])
-def run(request, tmp_path_factory):
-    corpus = tmp_path_factory.mktemp("corpus")
-    for number in range(3):
-        (corpus / f"{number}.txt").write_text(f"{number}: the cat sat on the mat, née Ürsüla. " * 40)
+def run(request, corpus, tmp_path_factory):  # noqa: F811  # the fixture
     out = tmp_path_factory.mktemp("runs") / "small"
     words = ["train", *SMALL, "--tokenizer", request.param, "--corpus", str(corpus), "--out", str(out)]
-    assert cli.main([*words, "--validation", "2.txt"]) == 0
+    assert cli.main([*words, "--steps", "2", "--validation", "2.txt"]) == 0
     return out
 
 
