@@ -7,8 +7,6 @@ trained weights, of the packed tokens, of the comparison's scores, of the export
 itself must end with 0: a kill leaves nothing that blocks the next attempt, and no half-written file after it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib
@@ -139,13 +137,8 @@ def workers_of(parent: int) -> list[int]:
 
 def attempt(words: list[str], patience: float | None, *, workers: bool = False) -> int:
     """The exit code, or -9 if it was killed after that many seconds with its group, or one of its workers was."""
-    process = subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, start_new_session=True, **streams)
     try:
         _, said = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,5 @@
 """Every position encoding × every score processor × every direction has the properties that make a method exact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -29,9 +27,7 @@ REPRESENTATIVES = [f"dape1x3-{name}" for name in POSITIONS]
 REPRESENTATIVES += ["nope", "rope", "kerple", "fire", "fox", "cope", "transformer-xl"]
 REPRESENTATIVES += [f"{name}-{encoding}" for name in SCORES if name != "plain" for encoding in ENCODINGS[::3]]
 REPRESENTATIVES += [*FURTHER, "mta-rope", "rope[fraction=0.5]", "dape1x3-rope[scaling=linear,factor=4]"]
-REPRESENTATIVES += [
-    pattern.format(ENCODINGS[index % len(ENCODINGS)]) for index, pattern in enumerate(OPTIONS)
-]
+REPRESENTATIVES += [pattern.format(ENCODINGS[n % len(ENCODINGS)]) for n, pattern in enumerate(OPTIONS)]
 REPRESENTATIVES += [f"dape1x3-{name}[bias_channels=false]" for name in ("kerple", "fox")]
 REPRESENTATIVES += [
     "stickbreaking", "nope[normaliser=entmax]", "dape1x3-kerple[normaliser=asentmax]", "keyshift-rope",
@@ -41,9 +37,7 @@ REPRESENTATIVES += [
 ]  # fmt: skip
 # Everything else is `slow`.
 PRODUCT = [*LISTED, *(pattern.format(name) for pattern in OPTIONS for name in ENCODINGS)]
-PRODUCT += [
-    f"dape1x3-{name}[bias_channels=false]" for name, encoding in POSITIONS.items() if encoding.additive
-]
+PRODUCT += [f"dape1x3-{name}[bias_channels=false]" for name in POSITIONS if POSITIONS[name].additive]
 
 
 def cases():
@@ -99,10 +93,8 @@ def test_a_compiled_layer_gives_the_same_outputs_gradients_and_decoding(compiler
     compiled = torch.compile(layer, backend=compiler, dynamic=True)
     outputs = [call(x, positions) for call in (layer, compiled)]
     same(*outputs, 1e-5)
-    for wanted, found in zip(
-        *(torch.autograd.grad(out.square().sum(), leaves, allow_unused=True) for out in outputs), strict=True
-    ):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    wanted, found = (torch.autograd.grad(out.square().sum(), leaves, allow_unused=True) for out in outputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         decoded = conformance.in_chunks(compiled, x, positions.queries, [4, 1, 4], consecutive=True)
     same(decoded, outputs[0], 1e-5)
@@ -150,11 +142,8 @@ def test_a_processor_that_cheats_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name, encoding in POSITIONS.items() if not encoding.absolute])
 def test_relative_encodings_ignore_a_shift(name):
-    layer, x, positions = (
-        Layer(parse_method(name)),
-        tokens(2),
-        replace(Positions.of(TOKENS), consecutive=False),
-    )
+    layer, x = Layer(parse_method(name)), tokens(2)
+    positions = replace(Positions.of(TOKENS), consecutive=False)
     shifted = replace(positions, queries=positions.queries + 1000, keys=positions.keys + 1000)
     same(layer(x, shifted), layer(x, positions), 1e-9)
 

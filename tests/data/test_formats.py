@@ -218,16 +218,11 @@ def hub(monkeypatch):
     """A stand-in for `datasets` with one data set; records how it was asked."""
     asked = []
 
-    def load_dataset(name, configuration=None, *, split, streaming):
+    def load(name, configuration=None, *, split, streaming):
         asked.append((name, configuration, split, streaming))
         if name == "missing":
             raise RuntimeError("Dataset 'missing' doesn't exist\nmore")
-        for n, text in enumerate(TEXTS * 20):
-            yield {"text": f"{n} {text}", "id": n}
-
-    def load(name, *args, **kwargs):
-        rows = load_dataset(name, *args, **kwargs)
-        return list(rows) if name == "missing" else rows
+        return ({"text": f"{n} {text}", "id": n} for n, text in enumerate(TEXTS * 20))
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
     return asked

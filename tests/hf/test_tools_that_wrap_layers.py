@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -111,19 +112,15 @@ def test_weights_are_offloaded_to_the_disk(method, where, tmp_path):
 
 @pytest.mark.parametrize("way", ["push_to_hub", "save_pretrained"])
 def test_what_is_pushed_to_the_hub_has_the_code(way, tmp_path, monkeypatch):
-    from types import SimpleNamespace
-
     from transformers.utils import hub
 
     if not hasattr(hub, "hf_api"):
         pytest.skip("this version of transformers reaches the hub otherwise: no stand-in for it here")
-    sent = []
-    api = SimpleNamespace(create_repo=lambda repo, **_: SimpleNamespace(repo_id=repo))
-    api.create_commit = lambda **options: sent.extend(o.path_in_repo for o in options["operations"])
-    api.create_branch = lambda **_: None
+    api = MagicMock()
+    api.create_repo.return_value.repo_id = "me/model"
     monkeypatch.setattr(hub, "hf_api", lambda: api)
     monkeypatch.setattr("transformers.modeling_utils.hf_api", lambda: api)
-    card = SimpleNamespace(save=lambda path: Path(path).write_text("card"))
+    card = MagicMock(save=lambda path: Path(path).write_text("card"))
     for module in (hub, sys.modules["transformers.modeling_utils"]):
         monkeypatch.setattr(module, "create_and_tag_model_card", lambda *a, **b: card)
     model = decoder()
@@ -131,4 +128,5 @@ def test_what_is_pushed_to_the_hub_has_the_code(way, tmp_path, monkeypatch):
         model.push_to_hub("me/model")
     else:
         model.save_pretrained(tmp_path / "model", push_to_hub=True)
-    assert {"config.json", "model.safetensors", "dape_from_package.py"} <= set(sent)
+    sent = {one.path_in_repo for one in api.create_commit.call_args.kwargs["operations"]}
+    assert {"config.json", "model.safetensors", "dape_from_package.py"} <= sent

@@ -32,9 +32,8 @@ def test_tokens_and_heads_shared_out_between_two_processes():
 
 
 def test_every_tensor_of_a_program_is_shared_out():
-    vectors = {
-        field.name: torch.arange(4.0) for field in fields(ScoreProgram) if field.type == "Tensor | None"
-    }
+    names = [field.name for field in fields(ScoreProgram) if field.type == "Tensor | None"]
+    vectors = dict.fromkeys(names, torch.arange(4.0))
     stage = Stage(torch.randn(4, 2, 1, 3), torch.randn(4), left=2, groups=2)
     program = ScoreProgram(pre=(stage,), post=(stage,), residual="bias", **vectors)
     assert {*vectors, "pre.0.offset"} <= dict(program.tensors()).keys()

@@ -1,11 +1,11 @@
 """Calls of the op, built from a table, and how two results are compared."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ class Case:
     # A key of PROGRAMS or MORE, in place of the convolutions that the fields above describe.
     program: str | None = None
 
-    def but(self, **changes: object) -> Case:
+    def but(self, **changes: object) -> "Case":
         return replace(self, **changes)
 
 
@@ -95,6 +95,40 @@ SHAPES = {
     "no convolution": SMALL.but(batch=2, queries=51, keys=51, kernel=None),
 }
 RAGGED = Case(heads=4, groups=2, queries=61, keys=75, head_dim=9, width=9)
+
+
+def kernel_table() -> Iterator[Case]:
+    """What the C++ kernel has loops for: every shape, program, bias and visibility, the directions in turn."""
+
+    def pairs(ones: Iterable[str], others: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
+        """Every pair; both directions with each of either, in half as many calls."""
+        for (n, one), (m, other) in product(enumerate(ones), enumerate(others)):
+            yield one, other, (n + m) % 2 == 0
+
+    for shape, bias, causal in pairs(SHAPES, BIASES):
+        yield SHAPES[shape].but(bias=bias, causal=causal)
+    for visible, bias, causal in pairs(VISIBILITIES[1:], BIASES[:4]):
+        for heads, width, kernel in ((4, 0, None), (4, 6, 3), (8, 9, 3)):
+            own = {"heads": heads, "groups": heads, "width": width, "kernel": kernel, "causal": causal}
+            yield SMALL.but(batch=2, queries=50, keys=61, bias=bias, visible=visible, **own)
+    for name, bias, causal in pairs(PROGRAMS, BIASES):
+        yield RAGGED.but(program=name, bias=bias, causal=causal)
+    for name, visible, causal in pairs(PROGRAMS, VISIBILITIES[1:]):
+        yield RAGGED.but(program=name, visible=visible, causal=causal)
+    for name, bias, visible in product(MORE, ("none", "distance", "separable"), ("all", "documents")):
+        yield RAGGED.but(program=name, bias=bias, visible=visible)
+    # As many queries as keys, nothing hidden: the first stage begins from a table by distance.
+    for name, tokens in product([*PROGRAMS, *MORE], (101, 5)):
+        yield RAGGED.but(queries=tokens, keys=tokens, program=name)
+    # Pairs of columns, for every alignment of the kernel.
+    eight = SMALL.but(heads=8, groups=8, queries=51, keys=64, width=9)
+    for left, bias, visible in product(range(3), ("none", "dense", "distance"), ("all", "window")):
+        yield eight.but(padding=left, bias=bias, visible=visible)
+    yield SHAPES["two tiles"].but(bias="distance", residual="scores")
+    yield SHAPES["few queries"].but(bias="dense", residual="scores")
+    yield SMALL.but(keys=9, causal=False, bias="distance")
+    # Both passes compute the same logits, bit for bit, where gradients are wanted.
+    yield RAGGED.but(queries=7, keys=7, program="ssmax")
 
 
 @dataclass
@@ -179,9 +213,8 @@ def _curve(c: Case, dtype: torch.dtype, leaves: dict[str, Tensor], visible: Visi
 
 
 def _talking(c: Case, draw) -> ScoreProgram:
-    return ScoreProgram(
-        (Stage(draw("w1", c.heads, c.heads, 1, 1)),), (Stage(draw("w2", c.heads, c.heads, 1, 1)),), "bias"
-    )
+    before, after = (Stage(draw(name, c.heads, c.heads, 1, 1)) for name in ("w1", "w2"))
+    return ScoreProgram((before,), (after,), "bias")
 
 
 def _mta(c: Case, draw) -> ScoreProgram:
@@ -252,6 +285,10 @@ def _stick(program: ScoreProgram) -> ScoreProgram:
     return replace(program, normaliser="stickbreaking")
 
 
+def _by_heads(c: Case, draw, *kernel: int, left: int) -> Stage:
+    return Stage(draw("w1", c.heads, 1, *kernel), left=left, groups=c.heads)
+
+
 # What the C++ kernel has loops for beyond those: kernels over queries and keys, depths, reaches.
 MORE = {
     "3x3": lambda c, draw: _conv(c, draw, (3, 3), 1),
@@ -259,16 +296,10 @@ MORE = {
     "2x4 to the right": lambda c, draw: _conv(c, draw, (2, 4), 0),
     "1x3, three deep": lambda c, draw: _conv(c, draw, (1, 3), 1, depth=3),
     "3x2, three deep": lambda c, draw: _conv(c, draw, (3, 2), 1, depth=3),
-    "6x11 by heads": lambda c, draw: ScoreProgram(
-        (Stage(draw("w1", c.heads, 1, 6, 11), left=5, groups=c.heads),), residual="bias"
-    ),
-    "12 rows": lambda c, draw: ScoreProgram((Stage(draw("w1", c.heads, 1, 12, 2), left=1, groups=c.heads),)),
+    "6x11 by heads": lambda c, draw: ScoreProgram((_by_heads(c, draw, 6, 11, left=5),), residual="bias"),
+    "12 rows": lambda c, draw: ScoreProgram((_by_heads(c, draw, 12, 2, left=1),)),
     "2x5 by heads, with the bias": lambda c, draw: ScoreProgram(
-        (
-            Stage(
-                draw("w1", c.heads, 1 if c.bias == "none" else 2, 2, 5), draw("b2", c.heads), 2, c.heads, 0.2
-            ),
-        )
+        (Stage(draw("w1", c.heads, 1 + (c.bias != "none"), 2, 5), draw("b2", c.heads), 2, c.heads, 0.2),)
     ),
     "capped 3x3": lambda c, draw: replace(_conv(c, draw, (3, 3), 1), softcap=0.7),
     "capped, loosely": lambda c, draw: ScoreProgram(softcap=50.0),
@@ -280,10 +311,7 @@ MORE = {
     "stick, mta": lambda c, draw: _stick(_mta(c, draw)),
     "stick, post": lambda c, draw: _stick(_post(c, draw)),
     "after the softmax by heads": lambda c, draw: ScoreProgram(
-        post=(
-            Stage(draw("w1", c.heads, 1, 3, 3), left=2, groups=c.heads),
-            Stage(draw("w2", c.heads, 2, 1, 1), groups=c.heads // 2),
-        )
+        post=(_by_heads(c, draw, 3, 3, left=2), Stage(draw("w2", c.heads, 2, 1, 1), groups=c.heads // 2))
     ),
 }
 
@@ -300,9 +328,7 @@ def _bias(c: Case, draw) -> Bias:
     distance = DistanceBias(draw("bias", c.heads, c.keys - lowest + 5), lowest - 2)
     if c.bias == "distance":
         return distance
-    return TileBias(
-        lambda rows, num_keys: distance.dense(c.queries, c.keys, rows)[..., :num_keys] ** 2 / 4, batch=1
-    )
+    return TileBias(lambda rows, n: distance.dense(c.queries, c.keys, rows)[..., :n] ** 2 / 4, batch=1)
 
 
 def _visible(c: Case, generator: torch.Generator) -> Visible:

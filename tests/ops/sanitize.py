@@ -3,13 +3,12 @@
 python tests/ops/sanitize.py LIBRARY [BUILD …]      some of its builds (avx512, avx512_short, avx2, portable) in place of all
 """
 
-from __future__ import annotations
-
 import sys
+from itertools import product
 from pathlib import Path
 
 import torch
-from op_cases import BIASES, MORE, PROGRAMS, RAGGED, SHAPES, SMALL, VISIBILITIES, build, wake_threads
+from op_cases import MORE, PROGRAMS, RAGGED, SHAPES, VISIBILITIES, build, kernel_table, wake_threads
 from test_cpu_curve import CASES as CURVES
 from test_cpu_halves import HALVES
 
@@ -21,41 +20,17 @@ def main(path: str, *only: str) -> None:
     native.KERNEL, native.PROBLEM = native.load(Path(path).resolve()), None
     wake_threads()
     torch.set_num_threads(2)
-    names, directions = [*PROGRAMS, *MORE], (True, False)
-    cases = [
-        shape.but(bias=bias, causal=causal)
-        for shape in SHAPES.values()
-        for bias in BIASES
-        for causal in directions
-    ]
-    cases += [
-        SMALL.but(
-            batch=2, queries=50, keys=61, heads=heads, groups=heads, width=width, bias=bias, visible=visible
-        )
-        for heads, width in ((4, 6), (8, 9))
-        for bias in BIASES
-        for visible in VISIBILITIES
-    ]
-    cases += [
-        RAGGED.but(program=name, bias=bias, causal=causal)
-        for name in names
-        for bias in BIASES
-        for causal in directions
-    ]
-    # As many queries as keys: the first stage begins from a table by distance.
-    cases += [RAGGED.but(queries=RAGGED.keys, program=name) for name in names]
-    cases += [RAGGED.but(program=name, visible=visible) for name in names for visible in VISIBILITIES]
+    names, cases = [*PROGRAMS, *MORE], list(kernel_table())
+    # The other direction as well, where every query has its key.
+    cases += [case.but(causal=not case.causal) for case in cases if case.queries <= case.keys]
     cases += CURVES.values()
     # More threads than cores, so that some wait and put gradients aside.
     long = SHAPES["default widths"].but(head_dim=8, queries=300, keys=300, width=6, bias="distance")
     crowded = [long.but(kernel=kernel, batch=batch) for kernel in (None, 3) for batch in (1, 3)]
+    sizes = zip(VISIBILITIES, (1, 5, 8, 3, 7, 2), (1, 613, 10, 613, 11, 613), strict=True)
     few = [
         RAGGED.but(queries=queries, keys=keys, program=name, bias=bias, visible=visible)
-        for name in names
-        for bias in ("none", "distance", "dense")
-        for visible, queries, keys in zip(
-            VISIBILITIES, (1, 5, 8, 3, 7, 2), (1, 613, 10, 613, 11, 613), strict=True
-        )
+        for name, bias, (visible, queries, keys) in product(names, ("none", "distance", "dense"), sizes)
     ]
     for kernel in only or native.builds():
         with native.use_build(kernel):

@@ -36,12 +36,12 @@ def layers():
 
 # Inductor's import warns of PyTorch's own.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kerple", "no bias", "plain"])
-def test_a_layer_is_one_graph(name, compiler):
+def test_a_layer_is_one_graph_of_inductor(name):
     layer = layers()[name]
     x = torch.randn(2, 40, 3 * 32, requires_grad=True)
-    compiled = torch.compile(layer, fullgraph=True, backend=compiler)
+    compiled = torch.compile(layer, fullgraph=True, backend="inductor")
     results = []
     for call in (layer, compiled):
         gradients = torch.autograd.grad(call(x).square().sum(), [x, *layer.parameters()])
@@ -80,6 +80,6 @@ def test_an_exported_layer_takes_other_lengths(name, kernel, monkeypatch):
     length = torch.export.Dim("length", min=9, max=4096)
     with torch.no_grad():
         exported = torch.export.export(layer, (example,), dynamic_shapes=({1: length},)).module()
-    for length in (12, 333, 2000):
+    for length in (12, 333, 700):
         x = torch.randn(2, length, 3 * 32)
         torch.testing.assert_close(exported(x), layer(x))

@@ -1,7 +1,5 @@
 """The C++ kernel against the definition in float64: every shape, program, bias, visibility, build and thread count."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from contextlib import nullcontext
@@ -19,6 +17,7 @@ from op_cases import (
     assert_as_exact,
     build,
     distances,
+    kernel_table,
     needs_kernel,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,15 +45,9 @@ def _two_threads():
     torch.set_num_threads(2)
 
 
-def alternating(*pairs):
-    """Both directions with every row and every column of a table, in half as many calls."""
-    return sum(list(table).index(name) for table, name in pairs) % 2 == 0
-
-
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_shapes_and_biases(shape, bias):
-    check(SHAPES[shape].but(bias=bias, causal=alternating((SHAPES, shape), (BIASES, bias))))
+@pytest.mark.parametrize("case", list(kernel_table()), ids=str)
+def test_results_are_as_exact_as_the_reference(case):
+    check(case)
 
 
 @pytest.mark.parametrize("bias", ["none", "dense", "distance"])
@@ -73,36 +66,6 @@ def test_programs_in_every_build(name, program):
         check(RAGGED.but(program=program, heads=8, groups=8, width=12))
 
 
-@pytest.mark.parametrize("bias", BIASES[:4])
-@pytest.mark.parametrize("visible", VISIBILITIES[1:])
-@pytest.mark.parametrize(("heads", "width", "kernel"), [(4, 0, None), (4, 6, 3), (8, 9, 3)])
-def test_visibilities_of_the_pair_and_of_plain_attention(visible, bias, heads, width, kernel):
-    causal = alternating((VISIBILITIES, visible), (BIASES, bias))
-    sizes = {"batch": 2, "heads": heads, "groups": heads, "queries": 50, "keys": 61, "width": width}
-    check(SMALL.but(**sizes, kernel=kernel, bias=bias, causal=causal, visible=visible))
-
-
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_every_program_with_every_bias(program, bias):
-    causal = alternating((PROGRAMS, program), (BIASES, bias))
-    check(RAGGED.but(program=program, bias=bias, causal=causal))
-
-
-@pytest.mark.parametrize("visible", VISIBILITIES[1:])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_every_program_with_every_visibility(program, visible):
-    causal = alternating((PROGRAMS, program), (VISIBILITIES, visible))
-    check(RAGGED.but(program=program, visible=visible, causal=causal))
-
-
-@pytest.mark.parametrize("visible", ["all", "documents"])
-@pytest.mark.parametrize("bias", ["none", "distance", "separable"])
-@pytest.mark.parametrize("program", MORE)
-def test_kernels_over_queries_and_keys(program, bias, visible):
-    check(RAGGED.but(program=program, bias=bias, visible=visible))
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_bias_by_tiles_in_several_tiles(program, causal, monkeypatch):
@@ -110,36 +73,6 @@ def test_a_bias_by_tiles_in_several_tiles(program, causal, monkeypatch):
     monkeypatch.setattr(by_tiles, "TILE_NUMBERS", 4 * RAGGED.keys * 17)
     for visible in ("all", "documents"):
         check(RAGGED.but(program=program, bias="tile", visible=visible, causal=causal))
-
-
-@pytest.mark.parametrize("program", [*PROGRAMS, *MORE])
-@pytest.mark.parametrize("tokens", [101, 5])
-def test_a_bias_by_distance_is_a_table(program, tokens):
-    """As many queries as keys, nothing hidden: the first stage begins from a table by distance."""
-    check(RAGGED.but(queries=tokens, keys=tokens, program=program))
-
-
-@pytest.mark.parametrize("visible", ["all", "window"])
-@pytest.mark.parametrize("bias", ["none", "dense", "distance"])
-@pytest.mark.parametrize("left", [0, 1, 2])
-def test_pairs_of_columns_for_every_alignment_of_the_kernel(left, bias, visible):
-    check(
-        SMALL.but(heads=8, groups=8, queries=51, keys=64, width=9, padding=left, bias=bias, visible=visible)
-    )
-
-
-OTHERS = {
-    "residual of scores alone": SHAPES["two tiles"].but(bias="distance", residual="scores"),
-    "the same, few queries": SHAPES["few queries"].but(bias="dense", residual="scores"),
-    "more queries than keys": SMALL.but(keys=9, causal=False, bias="distance"),
-    # Both passes compute the same logits, bit for bit, where gradients are wanted.
-    "training on a few queries": RAGGED.but(queries=7, keys=7, program="ssmax"),
-}
-
-
-@pytest.mark.parametrize("case", OTHERS.values(), ids=OTHERS)
-def test_unusual_calls(case):
-    check(case)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -170,9 +103,8 @@ def test_every_reach_of_a_program_at_every_place_in_a_chunk(left, taps, monkeypa
 
     monkeypatch.setitem(MORE, "reach", program)
     for keys in range(24, 48):
-        case = SMALL.but(
-            heads=1, groups=1, queries=keys, keys=keys, head_dim=2, program="reach", causal=keys % 2 == 0
-        )
+        sizes = {"heads": 1, "groups": 1, "queries": keys, "keys": keys, "head_dim": 2}
+        case = SMALL.but(program="reach", causal=keys % 2 == 0, **sizes)
         found = distances(build(case, torch.float32).results("cpu"), build(case).results("reference"))
         assert max(found.values()) < 1e-3, (keys, found)
 
@@ -186,10 +118,9 @@ def test_a_few_queries(program, bias):
     for number, visible in enumerate(VISIBILITIES):
         queries = (1, 5, 8, 3, 7, 2)[number]
         keys = 613 if number % 2 else queries + number
-        causal = alternating((PROGRAMS | MORE, program), (BIASES, bias), (VISIBILITIES, visible))
-        case = RAGGED.but(
-            queries=queries, keys=keys, program=program, bias=bias, causal=causal, visible=visible
-        )
+        causal = ([*PROGRAMS, *MORE].index(program) + BIASES.index(bias) + number) % 2 == 0
+        sizes = {"queries": queries, "keys": keys, "causal": causal}
+        case = RAGGED.but(program=program, bias=bias, visible=visible, **sizes)
         truth, single = build(case).attend("reference"), build(case, torch.float32)
         ours, theirs = ((single.attend(name) - truth).abs().max() for name in ("cpu", "reference"))
         rounding = torch.finfo(torch.float32).eps * truth.abs().max().clamp(min=1)
@@ -234,9 +165,6 @@ def test_few_queries_have_a_build_of_their_own():
     assert {chosen(n) for n in (16, 48, 64, 128, 256)} == {short if short in others else fastest}
     # Eight of sixteen rows would be computed twice.
     assert chosen(2048) == chosen(48, causal=False) == chosen(64, rows=9) == fastest
-
-
-def test_unknown_build():
     with pytest.raises(ValueError, match='no build "sse9"'), native.use_build("sse9"):
         pass
 
@@ -294,9 +222,8 @@ def test_a_dense_bias_that_needs_no_gradient_gets_none(monkeypatch):
     """Nothing of T×T is made."""
     found, made = [], []
     forward, backward = op.KERNELS["cpu"]
-    monkeypatch.setitem(
-        op.KERNELS, "cpu", (forward, lambda *given: found.append(backward(*given)) or found[-1])
-    )
+    watched = (forward, lambda *given: found.append(backward(*given)) or found[-1])
+    monkeypatch.setitem(op.KERNELS, "cpu", watched)
     monkeypatch.setattr(op.torch, "zeros_like", lambda x: made.append(x.shape))
     q = torch.randn(1, 2, 64, 8, requires_grad=True)
     attention(q, q, q, None, bias=torch.zeros(1, 2, 64, 64), backend="cpu").sum().backward()

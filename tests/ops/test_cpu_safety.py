@@ -1,11 +1,7 @@
 """The C++ kernel under hard conditions: unwritten memory, extreme numbers, forks, floating point modes."""
 
-from __future__ import annotations
-
 import ctypes.util
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import sanitize
 import torch
+from builders import python
 from op_cases import PROGRAMS, RAGGED, SHAPES, SMALL, assert_as_exact, build, needs_kernel
 
 from dape.ops.score_attention import DistanceBias, Visible, attention, native
@@ -105,9 +102,7 @@ LOADER = """
 def test_worker_processes(body, argument, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(textwrap.dedent(WORKER) + textwrap.dedent(body))
-    run = [sys.executable, "-W", "ignore", str(script), argument]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    python("-W", "ignore", script, argument)
 
 
 def test_wrong_memory_is_refused():

@@ -1,7 +1,5 @@
 """Experiments: distinct runs at three scales, tables that belong to them, and a full pass in seconds."""
 
-from __future__ import annotations
-
 import pytest
 
 from dape.evaluation.table import read_table
@@ -63,20 +61,15 @@ def test_other_kinds_of_runs(name: str, tmp_path) -> None:
     assert metrics[name] in set(outcome.table["metric"])
 
 
-def test_a_missing_text_says_how_to_obtain_it(tmp_path, capsys, monkeypatch) -> None:
+def test_the_command_line(tmp_path, capsys, monkeypatch) -> None:
+    """A missing text says how to obtain it, an unknown experiment is an error, the list shows progress."""
     monkeypatch.delenv("DAPE_CORPORA", raising=False)
     assert main(["run", "ingredients", "--work", str(tmp_path)]) == 2
     said = capsys.readouterr().out
     assert "latex13" in said
     assert "stacks-project" in said
-
-
-def test_unknown_names_are_an_error(capsys) -> None:
     assert main(["run", "nothing"]) == 2
     assert "kernel_size" in capsys.readouterr().out
-
-
-def test_the_list_shows_progress(capsys) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(NAMES)

@@ -1,7 +1,5 @@
 """Two processes are one: the same losses, and each continues the other's checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -72,12 +70,8 @@ def test_one_process_continues_what_two_began(runs, alone, way):
 
 
 def test_parameters_of_one_number_are_shared_out(runs, tmp_path):
-    fit(
-        toy.task(toy.decoder("dape1x3-fire")),
-        two_processes.settings("sharded", distributed="none"),
-        tmp_path,
-        progress=False,
-    )
+    alone = two_processes.settings("sharded", distributed="none")
+    fit(toy.task(toy.decoder("dape1x3-fire")), alone, tmp_path, progress=False)
     assert losses(runs / "fire") == pytest.approx(losses(tmp_path), abs=TOLERANCE)
 
 
