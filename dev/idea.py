@@ -107,7 +107,7 @@ def idea_figure(inspection: Inspection, ids: list[int], *, num_keys: int) -> Fig
             axis.set_title(title, fontsize=10)
             axis.set_xticks(range(2 * PAIRS), [_token(token, num_keys) for token in shown])
         axes[0].set_yticks(rows, [_token(key, num_keys) for key in asked])
-        axes[0].set_ylabel("asked for")
+        axes[0].set_ylabel("query")
         axes[1].set_xlabel("key, value, key, value, …")
         for row, match in enumerate(matches):
             _mark(axes[0], match, row)
