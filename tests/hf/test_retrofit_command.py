@@ -145,7 +145,7 @@ def test_commands_load_a_model_as_what_it_is(name, base, tmp_path, capsys):
     assert rows["sum"].sum() / rows["count"].sum() == pytest.approx(expected, rel=1e-4)
     capsys.readouterr()
     assert cli.main(["generate", str(folder), "--prompt", "The", "--tokens", "5"]) == 0
-    said = "made for 16 tokens" if name == "base" else "retrofitted with dape1x3-kerple"
+    said = "a window of 16" if name == "base" else "retrofitted with dape1x3-kerple"
     assert said in capsys.readouterr().err
     seen = ["--text", "The cat", "--lengths", "4", "--out", str(tmp_path / "seen")]
     assert cli.main(["inspect", str(folder), *seen]) == 0

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     named = load_named(options.model, dtype=torch.float32)
     model = named.model.to(find_device(options.device))  # type: ignore[arg-type]  # as in harness.py
     tokenizer = load_tokenizer(named.tokenizer)
-    about = f"made for {named.window} tokens"
+    about = f"a window of {named.window}"
     if named.run is not None:
         about = f"trained on windows of {named.window}"
     elif is_retrofitted(model):
