@@ -1,7 +1,5 @@
 """Every block of the pages in docs/ runs as printed; commands with options added that make them small."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -73,15 +71,12 @@ def test_a_page_runs(page, tmp_path, monkeypatch, capsys):
                 (tmp_path / block.note).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / block.note).write_text(block.text)
             elif block.language == "text":
-                assert capsys.readouterr().out.strip() == block.text.strip(), (
-                    "not what the command before prints"
-                )
+                # What the command before prints.
+                assert capsys.readouterr().out.strip() == block.text.strip()
             elif block.language == "python":
                 exec(compile(block.text, page.name, "exec"), names)
             else:
-                assert block.language == "bash", (
-                    f"{page.name} has a block of {block.language or 'no language'}"
-                )
+                assert block.language == "bash", (page.name, block.language)
                 capsys.readouterr()
                 for words in commands(block.text):
                     run(words)
@@ -171,11 +166,8 @@ def check_batch_job(text: str, path: Path) -> None:
     words = done.stdout.splitlines()
     launched = parse_args(words[words.index("torchrun") + 1 :])
     assert (launched.nnodes, launched.nproc_per_node, launched.rdzv_endpoint) == ("2", "8", "node-1:29500")
-    assert (launched.module, launched.training_script, launched.training_script_args[0]) == (
-        True,
-        "dape",
-        "train",
-    )
+    assert (launched.module, launched.training_script) == (True, "dape")
+    assert launched.training_script_args[0] == "train"
     assert train.parse_training(launched.training_script_args[1:]).seed == 5
     options = re.findall(r"^#SBATCH (--[\w-]+=\S+|--requeue)$", text, re.MULTILINE)
     assert len(options) == text.count("#SBATCH")

@@ -1,7 +1,5 @@
 """The site: strict, with a reference of everything public, search that finds, and nothing from a network."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import os
@@ -89,12 +87,13 @@ def test_the_reference_has_every_public_name(package, site):
     assert set(module.__all__) - NOT_DOCUMENTED <= documented
 
 
-def test_the_reference_shows_constructors(site):
+def test_the_reference_shows_constructors_and_the_search_finds_it(site):
     def text(page: str) -> str:
         return html.unescape(re.sub(r"<[^>]+>", "", (site / "api" / page).read_text("utf-8")))
 
     assert "kernel_size: int = 3," in text("scores.html")
     assert "steps: int = 1000," in text("training.html")
+    assert "ScoreConv" in (site / "search" / "search_index.json").read_text("utf-8")
 
 
 def test_the_reference_has_every_command(site):
@@ -107,21 +106,13 @@ def test_the_reference_has_every_command(site):
     assert max(map(len, lines)) <= 80
 
 
-def test_the_search_has_the_reference(site):
-    assert "ScoreConv" in (site / "search" / "search_index.json").read_text("utf-8")
-
-
 PROBE = """
     const wide = document.documentElement.scrollWidth > innerWidth;
     const ground = getComputedStyle(document.body).backgroundColor;
     const figures = [...document.querySelectorAll('.figure svg')].map(e => e.getBoundingClientRect().width);
     return {wide, ground, figures};
 """
-LOOKS = {
-    f"{name}, {'dark' if dark else 'light'}": ((width, 900), dark)
-    for name, width in (("desk", 1280), ("phone", 390))
-    for dark in (False, True)
-}
+LOOKS = {"desk, light": ((1280, 900), False), "phone, dark": ((390, 900), True)}
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -150,9 +141,7 @@ def test_the_first_page_has_attention_maps_of_the_shipped_models(look, site):
     folder = site / "inspection"
     files = [folder / "index.html", *(folder / "tiles").iterdir()]
     assert sum(path.stat().st_size for path in files) < 1e6
-    assert '<iframe class="inspection" src="inspection/index.html"' in (site / "index.html").read_text(
-        "utf-8"
-    )
+    assert '<iframe class="inspection" src="inspection/index.html"' in (site / "index.html").read_text()
     size, dark = LOOKS[look]
     seen = visit(folder / "index.html", folder, MAPS, size=size, dark=dark)
     assert seen.console == []
