@@ -77,9 +77,7 @@ def main(arguments: list[str]) -> int:
         f"{options.heads} heads × {options.head_dim}, width {options.width}, kernel {options.kernel}, "
         f"{records[0]['build']}, one core, peak {peak:.1f} GMAC/s"
     )
-    report.print_table(title, COLUMNS, records)
-    if options.json is not None:
-        report.write_json(options.json, records)
+    report.show(title, COLUMNS, records, options.json)
     return 0
 
 

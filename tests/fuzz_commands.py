@@ -54,7 +54,7 @@ COMMANDS = {
     "methods": "",
     "check": "kerple",
     "doctor": "",
-    "bench attention": "--lengths 16 --rounds 1 --heads 2 --head-dim 4 --no-memory",
+    "bench attention": "--lengths 16 --rounds 1 --heads 2 --head-dim 4",
     "bench decode": "--lengths 16 --rounds 1 --heads 2 --head-dim 4",
     "bench train": "--length 8 --batch 1 --rounds 1 --steps 1",
     "bench generate": "--rounds 1",

@@ -12,17 +12,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dape.bench import attention, memory, report, timing, train, workload
+from dape.bench import attention, report, timing, train, workload
 from dape.bench.workload import BOTH, FORWARD, Sizes, Workload
 from dape.cli import main
 from dape.ops.score_attention import api, native
+from dev import memory, steps
 
 needs_kernel = pytest.mark.skipif(native.PROBLEM is not None, reason="no compiled kernel")
 
 SMALL = ["--heads", "2", "--head-dim", "4", "--width", "3", "--rounds", "2"]
 KEYS = {
     "backend", "pass", "length", "batch", "milliseconds", "spread", "ratio_to_sdpa", "speedup_over_listing",
-    "peak_extra_mb", "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_dim", "width",
+    "skipped", "threads", "torch", "device", "hardware", "dtype", "heads", "head_dim", "width",
     "kernel", "processor", "bias", "clock",
 }  # fmt: skip
 
@@ -35,17 +36,13 @@ def _threads():
 
 
 def test_attention_writes_one_record_a_cell(tmp_path, capsys):
-    file, plot = tmp_path / "cells.json", tmp_path / "cells.png"
-    arguments = [
-        "--lengths", "5,9,13", "--batch", "2", "--backends", "listing,tiled,reference,sdpa", "--no-memory"
-    ]  # fmt: skip
-    assert main(["bench", "attention", *SMALL, *arguments, "--json", str(file), "--plot", str(plot)]) == 0
+    file = tmp_path / "cells.json"
+    arguments = ["--lengths", "5,9,13", "--batch", "2", "--backends", "listing,tiled,reference,sdpa"]
+    assert main(["bench", "attention", *SMALL, *arguments, "--json", str(file)]) == 0
     records = json.loads(file.read_text())
     cells = [(r["pass"], r["length"], r["backend"]) for r in records]
     backends = ("listing", "tiled", "reference", "sdpa")
     assert cells == list(itertools.product((FORWARD, BOTH), (5, 9, 13), backends))
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.json", "cells.png"]
     for record in records:
         assert set(record) == KEYS
         assert record["milliseconds"] > 0
@@ -55,12 +52,11 @@ def test_attention_writes_one_record_a_cell(tmp_path, capsys):
         assert math.isclose(record["ratio_to_sdpa"], record["milliseconds"] / beside["sdpa"])
         assert math.isclose(record["speedup_over_listing"], beside["listing"] / record["milliseconds"])
     printed = capsys.readouterr().out
-    assert "tiled, forward: time grows as T^" in printed
     # Where headings break depends on how wide the numbers are.
     assert re.search(r" ms .*\(IQR\) .*SDPA ", printed)
 
 
-def test_decode_and_its_memory_of_any_processor_by_either_clock(tmp_path):
+def test_decoding_of_any_processor_by_either_clock(tmp_path):
     file = tmp_path / "cells.json"
     arguments = ["--lengths", "4,12", "--backends", "tiled,sdpa", "--json", str(file)]
     chosen = ["--processor", "talking", "--bias", "separable", "--clock", "process"]
@@ -69,7 +65,6 @@ def test_decode_and_its_memory_of_any_processor_by_either_clock(tmp_path):
     assert [(r["pass"], r["length"], r["backend"]) for r in records] == [
         ("decode", length, backend) for length in (4, 12) for backend in ("tiled", "sdpa")
     ]
-    assert all(r["peak_extra_mb"] is not None and r["peak_extra_mb"] >= 0 for r in records)
     assert {(r["processor"], r["bias"], r["clock"]) for r in records} == {("talking", "separable", "process")}
 
 
@@ -85,15 +80,16 @@ def test_memory_sees_what_a_pass_allocates_or_says_that_it_cannot(capsys):
     assert 0 < tiled < listing
 
 
-def test_memory_alone(tmp_path):
+def test_memory_as_records(tmp_path):
     file = tmp_path / "records.json"
-    arguments = ["--lengths", "64", "--backends", "tiled", "--no-times", "--json", str(file)]
-    assert main(["bench", "attention", *SMALL, *arguments]) == 0
-    for r in json.loads(file.read_text()):
-        assert r["milliseconds"] is None
-        assert r["peak_extra_mb"] >= 0
-    with pytest.raises(ValueError, match="leave nothing to measure"):
-        attention.run(attention.Options(times=False, memory=False))
+    arguments = ["--lengths", "64", "--backends", "tiled", "--json", str(file)]
+    assert memory.main([*SMALL, *arguments]) == 0
+    records = json.loads(file.read_text())
+    assert [(r["backend"], r["pass"], r["length"]) for r in records] == [
+        ("tiled", FORWARD, 64),
+        ("tiled", BOTH, 64),
+    ]
+    assert all(r["peak_extra_mb"] >= 0 for r in records)
 
 
 def test_brackets_of_a_method_are_shown(capsys):
@@ -114,21 +110,27 @@ def test_memory_is_linear_in_the_length():
     assert 50 < tiled <= 400
 
 
-@pytest.mark.parametrize("last", [[], ["--last", "2", "--num-layers", "1", "--hidden-size", "32"]])
-def test_a_training_step_is_a_ratio_to_kerple_and_the_loop_a_ratio_to_the_step(last, tmp_path):
-    """Or the forward pass that evaluates the last tokens, without a loop."""
+STEP = ["--length", "8", "--batch", "1", "--rounds", "1", "--methods", "dape1x3-kerple"]
+
+
+def test_a_training_step_is_a_ratio_to_kerple(tmp_path):
     file = tmp_path / "methods.json"
-    arguments = [
-        "--length", "8", "--batch", "1", "--rounds", "1", "--steps", "2", "--methods", "dape1x3-kerple"
-    ]  # fmt: skip
-    assert main(["bench", "train", *arguments, *last, "--json", str(file)]) == 0
+    assert main(["bench", "train", *STEP, "--steps", "2", "--json", str(file)]) == 0
     records = json.loads(file.read_text())
     assert [r["method"] for r in records] == ["kerple", "dape1x3-kerple"]
     for record in records:
         assert math.isclose(record["ratio_to_kerple"], record["milliseconds"] / records[0]["milliseconds"])
         assert math.isclose(record["tokens_per_second"], 8000 / record["milliseconds"])
-        assert (record["loop_ratio"] is None) == bool(last)
         assert (record["device"], record["dtype"]) == ("cpu", "torch.float32")
+
+
+@pytest.mark.parametrize("last", [[], ["--last", "2", "--num-layers", "1", "--hidden-size", "32"]])
+def test_the_loop_and_the_last_rows_are_ratios(last, tmp_path):
+    file = tmp_path / "steps.json"
+    assert steps.main([*STEP, *last, "--json", str(file)]) == 0
+    [record] = json.loads(file.read_text())
+    assert record["method"] == "dape1x3-kerple"
+    assert record["ratio"] > 0
 
 
 def wrong_module(factor_out=1.0, factor_grad=1.0):
@@ -169,14 +171,14 @@ def test_a_wrong_model_is_caught(monkeypatch):
 
 def test_what_does_not_fit_in_memory_is_skipped_with_a_sentence(monkeypatch, capsys):
     monkeypatch.setattr(attention, "free_memory", lambda device: 10_000)
-    sizes = {"lengths": "64", "heads": 1, "head_dim": 1, "width": 2, "memory": False, "rounds": 1}
+    sizes = {"lengths": "64", "heads": 1, "head_dim": 1, "width": 2, "rounds": 1}
     options = attention.Options(backends="listing,sdpa", **sizes)
     listing, sdpa = [r for r in attention.run(options) if r["pass"] == FORWARD]
     assert listing["milliseconds"] is None
     assert "needs about" in listing["skipped"]
     assert sdpa["milliseconds"] > 0
     assert sdpa["speedup_over_listing"] is None
-    attention.show(options, [listing])
+    report.show(options.title, attention.COLUMNS, [listing], None)
     assert "listing, forward, 64: skipped: it needs about" in capsys.readouterr().out
 
 
@@ -238,17 +240,16 @@ def test_every_form_of_bias(bias):
     assert (reason is None) == (bias == "distance")
 
 
-def test_timing_summary_and_growth():
+def test_timing_summary():
     assert timing.timing_of([4.0]) == timing.Timing(4.0, 0.0)
     assert timing.timing_of([1.0, 2.0, 3.0, 4.0, 100.0]) == timing.Timing(3.0, 2.0)
-    assert math.isclose(timing.growth_exponent([4, 8, 16], [3 * 4**2, 3 * 8**2, 3 * 16**2]), 2.0)
 
 
 @pytest.mark.parametrize(
     "processor", ["plain", "talking", "mta3x5", "dape3x3", "keyconv1x3", "dape1x3[groups=2,width=4]"]
 )
 def test_every_processor_is_checked_and_timed(processor):
-    sizes = {"lengths": "12", "heads": 2, "head_dim": 4, "width": 4, "memory": False, "rounds": 1}
+    sizes = {"lengths": "12", "heads": 2, "head_dim": 4, "width": 4, "rounds": 1}
     backends = "listing,tiled,sdpa" + ",sdpa with bias" * (processor == "plain")
     records = attention.run(attention.Options(backends=backends, processor=processor, **sizes))
     names = [record["backend"] for record in records if record["pass"] == FORWARD]

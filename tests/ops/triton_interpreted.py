@@ -428,7 +428,7 @@ def test_doctor_runs_the_kernels(monkeypatch):
 def test_the_benchmark_checks_and_times_the_kernels(tmp_path):
     file = tmp_path / "cells.json"
     sizes = ["--lengths", "6", "--heads", "2", "--head-dim", "16", "--width", "4", "--kernel", "1"]
-    arguments = ["--backends", "triton,sdpa", "--rounds", "1", "--no-memory", "--json", str(file)]
+    arguments = ["--backends", "triton,sdpa", "--rounds", "1", "--json", str(file)]
     assert main(["bench", "attention", *sizes, *arguments]) == 0
     assert {(x["backend"], x["pass"]) for x in json.loads(file.read_text())} == {
         (name, which) for name in ("triton", "sdpa") for which in ("forward", "forward+backward")

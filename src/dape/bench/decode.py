@@ -22,10 +22,6 @@ class Options(attention.CallOptions):
     rounds: int = setting(50, help="Rounds; the median is reported.", low=1, high=10**6)
 
 
-def show(options: Options, records: list[Record]) -> None:
-    attention.show(options, records, COLUMNS)
-
-
 def run(options: Options) -> list[Record]:
     sizes = [Sizes.of(options, n, 1) for n in split_numbers("lengths", options.lengths)]
-    return attention.time_cases(options, sizes, [FORWARD], [], rounds=options.rounds, label="decode")
+    return attention.time_cases(options, sizes, [FORWARD], [], label="decode")

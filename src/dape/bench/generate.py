@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dape.bench import report, train
+from dape.bench import train
+from dape.bench.report import Record
 from dape.bench.timing import interleave
 from dape.settings import TOKENS, setting
 
@@ -36,17 +37,10 @@ class Options(train.StepOptions):
     rounds: int = setting(5, help="Rounds; the median is reported.", low=1, high=10**6)
 
 
-def show(options: Options, records: list[report.Record]) -> None:
-    train.show(options, records, COLUMNS)
-
-
-def run(options: Options) -> list[report.Record]:
+def run(options: Options) -> list[Record]:
     """One record per model."""
     device = options.prepare()
-    models = {
-        LLAMA: llama(options),
-        **{name: ours(name, options) for name in options.methods.split(",")},
-    }
+    models = {LLAMA: llama(options), **{name: ours(name, options) for name in options.methods.split(",")}}
     candidates = {name: generation(model, device, options) for name, model in models.items()}
     timings = interleave(candidates, options.rounds, str(device), options.clock)
     return [

@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
-import pandas as pd
 import torch
 from torch import Tensor
 
-from dape.bench import report
 from dape.bench.attention import CLOCK, CLOCK_HELP
+from dape.bench.report import Record
 from dape.bench.timing import take_turns
-from dape.evaluation.table import means, read_table
+from dape.layers import Cache
 from dape.methods import PRESETS, Method, all_methods, parse_layers, split_outside_brackets
 from dape.positions import POSITIONS, Positions
 from dape.scores.normaliser import REFERENCES
@@ -54,7 +53,6 @@ COLUMNS = (
     ("× plain, cache", "cache", ".2f"),
     ("parameters", "parameters", ",d"),
     ("encoders", "encoders", ""),
-    ("reads long", "reads long", ""),
 )
 PRESET_REFERENCES = {
     "swan": "Puvvada et al. 2025, arXiv 2504.08719",
@@ -77,19 +75,14 @@ class Options:
     rounds: int = setting(5, help="Rounds; the fastest is reported.", low=1, high=10**6)
     threads: int = setting(1, help="Threads of PyTorch.", low=1, high=4096)
     clock: CLOCK = setting("process", help=CLOCK_HELP)
-    tasks: Path | None = setting(
-        None, help="Folder of `dape tasks run`: accuracy at its training lengths and at four times those."
-    )
     json: Path | None = setting(None, help="Write one record per method.", writes="file")
 
-
-def show(options: Options, records: list[report.Record]) -> None:
-    report.print_table(f"{options.length} tokens, {options.heads} heads", COLUMNS, records)
-    if options.json is not None:
-        report.write_json(options.json, records)
+    @property
+    def title(self) -> str:
+        return f"{self.length} tokens, {self.heads} heads"
 
 
-def run(options: Options) -> list[report.Record]:
+def run(options: Options) -> list[Record]:
     """One record per method."""
     torch.set_num_threads(options.threads)
     names = SHOWN if options.methods == "all" else split_outside_brackets(options.methods, ",")
@@ -101,7 +94,6 @@ def run(options: Options) -> list[report.Record]:
     for name, of_name in layers.items():
         steps[f"{name} train"] = partial(_each, of_name, Layer.train)
         steps[f"{name} decode"] = partial(_each, of_name, Layer.decode)
-    accuracies = {} if options.tasks is None else reading(options.tasks / "results.csv.gz")
     # The least disturbed round counts.
     taken = {
         name: min(times) / len(layers[name.rpartition(" ")[0]])
@@ -118,20 +110,11 @@ def run(options: Options) -> list[report.Record]:
             "cache": mean(layer.cached_numbers() for layer in layers[name]) / plain.cached_numbers(),
             "parameters": sum(layer.num_parameters() for layer in layers[name]),
             "encoders": "yes" if all(layer.method.direction == "both" for layer in layers[name]) else "no",
-            "reads long": accuracies.get(SHORT.get(name, name), ""),
             "milliseconds": taken[f"{name} train"],
             "length": options.length,
         }
         for name in names
     ]
-
-
-def reading(results: Path) -> dict[str, str]:
-    """Accuracy in percent at the longest training length and at four times that, mean of the tasks, by method."""
-    table = read_table(results)
-    by_task = [means(rows, "accuracy").T.sort_index() for _, rows in table.groupby("corpus")]
-    short, long = (pd.concat([rows.iloc[n] for rows in by_task], axis=1).mean(axis=1) for n in (0, 2))
-    return {str(method): f"{100 * short[method]:.0f} → {100 * long[method]:.0f}" for method in short.index}
 
 
 def _each(layers: list[Layer], step: Callable[[Layer], None]) -> None:
@@ -157,11 +140,11 @@ class Layer:
             window=method.window,
         )
         self.x = torch.randn(1, options.length, options.hidden_size)
-        self.cache = _Filled()
+        self.cache = Cache()
         self.whole = Context(Positions.of(options.length))
         with torch.no_grad():
             self.attention(self.x, self.encoding, self.whole, self.cache)
-        self.cache.filled = True
+        self.filled = dict(self.cache.layers)
         length = options.length
         self.last = Context(
             Positions(torch.tensor([[length]]), torch.arange(length + 1)[None], consecutive=True)
@@ -173,6 +156,8 @@ class Layer:
     @torch.no_grad()
     def decode(self) -> None:
         for _ in range(STEPS):
+            # Later steps read no more than the first.
+            self.cache.layers = dict(self.filled)
             self.attention(self.x[:, :1], self.encoding, self.last, self.cache)
 
     def kept_bytes(self) -> int:
@@ -188,21 +173,8 @@ class Layer:
         return sum(kept.values())
 
     def cached_numbers(self) -> int:
-        return sum(part.numel() for part in self.cache.parts)
+        return sum(part.numel() for parts in self.filled.values() for part in parts)
 
     def num_parameters(self) -> int:
         modules = (self.encoding, self.attention.scores)
         return sum(parameter.numel() for module in modules for parameter in module.parameters())
-
-
-class _Filled:
-    """A cache that takes the first call's keys and values, and shows them to all later ones."""
-
-    filled = False
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        if not self.filled:
-            self.parts = key_states, value_states
-            return self.parts
-        keys, values = self.parts
-        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)

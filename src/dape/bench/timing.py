@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -69,10 +68,3 @@ def timing_of(milliseconds: list[float]) -> Timing:
         return Timing(milliseconds[0], 0.0)
     low, middle, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
     return Timing(middle, high - low)
-
-
-def growth_exponent(lengths: list[int], milliseconds: list[float]) -> float:
-    """Slope of log time over log length: 2 for a cost that grows as T²."""
-    return statistics.linear_regression(
-        [math.log(length) for length in lengths], [math.log(ms) for ms in milliseconds]
-    ).slope

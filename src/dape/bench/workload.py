@@ -13,15 +13,15 @@ from torch import Tensor
 
 from dape.bench.listing import listing_attention
 from dape.methods import parse_method
-from dape.ops.score_attention import Bias, DistanceBias, SeparableBias, attention, conv_program
+from dape.ops.score_attention import Bias, DistanceBias, SeparableBias, attention
 from dape.ops.score_attention.api import BACKENDS, choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 from dape.positions.base import Positions
 from dape.positions.fire import FIRE
 
-LISTING, COMPILED, SDPA, SDPA_BIAS, FLEX = "listing", "compiled listing", "sdpa", "sdpa with bias", "flex"
+LISTING, SDPA, SDPA_BIAS, FLEX = "listing", "sdpa", "sdpa with bias", "flex"
 # Candidates that build T×T maps.
-QUADRATIC = (LISTING, COMPILED, SDPA_BIAS, "reference")
+QUADRATIC = (LISTING, SDPA_BIAS, "reference")
 # The reference without program and bias, which SDPA is compared with.
 PLAIN = "plain"
 FORWARD, BOTH = "forward", "forward+backward"
@@ -35,8 +35,7 @@ class Sizes:
     """Sizes of a call; the queries are the last of the keys.
 
     bias:      its form, all with gradients: by "distance" (Kerple), "separable" (numbers per token) or by "tiles" (FIRE).
-    processor: a score processor as in method names, "talking" or "dape1x3[groups=3,width=24]"; empty: two convolutions
-               of 1×kernel with `width` hidden channels.
+    processor: a score processor as in method names, "talking" or "dape1x3[groups=3,width=24]"; empty: dape1xKERNEL.
     """
 
     keys: int
@@ -58,7 +57,7 @@ class Sizes:
     @property
     def method(self) -> str:
         """The method of the processor."""
-        name, bracket, options = self.processor.partition("[")
+        name, bracket, options = (self.processor or f"dape1x{self.kernel}").partition("[")
         return ("kerple" if name == "plain" else f"{name}-kerple") + bracket + options
 
 
@@ -84,56 +83,35 @@ class Workload:
             return numbers.to(device=self.device, dtype=dtype).requires_grad_()
 
         s = sizes
-        self.q = draw(s.batch, s.heads, s.queries, s.head_dim)
-        self.k, self.v = (draw(s.batch, s.heads, s.keys, s.head_dim) for _ in range(2))
-        expand, project = (2 * s.heads * s.kernel) ** -0.5, (s.width * s.kernel) ** -0.5
-        if s.processor:
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                program = parse_method(s.method).build_scores(s.heads, width=s.width).program()
-            # An identity initialisation would hide mistakes; small numbers keep its scale.
-            tensors = {
-                name: (tensor.detach().to(self.device) + draw(*tensor.shape, bound=0.05).detach())
-                .to(dtype)
-                .requires_grad_()
-                for name, tensor in program.tensors()
-            }
-            self.program = program.with_tensors(tensors)
-        else:
-            self.program = conv_program(
-                draw(s.width, 2 * s.heads, 1, s.kernel, bound=expand), draw(s.width, bound=expand),
-                draw(s.heads, s.width, 1, s.kernel, bound=project), draw(s.heads, bound=project), s.kernel // 2,
-            )  # fmt: skip
+
+        def rows(x: Tensor) -> Tensor:
+            """Those of the queries: calls that differ by the number of queries have the same last rows."""
+            return x.detach()[:, :, -s.queries :].clone().requires_grad_()
+
+        q, self.k, self.v, grad_out = (draw(s.batch, s.heads, s.keys, s.head_dim) for _ in range(4))
+        self.q, self.grad_out = rows(q), rows(grad_out).detach()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            program = parse_method(s.method).build_scores(s.heads, width=s.width).program()
+        # An identity initialisation would hide mistakes; small numbers keep its scale.
+        tensors = {
+            name: (tensor.detach().to(self.device) + draw(*tensor.shape, bound=0.05).detach())
+            .to(dtype)
+            .requires_grad_()
+            for name, tensor in program.tensors()
+        }
+        self.program = program.with_tensors(tensors)
         self.of_bias = {name: draw(s.heads, 1, bound=1.0) for name in ("slopes", "rates")}
         if s.bias == "separable":
-            self.of_bias = {
-                "row": draw(s.batch, s.heads, s.queries), "column": draw(s.batch, s.heads, s.keys),
-            }  # fmt: skip
+            row, column = (draw(s.batch, s.heads, s.keys) for _ in range(2))
+            self.of_bias = {"row": rows(row), "column": column}
         elif s.bias == "tiles":
             with torch.random.fork_rng():
                 torch.manual_seed(0)
                 self.fire = FIRE(s.heads, threshold=s.keys / 2).to(rounded or dtype).to(self.device, dtype)
             self.of_bias = dict(self.fire.named_parameters())
-        self.leaves = [
-            self.q,
-            self.k,
-            self.v,
-            *(tensor for _, tensor in self.program.tensors()),
-            *self.of_bias.values(),
-        ]
-        self.grad_out = draw(*self.q.shape).detach()
-
-    def keep_last(self, queries: int) -> None:
-        """Leave out all queries but the last."""
-        self.sizes = replace(self.sizes, queries=queries)
-        kept = self.q, self.of_bias.get("row")
-        self.leaves = [
-            x.detach()[:, :, -queries:].requires_grad_() if any(x is y for y in kept) else x
-            for x in self.leaves
-        ]
-        self.q, self.grad_out = self.leaves[0], self.grad_out[:, :, -queries:]
-        if "row" in self.of_bias:
-            self.of_bias = dict(zip(self.of_bias, self.leaves[-len(self.of_bias) :], strict=True))
+        parameters = (tensor for _, tensor in self.program.tensors())
+        self.leaves = [self.q, self.k, self.v, *parameters, *self.of_bias.values()]
 
     def bias(self) -> Bias:
         """The bias in the form of the op's argument."""
@@ -146,12 +124,6 @@ class Workload:
             return self.fire.bias(self.q, self.k, positions, scale=1.0)
         return DistanceBias(self._by_distance())
 
-    def kerple(self, distance: Tensor) -> Tensor:
-        """Kerple's −|p| · log(1 + |a| · distance), for every head: [H, ...]."""
-        shape = (-1,) + (1,) * distance.dim()
-        slopes, rates = (self.of_bias[name].abs().view(shape) for name in ("slopes", "rates"))
-        return -slopes * torch.log1p(rates * distance)
-
     def attend(self, backend: str) -> Tensor:
         if backend == SDPA:
             return F.scaled_dot_product_attention(
@@ -159,18 +131,14 @@ class Workload:
             )
         if backend == PLAIN:
             return attention(self.q, self.k, self.v, backend="reference")
-        if backend in (LISTING, COMPILED):
-            index = torch.arange(self.sizes.keys, device=self.device)
-            bias = self.kerple(
-                (index[:, None] - index).clamp(min=0).to(torch.promote_types(self.q.dtype, torch.float32))
-            ).to(self.q.dtype)[None]
-            listing = _compiled() if backend == COMPILED else listing_attention
-            return listing(self.q, self.k, self.v, self.program, bias)
-        if backend == SDPA_BIAS:
+        if backend in (LISTING, SDPA_BIAS):
             index = torch.arange(self.sizes.keys, device=self.device)
             distance = index[-self.sizes.queries :, None] - index
-            gathered = self._by_distance()[:, distance.clamp(min=0)].masked_fill(distance < 0, -torch.inf)
-            return F.scaled_dot_product_attention(self.q, self.k, self.v, gathered[None].to(self.q.dtype))
+            bias = self._by_distance()[None, :, distance.clamp(min=0)]
+            if backend == LISTING:
+                return listing_attention(self.q, self.k, self.v, self.program, bias.to(self.q.dtype))
+            masked = bias.masked_fill(distance < 0, -torch.inf).to(self.q.dtype)
+            return F.scaled_dot_product_attention(self.q, self.k, self.v, masked)
         if backend == FLEX:
             values, ahead = self._by_distance(), self.sizes.keys - self.sizes.queries
 
@@ -182,8 +150,10 @@ class Workload:
         return attention(self.q, self.k, self.v, self.program, bias=self.bias(), backend=backend)
 
     def _by_distance(self) -> Tensor:
+        """Kerple's −|p| · log(1 + |a| · distance) [H, keys]."""
         dtype = torch.promote_types(self.q.dtype, torch.float32)
-        return self.kerple(torch.arange(self.sizes.keys, device=self.device).to(dtype))
+        slopes, rates = (self.of_bias[name].abs() for name in ("slopes", "rates"))
+        return -slopes * torch.log1p(rates * torch.arange(self.sizes.keys, device=self.device).to(dtype))
 
     def run(self, backend: str, name: str) -> None:
         """Run the pass `name` once."""
@@ -192,6 +162,10 @@ class Workload:
                 self.attend(backend)
         else:
             torch.autograd.grad(self.attend(backend), self.leaves, self.grad_out, allow_unused=True)
+
+    def problem(self) -> Problem:
+        """The call as backends get it."""
+        return Problem(self.q, self.k, self.v, self.program, self.bias(), EVERYTHING, True, 1.0, 0.0)
 
     def unsupported(self, backend: str) -> str | None:
         """Why a candidate cannot run this call, or None."""
@@ -203,9 +177,8 @@ class Workload:
             return f'"{backend}" is written here for a bias by distance, not bias="{self.sizes.bias}"'
         if backend not in BACKENDS or backend == SDPA:
             return None
-        problem = Problem(self.q, self.k, self.v, self.program, self.bias(), EVERYTHING, True, 1.0, 0.0)
         try:
-            choose(problem, backend)
+            choose(self.problem(), backend)
         except ValueError as error:
             return str(error)
         return None
@@ -216,11 +189,6 @@ class Workload:
         grads = torch.autograd.grad(out, self.leaves, self.grad_out[:, :, rows], allow_unused=True)
         zero = torch.zeros((), device=self.device)
         return [out.detach(), *(zero if grad is None else grad for grad in grads)]
-
-
-@functools.cache
-def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(listing_attention, dynamic=False)
 
 
 @functools.cache
@@ -247,17 +215,17 @@ def compare_with_reference(
     Errors are distances to float64, relative to the largest value.
     """
     sizes = replace(sizes, batch=min(sizes.batch, 2))
-    exact = Workload(sizes, torch.float64, rounded=dtype)
+    call = Workload(sizes, dtype, device)
     # The listing's last rows depend on the tensor's edge; the reference's do not.
-    right = sum(stage.right for stage in (*exact.program.pre, *exact.program.post))
-    after = right if backend in (LISTING, COMPILED) and sizes.queries > right else 0
+    right = sum(stage.right for stage in (*call.program.pre, *call.program.post))
+    after = right if backend == LISTING and sizes.queries > right else 0
     count = max(8, CHECKED // sizes.keys)
-    last = min(sizes.queries, count + after + exact.program.earlier_rows)
-    exact.keep_last(last)
+    last = min(sizes.queries, count + after + call.program.earlier_rows)
+    exact = Workload(replace(sizes, queries=last), torch.float64, rounded=dtype)
     rows = slice(max(0, last - after - count), last - after)
     truth = exact.results(PLAIN if backend == SDPA else "reference", rows)
     before = sizes.queries - last
-    ours = Workload(sizes, dtype, device).results(backend, slice(before + rows.start, before + rows.stop))
+    ours = call.results(backend, slice(before + rows.start, before + rows.stop))
     half, greatest = dtype.itemsize < 4, 0.0
     names = "output", "q", "k", "v", *(name for name, _ in exact.program.tensors()), *exact.of_bias
     sizes_of = {name: float(true.abs().max()) for name, true in zip(names, truth, strict=True)}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 
+from dape.bench.report import show
 from dape.cli.parsing import parse
 from dape.settings import check_choice
 
-# Each is a module of dape.bench with Options, run(options) -> records, and show(options, records).
+# Each is a module of dape.bench with Options, which have a title, COLUMNS, and run(options) -> records.
 BENCHMARKS = {
     "attention": "every backend, against the paper's listing and PyTorch's own",
     "decode": "one query against a cache of keys, against PyTorch's own",
     "generate": "tokens a second of generation, against a Llama of transformers",
     "methods": "every method: reference, cost against plain attention, cache",
-    "train": "a training step by method, against kerple; the loop against it",
+    "train": "a training step by method, against kerple",
 }
 
 
@@ -25,7 +26,8 @@ def main(arguments: list[str]) -> int:
     check_choice("benchmark", name, BENCHMARKS)
     module = importlib.import_module(f"dape.bench.{name}")
     options = parse(module.Options, rest, prog=f"dape bench {name}")
-    module.show(options, module.run(options))
+    records = module.run(options)
+    show(options.title, module.COLUMNS, records, options.json)
     return 0
 
 

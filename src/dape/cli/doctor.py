@@ -10,19 +10,20 @@ import os
 import platform
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import dape
+from dape.bench import workload
 from dape.cli.parsing import Parser
 from dape.devices import BF16_WORKAROUND, cpu_field, cpu_multiplies, find_device
 from dape.errors import install
 from dape.files import write_atomically
-from dape.ops.score_attention import PLAIN, DistanceBias, conv_program
+from dape.ops.score_attention import PLAIN
 from dape.ops.score_attention.api import BACKENDS
-from dape.ops.score_attention.types import EVERYTHING, Problem
 
 # Import names of the packages in each extra.
 EXTRAS = {
@@ -106,12 +107,13 @@ def machine() -> dict[str, Any]:
 
 def backends() -> list[dict[str, Any]]:
     """Whether each backend can run a small call here, and if not, the reason."""
-    device = find_device("auto")
-    results = []
-    for name, module in BACKENDS.items():
-        reason = module.unsupported(_small_call(name, device))
-        results.append({"name": name, "runs": reason is None, "reason": reason})
-    return results
+    call = workload.Workload(workload.Sizes(4, 4, 1, 2, 16), device=find_device("auto")).problem()
+    # PyTorch's own attention supports no other.
+    plain = replace(call, program=PLAIN, bias=None)
+    reasons = {
+        name: module.unsupported(plain if name == "sdpa" else call) for name, module in BACKENDS.items()
+    }
+    return [{"name": name, "runs": reason is None, "reason": reason} for name, reason in reasons.items()]
 
 
 def kernels(device: torch.device) -> list[dict[str, Any]]:
@@ -119,8 +121,6 @@ def kernels(device: torch.device) -> list[dict[str, Any]]:
 
     For each: the dtypes, the largest error relative to the largest value, and whether rounding explains it.
     """
-    from dape.bench import workload
-
     half = (torch.float16, torch.bfloat16) if device.type == "cuda" else ()
     calls = {
         "kernel 3": workload.Sizes(70, 70, 1, 4, 32, 16, 3),
@@ -138,17 +138,6 @@ def kernels(device: torch.device) -> list[dict[str, Any]]:
         except Exception as error:
             results.append({**about, "passes": False, "reason": f"{type(error).__name__}: {error}"})
     return results
-
-
-def _small_call(backend: str, device: torch.device) -> Problem:
-    """A typical call: two heads, kernel 3, a bias by distance; plain attention for the backend that supports no other."""
-    q = torch.zeros(1, 2, 4, 16, device=device)
-    if backend == "sdpa":
-        return Problem(q, q, q, PLAIN, None, EVERYTHING, True, 1.0, 0.0)
-    expand, project = torch.zeros(4, 4, 1, 3, device=device), torch.zeros(2, 4, 1, 3, device=device)
-    program = conv_program(expand, expand[:, 0, 0, 0], project, project[:, 0, 0, 0], left=1)
-    bias = DistanceBias(torch.zeros(2, 4, device=device))
-    return Problem(q, q, q, program, bias, EVERYTHING, True, 1.0, 0.0)
 
 
 def bfloat16() -> dict[str, Any]:
