@@ -18,6 +18,10 @@ FORMAT = 1
 CHECKSUMS = "checksums.json"
 
 
+class LaterFormat(ValueError):
+    """Checksums that a later version of dape wrote."""
+
+
 def file_digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file, read in blocks."""
     digest = hashlib.sha256()
@@ -81,7 +85,10 @@ def verify_checksums(folder: str | os.PathLike[str]) -> None:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if number != FORMAT:
-        raise ValueError(f"{path} has format {number}, this version of dape reads {FORMAT}")
+        later = isinstance(number, int) and number > FORMAT
+        raise (LaterFormat if later else ValueError)(
+            f"{path} has format {number}, this version of dape reads {FORMAT}: use the version that wrote it"
+        )
     check_inside(folder, entries, path)
     for name, (digest, size) in entries.items():
         file = folder / name

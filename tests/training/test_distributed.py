@@ -64,7 +64,7 @@ def test_two_processes_continue_what_one_began(runs, alone, way):
 def test_one_process_continues_what_two_began(runs, alone, way):
     checkpoints = runs / way / "two" / "checkpoints"
     assert json.loads((checkpoints / "step-00000016" / "state.json").read_text())["processes"] == 2
-    (checkpoints / f"step-{STEPS:08d}" / "manifest.json").write_text("")
+    (checkpoints / f"step-{STEPS:08d}" / "checksums.json").write_text("")
     assert one_process(runs / way / "two", way).notes[-1] == "continuing from step 16"
     assert losses(runs / way / "two") == pytest.approx(alone, abs=TOLERANCE)
 

@@ -2,7 +2,6 @@
 
 import builtins
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import toy
 from torch import Tensor, nn
 
 import dape.training.checkpoint as checkpoint_module
+from dape import checksums
 from dape.training import DiskFull, Diverged, fit
 from dape.training.display import read_metrics
 from dape.training.loop import StopRequest
@@ -57,11 +57,11 @@ def test_resumed_after_kill_9_the_losses_are_the_same_bits(tmp_path, uninterrupt
 def test_killed_while_writing_a_checkpoint_the_one_before_counts(tmp_path, uninterrupted, monkeypatch):
     real = checkpoint_module.write_tensors
 
-    def die_in_the_second(path: Path, tensors: dict[str, Tensor]) -> str:
+    def die_in_the_second(path: Path, tensors: dict[str, Tensor]) -> None:
         if "00000008" in str(path):
             path.write_bytes(b"half a file")
             raise SystemError("as if killed")
-        return real(path, tensors)
+        real(path, tensors)
 
     # The clean-up after an error would not run in a killed process either.
     monkeypatch.setattr(checkpoint_module.shutil, "rmtree", lambda *_, **__: None)
@@ -105,13 +105,13 @@ def changed(name: str, change):
 
 FLIP = changed("optimizer.safetensors", lambda x: x[:-9] + bytes([x[-9] ^ 1]) + x[-8:])
 DAMAGES = {
-    "truncated": (changed("model.safetensors", lambda content: content[:99]), "model.safetensors has"),
-    "flipped": (FLIP, "optimizer.safetensors does not have the SHA-256"),
+    "truncated": (changed("model.safetensors", lambda content: content[:99]), "model.safetensors is damaged"),
+    "flipped": (FLIP, "optimizer.safetensors is damaged"),
     "state": (
         changed("state.json", lambda x: x.replace(b'"tokens": 1', b'"tokens": 2')),
-        "state.json does not",
+        "state.json is damaged",
     ),
-    "manifest": (changed("manifest.json", lambda content: b"{"), "manifest.json cannot be read"),
+    "checksums": (changed("checksums.json", lambda content: b"{"), "checksums.json is damaged"),
     "missing": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
 }
 
@@ -136,7 +136,7 @@ def test_with_every_checkpoint_damaged_training_starts_again_saying_so(tmp_path,
     assert losses(tmp_path) == uninterrupted
 
 
-@pytest.mark.parametrize("file", ["optimizer.safetensors", "manifest.json", "metrics.jsonl"])
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "checksums", "metrics.jsonl"])
 def test_a_full_disk_ends_the_run_after_its_last_checkpoint(tmp_path, uninterrupted, monkeypatch, file):
     fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(6), progress=False)
     real = builtins.open
@@ -146,7 +146,8 @@ def test_a_full_disk_ends_the_run_after_its_last_checkpoint(tmp_path, uninterrup
 
     def open_on_a_full_disk(path, mode="r", *rest, **named):
         opened = real(path, mode, *rest, **named)
-        if not str(path).endswith(file) or mode in ("r", "rb"):
+        # Checksums are written to a temporary file.
+        if file not in Path(path).name or mode in ("r", "rb"):
             return opened
         disk = MagicMock(wraps=opened, write=full)
         disk.__enter__.return_value, disk.__exit__.side_effect = disk, lambda *_: opened.close()
@@ -257,29 +258,27 @@ def test_parts_continue_bit_for_bit_and_hold_no_pickle(tmp_path, uninterrupted):
 def test_a_checkpoint_that_is_not_for_us_is_neither_damaged_nor_lost(tmp_path, monkeypatch):
     """Of a later version; or one that may not be read."""
     fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(10), progress=False)
-    manifest = tmp_path / "checkpoints" / "step-00000010" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ValueError, match=r"step-00000010 has format 2, .* continue with the version that"):
+    file = tmp_path / "checkpoints" / "step-00000010" / "checksums.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ValueError, match=r"checksums.json has format 2, .* use the version that wrote it"):
         toy.train(tmp_path)
     assert checkpoints(tmp_path) == ["step-00000008", "step-00000010"]
-    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    file.write_text(file.read_text().replace('"format": 2', '"format": 1'))
 
     def denied(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(checkpoint_module, "file_digest", denied)
+    monkeypatch.setattr(checksums, "file_digest", denied)
     with pytest.raises(PermissionError):
         toy.train(tmp_path)
     assert checkpoints(tmp_path) == ["step-00000008", "step-00000010"]
 
 
-@pytest.mark.parametrize("kind", ["not UTF-8", "edited"])
-def test_a_bad_line_of_metrics_costs_one_record(tmp_path, uninterrupted, kind):
+def test_a_bad_line_of_metrics_costs_one_record(tmp_path, uninterrupted):
     fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(10), progress=False)
     file = tmp_path / "metrics.jsonl"
     lines = file.read_text().splitlines()
-    loss = str(json.loads(lines[3])["loss"])
-    lines[3] = lines[3][:5] + "\udcff" if kind == "not UTF-8" else lines[3].replace(loss, f"1{loss}")
+    lines[3] = lines[3][:5] + "\udcff"
     file.write_bytes(("\n".join([*lines, "null", "[]"]) + "\n").encode(errors="surrogateescape"))
     assert [record["step"] for record in read_metrics(file)] == [1, 2, 3, *range(5, 11)]
     toy.train(tmp_path)

@@ -187,36 +187,32 @@ def test_a_text_shorter_than_a_window_is_refused(tmp_path):
 def test_options_win_over_the_file_and_the_file_over_the_recipe(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("preset: 125m\nbatch_size: 8\nsteps: 200\nscore_options: {depth: 3, padding: causal}\n")
-    words = ["--steps", "100", "--tokenizer", "bytes", "--score-option", "depth=4", "zero_init=True"]
-    config = parse_training(["--config", str(file), *words])
-    assert config.score_options == {"depth": 4, "padding": "causal", "zero_init": True}
+    config = parse_training(["--config", str(file), "--steps", "100", "--tokenizer", "bytes"])
+    assert config.score_options == {"depth": 3, "padding": "causal"}
     assert (config.preset, config.batch_size, config.steps, config.warmup_steps) == ("125m", 8, 100, 1)
     assert config.learning_rate == 6e-4
     assert type(config) is TrainConfig
 
 
 def test_options_of_the_encoding_and_of_the_convolution_reach_the_model(tmp_path, corpus):
-    arguments = [*SMALL, "--steps", "1", "--method", "dape1x3-rope", "--corpus", str(corpus)]
-    arguments += ["--score-option", "depth=3", "--out", str(tmp_path / "run")]
-    arguments += ["--position-option", "scaling=ntk", "--position-option", "factor=4"]
-    assert cli.main(["train", *arguments]) == 0
+    method = "dape1x3-rope[depth=3,factor=4,scaling=ntk]"
+    arguments = [*SMALL, "--steps", "1", "--method", method, "--corpus", str(corpus)]
+    assert cli.main(["train", *arguments, "--out", str(tmp_path / "run")]) == 0
     run = load_run(tmp_path / "run")
-    assert run.config.position_options == {"scaling": "ntk", "factor": 4}
-    assert run.config.score_options == {"depth": 3}
+    assert run.config.method == method
     assert len(run.model().model.layers[0].attention.scores.middle) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--position-option", "scalin=yarn"], '"rope" has no option scalin; its options: base, scaling'),
-        (["--position-option", "scaling=yarm"], 'unknown scaling "yarm"'),
+        (["--method", "rope[scalin=yarn]"], '"rope" has no option scalin; it has base, scaling'),
+        (["--method", "rope[scaling=yarm]"], 'unknown scaling "yarm"'),
         (["--warmup-steps", "100", "--steps", "10"], "--warmup-steps=100 exceeds steps=10: the learning rate would never"),
-        (["--position-option", "scaling"], 'option "scaling" is not of the form name=value'),
-        (["--score-option", "depth=3"], '"rope" has no option depth; its score processor has'),
-        (["--method", "dape-rope", "--score-option", "deph=3"], "no option deph; its score processor has width"),
-        (["--method", "dape-rope", "--score-option", "depth=1"], "depth=1 must be a whole number, at least 2"),
-        (["--method", "dape-rope", "--score-option", "width=3"], "is --score-width"),
+        (["--method", "rope[scaling]"], '"scaling" in "rope[scaling]" is not an option: write name=value'),
+        (["--method", "rope[depth=3]"], '"rope" has no option depth; it has'),
+        (["--method", "dape-rope[deph=3]"], "no option deph; it has"),
+        (["--method", "dape-rope[depth=1]"], "depth=1 must be a whole number, at least 2"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit_get_a_sentence(arguments, sentence, capsys):

@@ -1,6 +1,6 @@
 """Checkpoints: written atomically, with a SHA-256 for every file, checked before loading.
 
-step-00000200/  model.safetensors  optimizer.safetensors  state.json  manifest.json
+step-00000200/  model.safetensors  optimizer.safetensors  state.json  checksums.json
 
 Tensors are gathered into one file, or each process writes its part; both are safetensors, never pickles, and both
 continue on any number of processes.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -25,14 +24,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dape.checksums import file_digest
-from dape.files import exclusive, parse_text, read_json, sync_folder
+from dape.checksums import CHECKSUMS, LaterFormat, verify_checksums, write_checksums
+from dape.files import exclusive, read_json, sync_folder, write_atomically
 from dape.settings import changed_setting
 from dape.training.config import DiskFull, LoopSettings
 from dape.training.parallel import Parallel
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 STATE = "state.json"
 # Contents of that file: the step, and what continues beside the tensors.
 State = dict[str, Any]
@@ -66,24 +63,19 @@ class Checkpoints:
         """Save groups of tensors, one file each, and the JSON state, as the checkpoint of its step."""
         temporary = self.begin(state["step"])
         try:
-            digests = {}
             for group, members in tensors.items():
-                digests[f"{group}.safetensors"] = write_tensors(temporary / f"{group}.safetensors", members)
-            return self.commit(state, digests)
+                write_tensors(temporary / f"{group}.safetensors", members)
+            return self.commit(state)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
-    def commit(self, state: State, digests: Mapping[str, str]) -> Path:
-        """Turn the temporary folder into the checkpoint: write the manifest last, rename, then delete old checkpoints."""
+    def commit(self, state: State) -> Path:
+        """Turn the temporary folder into the checkpoint: write the checksums last, rename, then delete old checkpoints."""
         step: int = state["step"]
         temporary, final = self.temporary(step), self.path(step)
-        _write_json(temporary / STATE, state)
-        files = {**digests, STATE: file_digest(temporary / STATE)}
-        sizes = {name: (temporary / name).stat().st_size for name in files}
-        entries = {name: {"sha256": files[name], "bytes": sizes[name]} for name in files}
-        _write_json(temporary / MANIFEST, {"format": FORMAT, "step": step, "files": entries})
-        sync_folder(temporary)
+        write_atomically(temporary / STATE, json.dumps(state, indent=2))
+        write_checksums(temporary)
         if final.exists():
             shutil.rmtree(final)
         os.rename(temporary, final)
@@ -115,29 +107,14 @@ class Checkpoints:
 
 def find_damage(path: Path) -> str | None:
     """Description of the damage of a checkpoint, or None; raises OSError if it cannot be read."""
+    if not (path / CHECKSUMS).exists():
+        return f"{CHECKSUMS} is missing"
     try:
-        manifest = parse_text((path / MANIFEST).read_text())
-        entries = {name: (entry["sha256"], entry["bytes"]) for name, entry in manifest["files"].items()}
-        number = manifest["format"]
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{MANIFEST} cannot be read"
-    if isinstance(number, int) and number > FORMAT:
-        raise ValueError(
-            f"checkpoint {path} has format {number}, this version of dape reads {FORMAT}: continue with the version "
-            f"that wrote it"
-        )
-    if number != FORMAT:
-        return f"it has format {number}, this version reads {FORMAT}"
-    for name, (digest, size) in entries.items():
-        try:
-            if (path / name).stat().st_size != size:
-                return f"{name} has {(path / name).stat().st_size} bytes instead of {size}"
-            if file_digest(path / name) != digest:
-                return f"{name} does not have the SHA-256 of its manifest"
-        except FileNotFoundError:
-            return f"{name} is missing"
+        verify_checksums(path)
+    except LaterFormat:
+        raise
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -151,55 +128,30 @@ def read_tensors(path: Path, group: str) -> dict[str, Tensor]:
     return load_file(path / f"{group}.safetensors")
 
 
-def _write_json(path: Path, content: Any) -> None:
-    with open(path, "w") as file:
-        json.dump(content, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a safetensors file and return its SHA-256. A full disk raises OSError in this function."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, without a copy of the tensors in memory; a full disk raises OSError."""
     header, offset = {}, 0
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{name} has dtype {tensor.dtype}, which a checkpoint cannot hold")
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
+        offsets = [offset, offset + tensor.numel() * tensor.element_size()]
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        offset = offsets[1]
     text = json.dumps(header).encode()
     # The format requires the data to start at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
     with open(path, "wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            digest.update(part)
-            file.write(part)
+        file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            digest.update(raw.data)
-            file.write(raw.data)
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
-    return digest.hexdigest()
 
 
 def optimizer_entries(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
@@ -259,75 +211,58 @@ def _like(whole: Tensor, target: Tensor) -> Tensor:
     return whole.to(target.device)
 
 
-class Whole:
-    """Checkpoints that the main process gathers and writes."""
+def save_whole(
+    checkpoints: Checkpoints, model: nn.Module, optimizer: Optimizer, state: State, parallel: Parallel
+) -> None:
+    """Write a checkpoint that the main process gathers."""
+    tensors = {
+        "model": gather(model.state_dict().items(), keep=parallel.main),
+        "optimizer": gather(optimizer_entries(model, optimizer), keep=parallel.main),
+    }
+    if parallel.main:
+        checkpoints.write(tensors, state)
 
-    def save(
-        self,
-        checkpoints: Checkpoints,
-        model: nn.Module,
-        optimizer: Optimizer,
-        state: State,
-        parallel: Parallel,
-    ) -> None:
-        tensors = {
-            "model": gather(model.state_dict().items(), keep=parallel.main),
-            "optimizer": gather(optimizer_entries(model, optimizer), keep=parallel.main),
-        }
+
+def load_whole(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    load_model_tensors(model, read_tensors(path, "model"))
+    load_optimizer_tensors(model, optimizer, read_tensors(path, "optimizer"))
+
+
+def save_sharded(
+    checkpoints: Checkpoints, model: nn.Module, optimizer: Optimizer, state: State, parallel: Parallel
+) -> None:
+    """Write a checkpoint by torch.distributed.checkpoint, each process its part; none holds the whole."""
+    from torch.distributed import checkpoint as dcp
+
+    if parallel.main:
+        checkpoints.begin(state["step"])
+    parallel.wait()
+    temporary = checkpoints.temporary(state["step"])
+    try:
+        writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
+        with quiet_alone():
+            dcp.save(_entries(model, optimizer), storage_writer=writer, no_dist=parallel.world == 1)
         if parallel.main:
-            checkpoints.write(tensors, state)
+            checkpoints.commit(state)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        # The library wraps the errors of all processes; a full disk should be reported as such.
+        for cause, _ in getattr(error, "failures", {}).values():
+            if isinstance(cause, OSError):
+                raise cause from error
+        raise
 
-    def load(self, path: Path, model: nn.Module, optimizer: Optimizer) -> None:
-        load_model_tensors(model, read_tensors(path, "model"))
-        load_optimizer_tensors(model, optimizer, read_tensors(path, "optimizer"))
 
+def load_sharded(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    from torch.distributed import checkpoint as dcp
 
-class Sharded:
-    """Checkpoints to which each process writes its part, by torch.distributed.checkpoint; no process holds the whole."""
-
-    def save(
-        self,
-        checkpoints: Checkpoints,
-        model: nn.Module,
-        optimizer: Optimizer,
-        state: State,
-        parallel: Parallel,
-    ) -> None:
-        from torch.distributed import checkpoint as dcp
-
-        if parallel.main:
-            checkpoints.begin(state["step"])
-        parallel.wait()
-        temporary = checkpoints.temporary(state["step"])
-        try:
-            writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
-            with quiet_alone():
-                dcp.save(_entries(model, optimizer), storage_writer=writer, no_dist=parallel.world == 1)
-            if parallel.main:
-                digests = {file.name: file_digest(file) for file in sorted(temporary.glob("*.safetensors"))}
-                checkpoints.commit(state, digests)
-        except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            # The library wraps the errors of all processes; a full disk should be reported as such.
-            for cause, _ in getattr(error, "failures", {}).values():
-                if isinstance(cause, OSError):
-                    raise cause from error
-            raise
-
-    def load(self, path: Path, model: nn.Module, optimizer: Optimizer) -> None:
-        from torch.distributed import checkpoint as dcp
-
-        prepare_optimizer(optimizer)
-        entries = _entries(model, optimizer)
-        try:
-            with quiet_alone():
-                dcp.load(
-                    entries,
-                    storage_reader=dcp.HuggingFaceStorageReader(str(path)),
-                    no_dist=not dist.is_initialized(),
-                )
-        except (RuntimeError, dcp.CheckpointException) as error:
-            raise ValueError(f"{path} does not fit this model ({error}): train in another folder") from error
+    prepare_optimizer(optimizer)
+    reader, alone = dcp.HuggingFaceStorageReader(str(path)), not dist.is_initialized()
+    try:
+        with quiet_alone():
+            dcp.load(_entries(model, optimizer), storage_reader=reader, no_dist=alone)
+    except (RuntimeError, dcp.CheckpointException) as error:
+        raise ValueError(f"{path} does not fit this model ({error}): train in another folder") from error
 
 
 def prepare_optimizer(optimizer: Optimizer) -> None:
@@ -355,8 +290,9 @@ def quiet_alone() -> Iterator[None]:
         yield
 
 
-# Every process calls `save` and `load`.
-STORAGES: dict[str, Whole | Sharded] = {"whole": Whole(), "sharded": Sharded()}
+# Functions that save and load, by format; every process calls them.
+SAVE = {"whole": save_whole, "sharded": save_sharded}
+LOAD = {"whole": load_whole, "sharded": load_sharded}
 
 
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:

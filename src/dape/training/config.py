@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -24,7 +24,17 @@ from dape.devices import check_fits, device_name, find_device
 from dape.files import parse_text
 from dape.methods import LAYERS, parse_layers
 from dape.positions import POSITIONS
-from dape.settings import SettingError, check, check_choice, setting, type_hints, type_problem
+from dape.settings import (
+    COUNT,
+    SEED,
+    TOKENS,
+    SettingError,
+    check,
+    check_choice,
+    setting,
+    type_hints,
+    type_problem,
+)
 
 if TYPE_CHECKING:
     from dape.models import DapeConfig
@@ -43,7 +53,7 @@ class LoopSettings:
     Settings with `fixes_run=False` may change when a run is continued: they decide where and how it computes, not what.
     """
 
-    steps: int = setting(1000, help="Optimizer steps.", low=1, high=10**9)
+    steps: int = setting(1000, help="Optimizer steps.", **COUNT)
     learning_rate: float = setting(
         2e-3, help="Peak learning rate, reached after the warm-up.", above=0, high=1000
     )
@@ -84,8 +94,7 @@ class LoopSettings:
     checkpoint_every: int = setting(
         200,
         help="Steps between checkpoints; one is also written at the end and on Ctrl-C or SIGTERM.",
-        low=1,
-        high=10**9,
+        **COUNT,
         fixes_run=False,
     )
     keep_checkpoints: int = setting(
@@ -100,8 +109,7 @@ class LoopSettings:
     log_every: int = setting(
         10,
         help="Steps between writes of metrics.jsonl, which has a line for every step.",
-        low=1,
-        high=10**9,
+        **COUNT,
         fixes_run=False,
     )
     validate_every: int = setting(
@@ -119,7 +127,7 @@ class LoopSettings:
         high=1e9,
         fixes_run=False,
     )
-    seed: int = setting(0, help="Seed of initial weights, data order and dropout.", low=0, high=2**63 - 1)
+    seed: int = setting(0, help="Seed of initial weights, data order and dropout.", **SEED)
     distributed: Distributed = setting(
         "none",
         help="Under torchrun: ddp replicates the model, fsdp shards it over the processes.",
@@ -229,13 +237,11 @@ class ModelSettings:
     )
     position_options: dict[str, Any] = setting(
         default_factory=dict,
-        help="Options of the position encoding, such as scaling and factor of RoPE (in a file or in Python; --position-option).",
+        help="Options of the position encoding, such as scaling and factor of RoPE (in a file or in Python; on the command line, in brackets after the method).",
         hidden=True,
     )
     score_options: dict[str, Any] = setting(
-        default_factory=dict,
-        help="Further options of the score convolution (in a file or in Python; --score-option).",
-        hidden=True,
+        default_factory=dict, help="Further options of the score convolution, likewise.", hidden=True
     )
     backend: str = setting(
         "auto", help="Backend of the attention op; auto takes the fastest that can run.", fixes_run=False
@@ -269,8 +275,8 @@ class DataSettings:
         "An existing folder suffices: it records its corpus, tokenizer and held-out documents, and does not need the text.",
         fixes_run=False,
     )
-    train_length: int = setting(64, help="Tokens in a training window.", low=1, high=2**24)
-    batch_size: int = setting(16, help="Batch size: windows per step, over all processes.", low=1, high=2**24)
+    train_length: int = setting(64, help="Tokens in a training window.", **TOKENS)
+    batch_size: int = setting(16, help="Batch size: windows per step, over all processes.", **TOKENS)
 
 
 # Defaults of the settings that determine the tokens, if neither the user nor packed data gives them; in this order, as
@@ -315,7 +321,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
                 f" is less than train_length={self.train_length}: the positions of a window are distinct"
             )
             raise SettingError("randomized_positions", self.randomized_positions, problem)
-        self.model_config(vocab_size=256)
+        parse_layers(self.method)
 
     def derive(self) -> None:
         super().derive()
@@ -377,6 +383,7 @@ class TrainConfig(LoopSettings, DataSettings, ModelSettings):
         return replace(self, out=str(Path(out).absolute()), data=str(Path(data).absolute()))
 
 
+Config = TypeVar("Config", bound=TrainConfig)
 # Settings of the paper; final learning rate a tenth. Above 350m: GPT-3's learning rates.
 PAPER = {
     "steps": 50_000,
@@ -388,7 +395,7 @@ PAPER = {
 LEARNING_RATES = {"125m": 6e-4, "350m": 3e-4, "2.7b": 1.6e-4, "6.7b": 1.2e-4}
 
 
-def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
+def recipe(size: str = "tiny", kind: type[Config] = TrainConfig, **changes: Any) -> Config:  # type: ignore[assignment]  # mypy: of a type variable
     """Settings of a preset, the paper's or small ones for tiny, with `changes` applied."""
     check_choice("preset", size, ("tiny", *LEARNING_RATES))
     settings: dict[str, Any] = {"preset": size}
@@ -396,7 +403,7 @@ def recipe(size: str = "tiny", **changes: Any) -> TrainConfig:
         rate = LEARNING_RATES[size]
         precision = "fp16" if torch.cuda.is_available() else "fp32"
         settings |= {**PAPER, "learning_rate": rate, "final_learning_rate": rate / 10, "precision": precision}
-    return TrainConfig(**{**settings, **changes})
+    return kind(**{**settings, **changes})
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -448,11 +455,10 @@ def check_memory(
     config: TrainConfig,
     *,
     device: torch.device | None = None,
-    world: int | None = None,
     weights_alone: bool = False,
 ) -> None:
     """Raise if weights, gradients, moments and the activations of one micro-batch exceed free memory."""
-    world = int(os.environ.get("WORLD_SIZE", 1)) if world is None else world
+    world = int(os.environ.get("WORLD_SIZE", 1))
     model = config.model_config(vocab_size=256)
     width, layers = model.hidden_size, model.num_hidden_layers
     vocabulary = max(256, bpe_size(config.tokenizer) or 0)

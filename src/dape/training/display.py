@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 import time
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -14,12 +13,10 @@ from typing import IO
 from dape.files import parse_text, write_atomically
 
 Record = dict[str, float]
-# Field of a line that tells whether the others are those that were written.
-CHECKSUM = "crc32"
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """Read the records in order; lines that were truncated by a kill, damaged or edited are skipped."""
+    """Read the records in order; lines that were truncated by a kill, or damaged, are skipped."""
     if not path.exists():
         return []
     records = []
@@ -27,9 +24,7 @@ def read_metrics(path: Path) -> list[Record]:
         with contextlib.suppress(ValueError):
             record = parse_text(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
-                checksum = record.pop(CHECKSUM, None)
-                if checksum in (None, _checksum(record)):
-                    records.append(record)
+                records.append(record)
     return records
 
 
@@ -51,11 +46,7 @@ class MetricsLog:
 
 
 def _line(record: Record) -> str:
-    return json.dumps({**record, CHECKSUM: _checksum(record)}) + "\n"
-
-
-def _checksum(record: Record) -> int:
-    return zlib.crc32(json.dumps(record).encode())
+    return json.dumps(record) + "\n"
 
 
 SECONDS_BETWEEN_LINES = 30.0

@@ -28,7 +28,8 @@ from dape.files import sweep
 from dape.positions import PositionEncoding
 from dape.scores import ScoreProcessor
 from dape.training.checkpoint import (
-    STORAGES,
+    LOAD,
+    SAVE,
     Checkpoints,
     check_same_run,
     check_same_task,
@@ -454,9 +455,9 @@ class Loop:
             "format": self.settings.checkpoint_format,
             "processes": self.parallel.world,
         }
-        storage = STORAGES[self.settings.checkpoint_format]
+        save = SAVE[self.settings.checkpoint_format]
         with room_on_disk(self.step, self.saved, self.parallel):
-            storage.save(self.checkpoints, self.model, self.optimizer, state, self.parallel)
+            save(self.checkpoints, self.model, self.optimizer, state, self.parallel)
         self.saved = self.step
 
     def resume(self) -> None:
@@ -471,7 +472,7 @@ class Loop:
         state = read_state(path)
         check_same_run(self.folder, state["settings"], self.settings)
         check_same_task(self.folder, state.get("task"), self.identity())
-        STORAGES[state["format"]].load(path, self.model, self.optimizer)
+        LOAD[state["format"]](path, self.model, self.optimizer)
         self.step = self.saved = state["step"]
         self.tokens, self.seconds = state["tokens"], state["seconds"]
         self.guard = Guard(**state["guard"])

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from dape import __version__
 from dape.checksums import CHECKSUMS, file_digest, save_checksums, write_checksums
 from dape.data import TokenData, open_data, prepare
-from dape.data.preparation import parse_validation
 from dape.files import WRITING, check_output, read_json, write_atomically
 from dape.plugins import LOADED, loaded_imports
 from dape.training.checkpoint import Checkpoints, check_same_run, gather, locked
@@ -102,22 +101,22 @@ library_name: transformers
 pipeline_tag: text-generation
 tags: [dape, length-extrapolation]
 ---
-# {method}
+# {run.method}
 
 A causal language model trained with [dape](https://arxiv.org/abs/2410.04798) {version}.
 
 | | |
 |---|---|
-| method | `{method}` |
-| layers × width, heads | {layers} × {width}, {heads} |
+| method | `{run.method}` |
+| layers × width, heads | {model.num_hidden_layers} × {model.hidden_size}, {model.num_attention_heads} |
 | parameters | {parameters:,} |
-| training length | {length} tokens |
-| training | {steps} steps of {batch} windows on `{corpus}`, seed {seed} |
-| tokenizer | `{tokenizer}` |
+| training length | {run.train_length} tokens |
+| training | {run.steps} steps of {run.batch_size} windows on `{run.corpus}`, seed {run.seed} |
+| tokenizer | `{run.tokenizer}` |
 | loss of the last step | {loss} |
 
 <!-- by length -->
-Perplexity by input length is not part of training: `dape eval FOLDER --lengths {length},{longer} --card` measures it on
+Perplexity by input length is not part of training: `dape eval FOLDER --lengths {run.train_length},{longer} --card` measures it on
 held-out text, at the training length and beyond it, and writes it here.
 <!-- /by length -->
 
@@ -128,30 +127,6 @@ model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)  # 
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 ```
 """
-
-
-def model_card(
-    config: TrainConfig, sizes: tuple[int, int, int], parameters: int, metrics: Sequence[Record]
-) -> str:
-    """Model card of a run; `sizes`: layers, width, heads."""
-    layers, width, heads = sizes
-    method = config.method if isinstance(config.method, str) else "/".join(config.method)
-    return CARD.format(
-        method=method,
-        version=__version__,
-        layers=layers,
-        width=width,
-        heads=heads,
-        parameters=parameters,
-        length=config.train_length,
-        longer=4 * config.train_length,
-        steps=config.steps,
-        batch=config.batch_size,
-        corpus=config.corpus,
-        seed=config.seed,
-        tokenizer=config.tokenizer,
-        loss=f"{metrics[-1]['loss']:.3f}" if metrics else "unknown",
-    )
 
 
 def add_to_card(folder: Path, perplexities: Sequence[tuple[int, float, float]], about: str) -> None:
@@ -284,7 +259,7 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
         # Fail before minutes of packing, not after.
         check_precision(config.precision, parallel.device)
         find_trackers(config.track)
-        check_memory(config, device=parallel.device, world=parallel.world)
+        check_memory(config, device=parallel.device)
         if parallel.main:
             check_output(folder, folder=True)
             check_continues(folder, config)
@@ -301,7 +276,6 @@ def train(config: TrainConfig, *, progress: bool = True, on_step: OnStep | None 
             validation=data.validation.ids,
         )
         if parallel.main:
-            folder.mkdir(parents=True, exist_ok=True)
             imports = {IMPORTS: loaded} if (loaded := loaded_imports()) else {}
             record = {"dape_version": __version__, **checksums(data), **imports, **asdict(config)}
             write_atomically(folder / CONFIG, json.dumps(record, indent=2) + "\n")
@@ -343,7 +317,7 @@ def prepare_data(config: TrainConfig, *, progress: bool) -> TokenData:
         config.corpus,
         config.data,
         tokenizer=config.tokenizer,
-        validation=parse_validation(config.validation),
+        validation=config.validation,
         field=config.field,
         progress=progress,
     )
@@ -405,8 +379,10 @@ def export_model(model: DapeForCausalLM, data: TokenData, folder: Path, parallel
     with no_bars():
         plain.save_pretrained(temporary)
     run = load_run(folder)
-    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
-    card = model_card(run.config, sizes, plain.num_parameters(), run.metrics())
+    metrics = run.metrics()
+    about = {"version": __version__, "parameters": plain.num_parameters()}
+    about["loss"] = f"{metrics[-1]['loss']:.3f}" if metrics else "unknown"
+    card = CARD.format(run=run.config, model=config, longer=4 * run.config.train_length, **about)
     write_atomically(temporary / "README.md", card)
     write_checksums(temporary)
     make_loadable(folder, temporary)
