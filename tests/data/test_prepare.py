@@ -130,7 +130,7 @@ def test_packed_data_travel_without_their_text(corpus, tmp_path):
     ("options", "message"),
     [
         ({"validation": 1.5}, "validation=1.5 is not a fraction"),
-        ({"validation": "03"}, 'validation="03": give a fraction or a sequence of names'),
+        ({"validation": "03"}, "a fraction is from 0 to 1"),
         ({"tokenizer": "bpe:100"}, "size of the vocabulary, at least 256"),
         ({"tokenizer": "bpe:many"}, "size of the vocabulary, at least 256"),
         ({"tokenizer": "nowhere/tokenizer.json"}, "there is no tokenizer nowhere/tokenizer.json"),

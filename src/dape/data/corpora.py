@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import io
 import json
 import os
 import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from dape.checksums import file_digest
 from dape.data import python_corpus
 from dape.data.chunks import CHUNK, BadText, Chunk, Report, stop
 from dape.data.readers import (
     PARQUET,
     SUFFIXES,
     TEXT,
-    Watched,
     read_parquet,
     read_text,
     suffix_of,
@@ -93,14 +92,11 @@ class FileSource:
 
 @dataclass
 class FileReader:
+    """Chunks of a file; `position` is the number of bytes read so far."""
+
     source: FileSource
     report: Report
-    _watched: Watched | None = field(default=None, init=False)
-    _digest: str = field(default="", init=False)
-
-    @property
-    def position(self) -> int:
-        return 0 if self._watched is None else self._watched.position
+    position: int = 0
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
@@ -113,10 +109,10 @@ class FileReader:
                     except BadText as problem:
                         self.report(problem)
                         return
-            self._watched = Watched(self.source.path)
-            with self._watched, io.BufferedReader(self._watched, CHUNK) as stream:
-                yield from self._chunks(stream)
-                self._digest = self._watched.digest()
+            with open(self.source.path, "rb", CHUNK) as stream:
+                for chunk in self._chunks(stream):
+                    self.position = stream.tell()
+                    yield chunk
         except OSError as error:
             raise ValueError(f"{self.source.path} cannot be read: {error.strerror or error}") from error
 
@@ -134,7 +130,8 @@ class FileReader:
 
     def record(self) -> dict[str, Any]:
         source = self.source
-        return {"name": source.name, "bytes": source.size, "stamp": source.stamp, "sha256": self._digest}
+        digest = file_digest(source.path)
+        return {"name": source.name, "bytes": source.size, "stamp": source.stamp, "sha256": digest}
 
 
 def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Corpus:

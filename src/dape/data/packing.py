@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -43,37 +42,22 @@ class Side(Protocol):
 class SplitFiles:
     """Files of one split, opened for appending: ids and document offsets."""
 
-    def __init__(self, folder: Path, name: str, dtype: np.dtype, state: dict[str, int] | None) -> None:
-        state = state or {"tokens": 0, "documents": 0, "crc32": 0, "documents_crc32": 0}
-        self.tokens, self.documents, self.crc32 = state["tokens"], state["documents"], state["crc32"]
-        self.documents_crc32 = state["documents_crc32"]
+    def __init__(self, folder: Path, name: str, dtype: np.dtype, state: dict[str, int]) -> None:
+        self.tokens, self.documents = state.get("tokens", 0), state.get("documents", 0)
         self.dtype = dtype
         self._ids = _reopen(folder / f"{name}.ids", self.tokens * dtype.itemsize)
         self._offsets = _reopen(
             folder / f"{name}.documents", (self.documents + 1) * 8 if self.documents else 0
         )
         if not self.documents:
-            self.documents_crc32 = zlib.crc32(np.int64(0).tobytes())
             self._offsets.write(np.int64(0).tobytes())
-        self._held: list[np.ndarray] = []
-        self._ends: list[int] = []
 
     def append(self, ids: np.ndarray, *, last: bool) -> None:
-        self._held.append(ids)
+        self._ids.write(ids.astype(self.dtype).tobytes())
         self.tokens += len(ids)
         if last:
-            self._ends.append(self.tokens)
+            self._offsets.write(np.int64(self.tokens).tobytes())
             self.documents += 1
-
-    def flush(self) -> None:
-        if self._held:
-            ids = np.concatenate(self._held, dtype=self.dtype, casting="unsafe")
-            self.crc32 = zlib.crc32(ids.data, self.crc32)
-            self._ids.write(ids.data)
-            ends = np.array(self._ends, np.int64).tobytes()
-            self.documents_crc32 = zlib.crc32(ends, self.documents_crc32)
-            self._offsets.write(ends)
-            self._held, self._ends = [], []
 
     def sync(self) -> None:
         for file in (self._ids, self._offsets):
@@ -85,12 +69,7 @@ class SplitFiles:
         self._offsets.close()
 
     def state(self) -> dict[str, int]:
-        return {
-            "tokens": self.tokens,
-            "documents": self.documents,
-            "crc32": self.crc32,
-            "documents_crc32": self.documents_crc32,
-        }
+        return {"tokens": self.tokens, "documents": self.documents}
 
 
 def _reopen(path: Path, size: int) -> Any:
@@ -114,7 +93,7 @@ class Packer:
         self.sources: int = state.get("sources", 0)
         self.chunks: int = state.get("pieces", 0)
         self.open: str | None = state.get("open")
-        self.splits = {name: SplitFiles(folder, name, dtype, state.get(name)) for name in SPLITS}
+        self.splits = {name: SplitFiles(folder, name, dtype, state.get(name, {})) for name in SPLITS}
         self._records = _reopen(folder / "sources.jsonl", state.get("records", 0))
         side.found.update(state.get("found", []))
         self._done = [self.sources, self.chunks]
@@ -170,8 +149,6 @@ class Packer:
             else:
                 self._records.write((json.dumps(item, ensure_ascii=False) + "\n").encode("utf-8"))
                 self._done = [self._done[0] + 1, 0]
-        for split in self.splits.values():
-            split.flush()
         self._unsaved += self._characters
         self._held, self._characters = [], 0
         if self._unsaved >= JOURNAL_CHARACTERS or time.monotonic() - self._saved_at >= JOURNAL_SECONDS:

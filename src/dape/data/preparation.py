@@ -16,10 +16,19 @@ import numpy as np
 
 from dape.checksums import file_digest
 from dape.data.chunks import BadText, Interrupted, cut_documents, stop
-from dape.data.corpora import BUILT_IN, Corpus, default_validation, find_corpus
+from dape.data.corpora import BUILT_IN, Corpus, FileSource, default_validation, find_corpus
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
-from dape.data.tokens import FORMAT, SPLITS, TokenData, id_type, note_verified, open_data, read_manifest
+from dape.data.tokens import (
+    FORMAT,
+    SPLITS,
+    TokenData,
+    id_type,
+    note_verified,
+    open_data,
+    read_manifest,
+    split_checksums,
+)
 from dape.files import check_output, exclusive, read_json, read_json_lines, sync_folder, write_atomically
 from dape.settings import split_names
 
@@ -34,7 +43,7 @@ def prepare(
     folder: str | os.PathLike[str],
     *,
     tokenizer: str = "bytes",
-    validation: float | Sequence[str] | None = None,
+    validation: float | str | Sequence[str] | None = None,
     seed: int = 0,
     field: str = "text",
     cut: int | None = None,
@@ -49,7 +58,7 @@ def prepare(
     corpus:     "python", "stdlib", a file, folder or glob, or hf:NAME[@CONFIGURATION][:SPLIT][:FIELD].
     tokenizer:  "bytes", "bpe:VOCAB" (trained on the training split), a tokenizer.json, or a Hugging Face name.
     validation: the fraction of documents held out, chosen by hash, or the names of those to hold out (a folder's ends in
-                "/"); by default three packages of "python", a tenth of any other corpus.
+                "/"), also as text; by default three packages of "python", a tenth of any other corpus.
     seed:       seed of that choice.
     field:      field of a JSON line, or column of a parquet file, that holds the text.
     cut:        make documents of at least this many characters out of longer ones; by default, fewer than 10 text
@@ -58,7 +67,8 @@ def prepare(
     restart:    discard an interrupted packing instead of resuming it.
     """
     folder = Path(folder)
-    validation = parse_validation(default_validation(corpus)) if validation is None else validation
+    validation = default_validation(corpus) if validation is None else validation
+    validation = parse_validation(validation) if isinstance(validation, str) else validation
     recipe = _recipe(corpus, tokenizer, validation, seed=seed, field=field, cut=cut, skip_bad=skip_bad)
     left_out: list[BadText] = []
     packed = (folder / "manifest.json").exists()
@@ -146,8 +156,6 @@ def _recipe(
 ) -> dict[str, Any]:
     """Settings that determine the tokens, apart from the sources' contents."""
     bpe_size(tokenizer)
-    if isinstance(validation, str):
-        raise TypeError(f'validation="{validation}": give a fraction or a sequence of names')
     if isinstance(validation, int | float):
         if not 0 <= validation <= 1:
             raise ValueError(f"validation={validation} is not a fraction between 0 and 1")
@@ -215,18 +223,13 @@ def _check_same_data(folder: Path, recipe: dict[str, Any], corpus: Corpus | None
         record = records.pop(source.name, None)
         if record is None:
             raise ValueError(f"{source.name} has been added to the corpus {advice}")
-        if record["bytes"] != source.size or (
-            record["stamp"] != source.stamp and _has_changed(source, record)
-        ):
+        changed = record["bytes"] != source.size
+        if isinstance(source, FileSource) and record["stamp"] != source.stamp:
+            changed = changed or file_digest(source.path) != record["sha256"]
+        if changed:
             raise ValueError(f"{source.name} has changed {advice}")
     if records:
         raise ValueError(f"{next(iter(records))} has been removed from the corpus {advice}")
-
-
-def _has_changed(source: Any, record: dict[str, Any]) -> bool:
-    if not record["sha256"]:  # a file that was skipped, unread
-        return True
-    return file_digest(source.path) != record["sha256"]
 
 
 Stage = Callable[[str], Callable[[int], None]]
@@ -257,12 +260,7 @@ def _progress(show: bool, corpus: Corpus) -> Iterator[Stage]:
 
 
 def _tokenizer(
-    recipe: dict[str, Any],
-    partial: Path,
-    corpus: Corpus,
-    side: Side,
-    stage: Stage,
-    given: Tokenizer | None,
+    recipe: dict[str, Any], partial: Path, corpus: Corpus, side: Side, stage: Stage, given: Tokenizer | None
 ) -> Tokenizer:
     """The recipe's tokenizer, saved in the folder; trained first if requested and not yet done."""
     saved = partial / "tokenizer"
@@ -314,7 +312,7 @@ def _pack(
         packer.save()
     finally:
         packer.close()
-    splits = {name: packer.splits[name].state() for name in SPLITS}
+    splits = {name: packer.splits[name].state() | split_checksums(partial, name) for name in SPLITS}
     if isinstance(side, ByName):
         _check_names(side.names - side.found)
     _check_filled(recipe, splits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -15,7 +14,7 @@ from typing import IO, Any, cast
 
 from dape.data.chunks import CHUNK, BadText, Chunk, Report, stop, whole
 from dape.errors import install
-from dape.files import parse_text
+from dape.files import json_kind, parse_text
 
 TEXT = (".txt", ".md", ".tex", ".py")
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -27,35 +26,6 @@ def suffix_of(path: str | os.PathLike[str]) -> str | None:
     """The known suffix of the file, or None."""
     name = os.fspath(path).lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
-
-
-class Watched(io.RawIOBase):
-    """A file that tracks its read position and the hash of the bytes read."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by close)
-        self.position = 0
-        self._hash = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer)
-        self._hash.update(memoryview(buffer)[:count])
-        self.position += count
-        return count
-
-    def digest(self) -> str:
-        """Hash of the whole file; reads the rest of it."""
-        while self.read(CHUNK):
-            pass
-        return self._hash.hexdigest()
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def read_text(stream: IO[bytes], name: str, report: Report = stop) -> Iterator[Chunk]:
@@ -129,17 +99,12 @@ def _record_text(line: bytes, location: str, field: str) -> str:
     except ValueError as error:
         raise BadText(f"{location}: not JSON ({error})") from None
     if not isinstance(record, dict):
-        raise BadText(f"{location}: an object with a field was expected, not {_kind(record)}")
+        raise BadText(f"{location}: an object with a field was expected, not {json_kind(type(record))}")
     if field not in record:
         raise BadText(f'{location}: no field "{field}"; it has {_list(record)}')
     if not isinstance(record[field], str):
-        raise BadText(f'{location}: field "{field}" is {_kind(record[field])}, not text')
+        raise BadText(f'{location}: field "{field}" is {json_kind(type(record[field]))}, not text')
     return record[field]
-
-
-def _kind(value: object) -> str:
-    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return kinds.get(type(value), "a number")
 
 
 def _list(names: Any) -> str:

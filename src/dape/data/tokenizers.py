@@ -112,14 +112,14 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> Tokenizer:
     return _load_file(path / "tokenizer.json", loaded)
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, *, progress: bool = False) -> SubwordTokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     """Train a byte-level BPE with at most `vocab_size` tokens on the texts."""
     if vocab_size < 256:
         raise ValueError(f"bpe:{vocab_size}: a byte-level vocabulary has at least 256 tokens")
     model = _byte_level(hf.models.BPE(), use_regex=True)
     trainer = hf.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        show_progress=progress,
+        show_progress=False,
         initial_alphabet=sorted(_byte_characters().values()),
         special_tokens=[],
     )

@@ -119,23 +119,27 @@ def verify(data: TokenData) -> None:
     """Compare all ids and document offsets with the manifest's checksums; cached until the files change."""
     vocabulary = data.manifest["tokenizer"]["vocab_size"]
     for name in SPLITS:
-        entry, tokens = data.manifest["splits"][name], data.split(name)
-        checksum, highest = 0, -1
-        for start in range(0, len(tokens.ids), 1 << 22):
-            chunk = np.asarray(tokens.ids[start : start + (1 << 22)])
-            checksum, highest = zlib.crc32(chunk.tobytes(), checksum), max(highest, int(chunk.max()))
-        if checksum != entry["crc32"]:
-            raise ValueError(damaged(data.folder / f"{name}.ids"))
-        if highest >= vocabulary:
+        for key, value in split_checksums(data.folder, name).items():
+            if value != data.manifest["splits"][name][key]:
+                raise ValueError(damaged(data.folder / f"{name}.{'ids' if key == 'crc32' else 'documents'}"))
+        if (highest := int(data.split(name).ids.max(initial=0))) >= vocabulary:
             raise ValueError(
                 f"{data.folder / name}.ids has the id {highest}, its tokenizer has {vocabulary} tokens: prepare the data again"
             )
-        if zlib.crc32(tokens.documents.tobytes()) != entry["documents_crc32"]:
-            raise ValueError(damaged(data.folder / f"{name}.documents"))
     tokenizer = data.folder / "tokenizer" / "tokenizer.json"
     if file_digest(tokenizer) != data.manifest["tokenizer"]["sha256"]:
         raise ValueError(damaged(tokenizer))
     note_verified(data.folder)
+
+
+def split_checksums(folder: Path, name: str) -> dict[str, int]:
+    """CRC-32 of the ids and of the document offsets of a split."""
+    sums = dict.fromkeys(("crc32", "documents_crc32"), 0)
+    for key, kind in zip(sums, ("ids", "documents"), strict=True):
+        with open(folder / f"{name}.{kind}", "rb") as file:
+            while block := file.read(1 << 22):
+                sums[key] = zlib.crc32(block, sums[key])
+    return sums
 
 
 def damaged(path: Path) -> str:
