@@ -109,14 +109,6 @@ MISTAKES = {
     "limit": (["hf:{}/gpt2", "--data", "{}/data", "--lengths", "256"], "embeddings for 128 positions"),
     "stride": (["hf:{}/gpt2", "--data", "{}/data", "--stride", "4"], "--stride needs --sliding"),
     "no data": (["hf:{}/gpt2", "--data", "{}/texts"], "holds no token data"),
-    "slices": (["hf:{}/gpt2", "--max-training-count", "2"], "--max-training-count needs --recall N"),
-    "training data": (
-        [
-            "hf:{}/gpt2", "--corpus", "{}/texts", "--recall", "3", "--max-training-count", "0", "--lengths",
-            "32"
-        ],
-        "the training data of gpt2 is unknown",
-    ),
     "no model": (["hf:{}/texts", "--data", "{}/data"], "no causal language model in the folder"),
 }  # fmt: skip
 

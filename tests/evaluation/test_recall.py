@@ -7,7 +7,7 @@ import pytest
 from dape.data import Tokens
 from dape.evaluation import measure, recall_lengths, targets_by_recall
 from dape.evaluation.metrics import rows_of
-from dape.evaluation.recall import NEVER, training_counts
+from dape.evaluation.recall import NEVER
 from dape.evaluation.windows import Windows, same_targets
 
 LENGTHS = [16, 32, 64]
@@ -64,43 +64,6 @@ def test_impossible_ngrams_say_why(ngram: int) -> None:
     tokens = documents(100)
     with pytest.raises(ValueError, match=rf"ngram={ngram}: the longest input has n-grams of 1 to 48 tokens"):
         targets_by_recall(tokens, same_targets(tokens, 48, 8, 12), [24, 48], 8, ngram=ngram)
-
-
-@pytest.mark.parametrize("ngram", [1, 2, 4])
-@pytest.mark.parametrize("batch_tokens", [7, 1 << 20])
-def test_ngrams_are_counted_in_the_training_tokens(ngram: int, batch_tokens: int) -> None:
-    train, other = documents(80, 40, vocabulary=3), documents(60, vocabulary=4, seed=1)
-    grams = np.lib.stride_tricks.sliding_window_view(other.ids, ngram)[:20].reshape(4, 5, ngram)
-    found = training_counts(train, grams, batch_tokens=batch_tokens)
-    text = train.ids.tolist()
-    for place in np.ndindex(4, 5):
-        wanted = grams[place].tolist()
-        assert found[place] == sum(text[n : n + ngram] == wanted for n in range(len(text)))
-    assert found.max() > 1
-    assert found.min() == 0
-
-
-def test_a_training_text_shorter_than_an_ngram_has_none() -> None:
-    assert training_counts(Tokens.of([np.array([1])]), np.array([[1, 2]])).tolist() == [0]
-
-
-@pytest.mark.parametrize("most", [0, 2, 5, 10_000])
-def test_frequent_ngrams_are_no_recall(most: int) -> None:
-    tokens, train = documents(200, 150, 300, vocabulary=6), documents(900, vocabulary=7, seed=5)
-    windows = same_targets(tokens, 64, 8, 12)
-    rare = targets_by_recall(tokens, windows, LENGTHS, 8, train=train, max_training_count=most)
-    everything = targets_by_recall(tokens, windows, LENGTHS, 8)
-    assert list(everything) == ["recall<=16", "recall<=32", "recall<=64", "recall>64"]
-    text = train.ids.tolist()
-    for (name, chosen), other in zip(everything.items(), rare.values(), strict=True):
-        for row, place in np.ndindex(chosen.shape):
-            target = windows.ends[row] - 8 + place
-            gram = tokens.ids[target - 2 : target + 1].tolist()
-            frequent = sum(text[n : n + 3] == gram for n in range(len(text))) > most
-            expected = name == "recall>64" if frequent else chosen[row, place]
-            assert other[row, place] == expected
-    with pytest.raises(ValueError, match="needs the training tokens"):
-        targets_by_recall(tokens, windows, LENGTHS, 8, max_training_count=1)
 
 
 def test_every_target_is_in_one_slice() -> None:

@@ -1,6 +1,5 @@
 """`dape suite`: scores, a table, a heat map; what is done is not done again."""
 
-import json
 import re
 import shutil
 
@@ -11,6 +10,7 @@ from transformers import LlamaForCausalLM
 
 from dape import cli
 from dape.cli.suite import Options
+from dape.evaluation.table import read_table
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ def test_scores_table_and_heat_map(model, tmp_path, capsys):
         f"hf:{model}", "--lengths", "128,256", "--tasks", "flip-flop,niah_single_1", "--examples", "2"
     ]  # fmt: skip
     assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
-    scores = json.loads((tmp_path / "suite.json").read_text())["results"]
-    assert [(score["task"], score["length"]) for score in scores] == [
+    table = read_table(tmp_path / "results.csv.gz").drop_duplicates(["corpus", "length"])
+    assert list(zip(table["corpus"], table["length"], strict=True)) == [
         (task, length) for task in ("flip-flop", "niah_single_1") for length in (128, 256)
     ]
     printed = capsys.readouterr()
@@ -34,9 +34,9 @@ def test_scores_table_and_heat_map(model, tmp_path, capsys):
     told = re.findall(r"(\S+) at (\d+): \d+%", printed.err)
     assert told == [(task, length) for task in ("flip-flop", "niah_single_1") for length in ("128", "256")]
     assert "<svg" in next(tmp_path.glob("*.svg")).read_text()
-    before = (tmp_path / "suite.json").read_text()
+    before = (tmp_path / "results.csv.gz").read_bytes()
     assert cli.main(["suite", *arguments, "--device", "cpu", "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "suite.json").read_text() == before
+    assert (tmp_path / "results.csv.gz").read_bytes() == before
 
 
 def test_a_haystack_of_ones_own(model, tmp_path):
@@ -77,8 +77,8 @@ def test_another_model_or_text_under_the_same_name_is_asked_anew(model, tmp_path
 
     def losses() -> list[float]:
         assert cli.main(["suite", *arguments]) == 0
-        found = json.loads((tmp_path / "out" / "suite.json").read_text())["results"]
-        return [record["nll"] for record in found]
+        rows = read_table(tmp_path / "out" / "results.csv.gz").query("metric == 'loss'")
+        return rows.groupby("run")["sum"].sum().tolist()
 
     assert len(losses()) == len(losses()) == 1
     changed = LlamaForCausalLM.from_pretrained(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from dape.cli.parsing import parse
 from dape.data import load_tokenizer
 from dape.devices import device_name, find_device
 from dape.evaluation.probes import GROUPS, NOISE, PROBES
-from dape.evaluation.suite import TaskResult, evaluate_suite
+from dape.evaluation.statistics import accuracy
+from dape.evaluation.suite import evaluate_suite
 from dape.lab.figures import canvas, draw_heat_map, save
-from dape.settings import check, setting, split_names, split_numbers
+from dape.settings import check, check_choice, setting, split_names, split_numbers
 
 DESCRIPTION = """Ask models questions about texts of growing length: RULER's needles, chains of variables and
 frequent words, BABILong's facts in a book, phone books, state tracking, copying, sorting, addition. Texts are generated; the same seed gives the same questions.
@@ -27,8 +27,8 @@ frequent words, BABILong's facts in a book, phone books, state tracking, copying
   dape suite hf:MODEL runs/a --lengths 256,512,1024 --tasks niah_single_2,phonebook --haystack book.txt
 
 An answer is right if greedy decoding gives all of it. Zero-shot: a model that was not trained on such text fails at
-every length, and its loss is more informative. OUT/suite.json has every result with its standard error; finished ones
-are not computed again."""
+every length, and its loss is more informative. OUT/results.csv.gz has every answer; finished results are not computed
+again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +52,14 @@ class Options:
         reads="file",
     )
     device: str = setting("auto", help="auto takes the GPU if there is one.", test=device_name)
-    out: Path = setting(Path("runs/suite"), help="Folder of suite.json and the heat maps.", writes="folder")
+    out: Path = setting(
+        Path("runs/suite"), help="Folder of results.csv.gz and the heat maps.", writes="folder"
+    )
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.models:
-            raise ValueError("name at least one model: a run folder, or hf:MODEL")
         for task in self.task_list:
-            if task not in PROBES:
-                raise ValueError(f'unknown task "{task}"; the tasks are {", ".join((*GROUPS, *PROBES))}')
+            check_choice("task", task, (*PROBES, *GROUPS))
 
     @property
     def task_list(self) -> list[str]:
@@ -79,7 +78,7 @@ def main(arguments: list[str]) -> int:
         if not sys.stdout.isatty():
             print(line, file=sys.stderr, flush=True)
 
-    path = options.out / "suite.json"
+    path = options.out / "results.csv.gz"
     for name in options.models:
         named = load_named(name)
         model: Any = named.model
@@ -87,29 +86,33 @@ def main(arguments: list[str]) -> int:
             model.to(find_device(options.device)).float().eval(), load_tokenizer(named.tokenizer).encode, name,
             options.task_list, lengths, path, report=report, examples=options.examples, seed=options.seed,
             haystack=haystack,
-        )  # fmt: skip
+        ).groupby(["metric", "corpus", "length"])[["sum", "count"]].sum()  # fmt: skip
         table = Table(
-            "task", *map(str, lengths), title=f"{name}: answers right, in %, and loss per token of the answer"
+            "task", *map(str, lengths), title=f"{name}: answers right, in % with intervals; loss per token"
         )
-        accuracy = pd.DataFrame(index=options.task_list, columns=lengths, dtype=float)
+        shares = pd.DataFrame(index=options.task_list, columns=lengths, dtype=float)
         for task in options.task_list:
-            found = [results.get((task, n)) for n in lengths]
-            accuracy.loc[task] = [100 * one.accuracy if one else math.nan for one in found]
-            table.add_row(task, *(_cell(one) for one in found))
+            cells = []
+            for length in lengths:
+                if ("loss", task, length) not in results.index:
+                    cells.append("too short")
+                    continue
+                right, loss = (
+                    accuracy(*results.loc["accuracy", task, length]),
+                    results.loc["loss", task, length],
+                )
+                shares.loc[task, length] = 100 * right.value
+                interval = f"[{100 * right.low:.0f}, {100 * right.high:.0f}]"
+                cells.append(f"{100 * right.value:.0f} {interval}  {loss['sum'] / loss['count']:.2f}")
+            table.add_row(task, *cells)
         console.print(table)
-        figure, ((axes,),) = canvas(1.8 + 0.75 * len(lengths), 0.9 + 0.28 * len(accuracy))
-        draw_heat_map(axes, accuracy)
+        figure, ((axes,),) = canvas(1.8 + 0.75 * len(lengths), 0.9 + 0.28 * len(shares))
+        draw_heat_map(axes, shares)
         axes.set(xlabel="tokens", title=f"{name}: answers right, %")
         drawn = save(figure, options.out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.svg")
         console.print(f"heat map  {drawn}", soft_wrap=True)
     console.print(f"results   {path}", soft_wrap=True)
     return 0
-
-
-def _cell(result: TaskResult | None) -> str:
-    if result is None:
-        return "too short"
-    return f"{100 * result.accuracy:.0f} ± {100 * result.accuracy_se:.0f}  {result.nll:.2f}"
 
 
 def sentences(path: Path | None) -> tuple[str, ...]:

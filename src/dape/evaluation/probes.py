@@ -50,7 +50,6 @@ class Probe(NamedTuple):
     """
 
     write: Callable[[random.Random, int, tuple[str, ...]], Example]
-    asks: str
     task: str
 
 
@@ -152,26 +151,25 @@ def _phonebook(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Exa
     return Example("\n".join(lines) + f"\n\nLook up.\n{chosen}:", f" {numbers[chosen]}")
 
 
-def _associative(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """Key, value, key, value … with repeated keys: the value of the last one (zoology's MQAR as text)."""
-    count = max(2, min(len(WORDS) - 1, size))
-    keys = draw.sample(WORDS, count)
-    values = {key: str(draw.randrange(10)) for key in keys}
-    said = [f"{key} {values[key]}" for key in keys]
-    said += [f"{key} {values[key]}" for key in (draw.choice(keys) for _ in range(size))]
-    chosen = draw.choice(keys)
-    return Example(" ".join(said) + f" {chosen}", f" {values[chosen]}")
+def _recall(*, power_law: bool) -> Callable[[random.Random, int, tuple[str, ...]], Example]:
+    """Key, value, key, value …, then repeated keys: the value of the last one (zoology's MQAR as text).
 
+    power_law: of the distance from a repeated key to its pair, so that most repeat soon.
+    """
 
-def _power_law(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """Pairs, then repeated keys with a power law of the distance from their pair: most repeat soon (zoology)."""
-    keys = draw.sample(WORDS, max(2, min(len(WORDS) - 1, size)))
-    values = {key: str(draw.randrange(10)) for key in keys}
-    near = [1 / (back + 1) ** 0.9 for back in range(len(keys))]
-    said = [f"{key} {values[key]}" for key in keys]
-    said += [f"{key} {values[key]}" for key in draw.choices(keys[::-1], near, k=size)]
-    (chosen,) = draw.choices(keys[::-1], near)
-    return Example(" ".join(said) + f" {chosen}", f" {values[chosen]}")
+    def write(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+        keys = draw.sample(WORDS, max(2, min(len(WORDS) - 1, size)))
+        values = {key: str(draw.randrange(10)) for key in keys}
+        near = [1 / (back + 1) ** 0.9 for back in range(len(keys))]
+
+        def repeated() -> str:
+            return draw.choices(keys[::-1], near)[0] if power_law else draw.choice(keys)
+
+        said = [f"{key} {values[key]}" for key in (*keys, *(repeated() for _ in range(size)))]
+        chosen = repeated()
+        return Example(" ".join(said) + f" {chosen}", f" {values[chosen]}")
+
+    return write
 
 
 def _walks(draw: random.Random, things: int, facts: int) -> tuple[list[str], dict[str, list[str]]]:
@@ -280,26 +278,19 @@ def _flip_flop(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Exa
     return Example(" ".join(said) + " read", f" {bit}")
 
 
-def _cups(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """Swaps of five cups (words in S5): where is the ball?"""
-    ball = draw.randrange(1, 6)
-    said = [f"The ball is under cup {ball}."]
-    for _ in range(size):
-        first, second = draw.sample(range(1, 6), 2)
-        ball = {first: second, second: first}.get(ball, ball)
-        said.append(f"Swap cups {first} and {second}.")
-    return Example(" ".join(said) + " The ball is under cup", f" {ball}")
+def _cups(words: str, moved: int) -> Callable[[random.Random, int, tuple[str, ...]], Example]:
+    """Some of five cups change places in a cycle (two: words in S5, three: words in A5): where is the ball?"""
 
+    def write(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
+        ball = draw.randrange(1, 6)
+        said = [f"The ball is under cup {ball}."]
+        for _ in range(size):
+            cups = draw.sample(range(1, 6), moved)
+            ball = dict(zip(cups, cups[1:] + cups[:1], strict=True)).get(ball, ball)
+            said.append(words.format(*cups))
+        return Example(" ".join(said) + " The ball is under cup", f" {ball}")
 
-def _cup_cycles(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Example:
-    """Three of five cups move around at a time (words in A5): where is the ball?"""
-    ball = draw.randrange(1, 6)
-    said = [f"The ball is under cup {ball}."]
-    for _ in range(size):
-        first, second, third = draw.sample(range(1, 6), 3)
-        ball = {first: second, second: third, third: first}.get(ball, ball)
-        said.append(f"Cup {first} goes to {second}, {second} to {third}, {third} to {first}.")
-    return Example(" ".join(said) + " The ball is under cup", f" {ball}")
+    return write
 
 
 def _sequence(change: Callable[[list[str]], list[str]], name: str) -> Callable[..., Example]:
@@ -318,40 +309,32 @@ def _addition(draw: random.Random, size: int, haystack: tuple[str, ...]) -> Exam
 
 
 PROBES: dict[str, Probe] = {
-    "niah_single_1": Probe(
-        _needles(among="noise"), "a number hidden under a word among repeated sentences", "needles"
-    ),
-    "niah_single_2": Probe(_needles(), "the same in a text of yours", "needles"),
-    "niah_single_3": Probe(_needles(code="values"), "the same with a UUID", "needles"),
-    "niah_multikey_1": Probe(_needles(4), "one of four hidden numbers", "needles"),
-    "niah_multikey_2": Probe(_needles(among="needles"), "one of as many numbers as fit", "needles"),
-    "niah_multikey_3": Probe(
-        _needles(among="needles", code="both"), "one of as many UUIDs, under UUIDs", "needles"
-    ),
-    "niah_multivalue": Probe(_needles(values=4), "four numbers hidden under one word", "needles"),
-    "niah_multiquery": Probe(_needles(4, asked=4), "four numbers hidden under four words", "needles"),
-    "ruler_vt": Probe(_variables, "five variables that got their value from each other", "variables"),
-    "ruler_cwe": Probe(_common, "ten words that occur six times, others once", "common_symbol"),
-    "ruler_fwe": Probe(
-        _frequent, "the first three of words whose counts fall as 1 / rank²", "frequent_symbol"
-    ),
-    "babilong_qa1": Probe(_book(_person), "where a person is", "facts"),
-    "babilong_qa2": Probe(_book(_thing), "where a thing is that people carry and leave", "facts"),
-    "babilong_qa3": Probe(_book(_earlier), "where it was before", "facts"),
-    "babilong_qa4": Probe(
-        _book(_directions), "which room lies north, south, east or west of another", "facts"
-    ),
-    "babilong_qa5": Probe(_book(_gifts), "who gave what to whom", "facts"),
-    "phonebook": Probe(_phonebook, "the number of a name in a list", "phonebook"),
-    "associative-recall": Probe(_associative, "the value that was paired with a key", "recall_many_keys"),
-    "recall-power-law": Probe(_power_law, "the same, with mostly recent keys", "recall_power_law"),
-    "flip-flop": Probe(_flip_flop, "the bit that was written last", "flip_flop"),
-    "cups": Probe(_cups, "a ball through swaps of five cups", "s5_words"),
-    "cup-cycles": Probe(_cup_cycles, "a ball through moves of three of five cups", "a5_words"),
-    "copy": Probe(_sequence(list, "copy"), "a sequence repeated", "copy"),
-    "reverse": Probe(_sequence(lambda items: items[::-1], "reverse"), "a sequence backwards", "reverse"),
-    "sort": Probe(_sequence(sorted, "sort"), "a sequence in order", "sort"),
-    "addition": Probe(_addition, "the sum of two numbers, digit by digit", "addition"),
+    "niah_single_1": Probe(_needles(among="noise"), "needles"),
+    "niah_single_2": Probe(_needles(), "needles"),
+    "niah_single_3": Probe(_needles(code="values"), "needles"),
+    "niah_multikey_1": Probe(_needles(4), "needles"),
+    "niah_multikey_2": Probe(_needles(among="needles"), "needles"),
+    "niah_multikey_3": Probe(_needles(among="needles", code="both"), "needles"),
+    "niah_multivalue": Probe(_needles(values=4), "needles"),
+    "niah_multiquery": Probe(_needles(4, asked=4), "needles"),
+    "ruler_vt": Probe(_variables, "variables"),
+    "ruler_cwe": Probe(_common, "common_symbol"),
+    "ruler_fwe": Probe(_frequent, "frequent_symbol"),
+    "babilong_qa1": Probe(_book(_person), "facts"),
+    "babilong_qa2": Probe(_book(_thing), "facts"),
+    "babilong_qa3": Probe(_book(_earlier), "facts"),
+    "babilong_qa4": Probe(_book(_directions), "facts"),
+    "babilong_qa5": Probe(_book(_gifts), "facts"),
+    "phonebook": Probe(_phonebook, "phonebook"),
+    "associative-recall": Probe(_recall(power_law=False), "recall_many_keys"),
+    "recall-power-law": Probe(_recall(power_law=True), "recall_power_law"),
+    "flip-flop": Probe(_flip_flop, "flip_flop"),
+    "cups": Probe(_cups("Swap cups {} and {}.", 2), "s5_words"),
+    "cup-cycles": Probe(_cups("Cup {0} goes to {1}, {1} to {2}, {2} to {0}.", 3), "a5_words"),
+    "copy": Probe(_sequence(list, "copy"), "copy"),
+    "reverse": Probe(_sequence(lambda items: items[::-1], "reverse"), "reverse"),
+    "sort": Probe(_sequence(sorted, "sort"), "sort"),
+    "addition": Probe(_addition, "addition"),
 }
 # Tasks by benchmark. Their names, kinds and counts are those of RULER (Hsieh et al. 2024) and BABILong (Kuratov et al.
 # 2024); the prompts are our own words.

@@ -2,7 +2,7 @@
 
 A target is a *recall hit* if the n-gram that ends with it also occurs earlier in the input, so that it could be copied
 (after the associative-recall hits of Arora et al., 2023, "Zoology": bigrams there, without those that are frequent in
-training, as `max_training_count` leaves them out). Whether it is one depends on how long the input is; the shortest
+training). Whether it is one depends on how long the input is; the shortest
 input that makes it one is a property of the target alone. Targets are therefore binned once by that length; the bins
 are the same at every evaluated length and for every model.
 """
@@ -68,31 +68,6 @@ def _gram_codes(ids: np.ndarray, ngram: int) -> np.ndarray:
     return codes
 
 
-def training_counts(train: Tokens, grams: np.ndarray, *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
-    """Counts [...] of the n-grams `grams` [..., n] in the training tokens."""
-    ngram = grams.shape[-1]
-    size = int(max(train.ids.max(initial=0), grams.max(initial=0))) + 1
-    # One level per token: an n-gram's code follows from its last token and the code of the tokens before it.
-    levels: list[np.ndarray] = []
-    codes = np.zeros(grams.shape[:-1], np.int64)
-    for column in range(ngram):
-        level, codes = np.unique(codes * size + grams[..., column].astype(np.int64), return_inverse=True)
-        codes = codes.reshape(grams.shape[:-1])
-        levels.append(level)
-    counts = np.zeros(len(levels[-1]), np.int64)
-    for start in range(0, len(train) - ngram + 1, batch_tokens):
-        ids = train.ids[start : start + batch_tokens + ngram - 1].astype(np.int64)
-        starts = np.arange(len(ids) - ngram + 1)
-        index = np.zeros(len(starts), np.int64)
-        for column, level in enumerate(levels):
-            wanted = index * size + ids[starts + column]
-            index = np.searchsorted(level, wanted)
-            known = level[np.minimum(index, len(level) - 1)] == wanted
-            starts, index = starts[known], index[known]
-        counts += np.bincount(index, minlength=len(counts))
-    return counts[codes]
-
-
 def targets_by_recall(
     tokens: Tokens,
     windows: Windows,
@@ -100,27 +75,16 @@ def targets_by_recall(
     last: int,
     *,
     ngram: int = DEFAULT_NGRAM,
-    train: Tokens | None = None,
-    max_training_count: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Targets [windows, last] by the input that makes them a hit: recall<=N, more than the next smaller bound; recall>N.
 
     bounds: lengths, such as those of `recall_bounds`.
-    max_training_count: n-grams that occur more often in `train` do not count: a model may have memorised them.
     """
     bounds = sorted(bounds)
     if not 1 <= ngram <= bounds[-1]:
         raise ValueError(f"ngram={ngram}: the longest input has n-grams of 1 to {bounds[-1]} tokens")
     needed = recall_lengths(tokens, windows, bounds[-1], last, ngram=ngram)
     kind = "recall" if ngram == DEFAULT_NGRAM else f"recall of {ngram}-grams"
-    if max_training_count is not None:
-        if train is None:
-            raise ValueError("max_training_count needs the training tokens")
-        kind += f" with training count<={max_training_count},"
-        hits = np.nonzero(needed != NEVER)
-        ends = (windows.ends[:, None] + np.arange(-last, 0))[hits]
-        grams = tokens.ids[ends[:, None] + np.arange(1 - ngram, 1)]
-        needed[hits] = np.where(training_counts(train, grams) > max_training_count, NEVER, needed[hits])
     bins = np.searchsorted(bounds, needed)
     names = [*(f"{kind}<={bound}" for bound in bounds), f"{kind}>{bounds[-1]}"]
     return {name: bins == index for index, name in enumerate(names)}

@@ -4,66 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
 from dape.evaluation.evaluator import evaluating
 from dape.evaluation.metrics import METRICS
 from dape.evaluation.probes import NOISE, PROBES, Example
-from dape.files import read_json, write_atomically
+from dape.evaluation.table import join, make_table, read_table, write_table
 
 Encode = Callable[[str], Sequence[int]]
 LARGEST = 1 << 20
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Result of one example: tokens of the input, −log p of the answer's tokens, and whether all were the likeliest."""
-
-    num_tokens: int
-    losses: tuple[float, ...]
-    right: bool
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """Results of a task at a length: share of answers that greedy decoding gives, and mean loss per token, with standard errors."""
-
-    task: str
-    length: int
-    examples: int
-    accuracy: float
-    accuracy_se: float
-    nll: float
-    nll_se: float
-    num_tokens: float
-
-    @staticmethod
-    def of(task: str, length: int, answers: Sequence[Answer]) -> TaskResult:
-        count, right = len(answers), sum(answer.right for answer in answers)
-        # After Agresti and Coull: not zero if all or none are right.
-        guarded = (right + 2) / (count + 4)
-        losses = np.array([np.mean(answer.losses) for answer in answers])
-        spread = losses.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
-        return TaskResult(
-            task,
-            length,
-            count,
-            right / count,
-            math.sqrt(guarded * (1 - guarded) / (count + 4)),
-            float(losses.mean()),
-            float(spread),
-            float(np.mean([answer.num_tokens for answer in answers])),
-        )
 
 
 def fill(
@@ -99,23 +55,24 @@ def ask(
     examples: int = 32,
     seed: int = 0,
     haystack: tuple[str, ...] = NOISE,
-) -> TaskResult | None:
-    """Evaluate a task at a length; None if not even the shortest example fits.
+) -> pd.DataFrame:
+    """Rows of the examples (as documents): whether the answer is right, and the loss of its tokens; none if no example fits.
 
     One forward pass, no generation: greedy decoding gives the answer if each of its tokens is the likeliest.
     """
-    answers = []
+    rows: list[dict[str, object]] = []
     with evaluating(model) as evaluator:
         for number in range(examples):
             filled = fill(task, length, f"{seed}/{length}/{number}", encode, haystack)
             if filled is None:
-                return None
+                return make_table()
             prompt, answer = filled
             measures = [METRICS["loss"], METRICS["accuracy"]]
             [values] = evaluator.values(np.array([prompt + answer], np.int64), len(answer), measures)
-            losses, right = tuple(map(float, values[:, 0])), bool(values[:, 1].all())
-            answers.append(Answer(len(prompt) + len(answer), losses, right))
-    return TaskResult.of(task, length, answers)
+            own = {"corpus": task, "length": length, "document": number}
+            rows.append({**own, "metric": "accuracy", "sum": float(values[:, 1].all())})
+            rows.append({**own, "metric": "loss", "sum": float(values[:, 0].sum()), "count": len(answer)})
+    return make_table(rows)
 
 
 def evaluate_suite(
@@ -126,33 +83,30 @@ def evaluate_suite(
     lengths: Sequence[int],
     path: Path,
     *,
+    examples: int = 32,
+    seed: int = 0,
+    haystack: tuple[str, ...] = NOISE,
     report: Callable[[str], None] = lambda line: None,
-    **options: Any,
-) -> dict[tuple[str, int], TaskResult | None]:
-    """Results by task and length, None where no example fits; options: those of `ask`.
+) -> pd.DataFrame:
+    """Rows of the model's results, the task as their corpus; options: those of `ask`.
 
-    path: file of all results, in which finished ones are found by the model's name and weights.
+    path: table of all results, in which finished ones are found by the model's name and weights.
     """
-    kept: list[dict[str, Any]] = read_json(path).get("results", []) if path.exists() else []
     weights = (v.detach().cpu().contiguous().flatten().view(torch.uint8) for v in model.state_dict().values())
-    about = {"model": name, "model_digest": _digest(part.numpy().data for part in weights), **options}
-    about["haystack"] = _digest([sentence.encode() for sentence in options.get("haystack", NOISE)])
-    results: dict[tuple[str, int], TaskResult | None] = {}
+    text = (sentence.encode() for sentence in (*haystack, f"{examples} {seed}"))
+    run = f"{name}-{_digest(itertools.chain((part.numpy().data for part in weights), text))}"
+    table = read_table(path) if path.exists() else make_table()
     for task, length in itertools.product(tasks, lengths):
-        known = {**about, "task": task, "length": length}
-        record = next((one for one in kept if known.items() <= one.items()), None)
-        if record is None:
-            result = ask(model, encode, task, length, **options)
-            report(
-                f"{name}: {task} at {length}: {f'{result.accuracy:.0%}' if result else 'too short for the task'}"
-            )
-            record = known | (asdict(result) if result else {"accuracy": None})
-            kept.append(record)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps({"results": kept}, indent=1) + "\n")
-        values: dict[str, Any] = {member.name: record.get(member.name) for member in fields(TaskResult)}
-        results[task, length] = None if record["accuracy"] is None else TaskResult(**values)
-    return results
+        if len(table.query("run == @run and corpus == @task and length == @length")):
+            continue
+        rows = ask(model, encode, task, length, examples=examples, seed=seed, haystack=haystack)
+        right = rows.loc[rows["metric"] == "accuracy", "sum"]
+        report(
+            f"{name}: {task} at {length}: {f'{right.mean():.0%}' if len(rows) else 'too short for the task'}"
+        )
+        table = join([table, rows.assign(run=run, method=name, seed=seed)])
+        write_table(table, path)
+    return table[table["run"] == run]
 
 
 def _digest(parts: Iterable[bytes | memoryview]) -> str:

@@ -8,8 +8,32 @@ from typing import Literal
 import numpy as np
 
 from dape.data import Tokens
+from dape.settings import COUNT, TOKENS, setting
 
 Context = Literal["document", "stream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Options of an evaluation by length, of `dape compare` and `dape eval`."""
+
+    lengths: str | None = setting(
+        None,
+        help="Tokens of input at which to evaluate, separated by commas; by default 1, 2, 4, 8 and 16 times the training "
+        "length.",
+        listed=int,
+        **TOKENS,
+    )
+    last: int | None = setting(
+        None,
+        help="Tokens predicted at the end of each window; by default a quarter of the shortest length, at most 256.",
+        **TOKENS,
+    )
+    windows: int = setting(128, help="Maximum number of evaluation windows.", **COUNT)
+    context: Context = setting(
+        "document",
+        help='"stream" lets the context continue into earlier documents (for corpora of short ones).',
+    )
 
 
 @dataclass(frozen=True)

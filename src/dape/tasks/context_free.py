@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,15 +13,8 @@ from dape.tasks.base import ChomskyTask, TerminatedTask
 MODULUS = 5
 
 
-@dataclass(frozen=True)
-class Alphabet:
-    """The tokens of operators and brackets; digits are their own tokens. times: None for sums alone."""
-
-    plus: int
-    minus: int
-    times: int | None
-    opening: int
-    closing: int
+# The tokens of operators and brackets, by their sign; digits are their own tokens.
+Alphabet = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ class ModularArithmeticBrackets(ChomskyTask):
     input_size, output_size, level = 11, 5, "context-free"
     constant_accuracy = 0.31
 
-    ALPHABET = Alphabet(plus=5, minus=6, times=7, opening=8, closing=9)
+    ALPHABET: ClassVar[Alphabet] = {"+": 5, "-": 6, "*": 7, "(": 8, ")": 9}
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
         return bracketed(self.ALPHABET, batch, length, generator)
@@ -105,7 +99,7 @@ class SolveEquation(ChomskyTask):
 
     input_size, output_size, level = 11, 5, "context-free"
 
-    ALPHABET = Alphabet(plus=5, minus=6, times=None, opening=7, closing=8)
+    ALPHABET: ClassVar[Alphabet] = {"+": 5, "-": 6, "(": 7, ")": 8}
     UNKNOWN, EQUALS = 9, 10
 
     def draw(self, batch: int, length: int, generator: np.random.Generator) -> np.ndarray:
@@ -141,22 +135,22 @@ def bracketed(alphabet: Alphabet, batch: int, length: int, generator: np.random.
     part uniform, the operator uniform.
     """
     tokens = np.empty((batch, length), dtype=np.int64)
-    operators = np.array([n for n in (alphabet.plus, alphabet.minus, alphabet.times) if n is not None])
+    operators = np.array([token for sign, token in alphabet.items() if sign in "+-*"])
     rows, starts, lengths = np.arange(batch), np.zeros(batch, dtype=np.int64), np.full(batch, length)
     while len(rows):
         digits = generator.integers(0, MODULUS, len(rows))
         leaf = lengths <= 4
         enclosed, negative = leaf & (lengths >= 3), leaf & (lengths % 2 == 0)
-        tokens[rows[enclosed], starts[enclosed]] = alphabet.opening
-        tokens[rows[enclosed], starts[enclosed] + lengths[enclosed] - 1] = alphabet.closing
-        tokens[rows[negative], starts[negative] + enclosed[negative]] = alphabet.minus
+        tokens[rows[enclosed], starts[enclosed]] = alphabet["("]
+        tokens[rows[enclosed], starts[enclosed] + lengths[enclosed] - 1] = alphabet[")"]
+        tokens[rows[negative], starts[negative] + enclosed[negative]] = alphabet["-"]
         tokens[rows[leaf], starts[leaf] + lengths[leaf] - 1 - enclosed[leaf]] = digits[leaf]
         row, start, size = rows[~leaf], starts[~leaf], lengths[~leaf]
         chosen = generator.integers(0, len(operators), len(row))
         left = generator.integers(1, size - 3)
-        tokens[row, start] = alphabet.opening
+        tokens[row, start] = alphabet["("]
         tokens[row, start + 1 + left] = operators[chosen]
-        tokens[row, start + size - 1] = alphabet.closing
+        tokens[row, start + size - 1] = alphabet[")"]
         rows = np.repeat(row, 2)
         starts = np.stack([start + 1, start + 2 + left], axis=1).ravel()
         lengths = np.stack([left, size - 3 - left], axis=1).ravel()
@@ -165,5 +159,5 @@ def bracketed(alphabet: Alphabet, batch: int, length: int, generator: np.random.
 
 def value_of(alphabet: Alphabet, tokens: Sequence[int]) -> int:
     """The value of an expression, by Python."""
-    symbols = dict(zip(astuple(alphabet), "+-*()", strict=True))
+    symbols = {token: sign for sign, token in alphabet.items()}
     return eval("".join(symbols.get(token, str(token)) for token in tokens)) % MODULUS
