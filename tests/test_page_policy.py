@@ -10,7 +10,7 @@ from browser import HOSTILE, check_unharmed, visit
 from dape.inspection import inspect
 from dape.inspection.page import Named, write_maps_page
 from dape.models import DapeForCausalLM, preset
-from dape.pages import drawing, embedded, environment, policy
+from dape.pages import embedded, environment, policy
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [path for folder in ("src", "papers") for path in (ROOT / folder).rglob("*.*")]
@@ -59,25 +59,6 @@ def test_a_script_without_its_hash_does_not_run(tmp_path: Path) -> None:
     visited = visit(page, tmp_path, "return [typeof ran, typeof hacked]")
     assert visited.seen == ["number", "undefined"]
     assert any("Content Security Policy" in line for line in visited.console)
-
-
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">{}</svg>'
-
-
-@pytest.mark.parametrize(
-    "inner",
-    [
-        "<script>1</script>", '<g onclick="1"/>', '<g ONLOAD="1"/>',
-        '<use xlink:href="https://example.org/a.svg#b"/>', '<use href="javascript:1"/>',
-        '<image href="data:image/svg+xml;base64,AA"/>', '<a href="#b"/>',
-        "<foreignObject><p/></foreignObject>", "<desc>1</desc>", "<animate/>", "<![CDATA[</style>]]>",
-        "<style>a&lt;b</style>", '<?xml-stylesheet href="a"?>'
-    ],
-)  # fmt: skip
-def test_a_figure_that_is_more_than_drawn_is_refused(inner: str) -> None:
-    drawing(SVG.format('<g><path d="M0 0"/><use xlink:href="#a"/><!-- <b> --><text>a&lt;b</text></g>'))
-    with pytest.raises(ValueError, match="a figure for a page"):
-        drawing(SVG.format(inner))
 
 
 def test_json_in_a_page_does_not_end_its_element() -> None:

@@ -95,7 +95,7 @@ def read_json(path: str | os.PathLike[str], kind: type = dict) -> Any:
     except ValueError as error:
         raise ValueError(f"{path} is damaged: it is not JSON ({error})") from error
     if not isinstance(content, kind):
-        raise ValueError(f"{path} is damaged: it holds {_named(type(content))}, not {_named(kind)}")
+        raise ValueError(f"{path} is damaged: it holds {json_kind(type(content))}, not {json_kind(kind)}")
     return content
 
 
@@ -110,12 +110,12 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[Entries]:
                 raise ValueError(f"{path} is damaged: line {number} is not JSON ({error})") from error
             if not isinstance(content, Entries):
                 raise ValueError(
-                    f"{path} is damaged: line {number} holds {_named(type(content))}, not an object"
+                    f"{path} is damaged: line {number} holds {json_kind(type(content))}, not an object"
                 )
             yield content
 
 
-def _named(kind: type) -> str:
+def json_kind(kind: type) -> str:
     """A type in the words of JSON."""
     named = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return "an object" if issubclass(kind, dict) else named.get(kind, "a number")

@@ -71,14 +71,8 @@ def generate_text(
         raise ValueError("the prompt is empty")
     if tokens < 1:
         raise ValueError(f"tokens={tokens} must be at least 1")
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature} must be at least 0")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} must be at least 1; leave it out to draw from all tokens")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is a probability, greater than 0 and at most 1")
     sampling: dict[str, Any] = {"do_sample": False}
-    if temperature > 0:
+    if temperature:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k or 0, "top_p": top_p or 1.0}
     inputs = torch.tensor([ids], device=model.device)
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):

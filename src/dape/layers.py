@@ -17,12 +17,7 @@ from dape.ops.score_attention.fold import convolved, without_pre
 from dape.ops.score_attention.reference import repeat_heads
 from dape.ops.score_attention.types import shown_by
 from dape.positions import PositionEncoding, Positions
-from dape.positions.masks import (
-    KeyValueCache,
-    SizedCache,
-    decoder_positions,
-    without_holes,
-)
+from dape.positions.masks import KeyValueCache, SizedCache, decoder_positions, without_holes
 from dape.scores import ScoreProcessor
 
 
@@ -421,22 +416,14 @@ def with_cached(
     return q, k.to(dtype), v.to(dtype), state, positions.last(rows)
 
 
-class _Past:
+class _Past(Cache):
     """A number of tokens before the queries, whose keys come with the call."""
-
-    is_compileable = False
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.count
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.count + query_length, 0
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
 
 
 def _by_token(mask: Tensor, batch: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import dape.models  # noqa: F401 (so that Hugging Face knows our own)
 from dape.checksums import verify_checksums
-from dape.data import TokenData, Tokenizer, Tokens, load_tokenizer, open_data, prepare
+from dape.data import TokenData, Tokenizer, load_tokenizer, open_data, prepare
 from dape.devices import find_device
 from dape.files import distinct_names, read_json
 from dape.hub import GGUF, loading, pretrained
@@ -109,84 +109,55 @@ def tokenizer_source(name: str | Path, model: PreTrainedModel) -> str:
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model and the data to evaluate it on; method, seed and train_length if known.
+    """A model, its run if known, and the data to evaluate it on.
 
-    trained_on: data with the model's training split, if known; opened when it is needed.
+    train_length: None if unknown; of others' models the window is a limit, not always what they were trained at.
     """
 
-    label: str
     model: PreTrainedModel
+    run: Run | None
     data: TokenData
-    method: str | None = None
-    seed: int | None = None
-    train_length: int | None = None
-    trained_on: Callable[[], TokenData] | None = None
+    train_length: int | None
 
-    def training_tokens(self) -> Tokens:
-        """Tokens that the model was trained on; raises if they are not known."""
-        train = self.trained_on().train if self.trained_on is not None else None
-        if train is None or not len(train):
-            raise ValueError(
-                f"the training data of {self.label} is unknown, and so are its n-gram counts: leave out "
-                f"--max-training-count, or pass the packed training data of an hf: model by --data"
-            )
-        return train
+    @property
+    def method(self) -> str | None:
+        config: Any = self.model.config
+        if self.run is not None:
+            return self.run.config.method
+        return getattr(config, "method", None) or getattr(config, "dape_retrofit", {}).get("method")
 
 
 @contextlib.contextmanager
 def open_for_evaluation(
-    name: str,
-    *,
-    data: Path | None = None,
-    corpus: str | None = None,
-    device: str = "auto",
-    label: str | None = None,
+    name: str, *, data: Path | None = None, corpus: str | None = None, device: str = "auto"
 ) -> Iterator[EvaluatedModel]:
     """Open a model with the data to evaluate it on, by any name that `load_named` takes.
 
     data:   token data, packed with the model's tokenizer; by default the run's own.
     corpus: text to pack with the model's own tokenizer (all of it, for the duration of the evaluation).
-    label:  name in reports; by default its folder's.
     """
     if data is not None and corpus is not None:
         raise ValueError("give token data or a corpus, not both")
     torch_device = find_device(device)
     given = None if data is None else open_data(data)
     named = load_named(name)
-    model, run = named.model, named.run
-    check_causal(model)
+    check_causal(named.model)
+    if given is not None and named.run is not None:
+        named.run.check_data(given, "tokenizer")
+    elif given is not None:
+        _check_tokenizer(given, named.tokenizer, name)
     with contextlib.ExitStack() as cleanup:
-        trained_on: Callable[[], TokenData] | None = None
-        if run is not None:
-            trained_on = run.data
-            if given is not None:
-                run.check_data(given, "tokenizer")
-        elif given is not None:
-            _check_tokenizer(given, named.tokenizer, name)
-            trained_on = lambda: given  # noqa: E731
         tokens = given
-        if tokens is None and run is not None and corpus is None:
-            tokens = run.data()
+        if tokens is None and named.run is not None and corpus is None:
+            tokens = named.run.data()
         elif tokens is None:
             folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="dape-eval-")))
             tokens = prepare(
                 corpus or "stdlib", folder / "data", tokenizer=named.tokenizer, validation=1.0, skip_bad=True
             )
-        config: Any = model.config
-        method = getattr(config, "method", None) or getattr(config, "dape_retrofit", {}).get("method")
-        # Of others' models the window is a limit, not always what they were trained at.
-        ours = run is not None or isinstance(config, DapeConfig)
-        path = Path(name.removeprefix("hf:"))
-        model.to(torch_device)  # type: ignore[arg-type]  # as in harness.py
-        yield EvaluatedModel(
-            label or path.name or str(path),
-            model,
-            tokens,
-            method if run is None else run.config.method,
-            None if run is None else run.config.seed,
-            named.window if ours else None,
-            trained_on,
-        )
+        ours = named.run is not None or isinstance(named.model.config, DapeConfig)
+        named.model.to(torch_device)  # type: ignore[arg-type]  # as in harness.py
+        yield EvaluatedModel(named.model, named.run, tokens, named.window if ours else None)
 
 
 def open_for_inspection(

@@ -114,11 +114,7 @@ class Method:
         """Build the position encoding; `options` are in addition to those in the name."""
         own = {name: value for name, value in self.options if self._is_position_option(name)}
         return build_position(
-            self.position,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            hidden_size=hidden_size,
-            **(own | options),
+            self.position, num_heads=num_heads, head_dim=head_dim, hidden_size=hidden_size, **(own | options)
         )
 
     def build_scores(
@@ -188,11 +184,7 @@ def parse_method(name: str) -> Method:
     encoding, processor = _parameters(POSITIONS[method.position]), _parameters(SCORES[method.processor])
     valid = [n for n in (*encoding, *processor) if n not in (*OWN, "head_dim", "hidden_size")]
     for option in options:
-        if option not in (
-            *valid,
-            *EVERY,
-            *(("length", "zero_init") if "normaliser" in options else ()),
-        ):
+        if option not in (*valid, *EVERY, *(("length", "zero_init") if "normaliser" in options else ())):
             raise ValueError(
                 f'"{method.name}" has no option {option}; it has {", ".join(dict.fromkeys([*valid, *EVERY]))}'
             )
@@ -252,7 +244,7 @@ def parse_brackets(text: str) -> tuple[str, dict[str, Any]]:
     match = re.fullmatch(r"(?P<name>[^\[\]]+)(?:\[(?P<options>[^\[\]]*)\])?", text)
     if match is None or not match["options"]:
         return match["name"] if match else text, {}
-    return match["name"], dict(_parse_option(text, part) for part in match["options"].split(","))
+    return match["name"], dict(parse_option(part, text) for part in match["options"].split(","))
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str]:
@@ -322,10 +314,12 @@ def _parse_pair(pair: str) -> Method | None:
     return Method(position, match["name"], kernel)
 
 
-def _parse_option(whole: str, text: str) -> tuple[str, Any]:
+def parse_option(text: str, whole: str = "") -> tuple[str, Any]:
+    """Parse name=value; the value is a number, true, false, none, or else a word. whole: the text that has the option."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not name or not equals or not value:
-        raise ValueError(f'"{text}" in "{whole}" is not an option: write name=value')
+        where = f' in "{whole}"' if whole else ""
+        raise ValueError(f'"{text}"{where} is not an option: write name=value')
     known = {"true": True, "false": False, "none": None}
     if value.lower() in known:
         return name, known[value.lower()]

@@ -1,8 +1,8 @@
 """Self-contained HTML pages from jinja2 templates: values escaped, data as JSON, and no script but our own.
 
-The only module that marks text as HTML: the files beside a template, JSON within a script element, and figures whose
-elements were checked. Every page has a content security policy that lists its scripts by their hash, so that text
-which got into the page all the same does not run.
+The only module that marks text as HTML: the files beside a template, and JSON within a script element. Every page has a
+content security policy that lists its scripts by their hash, so that text which got into the page all the same does not
+run.
 """
 
 from __future__ import annotations
@@ -15,34 +15,26 @@ import re
 from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
-from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dape.files import plain
 
-# Elements of a figure; none of them runs code, loads anything or leads back to HTML.
-DRAWN = {"svg", "g", "defs", "clipPath", "path", "rect", "circle", "line", "polygon", "polyline"}
-DRAWN |= {"use", "image", "text", "tspan", "style", "metadata"}
-
 
 @functools.cache
-def environment(package: str, folder: str = "") -> Environment:
-    """Templates in a folder of a package: .html.j2 templates escape values, .md.j2 templates do not."""
+def environment(package: str) -> Environment:
+    """Templates in a package; values in them are escaped."""
     templates = Environment(
-        loader=PackageLoader(package, folder),
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        loader=PackageLoader(package, ""),
+        autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"embedded": embedded, "drawing": drawing}
-    templates.globals |= {
-        "asset": functools.partial(asset, f"{package}.{folder}".rstrip(".")),
-        "policy": policy,
-    }
+    templates.filters["embedded"] = embedded
+    templates.globals |= {"asset": functools.partial(asset, package), "policy": policy}
     return templates
 
 
@@ -72,21 +64,3 @@ def embedded(value: Any) -> Markup:
     """JSON for an element <script type="application/json">, which ends at the first "</script"."""
     text = json.dumps(plain(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c"))
-
-
-def drawing(svg: str) -> Markup:
-    """A figure for embedding; raises ValueError for anything in it that is not drawn."""
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    if "<!" in svg or "<?" in svg:
-        raise ValueError("a figure for a page holds a declaration: only its elements can be embedded")
-    for element in ElementTree.fromstring(svg).iter():
-        name = element.tag.rpartition("}")[2]
-        unsafe = {
-            key: value
-            for key, value in element.attrib.items()
-            if key.lower().startswith("on")
-            or (key.rpartition("}")[2] == "href" and not value.startswith(("#", "data:image/png;base64,")))
-        }
-        if name not in DRAWN or unsafe or (name == "style" and "<" in (element.text or "")):
-            raise ValueError(f"a figure for a page holds <{name}> {unsafe or ''}: it is not embedded")
-    return Markup(svg)

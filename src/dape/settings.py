@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
 RULE = "rule"
-# Suffixes of figures.
-PICTURES = (".svg", ".pdf", ".png")
 # Ranges that many settings have: numbers of tokens, other counts, and seeds.
 TOKENS: dict[str, Any] = {"low": 1, "high": 2**24}
 COUNT: dict[str, Any] = {"low": 1, "high": 10**9}
@@ -118,6 +116,11 @@ def rule_of(member: Field[Any]) -> Rule:
     return member.metadata.get(RULE, Rule())
 
 
+def default_of(member: Field[Any]) -> Any:
+    """The default of a field; MISSING if it has none."""
+    return member.default if member.default_factory is MISSING else member.default_factory()
+
+
 def check(settings: Any) -> None:
     """Raise SettingError for the first field whose value is not of its type or within its range."""
     kind: Any = type(settings)
@@ -148,13 +151,8 @@ def changed_setting(before: dict[str, Any], settings: Any) -> tuple[str, Any, An
     for member in fields(settings):
         if not rule_of(member).fixes_run:
             continue
-        new = getattr(settings, member.name)
-        if member.name in before:
-            old = before[member.name]
-        elif member.default is not MISSING:
-            old = new if member.default is None else member.default
-        else:
-            old = member.default_factory() if member.default_factory is not MISSING else new
+        new, default = getattr(settings, member.name), default_of(member)
+        old = before.get(member.name, new if default in (None, MISSING) else default)
         if _plain(old) != _plain(new):
             return member.name, old, new
     return None
@@ -215,16 +213,11 @@ NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 def type_problem(value: Any, hint: Any) -> str | None:
     """The end of a sentence on a value that is not of the type, or None."""
+    if _is_a(value, hint):
+        return None
     members = alternatives(hint)
-    for member in members:
-        if typing.get_origin(member) is Literal:
-            choices = typing.get_args(member)
-            if value in choices:
-                return None
-            if len(members) == 1:
-                return f": choose one of {', '.join(map(str, choices))}"
-        elif _is_a(value, member):
-            return None
+    if typing.get_origin(hint) is Literal:
+        return f": choose one of {', '.join(map(str, typing.get_args(hint)))}"
     expected = [NAMES.get(member, str(member)) for member in members if member is not type(None)]
     return f": expected {' or '.join(expected)}"
 
@@ -235,6 +228,8 @@ def _is_a(value: Any, hint: Any) -> bool:
     if len(members := alternatives(hint)) > 1:
         return any(_is_a(value, member) for member in members)
     origin = typing.get_origin(hint) or hint
+    if origin is Literal:
+        return value in typing.get_args(hint)
     if origin is dict and typing.get_args(hint):
         key, item = typing.get_args(hint)
         return isinstance(value, dict) and all(_is_a(k, key) and _is_a(v, item) for k, v in value.items())

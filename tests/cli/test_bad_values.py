@@ -22,7 +22,7 @@ NEEDED = {
     "merge": ["folder"], "suite": ["folder"], "tasks run": ["even_pairs"], "tasks table": ["folder"]
 }  # fmt: skip
 # No options with values.
-PLAIN = {"methods", "doctor", "bench", "data", "tasks", "tasks list"}
+PLAIN = {"methods", "doctor", "lm-eval", "bench", "data", "tasks", "tasks list"}
 COMMANDS = [
     *cli.COMMANDS,
     *(f"data {name}" for name in ("prepare", "show")),
@@ -103,8 +103,8 @@ def test_every_bad_value_is_one_line_that_names_the_option(command, tmp_path, mo
         written(settings)
         raise Captured
 
-    written = parsing.check_outputs
-    monkeypatch.setattr(parsing, "check_outputs", accepted)
+    written = parsing.check_paths
+    monkeypatch.setattr(parsing, "check_paths", accepted)
     hints, wrong, tried = typing.get_type_hints(kind), [], 0
     for member in fields(kind):
         if hidden(kind, member.name):

@@ -8,8 +8,9 @@ import pytest
 
 from dape import cli
 from dape.cli.compare import parse_comparison
-from dape.lab.compare import by_recipe
+from dape.lab.compare import CompareConfig
 from dape.lab.runs import job_of, spec_of
+from dape.training import recipe
 
 COMMANDS = [
     [],
@@ -20,8 +21,7 @@ COMMANDS = [
         "--methods", "rope,dape1x5-fire", "--seeds", "3,4", "--lengths", "512,64", "--last", "9",
         "--baseline", "rope"
     ],
-    ["--methods", "rope", "--position-option", "scaling=ntk", "factor=4.0"],
-    ["--methods", "dape-kerple,dape1x3-rope", "--score-option", "depth=3"],
+    ["--methods", "dape-kerple[depth=3],rope[scaling=ntk,factor=4.0]"],
 ]  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_the_reported_command_gives_the_same_comparison(arguments: list[str]) ->
 )
 def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        by_recipe("tiny", **changes)
+        recipe("tiny", CompareConfig, **changes)
 
 
 @pytest.mark.parametrize(

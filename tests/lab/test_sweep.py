@@ -6,9 +6,10 @@ import pytest
 from builders import SMALL_RUN, write_texts
 
 import dape
-from dape.lab.compare import by_recipe
+from dape.lab.compare import CompareConfig
 from dape.lab.comparison import merge
 from dape.lab.experiment import check_distinct
+from dape.training import recipe
 
 
 def differences(found) -> set[str]:
@@ -40,22 +41,39 @@ def test_losses_on_other_tokens_are_not_paired(tmp_path: Path) -> None:
         assert set(merged.table("change").index) == {"kerple (a)", f"kerple ({name})"}
 
 
-def test_a_sweep_derives_what_depends_on_its_options(tmp_path: Path) -> None:
-    config = by_recipe(methods="kerple", steps=1000, out=str(tmp_path))
-    runs = config.runs({"steps": [100, 1000]})
+def sweep(*over: str, **changes: object) -> CompareConfig:
+    return recipe("tiny", CompareConfig, methods="kerple", over=over, **{"steps": 1000, **changes})
+
+
+def test_a_sweep_derives_what_depends_on_its_options() -> None:
+    runs = sweep("steps=100,1000").runs()
     assert [run.config.warmup_steps for run in runs] == [6, 60]
     assert [run.label for run in runs] == ["kerple, steps 100", "kerple, steps 1000"]
-    rates = [run.config.final_learning_rate for run in config.runs({"learning_rate": [5e-5, 1e-3]})]
+    rates = [run.config.final_learning_rate for run in sweep("learning_rate=5e-5,1e-3").runs()]
     assert rates == [5e-5, 1e-4]
-    assert config.runs({"steps": [200], "warmup_steps": [7]})[0].config.warmup_steps == 7
-    given = by_recipe(methods="kerple", steps=1000, warmup_steps=50, out=str(tmp_path))
-    assert [run.config.warmup_steps for run in given.runs({"steps": [100, 500]})] == [50, 50]
+    assert sweep("steps=200", "warmup-steps=7").runs()[0].config.warmup_steps == 7
+    given = sweep("steps=100,500", warmup_steps=50).runs()
+    assert [run.config.warmup_steps for run in given] == [50, 50]
 
 
-def test_variants_that_are_one_training_are_refused(tmp_path: Path) -> None:
-    config = by_recipe(methods="kerple", out=str(tmp_path))
+@pytest.mark.parametrize(
+    ("over", "reason"),
+    [
+        ("accumulate=1,4", "does not change what is trained"),
+        ("seed=0,1", "give --seeds"),
+        ("steps", "not of the form"),
+        ("stepps=1", 'did you mean "steps"'),
+        ("learning_rate=-1", "learning_rate=-1"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(over: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        sweep(over).runs()
+
+
+def test_variants_that_are_one_training_are_refused() -> None:
     with pytest.raises(ValueError, match="differ by nothing that changes the result"):
-        check_distinct(config.runs({"accumulate": [1, 4]}))
+        check_distinct(sweep("weight_decay=0.1,0.1").runs())
 
 
 def test_from_python_models_with_other_tokens_are_not_compared(tmp_path: Path, text: str) -> None:

@@ -33,10 +33,6 @@ COMMANDS = {
 }
 
 
-def module_of(name: str) -> str:
-    return f"dape.cli.{name.replace('-', '_')}"
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand and return its exit code; an error is one sentence on stderr and code 2.
 
@@ -65,16 +61,6 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
 
         print(f"dape {__version__}")
         return 0
-    if name == "--print-completion":
-        from dape.cli.completion import completion
-
-        modules = {known: module_of(known) for known in COMMANDS}
-        try:
-            print(completion(rest[0] if rest else "bash", modules))
-        except ValueError as error:
-            print(f"dape --print-completion: {error}", file=sys.stderr)
-            return 2
-        return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -89,7 +75,7 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
         print(f"dape {name}: {sentence(error)}", file=sys.stderr)
         return 2
     try:
-        module = importlib.import_module(module_of(name))
+        module = importlib.import_module(f"dape.cli.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dape"):
             raise
@@ -114,8 +100,7 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
 
 
 MORE = """dape COMMAND --help explains a command; --debug shows the traceback of an error;
---import FILE.py loads encodings and processors of your own;
-dape --print-completion bash (or zsh) prints a script that completes commands and options."""
+--import FILE.py loads encodings and processors of your own."""
 
 
 def usage() -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from dape.cli.options import ModelOptions, read_training
-from dape.lab.compare import CompareConfig, by_recipe, run_comparison
+from dape.cli.options import read_training
+from dape.lab.compare import CompareConfig, run_comparison
 from dape.lab.comparison import FILES, HELD, STEP, VIEWS, WORSE, Comparison
 from dape.lab.display import display
 from dape.lab.tables import spread
@@ -29,33 +27,27 @@ folder then holds results.csv.gz (a table for pandas), table.tex, figures/ and r
 COLUMNS = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandLine(ModelOptions, CompareConfig):
-    pass
-
-
 def main(arguments: list[str]) -> int:
-    config = parse_comparison(arguments)
-    console = terminal()
-    comparison = run_with_display(config, console)
-    show_comparison(comparison, console)
-    return int(comparison.failed)
+    return run_and_show(parse_comparison(arguments))
 
 
 def terminal() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 80)
 
 
-def parse_comparison(arguments: list[str]) -> CompareConfig:
-    return read_training(
-        CommandLine, CompareConfig, by_recipe, arguments, prog="dape compare", description=DESCRIPTION
-    )[0]
+def parse_comparison(
+    arguments: list[str], *, prog: str = "dape compare", description: str = DESCRIPTION
+) -> CompareConfig:
+    return read_training(CompareConfig, CompareConfig, arguments, prog=prog, description=description)
 
 
-def run_with_display(config: CompareConfig, console: Console, **options: Any) -> Comparison:
+def run_and_show(config: CompareConfig) -> int:
     """Execute the comparison, with a progress bar per run on a terminal, else a line for each finished run."""
+    console = terminal()
     with display(console, at_once=config.jobs) as announce:
-        return run_comparison(config, announce, progress=console.is_terminal, **options)
+        comparison = run_comparison(config, announce, progress=console.is_terminal)
+    show_comparison(comparison, console)
+    return int(comparison.failed)
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:

@@ -59,7 +59,6 @@ class Prepare:
 
     def run(self) -> None:
         options = vars(self) | {"tokenizer": self.tokenizer or default_tokenizer(self.corpus)}
-        options["validation"] = None if self.validation is None else parse_validation(self.validation)
         data = prepare(options.pop("corpus"), options.pop("out"), **options, progress=True)
         print_data(data)
 

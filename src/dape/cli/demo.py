@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import itertools
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from dape.settings import COUNT, SEED, setting
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dape.data import Tokenizer, Tokens
+    from dape.data import Tokens
     from dape.lab.runs import Job, Run
     from dape.lab.tables import Table
 
@@ -30,7 +30,7 @@ RECALL = {"nope": "plain attention", "dape1x3-nope": "with the 1×3 convolution"
 MODELS = ("rope", PLAIN, CONVOLVED)
 WINDOW = 128
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
-LAST, WINDOWS, FILES = 32, 24, 24
+LAST, WINDOWS = 32, 24
 # Small enough for two in a minute, each on a core of its own.
 LIVE: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 256, "num_heads": 4, "train_length": WINDOW, "batch_size": 16, "steps": 200,
@@ -179,14 +179,13 @@ def read_on(options: DemoOptions, console: Console) -> Part:
     folders = from_scratch(options, console) if options.train else {m: options.models / m for m in MODELS}
     models = {name: shipped_model(folder) for name, folder in folders.items()}
     tokenizer = load_tokenizer(options.models / CONVOLVED)
-    tokens, losses = held_out(tokenizer, options.text), {}
+    tokens, losses = held_out(options), {}
     for name, model in models.items():
         with console.status(f"{name} is reading"):
             losses[name] = losses_by_length(model, tokens, LENGTHS, last=LAST, windows=WINDOWS)
     ppl = {name: [perplexity(of.at(n).value) for n in LENGTHS] for name, of in losses.items()}
     part.show("perplexity at", LENGTHS, {n: [f"{x:.1f}" for x in row] for n, row in ppl.items()}, CONVOLVED)
     series = {name: list(zip(LENGTHS, values, strict=True)) for name, values in ppl.items()}
-    options.out.mkdir(parents=True, exist_ok=True)
     part.figure = save(length_figure(series, "perplexity", unit=WINDOW), options.out / "reading.svg")
     trail = {name: f"from {row[0]:.1f} to {row[-1]:.1f}" for name, row in ppl.items()}
     part.say(
@@ -218,23 +217,20 @@ def shipped_model(folder: Path) -> Any:
     return load_causal_lm(folder, dtype=torch.float32).eval()
 
 
-def held_out(tokenizer: Tokenizer, folder: Path | None) -> Tokens:
-    """Tokens of files with room for the longest input: of the given folder, or of the packages held out of `python`."""
-    import numpy as np
+def held_out(options: DemoOptions) -> Tokens:
+    """Tokens of the given folder, or of the packages held out of `python`."""
+    from dape.data import open_data, prepare
 
-    from dape.data import Tokens, find_corpus
-    from dape.data.python_corpus import HELD_OUT
-
-    sources = find_corpus("python" if folder is None else str(folder), report=lambda problem: None).sources
-    if folder is None:
-        sources = [source for source in sources if source.name.split("/")[0] in HELD_OUT]
-        # Some of each package, in the corpus's order.
-        sources = sources[:: max(1, len(sources) // FILES)]
-    texts = ("".join(chunk.text for chunk in source.read(lambda problem: None)) for source in sources)
-    long = (ids for text in texts if len(ids := np.asarray(tokenizer.encode(text))) > LENGTHS[-1])
-    if not (documents := list(itertools.islice(long, FILES))):
-        raise ValueError(f"no file of {folder} has the {LENGTHS[-1] + 1} tokens that the longest input needs")
-    return Tokens.of(documents)
+    if options.text is None:
+        return open_data(packed(options)).validation
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = str(options.models / CONVOLVED)
+        data = prepare(
+            str(options.text), Path(folder) / "data", tokenizer=tokenizer, validation=1.0, skip_bad=True
+        )
+        return replace(
+            data.validation, ids=data.validation.ids.copy(), documents=data.validation.documents.copy()
+        )
 
 
 def packed(options: DemoOptions) -> Path:

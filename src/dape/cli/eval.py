@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dape.cli.compare import show_comparison, terminal
 from dape.cli.parsing import parse
 from dape.devices import device_name
 from dape.evaluation.recall import DEFAULT_NGRAM
+from dape.evaluation.windows import EvaluationSettings
 from dape.files import distinct_names
 from dape.lab.comparison import Comparison
 from dape.lab.tables import spread
-from dape.settings import COUNT, TOKENS, setting, split_numbers
+from dape.settings import TOKENS, setting, split_numbers
+
+# Options that are those of `dape.evaluate`.
+SAME = (
+    *("last", "windows", "context", "split", "corpus", "data", "by_position"),
+    *("sliding", "stride", "sliding_tokens", "device"),
+)
 
 
-@dataclass
-class Evaluate:
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(EvaluationSettings):
     """Perplexity of the same target tokens at every length, with growing left context.
 
     The first model is the reference with which the others are compared, token by token.
@@ -31,22 +36,6 @@ class Evaluate:
     models: list[str] = setting(
         help="Run folders, model folders, GGUF files, or hf:NAME for a causal language model of Hugging Face.",
         positional=True,
-    )
-    lengths: str | None = setting(
-        None,
-        help="Tokens of input, separated by commas; by default 1, 2, 4, 8 and 16 times the training length.",
-        listed=int,
-        **TOKENS,
-    )
-    last: int | None = setting(
-        None,
-        help="Tokens predicted at the end of each window; by default a quarter of the shortest length, at most 256.",
-        **TOKENS,
-    )
-    windows: int = setting(128, help="Maximum number of windows.", **COUNT)
-    context: Literal["document", "stream"] = setting(
-        "document",
-        help='"stream" lets the context continue into earlier documents (for corpora of short ones).',
     )
     split: Literal["train", "validation"] = setting("validation", help="Which documents.")
     data: Path | None = setting(
@@ -64,12 +53,6 @@ class Evaluate:
         help="Also the loss of tokens whose n-gram of this length occurred earlier in the input, by how far back.",
         low=1,
         high=1024,
-    )
-    max_training_count: int | None = setting(
-        None,
-        help="Count as recall only n-grams with at most this many occurrences in the training split; by default all.",
-        low=0,
-        high=10**12,
     )
     sliding: int | None = setting(
         None, help="Also the sliding-window perplexity with windows of this length.", **TOKENS
@@ -103,37 +86,20 @@ def main(arguments: list[str]) -> int:
     from dape.lab.api import evaluate
     from dape.training.run import CONFIG
 
-    if not options.models:
-        raise ValueError("name at least one model: a run folder, or hf:NAME")
     if options.stride is not None and options.sliding is None:
         raise ValueError("--stride needs --sliding LENGTH")
-    if options.max_training_count is not None and options.recall is None:
-        raise ValueError("--max-training-count needs --recall N")
     if options.card and (others := [name for name in options.models if not (Path(name) / CONFIG).exists()]):
         raise ValueError(f"--card writes into run folders: {others[0]} is not a run folder")
     transformers.logging.disable_progress_bar()
     console = terminal()
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[length]}"))
-    with Progress(*columns, TimeElapsedColumn(), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("evaluating", total=None, length="")
+    with console.status("evaluating") as status:
         found = evaluate(
             *options.models,
             lengths=None if options.lengths is None else split_numbers("lengths", options.lengths),
-            last=options.last,
-            windows=options.windows,
-            context=options.context,
-            split=options.split,
             names=distinct_names([name.removeprefix("hf:") for name in options.models]),
-            corpus=options.corpus,
-            data=options.data,
             recall=options.recall or DEFAULT_NGRAM,
-            max_training_count=options.max_training_count,
-            by_position=options.by_position,
-            sliding=options.sliding,
-            stride=options.stride,
-            sliding_tokens=options.sliding_tokens,
-            device=options.device,
-            progress=lambda length, count: bar.update(task, length=f"{length} tokens"),
+            progress=lambda length, count: status.update(f"evaluating {length} tokens"),
+            **{name: getattr(options, name) for name in SAME},
         )
     command = shlex.join(["dape", "eval", *arguments])
     comparison = Comparison(found.tables, replace(found.about, command=command), options.out)

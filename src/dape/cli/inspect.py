@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
 
 DEFAULT_LENGTH = 512
+NUMBERS: dict[str, Any] = {"listed": int, "words": ("all",), "low": 0, "high": 2**16}
 
 
 def known_formats(text: str) -> None:
@@ -50,22 +51,8 @@ class Options:
         "all", help="Number of tokens to inspect; several lengths by commas (the paper shows 512,2048,8192). By default "
         "the text, at most 512 tokens of it.", listed=int, words=("all",), **TOKENS,
     )  # fmt: skip
-    layers: str = setting(
-        "all",
-        help="Layers, separated by commas, counted from 0.",
-        listed=int,
-        low=0,
-        high=10_000,
-        words=("all",),
-    )
-    heads: str = setting(
-        "all",
-        help="Heads, separated by commas, counted from 0.",
-        listed=int,
-        low=0,
-        high=2**16,
-        words=("all",),
-    )
+    layers: str = setting("all", help="Layers, separated by commas, counted from 0.", **NUMBERS)
+    heads: str = setting("all", help="Heads, separated by commas, counted from 0.", **NUMBERS)
     resolution: int = setting(
         256, help="Maximum rows and columns of a map; longer texts are averaged.", low=1, high=2**16
     )
@@ -98,8 +85,6 @@ def main(arguments: list[str]) -> int:
         for name, text in (("lengths", options.lengths), ("layers", options.layers), ("heads", options.heads))
     )
     formats = split_names(options.formats)
-    if not options.runs:
-        raise ValueError("name at least one model: a run folder, or hf:NAME")
     console = Console()
     text, inspections = read_argument(options.text), []
     for name, model, tokenizer in open_for_inspection(options.runs, options.tokenizer):

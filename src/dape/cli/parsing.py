@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from dape.files import check_output
-from dape.settings import alternatives, check, check_choice, option_name, rule_of, type_hints
+from dape.settings import alternatives, check, check_choice, default_of, option_name, rule_of, type_hints
 
 Options = TypeVar("Options")
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
@@ -102,13 +102,13 @@ def build_parser(
     )
     parser._positionals.title, parser._optionals.title = "arguments", "options"
     for member in shown:
-        default = defaults[member.name] if defaults and member.name in defaults else _default(member)
+        default = defaults[member.name] if defaults and member.name in defaults else default_of(member)
         _add(parser, member, hints[member.name], default, required)
     return parser
 
 
 def _add(parser: Parser, member: Field[Any], hint: Any, default: Any, required: bool) -> None:
-    rule, needed = rule_of(member), _default(member) is MISSING
+    rule, needed = rule_of(member), default_of(member) is MISSING
     help_text = member.metadata.get("help", "").replace("%", "%%")
     value = " ".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
     if value and default is not MISSING and default is not None and not isinstance(default, dict):
@@ -118,10 +118,7 @@ def _add(parser: Parser, member: Field[Any], hint: Any, default: Any, required: 
     if item is bool:
         parser.add_argument(option_name(member.name), action=argparse.BooleanOptionalAction, **options)
         return
-    if typing.get_origin(item) is tuple:
-        # NAME=VALUE pairs: several after one flag, or the flag several times.
-        options |= {"action": "append", "nargs": "+", "metavar": "NAME=VALUE"}
-    elif typing.get_origin(item) is Literal:
+    if typing.get_origin(item) is Literal:
         choices = typing.get_args(item)
         options |= {
             "choices": choices,
@@ -133,6 +130,9 @@ def _add(parser: Parser, member: Field[Any], hint: Any, default: Any, required: 
         options |= {"metavar": "FILE"} if rule.writes == "file" else {}
     if count is not None:
         options["nargs"] = count
+    if count == "*" and not rule.positional:
+        # Several values after one flag, or the flag several times.
+        options["action"] = "extend"
     if rule.positional:
         if count in (None, "*"):
             must = needed and required
@@ -144,10 +144,9 @@ def _add(parser: Parser, member: Field[Any], hint: Any, default: Any, required: 
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """A list as a tuple, of tuples, where the field holds tuples."""
-    if isinstance(value, list) and any(typing.get_origin(member) is tuple for member in alternatives(hint)):
-        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    return value
+    """A list as a tuple where the field holds one."""
+    held = any(typing.get_origin(member) is tuple for member in alternatives(hint))
+    return tuple(value) if isinstance(value, list) and held else value
 
 
 def _item(hint: Any) -> tuple[Any, Any]:
@@ -158,12 +157,8 @@ def _item(hint: Any) -> tuple[Any, Any]:
         items = typing.get_args(first)
         if len(items) > 1 and items[1] is not Ellipsis:
             return items[0], len(items)
-        return items[0], None if typing.get_origin(items[0]) is tuple else "*"
+        return items[0], "*"
     return first, None
-
-
-def _default(member: Field[Any]) -> Any:
-    return member.default if member.default_factory is MISSING else member.default_factory()
 
 
 def _converter(kind: Any) -> Callable[[str], Any]:
@@ -180,7 +175,7 @@ def _converter(kind: Any) -> Callable[[str], Any]:
 
 def _metavar(member: Field[Any], hint: Any) -> str:
     name = member.name.upper() + (" …" if _item(hint)[1] == "*" else "")
-    return name if _default(member) is MISSING else f"[{name}]"
+    return name if default_of(member) is MISSING else f"[{name}]"
 
 
 def _unknown(words: list[str], kind: Any) -> str:
@@ -213,34 +208,22 @@ def wrapped_paragraphs(text: str) -> str:
 
 def check_paths(settings: Any) -> None:
     """Raise for inputs that do not exist and outputs that could not be written, before any work."""
-    check_inputs(settings)
-    check_outputs(settings)
-
-
-def check_inputs(settings: Any) -> None:
-    """Raise for an input that does not exist, or is a folder instead of a file, or the reverse."""
     for member in fields(settings):
-        value, rule = getattr(settings, member.name), rule_of(member)
-        if value is None or rule.reads is None:
+        value, rule, option = getattr(settings, member.name), rule_of(member), _shown_name(member)
+        if value is None:
             continue
-        path, option = Path(value), _shown_name(member)
+        path = Path(value) if rule.reads else Path()
         if not path.exists():
             raise FileNotFoundError(f"{option}: there is no {rule.reads} {path}")
         if rule.reads == "folder" and not path.is_dir():
             raise NotADirectoryError(f"{option}: {path} is a file, expected a folder")
         if rule.reads == "file" and path.is_dir():
             raise IsADirectoryError(f"{option}: {path} is a folder, expected a file")
-
-
-def check_outputs(settings: Any) -> None:
-    """Raise for an output that could not be written, before any work."""
-    for member in fields(settings):
-        value, rule = getattr(settings, member.name), rule_of(member)
-        if value is not None and rule.writes is not None:
+        if rule.writes is not None:
             try:
                 check_output(value, folder=rule.writes == "folder")
             except OSError as error:
-                raise type(error)(f"{_shown_name(member)}: {error}") from None
+                raise type(error)(f"{option}: {error}") from None
 
 
 def _shown_name(member: Field[Any]) -> str:

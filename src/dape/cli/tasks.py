@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import random
-import shlex
 import shutil
 import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from dape.bench.methods import SHORT, SHOWN
-from dape.cli.options import Named, named
 from dape.cli.parsing import parse_action
 from dape.evaluation.probes import NOISE, PROBES, TRAINED
 from dape.lab.display import display
-from dape.lab.experiment import launcher_setting, make_launcher, run_experiment
-from dape.lab.tasks import (
-    RESULTS,
-    TaskRun,
-    check_settings,
-    paper_table,
-    record_runs,
-    results_in,
-    write_report,
-)
+from dape.lab.experiment import RunnerSettings, make_launcher, run_experiment
+from dape.lab.tasks import RESULTS, TaskRun, check_settings, paper_table, results_in, write_report
+from dape.methods import parse_brackets
 from dape.settings import COUNT, SEED, setting
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
 
@@ -42,13 +34,14 @@ TASK_GROUPS = {
 METHOD_GROUPS = {"paper": paper_table()["methods"], "all": [SHORT.get(name, name) for name in SHOWN]}
 
 
-@dataclass(frozen=True)
-class RunOptions:
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(RunnerSettings):
     """Train and test methods on generated tasks; runs with results in the folder are skipped."""
 
     names: tuple[str, ...] = setting(
         (),
-        help="Tasks, or che (all fifteen), paper (the fourteen of the paper's table), suite (the length suite's), recall (all for decoders).",
+        help="Tasks, with options in brackets such as associative_recall[keys=64,pairs=8] (`dape tasks list` shows them); or che "
+        "(all fifteen), paper (the fourteen of the paper's table), suite (the length suite's), recall (all for decoders).",
         positional=True,
     )
     method: tuple[str, ...] = setting(
@@ -87,16 +80,11 @@ class RunOptions:
         low=1,
         high=2147483648,
     )
-    option: Named = setting(
-        (), help="Options of the task, such as keys=64 pairs=8 (`dape tasks list` shows them)."
-    )
-    jobs: int = setting(1, help="Concurrent runs, each in its own process.", low=1, high=1024)
-    launcher: str = launcher_setting()
 
-    def label(self, method: str, layers: int) -> str:
+    def label(self, method: str, layers: int, options: dict[str, Any]) -> str:
         """Name of a variant: the method with what differs from the task's own settings; empty without."""
         parts = [f"{layers} layers"] if len(self.layers) > 1 else []
-        parts += [f"{name} {value}" for name, value in named(self.option).items()]
+        parts += [f"{name} {value}" for name, value in options.items()]
         parts += [f"positions from {self.randomized_positions}"] if self.randomized_positions else []
         return ", ".join([method, *parts]) if parts else ""
 
@@ -104,12 +92,13 @@ class RunOptions:
         """Every combination, in order."""
         if not self.names:
             raise ValueError(f"name a task, or {', '.join(TASK_GROUPS)}; the tasks are {', '.join(TASKS)}")
-        options, runs = named(self.option), []
+        runs = []
         given = {
             name: getattr(self, name) for name in ("steps", "batch_size", "learning_rate", "samples")
         } | {name: parse_lengths(getattr(self, name)) for name in ("train_lengths", "test_lengths")}
         changes = {name: value for name, value in given.items() if value is not None}
-        for name in expand(self.names, TASK_GROUPS):
+        for text in expand(self.names, TASK_GROUPS):
+            name, options = parse_brackets(text)
             protocol = replace(build_task(name, **options).protocol, **changes)
             runs += [
                 TaskRun(
@@ -119,7 +108,7 @@ class RunOptions:
                     replace(protocol, num_layers=layers),
                     options,
                     self.randomized_positions,
-                    label=self.label(method, layers),
+                    label=self.label(method, layers, options),
                 )
                 for layers in self.layers or (protocol.num_layers,)
                 for method in expand(self.method, METHOD_GROUPS)
@@ -127,7 +116,7 @@ class RunOptions:
             ]
         return runs
 
-    def run(self, command: str) -> int:
+    def run(self) -> int:
         runs, console, out = self.runs(), Console(highlight=False), self.out.absolute()
         check_settings(runs, results_in(out))
         here = self.jobs == 1 and not make_launcher(self.launcher, out).has_queue
@@ -137,7 +126,6 @@ class RunOptions:
             )
         for run, error in outcome.failures:
             console.print(f"failed: {run.title}: {error}", style="red", markup=False)
-        record_runs(out, runs, command, jobs=self.jobs)
         print_results(out, console)
         return int(bool(outcome.failures))
 
@@ -148,7 +136,7 @@ class TableOptions:
 
     folder: Path = setting(Path("tasks"), help="The folder of `dape tasks run`.", positional=True)
 
-    def run(self, command: str) -> int:
+    def run(self) -> int:
         if results_in(self.folder).empty:
             raise FileNotFoundError(f"no results in {self.folder}: `dape tasks run` makes some")
         print_results(self.folder, Console(highlight=False))
@@ -159,7 +147,7 @@ class TableOptions:
 class ListOptions:
     """List every task with its sizes, the accuracy of a constant answer, and its options."""
 
-    def run(self, command: str) -> int:
+    def run(self) -> int:
         columns = max(shutil.get_terminal_size().columns, 60) - 6
         for level in dict.fromkeys(kind.level for kind in TASKS.values()):
             print(level)
@@ -180,15 +168,15 @@ class ListOptions:
 class ShowOptions:
     """Print an example of a task: its tokens with the labels below them, and the same as text for any model."""
 
-    name: str = setting(help="Name of a task, see `dape tasks list`.", positional=True)
+    name: str = setting(help="A task with its options, see `dape tasks list`.", positional=True)
     length: int | None = setting(
         None, help="Length of the input. Default: a short training length.", low=1, high=2**20
     )
     seed: int = setting(0, help="Seed of the example.", low=0, high=2**62)
-    option: Named = setting((), help="Options of the task, such as keys=2 values=3.")
 
-    def run(self, command: str) -> int:
-        task = build_task(self.name, **named(self.option))
+    def run(self) -> int:
+        name, options = parse_brackets(self.name)
+        task = build_task(name, **options)
         lengths = task.protocol.train_lengths
         length = self.length or max(task.minimum_length, lengths[len(lengths) // 3])
         examples = task.examples(1, length, generator_for(self.seed))
@@ -199,12 +187,12 @@ class ShowOptions:
             for title, row in (("input", tokens), ("answer", labels)):
                 cells = (f"{row[index]:>{columns[index]}}" for index in range(first, last))
                 print(f"{title:<8}{' '.join(cells)}".rstrip())
-        for name, probe in PROBES.items():
-            if probe.task == self.name:
+        for probe_name, probe in PROBES.items():
+            if probe.task == name:
                 example = probe.write(random.Random(self.seed), 3, NOISE)
                 text = " / ".join(f"{example.prompt} →{example.answer}".splitlines())
                 print()
-                print(textwrap.fill(f"{name}: {text}", WIDTH))
+                print(textwrap.fill(f"{probe_name}: {text}", WIDTH))
         return 0
 
 
@@ -212,13 +200,8 @@ ACTIONS = {"list": ListOptions, "show": ShowOptions, "run": RunOptions, "table":
 
 
 def main(arguments: list[str]) -> int:
-    options = parse_action(
-        ACTIONS,
-        arguments,
-        prog="dape tasks",
-        description="Generated tasks: the Chomsky-hierarchy benchmark, recall, the length suite.",
-    )
-    return options.run(shlex.join(["dape", "tasks", *arguments]))
+    about = "Generated tasks: the Chomsky-hierarchy benchmark, recall, the length suite."
+    return parse_action(ACTIONS, arguments, prog="dape tasks", description=about).run()
 
 
 def print_results(folder: Path, console: Console) -> None:

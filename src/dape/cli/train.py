@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dape.cli.options import ModelOptions, read_training
+from dape.cli.options import read_training
 from dape.settings import setting
-from dape.training.config import TrainConfig, recipe
+from dape.training.config import TrainConfig
 from dape.training.display import clock
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ AutoModelForCausalLM.from_pretrained after `import dape.models`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandLine(ModelOptions, TrainConfig):
+class CommandLine(TrainConfig):
     config: Path | None = setting(
         None,
         help="A TOML, YAML or JSON file of these options (underscores for dashes); the command line takes precedence.",
@@ -50,9 +50,7 @@ def main(arguments: list[str]) -> int:
 
 def parse_training(arguments: list[str]) -> TrainConfig:
     """Parse the configuration: the preset's recipe, overridden by the file, overridden by the command line."""
-    config, _ = read_training(
-        CommandLine, TrainConfig, recipe, arguments, prog="dape train", description=DESCRIPTION
-    )
+    config = read_training(CommandLine, TrainConfig, arguments, prog="dape train", description=DESCRIPTION)
     from dape.training.run import check_options
 
     check_options(config, [config.method])

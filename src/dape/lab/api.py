@@ -46,7 +46,6 @@ def evaluate(
     corpus: str | None = None,
     data: str | Path | None = None,
     recall: int = DEFAULT_NGRAM,
-    max_training_count: int | None = None,
     by_position: int | None = None,
     sliding: int | None = None,
     stride: int | None = None,
@@ -59,7 +58,7 @@ def evaluate(
     lengths: 1, 2, 4, 8 and 16 times the first model's training length by default. The first model is the baseline.
     last, windows, context: see `losses_by_length`. split: "validation" or "train".
     corpus, data: text or packed tokens to evaluate on, instead of a run's own held-out documents.
-    recall, max_training_count: length of the n-grams of the recall slices, and how often training may have had them.
+    recall: length of the n-grams of the recall slices.
     by_position: also the loss by position in windows of this length.
     sliding, stride, sliding_tokens: also a sliding window of this length (see `sliding_window`).
     """
@@ -71,16 +70,13 @@ def evaluate(
     folder = Path(data) if data else None
     labelled = zip(paths, names or distinct_names([p.removeprefix("hf:") for p in paths]), strict=True)
     for index, (path, label) in enumerate(labelled):
-        with open_for_evaluation(path, data=folder, corpus=corpus, device=device, label=label) as subject:
+        with open_for_evaluation(path, data=folder, corpus=corpus, device=device) as subject:
             model, tokens, unit = subject.model, subject.data.split(split), subject.train_length or 0
             lengths = sorted(lengths or [multiple * (unit or 64) for multiple in MULTIPLES])
             num_last = num_targets(lengths, last)
             chosen = same_targets(tokens, lengths[-1], num_last, windows, context=context)
-            train = None if max_training_count is None else subject.training_tokens()
-            slices = targets_by_recall(
-                tokens, chosen, recall_bounds(lengths, lengths[-1]), num_last, ngram=min(recall, lengths[-1]),
-                train=train, max_training_count=max_training_count,
-            )  # fmt: skip
+            bounds = recall_bounds(lengths, lengths[-1])
+            slices = targets_by_recall(tokens, chosen, bounds, num_last, ngram=min(recall, lengths[-1]))
             frames = list(
                 measure(
                     model, tokens, chosen, lengths, last=num_last, metrics=metrics, slices=slices, window=unit,
@@ -95,8 +91,9 @@ def evaluate(
                     sliding_window(model, tokens, sliding, stride=stride, max_tokens=sliding_tokens)
                 )
             name = subject.method if names is None and subject.method not in (None, *labels) else label
-            about = {"run": f"{index}-{label}", "method": name, "seed": subject.seed or 0}
-            rows = pd.concat(frames).assign(**about, corpus=corpus or split, train_length=unit)
+            seed = 0 if subject.run is None else subject.run.config.seed
+            about = {"run": f"{index}-{label}", "method": name, "corpus": corpus or split}
+            rows = pd.concat(frames).assign(**about, seed=seed, train_length=unit)
         labels.append(str(name))
         tables.append(make_table(rows.to_dict("records")))
     settings = {"corpus": corpus or split, "windows": windows, "lengths": lengths, "last": num_last}

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from dape.evaluation.by_length import default_last
 from dape.evaluation.metrics import METRICS
+from dape.evaluation.windows import EvaluationSettings
 from dape.files import read_json
 from dape.lab.comparison import FILES, STEP, TIME, VIEWS, About, Comparison, Failure
 from dape.lab.environment import environment
 from dape.lab.equal_time import at_equal_time
-from dape.lab.experiment import Announce, Outcome, launcher_setting, make_launcher, run_experiment, silent
+from dape.lab.experiment import Announce, Outcome, RunnerSettings, make_launcher, run_experiment, silent
 from dape.lab.runs import MULTIPLES, Evaluation, Run, curve_of
-from dape.methods import canonical, split_outside_brackets
-from dape.settings import SettingError, check_choice, free_names, setting, split_names, split_numbers
+from dape.methods import canonical, parse_option, split_outside_brackets
+from dape.settings import (
+    SEED,
+    SettingError,
+    check_choice,
+    free_names,
+    option_name,
+    rule_of,
+    setting,
+    split_names,
+    split_numbers,
+)
 from dape.training import TrainConfig, load_run, recipe
-from dape.training.config import check_memory
+from dape.training.config import check_memory, checked
 from dape.training.run import check_options, prepare_data
 from dape.training.trackers import find_trackers
-
-NOTHING: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
 
 def split_methods(text: str) -> list[str]:
@@ -52,7 +60,7 @@ def check_metrics(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Settings of a comparison, other than those of a training."""
+    """Settings of a comparison, other than those of a training and of an evaluation."""
 
     methods: str = setting(
         "rope,alibi,kerple,dape-kerple,dape1x3-kerple",
@@ -60,62 +68,34 @@ class Asked:
         test=check_methods,
     )
     seeds: str = setting(
-        "0",
-        help="Seeds, separated by commas; every method is trained once per seed.",
-        listed=int,
-        low=0,
-        high=2**63 - 1,
-    )
-    lengths: str | None = setting(
-        None,
-        help="Tokens of input at which to evaluate, separated by commas; by default 1, 2, 4, 8 and 16 times the "
-        "training length.",
-        listed=int,
-        low=1,
-        high=2**24,
+        "0", help="Seeds, separated by commas; every method is trained once per seed.", listed=int, **SEED
     )
     baseline: str | None = setting(
         None,
         help="Method with which the others are compared, token by token; by default kerple if present, else the first.",
         test=check_methods,
     )
-    last: int | None = setting(
-        None,
-        help="Tokens predicted at the end of each window; by default a quarter of the shortest length, at most 256.",
-        low=1,
-        high=2**24,
-    )
-    windows: int = setting(128, help="Maximum number of evaluation windows.", low=1, high=10**9)
     metrics: str = setting(
         "loss",
         help=f"Metrics of the evaluation, separated by commas: {', '.join(METRICS)}.",
         test=check_metrics,
     )
-    context: Literal["document", "stream"] = setting(
-        "document",
-        help='"stream" lets the context continue into earlier documents (for corpora of short ones).',
-    )
     equal_time: bool = setting(
         True,
         help="Also train every method for the time of the fastest, with a schedule of the resulting number of steps.",
     )
-    jobs: int = setting(
-        1,
-        help="Concurrent runs, each in its own process; the cores are divided among them.",
-        low=1,
-        high=1024,
+    over: tuple[str, ...] = setting(
+        (), help="Option of training to vary, as NAME=VALUE,VALUE …; several are combined."
     )
-    launcher: str = launcher_setting()
-    out: str | None = setting("runs/compare", help="Folder for runs, results and report.")
     config: str | None = setting(
         None,
         help="A TOML, YAML or JSON file of the options of `dape train`; the command line takes precedence.",
     )
 
 
-# Order of the fields in --help: those above, then a training's.
+# Order of the fields in --help: those above, an evaluation's, the runner's, a training's.
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(TrainConfig, Asked):
+class CompareConfig(TrainConfig, RunnerSettings, EvaluationSettings, Asked):
     """All settings of `dape compare`: those of the comparison, and those of a training, shared by all methods."""
 
     out: str | None = setting(
@@ -125,7 +105,7 @@ class CompareConfig(TrainConfig, Asked):
         fixes_run=False,
     )
     method: str = setting("kerple", help="", hidden=True)
-    seed: int = setting(0, help="", low=0, high=2**63 - 1, hidden=True)
+    seed: int = setting(0, help="", hidden=True, **SEED)
     distributed: Literal["none", "ddp", "fsdp"] = setting("none", help="", hidden=True)
 
     def __post_init__(self) -> None:
@@ -167,10 +147,24 @@ class CompareConfig(TrainConfig, Asked):
     def num_last(self) -> int:
         return self.last or default_last(self.length_list)
 
-    def runs(self, over: Mapping[str, Sequence[Any]] = NOTHING) -> list[Run]:
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Values of the options to vary."""
+        found: dict[str, list[Any]] = {}
+        for text in self.over:
+            option, _, values = text.partition("=")
+            name = option.replace("-", "_")
+            if not values:
+                raise ValueError(f'--over "{text}" is not of the form name=value,value')
+            check_axis(name)
+            parsed = (parse_option(f"{name}={value}") for value in values.split(","))
+            found[name] = [checked({name: value})[name] for _, value in parsed]
+        return found
+
+    def runs(self) -> list[Run]:
         """A run for every seed and method, and in a sweep for every combination of the options' values."""
         own = {field.name: getattr(self, field.name) for field in fields(TrainConfig)}
-        config = TrainConfig(**{**own, "out": None})
+        config, over = TrainConfig(**{**own, "out": None}), self.axes
         return [
             Run(
                 changed_config(config, method=method, seed=seed, **dict(zip(over, values, strict=True))),
@@ -187,59 +181,42 @@ class CompareConfig(TrainConfig, Asked):
 
     def shown(self) -> dict[str, Any]:
         """Settings for the page: those that differ from their defaults, after the main ones."""
-        usual = by_recipe(self.preset, steps=self.steps)
-        first = (
-            "methods",
-            "seeds",
-            "corpus",
-            "train_length",
-            "batch_size",
-            "steps",
-            "learning_rate",
-            "windows",
-        )
-        hidden = {"method", "seed", "out", "data", "config", *first}
-        rest = [field.name for field in fields(self) if field.name not in hidden]
-        changed = [name for name in rest if getattr(self, name) != getattr(usual, name)]
-        main = {name: getattr(self, name) for name in first} | {
-            "lengths": self.length_list,
-            "last": self.num_last,
+        usual = recipe(self.preset, CompareConfig, steps=self.steps)
+        main: dict[str, Any] = {"methods": self.methods, "seeds": self.seeds, "corpus": self.corpus}
+        main |= {
+            name: getattr(self, name) for name in ("train_length", "batch_size", "steps", "learning_rate")
         }
-        return main | {name: getattr(self, name) for name in changed if name not in main}
+        main |= {"windows": self.windows, "lengths": self.length_list, "last": self.num_last}
+        names = {field.name: getattr(self, field.name) for field in fields(self)}
+        hidden = {"method", "seed", "out", "data", "config", "over", *main}
+        return (
+            self.axes
+            | main
+            | {
+                name: value
+                for name, value in names.items()
+                if name not in hidden and value != getattr(usual, name)
+            }
+        )
 
-    def command(self, name: str = "compare", **more: str) -> str:
+    def command(self) -> str:
         """The command of this comparison, with every option that differs from the recipe."""
-        usual = by_recipe(self.preset, steps=self.steps)
-        words = ["dape", name, "--steps", str(self.steps)]
+        usual = recipe(self.preset, CompareConfig, steps=self.steps)
+        words = ["dape", "sweep" if self.over else "compare", "--steps", str(self.steps)]
         words += ["--preset", self.preset] if self.preset != CompareConfig.preset else []
-        for field in (field.name for field in fields(self)):
-            value = getattr(self, field)
-            if field not in ("preset", "steps") and value != getattr(usual, field):
-                words += option(field.replace("_", "-"), value)
-        for field, value in more.items():
-            words += [f"--{field.replace('_', '-')}", value]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            # Those that are not options are in the file of `config`.
+            if not rule_of(field).hidden and value != getattr(usual, field.name) and field.name != "steps":
+                words += option(option_name(field.name), value)
         return shlex.join(words)
-
-
-def by_recipe(size: str = "tiny", **changes: Any) -> CompareConfig:
-    """Settings of a comparison by the recipe of a preset, with `changes` applied."""
-    own = {field.name for field in fields(Asked)} | {"method", "seed", "distributed"}
-    trained = {name: value for name, value in changes.items() if name not in own}
-    recipe_of_size = {
-        name: value for name, value in asdict(recipe(size, **trained)).items() if name not in own
-    }
-    return CompareConfig(**recipe_of_size, **{name: value for name, value in changes.items() if name in own})
 
 
 def option(name: str, value: Any) -> list[str]:
     """An option as arguments of a command."""
     if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, dict):
-        return [f"--{name.removesuffix('s')}", *(f"{key}={of}" for key, of in value.items())]
-    if isinstance(value, tuple):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}", str(value)]
+        return [name if value else f"--no-{name.removeprefix('--')}"]
+    return [name, *map(str, value if isinstance(value, tuple) else (value,))]
 
 
 # Settings whose default depends on another one.
@@ -263,19 +240,13 @@ def variant(method: str, options: Mapping[str, Any]) -> str:
 
 
 def run_comparison(
-    config: CompareConfig,
-    announce: Announce = silent,
-    *,
-    progress: bool = False,
-    over: Mapping[str, Sequence[Any]] = NOTHING,
-    command: str | None = None,
-    in_process: bool = False,
+    config: CompareConfig, announce: Announce = silent, *, progress: bool = False, in_process: bool = False
 ) -> Comparison:
     """Execute or resume the comparison, and write its files.
 
-    over: options of a sweep with their values. in_process: one run after the other in this process, without workers.
+    in_process: one run after the other in this process, without workers.
     """
-    runs = config.runs(over)
+    runs, timed = config.runs(), config.equal_time and not config.over
     check_comparison(config)
     runs = [replace(run, config=replace(run.config, data=run.data(config.folder))) for run in runs]
     for run in {run.config.data: run for run in runs}.values():
@@ -284,30 +255,23 @@ def run_comparison(
     options: dict[str, Any] = {"jobs": config.jobs, "launcher": config.launcher, "in_process": in_process}
 
     def execute(runs: Sequence[Run], view: str) -> Outcome:
-        title = VIEWS[view] if config.equal_time and not over else ""
-        return run_experiment(
-            runs,
-            config.folder,
-            results=config.folder / FILES[view],
-            announce=announce,
-            title=title,
-            **options,
-        )
+        results, title = config.folder / FILES[view], VIEWS[view] if timed else ""
+        return run_experiment(runs, config.folder, results=results, announce=announce, title=title, **options)
 
     outcomes = {STEP: execute(runs, STEP)}
-    if config.equal_time and not over:
+    if timed:
         # A run that cannot be trained has no pace, and does not affect the others.
         failed = {job.id for job, _ in outcomes[STEP].failures}
         members = [run for run in runs if run.id not in failed]
         if len({run.config.method for run in members}) > 1:
-            timed = at_equal_time(members, config.folder, jobs=config.jobs)
-            outcomes[TIME] = execute([replace(run, sample=False) for run in timed], TIME)
+            equal = at_equal_time(members, config.folder, jobs=config.jobs)
+            outcomes[TIME] = execute([replace(run, sample=False) for run in equal], TIME)
     baseline = next(run for run in runs if run.config.method == config.baseline_method)
     about = About(
         tuple(dict.fromkeys(str(run.about["method"]) for run in runs)),
         str(baseline.about["method"]),
-        command or config.command(),
-        config.shown() | {name: list(values) for name, values in over.items()},
+        config.command(),
+        config.shown(),
         environment(config.jobs),
         tuple(
             Failure(job.title, error, view)
@@ -348,22 +312,22 @@ def shown_of(
     return curves, samples
 
 
-def check_axes(over: Iterable[str]) -> None:
-    """Raise for options by which the runs of a sweep cannot differ."""
+def check_axis(name: str) -> None:
+    """Raise for an option by which the runs of a sweep cannot differ."""
     instead = {
         "method": "give --methods A,B",
         "seed": "give --seeds 0,1",
         "train_length": "run `dape compare` for each and `dape merge` the folders",
+        **dict.fromkeys(
+            ("corpus", "validation", "field", "data", "out"), "a sweep uses one text and one folder"
+        ),
     }
-    for name in over:
-        if name in instead:
-            raise ValueError(f"--over {name}: {instead[name]}")
-        if name in ("corpus", "validation", "field", "data", "out"):
-            raise ValueError(f"--over {name}: a sweep uses one text and one folder")
-        if name in free_names(TrainConfig):
-            raise ValueError(
-                f"--over {name}: it does not change what is trained, only how; `dape bench` times such options"
-            )
+    if name in instead:
+        raise ValueError(f"--over {name}: {instead[name]}")
+    if name in free_names(TrainConfig):
+        raise ValueError(
+            f"--over {name}: it does not change what is trained, only how; `dape bench` times such options"
+        )
 
 
 def compare(
@@ -391,7 +355,7 @@ def compare(
     changes |= {} if methods is None else {"methods": _listed(methods)}
     changes |= {} if lengths is None else {"lengths": _listed(lengths)}
     changes |= {"out": str(options["out"])} if "out" in options else {}
-    config = by_recipe(preset, **changes)
+    config = recipe(preset, CompareConfig, **changes)
     # torch is already loaded here, which is most of the cost of a worker process.
     here = config.jobs == 1 and config.launcher == "local"
     if not show:
@@ -405,10 +369,5 @@ def compare(
 
 
 def _listed(values: Any) -> str:
-    return (
-        values
-        if isinstance(values, str)
-        else ",".join(map(str, values))
-        if isinstance(values, Iterable)
-        else str(values)
-    )
+    several = isinstance(values, Iterable) and not isinstance(values, str)
+    return ",".join(map(str, values)) if several else str(values)

@@ -166,10 +166,8 @@ class Comparison:
             )
             for length in lengths
         ]
-        known = {
-            name: results.mean(table, method, 0, metric=name).value for name in ("steps", "train_seconds")
-        }
-        return Curve(method, tuple(points), known["steps"], known["train_seconds"])
+        costs = (results.mean(table, method, 0, metric=name).value for name in ("steps", "train_seconds"))
+        return Curve(method, tuple(points), *costs)
 
     @staticmethod
     def _difference(
@@ -236,23 +234,15 @@ class Comparison:
                 cells = [Cell("failed", mark="failed"), *[Cell()] * (len(heads) - 1)]
                 rows.append(Row(curve.method, tuple(cells), colour=index))
                 continue
-            cells = []
-            for length in lengths:
-                point = curve.at(length)
-                if point is None:
-                    cells.append(Cell("–"))
-                    continue
-                cells.append(
-                    perplexity_cell(
-                        point.loss, best=point.loss.value == best[length], mark=mark(point.change)
-                    )
-                )
+            cells = [
+                perplexity_cell(p.loss, best=p.loss.value == best[n], mark=mark(p.change))
+                if (p := curve.at(n)) else Cell("–")
+                for n in lengths
+            ]  # fmt: skip
             last = curve.points[-1]
             cells.append(change_cell(last.change, mark=mark(last.change)))
-            cells += [
-                Cell(f"{n:.0f}", n) if math.isfinite(n) else Cell("–")
-                for n in ((curve.steps, curve.seconds) if trained else ())
-            ]
+            costs = (curve.steps, curve.seconds) if trained else ()
+            cells += [Cell(f"{n:.0f}", n) if math.isfinite(n) else Cell("–") for n in costs]
             rows.append(Row(curve.method, tuple(cells), last.loss.value == best.get(lengths[-1]), index))
         tail = f", mean of {self.num_seeds} seeds" if self.num_seeds > 1 else ""
         title = f"Perplexity{self.at_equal(view)}{tail}"
@@ -367,7 +357,6 @@ class Comparison:
         """Write the self-contained page report.html; returns its path."""
         from dape.lab.page import page
 
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page(self))
         return Path(path)
 
@@ -375,14 +364,12 @@ class Comparison:
         """Write the tables, about.json, table.tex, figures/ and report.html; each is replaced at once."""
         from dape.lab.figures import FORMATS, save
 
-        folder.mkdir(parents=True, exist_ok=True)
         for view, file in FILES.items():
             if view in self.tables:
                 write_table(self.tables[view], folder / file)
             else:
                 (folder / file).unlink(missing_ok=True)
         write_atomically(folder / ABOUT, json.dumps(plain(asdict(self.about)), indent=1) + "\n")
-        (folder / "figures").mkdir(exist_ok=True)
         for view in self.views:
             drawn = self.plot(view=view)
             for suffix in FORMATS:

@@ -83,7 +83,6 @@ def run_experiment(
 
     def save() -> None:
         if results is not None and len(outcome.table):
-            Path(results).parent.mkdir(parents=True, exist_ok=True)
             write_table(outcome.table, results)
 
     def heed(job: Job, said: str | None) -> None:
@@ -174,7 +173,6 @@ def note(job: Job, folder: Path, suffix: str) -> Path:
 
 def write_spec(job: Job, folder: Path) -> Path:
     path = note(job, folder, "json")
-    path.parent.mkdir(parents=True, exist_ok=True)
     note(job, folder, "failure").unlink(missing_ok=True)
     write_atomically(path, spec_of(job))
     return path
@@ -295,9 +293,17 @@ def make_launcher(text: str, folder: Path = Path()) -> Launcher:
     return LAUNCHERS[name](folder, options)
 
 
-def launcher_setting() -> Any:
-    """The setting `launcher` of commands that run experiments."""
-    return setting(
+@dataclass(frozen=True, kw_only=True)
+class RunnerSettings:
+    """Options of commands that run experiments."""
+
+    jobs: int = setting(
+        1,
+        help="Concurrent runs, each in its own process; the cores are divided among them.",
+        low=1,
+        high=1024,
+    )
+    launcher: str = setting(
         "local",
         help=f"How runs are started: {' or '.join(LAUNCHERS)}. Options in brackets, such as "
         f"slurm[partition=gpu,gpus_per_node=8] (those of submitit or sbatch).",

@@ -111,13 +111,11 @@ def is_plain(method: str) -> bool:
         return True
 
 
-def canvas(
-    width: float, height: float, rows: int = 1, columns: int = 1, *, ratios: Sequence[float] | None = None
-) -> tuple[Figure, Any]:
-    """A figure of that size in inches, and its axes [rows, columns]; ratios: of the columns' widths, by default equal."""
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure of that size in inches, and its axes [rows, columns]."""
     drawn = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawn)
-    return drawn, drawn.subplots(rows, columns, squeeze=False, width_ratios=ratios)
+    return drawn, drawn.subplots(rows, columns, squeeze=False)
 
 
 def save(drawn: Figure, path: Path) -> Path:
@@ -140,13 +138,13 @@ def comparison_figure(comparison: Comparison, view: str, quantity: str = "perple
         curve.method: [(point.length, *what.of(point)) for point in curve.points]
         for curve in comparison.curves(view)
     }
-    note = (
-        f"bars: 95 % interval of\nthe difference to\n{comparison.about.baseline}"
-        if quantity != "change"
-        else ""
-    )
+    note = f"bars: 95 % interval of\nthe difference to\n{comparison.about.baseline}"
     return length_figure(
-        series, what.label, unit=comparison.train_length, note=note, logarithmic=what.logarithmic
+        series,
+        what.label,
+        unit=comparison.train_length,
+        note="" if quantity == "change" else note,
+        logarithmic=what.logarithmic,
     )
 
 

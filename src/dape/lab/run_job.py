@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -19,16 +18,13 @@ from dape.plugins import load_plugins
 
 
 def main(arguments: list[str]) -> int:
-    """Execute the job spec; 0 on success, 1 with the reason in a file on failure."""
-    parser = argparse.ArgumentParser(prog="python -m dape.lab.run_job", description=__doc__)
-    parser.add_argument("spec", type=Path, help="FOLDER/jobs/NAME.json")
-    parser.add_argument(
-        "--alone", action="store_true", help="not started by a runner: do not end with the parent process"
-    )
-    options = parser.parse_args(arguments)
-    spec: Path = options.spec.absolute()
+    """Execute the job spec FOLDER/jobs/NAME.json; 0 on success, 1 with the reason in a file on failure.
+
+    --alone: not started by a runner, so it does not end with the parent process.
+    """
+    spec = Path(arguments[-1]).absolute()
     folder = spec.parent.parent
-    if not options.alone:
+    if "--alone" not in arguments:
         threading.Thread(target=end_with_parent, daemon=True).start()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:

@@ -17,7 +17,7 @@ import re
 import shutil
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +38,7 @@ from dape.files import parse_text, write_atomically
 from dape.methods import canonical, parse_layers
 from dape.positions import POSITIONS, randomized_positions
 from dape.positions.rope import RoPE
-from dape.settings import check_choice, fixed, revive
+from dape.settings import check_choice, default_of, fixed, revive
 from dape.training import Run as TrainedRun
 from dape.training import TrainConfig, load_run, train
 
@@ -103,9 +103,7 @@ class Job(abc.ABC):
     def add_rows(self, folder: Path, rows: pd.DataFrame) -> None:
         """Save further rows, with the columns of the run."""
         rows = make_table(rows.assign(run=self.id, **self.about).to_dict("records"))
-        path = self.rows(folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_table(join([self.done(folder), rows]), path)
+        write_table(join([self.done(folder), rows]), self.rows(folder))
 
     @property
     def title(self) -> str:
@@ -135,10 +133,7 @@ def digest(value: object) -> str:
 
 def changed(settings: Any, names: typing.Iterable[str]) -> dict[str, object]:
     """Those settings that differ from their defaults: an option added later changes no identity."""
-    usual = {
-        member.name: member.default_factory() if member.default_factory is not MISSING else member.default
-        for member in fields(settings)
-    }
+    usual = {member.name: default_of(member) for member in fields(settings)}
     values = {name: getattr(settings, name) for name in names}
     return {name: value for name, value in values.items() if value != usual[name]}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,48 +21,32 @@ TRAINING, TESTING = 0, 1
 TOKENS_AT_ONCE = 16_384
 
 
-class Reader(NamedTuple):
-    """Functions to build a kind of model and to read its answers."""
+def build_solver(
+    task: Task, method: str, *, seed: int, num_layers: int, hidden_size: int, num_heads: int
+) -> nn.Module:
+    """Build a model for the task; modules that methods share start equal for a seed."""
+    from dape.models import DapeConfig, DapeForCausalLM, Encoder
 
-    build: Callable[..., nn.Module]
-    logits: Callable[[nn.Module, Tensor, Tensor | None], Tensor]
-
-
-def _encoder(task: Task, method: str, num_layers: int, hidden_size: int, num_heads: int) -> nn.Module:
-    from dape.models import Encoder
-
-    return Encoder(
-        task.vocab_size, task.num_labels, method=method, num_layers=num_layers, hidden_size=hidden_size,
-        num_heads=num_heads, intermediate_size=4 * hidden_size,
-    )  # fmt: skip
-
-
-def _decoder(task: Task, method: str, num_layers: int, hidden_size: int, num_heads: int) -> nn.Module:
-    from dape.models import DapeConfig, DapeForCausalLM
-
-    config = DapeConfig(
-        method=method, vocab_size=task.vocab_size, num_hidden_layers=num_layers, hidden_size=hidden_size,
-        num_attention_heads=num_heads,
-    )  # fmt: skip
-    return DapeForCausalLM(config)
-
-
-READERS = {
-    "encoder": Reader(_encoder, lambda model, ids, positions: model(ids, positions=positions)),
-    "decoder": Reader(
-        _decoder, lambda model, ids, positions: model(ids, position_ids=positions, use_cache=False).logits
-    ),
-}
-
-
-def build_solver(task: Task, method: str, *, seed: int, **sizes: int) -> nn.Module:
-    """Build a model for the task; modules that methods share start equal for a seed.
-
-    sizes: num_layers, hidden_size, num_heads.
-    """
-    model = READERS[task.model].build(task, method, **sizes)
+    if task.model == "encoder":
+        model: nn.Module = Encoder(
+            task.vocab_size, task.num_labels, method=method, num_layers=num_layers, hidden_size=hidden_size,
+            num_heads=num_heads, intermediate_size=4 * hidden_size,
+        )  # fmt: skip
+    else:
+        config = DapeConfig(
+            method=method, vocab_size=task.vocab_size, num_hidden_layers=num_layers, hidden_size=hidden_size,
+            num_attention_heads=num_heads,
+        )  # fmt: skip
+        model = DapeForCausalLM(config)
     initialise(model, seed)
     return model
+
+
+def logits_of(task: Task, model: nn.Module, ids: Tensor, positions: Tensor | None) -> Tensor:
+    """Logits [B, T, labels] of a model for the task."""
+    if task.model == "encoder":
+        return model(ids, positions=positions)
+    return model(ids, position_ids=positions, use_cache=False).logits
 
 
 @dataclass(frozen=True)
@@ -105,7 +89,7 @@ class GeneratedTask:
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Mean cross entropy over all labels, those after a termination token included."""
-        logits = READERS[self.task.model].logits(model, batch["ids"], batch.get("positions"))
+        logits = logits_of(self.task, model, batch["ids"], batch.get("positions"))
         return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
 
 
@@ -140,7 +124,6 @@ def answers_by_length(
     """By length, the numbers of right and of all answers in each of `samples` inputs, drawn by seed and length alone."""
     model.eval()
     device = next(model.parameters()).device
-    logits = READERS[task.model].logits
     result = {}
     for length in lengths:
         generator = generator_for(TESTING, seed, length)
@@ -148,11 +131,7 @@ def answers_by_length(
         positions = draw_positions(examples.ids.shape[1], position_range, generator)
         positions = None if positions is None else positions.to(device)
         rows = max(1, TOKENS_AT_ONCE // examples.ids.shape[1])
-        answers = torch.cat(
-            [
-                logits(model, ids.to(device), positions).argmax(-1).cpu()
-                for ids in torch.from_numpy(examples.ids).split(rows)
-            ]
-        ).numpy()
-        result[length] = (examples.right(answers).sum(1), examples.counted.sum(1))
+        batches = torch.from_numpy(examples.ids).split(rows)
+        answers = [logits_of(task, model, ids.to(device), positions).argmax(-1).cpu() for ids in batches]
+        result[length] = (examples.right(torch.cat(answers).numpy()).sum(1), examples.counted.sum(1))
     return result

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,7 @@ from dape.evaluation.statistics import Estimate, mean_over_seeds, paired_mean
 from dape.evaluation.table import join, make_table, means, read_table, write_table
 from dape.files import parse_text, write_atomically
 from dape.lab import solving
-from dape.lab.environment import environment
 from dape.lab.figures import COLOURS, LOOK, canvas, draw_heat_map, save, style_of
-from dape.lab.page import words
 from dape.lab.runs import Job, digest
 from dape.lab.tables import Cell, Row, Table
 from dape.methods import parse_layers
@@ -31,8 +27,8 @@ from dape.tasks.base import Protocol, Task, generator_for
 from dape.tasks.registry import TASKS, build_task
 from dape.training import LoopSettings, fit
 
-# Files of a folder of runs.
-RESULTS, COMMANDS = "results.csv.gz", "commands.txt"
+# The table in a folder of runs.
+RESULTS = "results.csv.gz"
 # Columns with errors that a terminal of 80 characters shows.
 TERMINAL_COLUMNS = 4
 # Settings of a protocol that the training does not depend on.
@@ -115,20 +111,12 @@ class TaskRun(Job):
         task, plan = self.build(), self.plan
         sizes = {"num_layers": plan.num_layers, "hidden_size": plan.hidden_size, "num_heads": plan.num_heads}
         model = solving.build_solver(task, self.name, **sizes, seed=self.seed)
+        # Lengths differ from step to step, and with them the loss: only an enormous loss is a failure.
         settings = LoopSettings(
-            steps=plan.steps,
-            learning_rate=plan.learning_rate,
-            final_learning_rate=plan.learning_rate,
-            warmup_steps=0,
-            betas=(0.9, 0.999),
-            weight_decay=0.0,
-            clip=plan.clip,
-            seed=self.seed,
+            steps=plan.steps, learning_rate=plan.learning_rate, final_learning_rate=plan.learning_rate, warmup_steps=0,
+            betas=(0.9, 0.999), weight_decay=0.0, clip=plan.clip, seed=self.seed, keep_checkpoints=1, explosion=1000.0,
             checkpoint_every=max(100, min(5000, plan.steps // 10)),
-            keep_checkpoints=1,
-            # Lengths differ from step to step, and with them the loss: only an enormous loss is a failure.
-            explosion=1000.0,
-        )
+        )  # fmt: skip
         about = {"task": self.task, "method": self.name, **sizes, **self.options}
         training = solving.GeneratedTask(
             task, model, plan.batch_size, plan.train_lengths, self.seed, self.position_range, about
@@ -236,9 +224,8 @@ def length_tables(table: pd.DataFrame) -> list[Table]:
             Row(str(method), tuple(Cell("" if math.isnan(v) else f"{v:.1f}", v) for v in values))
             for method, values in zip(found.index, found.to_numpy(), strict=True)
         ]
-        tables.append(
-            Table(f"{task}, accuracy by length, %", tuple(map(str, found.columns)), tuple(rows), "method")
-        )
+        heads = tuple(map(str, found.columns))
+        tables.append(Table(f"{task}, accuracy by length, %", heads, tuple(rows), "method"))
     return tables
 
 
@@ -249,36 +236,24 @@ def accuracy_figure(table: pd.DataFrame) -> Figure:
         return heat_map(table, tasks, best_first(table))
     columns = min(3, len(tasks))
     with context(["default", LOOK]):
-        drawn, axes = canvas(
-            3.0 * columns + 1.8,
-            2.4 * math.ceil(len(tasks) / columns),
-            math.ceil(len(tasks) / columns),
-            columns,
-        )
+        rows = math.ceil(len(tasks) / columns)
+        drawn, axes = canvas(3.0 * columns + 1.8, 2.4 * rows, rows, columns)
         for axis in axes.flat[len(tasks) :]:
             axis.set_visible(False)
         for axis, task in zip(axes.flat, tasks, strict=False):
             own = table[table["corpus"] == task]
             for method, values in means(own, "accuracy").iterrows():
-                known, look = values.dropna(), style_of(methods.index(str(method)), str(method))
-                line = "--" if look.dashed else "-"
-                axis.plot(
-                    known.index,
-                    100 * known,
-                    color=look.colour,
-                    marker=look.marker,
-                    markersize=3,
-                    linestyle=line,
-                    label=method,
-                )
+                look = style_of(methods.index(str(method)), str(method))
+                (100 * values.dropna()).plot(
+                    ax=axis, color=look.colour, marker=look.marker, markersize=3, xlabel="", label=method,
+                    linestyle="--" if look.dashed else "-",
+                )  # fmt: skip
             axis.axvline(own["train_length"].max(), color="0.6", linestyle=":", linewidth=1)
             axis.axhline(100 * build_task(task).constant_accuracy, color="0.8", linewidth=0.8)
             axis.set_title(task, loc="left")
             axis.set_ylim(-3, 103)
-        handles: dict[str, Any] = {}
-        for axis in axes.flat:
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-                handles.setdefault(label, handle)
+        known = [axis.get_legend_handles_labels() for axis in axes.flat]
+        handles = {label: handle for pair in known for handle, label in zip(*pair, strict=True)}
         drawn.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
     return drawn
 
@@ -299,11 +274,8 @@ def heat_map(table: pd.DataFrame, tasks: list[str], methods: list[str]) -> Figur
 def check_settings(runs: list[TaskRun], table: pd.DataFrame) -> None:
     """Raise for a run of which the table has one with other settings."""
     for run in runs:
-        own = table[
-            table["method"].eq(run.about["method"])
-            & table["corpus"].eq(run.about["corpus"])
-            & table["seed"].eq(run.seed)
-        ]
+        same = pd.Series({name: run.about[name] for name in ("method", "corpus", "seed")})
+        own = table[(table[list(same.index)] == same).all(axis=1)]
         if len(own) and run.id not in set(own["run"]):
             raise ValueError(f"the folder has {run.title} with other settings: use another --out")
 
@@ -314,66 +286,26 @@ def results_in(folder: Path) -> pd.DataFrame:
     return join([read_table(path) for path in paths if path.exists()] or [make_table()])
 
 
-def commands_in(folder: Path) -> list[str]:
-    path = folder / COMMANDS
-    return path.read_text("utf-8").splitlines() if path.exists() else []
-
-
-def record_runs(folder: Path, runs: Sequence[TaskRun], command: str, *, jobs: int) -> None:
-    """Gather the table of all results in the folder, and add the command, the machine and the runs to its commands.txt."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_table(results_in(folder), folder / RESULTS)
-    machine = environment(jobs)
-    lines = [*commands_in(folder), command]
-    lines.append("# " + ", ".join(f"{name} {words(machine[name])}" for name in ("cpu", "dape", "torch")))
-    lines += [f"# {described(run)}" for run in runs]
-    write_atomically(folder / COMMANDS, "\n".join(dict.fromkeys(lines)) + "\n")
-
-
-def described(run: TaskRun) -> str:
-    """Training and tests of a run in a line."""
-    plan = run.plan
-    return (
-        f"{run.task}: {plan.num_layers} layers of width {plan.hidden_size}, {plan.num_heads} heads; {plan.steps} steps of Adam "
-        f"{plan.learning_rate:g}, batch {plan.batch_size}, lengths {spans(plan.train_lengths)}; tested at "
-        f"{spans(plan.test_lengths)}, {plan.samples} samples each"
-    )
-
-
-def spans(lengths: tuple[int, ...]) -> str:
-    """Lengths, shortened where they are evenly spaced: 41…500 by 51."""
-    steps = {b - a for a, b in pairwise(lengths)}
-    if len(lengths) < 4 or len(steps) > 1:
-        return ", ".join(map(str, lengths))
-    (step,) = steps
-    return f"{lengths[0]}…{lengths[-1]}" + (f" by {step}" if step > 1 else "")
-
-
 def write_report(folder: Path) -> list[Table]:
-    """Write the folder's README.md and accuracy.png; returns the tables, narrow ones, for a terminal."""
+    """Gather the table of all results in the folder, write its README.md and accuracy.png; tables for a terminal."""
     table = results_in(folder)
     if table.empty:
         return []
+    write_table(table, folder / RESULTS)
     tables = [score_table(table), *length_tables(table)]
     save(accuracy_figure(table), folder / "accuracy.png")
-    write_atomically(folder / "README.md", readme(folder, table, tables))
-    narrow = score_table(table, errors=table["method"].nunique() <= TERMINAL_COLUMNS)
-    return [narrow, *(tables[1:] if len(tables) <= TERMINAL_COLUMNS else [])]
-
-
-def readme(folder: Path, table: pd.DataFrame, tables: list[Table]) -> str:
-    """Commands, machine, the folder's notes.md, and all tables."""
-    runs = table["run"].nunique()
     minutes = table.loc[table["metric"] == "train_seconds", "sum"].sum() / 60
-    notes = folder / "notes.md"
     parts = [
         "# Generated tasks",
-        f"{runs} runs, {minutes:.0f} minutes of training. `dape tasks` writes this page from {RESULTS}, a table for pandas.",
-        "```\n" + "\n".join(commands_in(folder)) + "\n```",
-        *([notes.read_text("utf-8").strip()] if notes.exists() else []),
+        f"{table['run'].nunique()} runs, {minutes:.0f} minutes of training. `dape tasks` writes this page from {RESULTS}, a "
+        "table for pandas; the settings of every run are in jobs/.",
         "In brackets: the paper's value (200k steps, lengths 41 to 500). *Constant*: always the same answer. ±: one standard "
         "error over samples and seeds.",
     ]
     for one in tables:
         parts += [f"## {one.title[0].upper()}{one.title[1:]}", one.markdown()]
-    return "\n\n".join([*parts, "![accuracy by length](accuracy.png)"]) + "\n"
+    write_atomically(
+        folder / "README.md", "\n\n".join([*parts, "![accuracy by length](accuracy.png)"]) + "\n"
+    )
+    narrow = score_table(table, errors=table["method"].nunique() <= TERMINAL_COLUMNS)
+    return [narrow, *(tables[1:] if len(tables) <= TERMINAL_COLUMNS else [])]
