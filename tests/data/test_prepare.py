@@ -236,9 +236,10 @@ def test_an_unfinished_packing_goes_on_and_does_nothing_twice(corpus, tmp_path, 
 
 def test_an_unfinished_packing_is_not_mixed_with_another(corpus, tmp_path, monkeypatch):
     interrupt(corpus, tmp_path / "data", monkeypatch)
-    with pytest.raises(ValueError, match=r"was started with seed 0 .now 5.: pass --restart"):
+    with pytest.raises(ValueError, match=r"was started with seed 0 .now 5.: delete .*partial to start again"):
         pack(corpus, tmp_path / "data", seed=5)
-    data = pack(corpus, tmp_path / "data", seed=5, restart=True)
+    shutil.rmtree(tmp_path / ".data.partial")
+    data = pack(corpus, tmp_path / "data", seed=5)
     assert contents(data.folder) == contents(pack(corpus, tmp_path / "fresh", seed=5).folder)
     # Changed texts begin again by themselves.
     interrupt(corpus, tmp_path / "other", monkeypatch)

@@ -55,7 +55,6 @@ class Prepare:
         False,
         help="Leave out documents that are empty, binary, not UTF-8 or without the field, and count them.",
     )
-    restart: bool = setting(False, help="Discard an interrupted packing instead of resuming it.")
 
     def run(self) -> None:
         options = vars(self) | {"tokenizer": self.tokenizer or default_tokenizer(self.corpus)}

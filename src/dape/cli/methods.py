@@ -58,13 +58,11 @@ def as_record(method: Method) -> dict[str, object]:
 
 def methods_table() -> str:
     """Listing on one screen: encodings × processors, and the syntax of a pair."""
-    processors = {
-        name: (comma_separated(name), cls.summary) for name, cls in SCORES.items() if name != "plain"
-    }
+    processors = {comma_separated(name): cls.summary for name, cls in SCORES.items() if name != "plain"}
     lines = ["position encodings (alone: plain scores)"]
     lines += _rows({name: encoding.summary for name, encoding in POSITIONS.items()})
     lines += ["× score processors, written before an encoding"]
-    lines += _rows(dict(processors.values()))
+    lines += _rows(processors)
     lines += ["writing methods"]
     lines += _rows(USAGE)
     return "\n".join(lines)

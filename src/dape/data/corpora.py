@@ -11,11 +11,12 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from dape.checksums import file_digest
 from dape.data import python_corpus
 from dape.data.chunks import CHUNK, BadText, Chunk, Report, stop
+from dape.data.hub import HubSource
 from dape.data.readers import (
     PARQUET,
     SUFFIXES,
@@ -26,9 +27,6 @@ from dape.data.readers import (
     texts_of_lines,
     unpacked,
 )
-
-if TYPE_CHECKING:
-    from dape.data.hub import HubSource
 
 # Not prose by any standard: tests of the interpreter, tables of code points, topics generated from the manual.
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
@@ -57,12 +55,8 @@ class Corpus:
     """
 
     spec: str
-    sources: Sequence[FileSource | HubSource]
+    sources: Sequence[Source]
     note: str = ""
-
-    @property
-    def size(self) -> int:
-        return sum(source.size for source in self.sources)
 
     @property
     def fingerprint(self) -> str:
@@ -92,11 +86,10 @@ class FileSource:
 
 @dataclass
 class FileReader:
-    """Chunks of a file; `position` is the number of bytes read so far."""
+    """Chunks of a file, and its record."""
 
     source: FileSource
     report: Report
-    position: int = 0
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
@@ -110,9 +103,7 @@ class FileReader:
                         self.report(problem)
                         return
             with open(self.source.path, "rb", CHUNK) as stream:
-                for chunk in self._chunks(stream):
-                    self.position = stream.tell()
-                    yield chunk
+                yield from self._chunks(stream)
         except OSError as error:
             raise ValueError(f"{self.source.path} cannot be read: {error.strerror or error}") from error
 
@@ -134,6 +125,9 @@ class FileReader:
         return {"name": source.name, "bytes": source.size, "stamp": source.stamp, "sha256": digest}
 
 
+Source = FileSource | HubSource
+
+
 def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Corpus:
     """Find the corpus given by `spec`.
 
@@ -147,8 +141,6 @@ def find_corpus(spec: str, *, field: str = "text", report: Report = stop) -> Cor
         found, note = python_corpus.find_files()
         return Corpus(spec, [_file(path, path.parents[name.count("/")], field) for name, path in found], note)
     if spec.startswith("hf:"):
-        from dape.data.hub import HubSource
-
         source = HubSource.parse(spec, field)
         return Corpus(source.name, [source])
     path = Path(spec).expanduser()

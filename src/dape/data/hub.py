@@ -64,7 +64,6 @@ class HubSource:
 class HubReader:
     source: HubSource
     report: Report
-    position: int = 0
     _bytes: int = field(default=0, init=False)
     _hash: Any = field(default_factory=hashlib.sha256, init=False)
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dape.data.chunks import BadText, Chunk, Report, cut_documents, stop
-from dape.data.corpora import FileSource
-from dape.data.hub import HubSource
+from dape.data.corpora import Source
 from dape.data.tokenizers import Tokenizer
 from dape.data.tokens import SPLITS
 from dape.files import read_json, write_atomically
@@ -101,28 +100,18 @@ class Packer:
         self._characters = self._unsaved = 0
         self._saved_at = time.monotonic()
 
-    def pack(
-        self,
-        source: FileSource | HubSource,
-        *,
-        cut: int | None,
-        skip_bad: bool,
-        advance: Callable[[int], None],
-    ) -> None:
-        """Append one source and its record; `advance` is called with the bytes read since the last call."""
+    def pack(self, source: Source, *, cut: int | None, skip_bad: bool) -> None:
+        """Append one source and its record."""
         problems: list[BadText] = []
         report: Report = problems.append if skip_bad else stop
         reader = source.read(report)
         stream: Iterator[Chunk] = iter(reader if cut is None else cut_documents(reader, cut))
-        documents = position = 0
+        documents = 0
         for chunk in islice(stream, self.chunks):
             documents += chunk.last
         for chunk in stream:
             documents += chunk.last
             self._hold(chunk)
-            position, before = reader.position, position
-            advance(position - before)
-        advance(max(0, source.size - position))
         record = reader.record() | {"documents": documents}
         if problems:
             record |= {"skipped": len(problems), "reasons": [str(problem) for problem in problems[:REASONS]]}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from dape.checksums import file_digest
 from dape.data.chunks import BadText, Interrupted, cut_documents, stop
-from dape.data.corpora import BUILT_IN, Corpus, FileSource, default_validation, find_corpus
+from dape.data.corpora import BUILT_IN, Corpus, FileSource, Source, default_validation, find_corpus
 from dape.data.packing import ByHash, ByName, Packer, Side, name_forms
 from dape.data.tokenizers import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from dape.data.tokens import (
@@ -48,7 +47,6 @@ def prepare(
     field: str = "text",
     cut: int | None = None,
     skip_bad: bool = False,
-    restart: bool = False,
     progress: bool = True,
 ) -> TokenData:
     """Pack the corpus into `folder`. Existing data of the same recipe and sources is reused; other data is an error.
@@ -64,7 +62,6 @@ def prepare(
     cut:        make documents of at least this many characters out of longer ones; by default, fewer than 10 text
                 files are cut into about 64 documents, so that one book has parts to train on and parts to hold out.
     skip_bad:   leave out documents that cannot be read, and list them; otherwise the first one is an error.
-    restart:    discard an interrupted packing instead of resuming it.
     """
     folder = Path(folder)
     validation = default_validation(corpus) if validation is None else validation
@@ -103,11 +100,10 @@ def prepare(
             return open_data(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists and holds something else: pass another folder")
-        partial = _begin(folder, recipe, texts, restart=restart)
+        partial = _begin(folder, recipe, texts)
         try:
-            with _progress(progress, texts) as stage:
-                learnt = _tokenizer(recipe, partial, texts, side, stage, given)
-                _pack(recipe, partial, texts, learnt, side, stage, left_out)
+            learnt = _tokenizer(recipe, partial, texts, side, given, progress)
+            _pack(recipe, partial, texts, learnt, side, left_out, progress)
         except Interrupted:
             raise
         except ValueError:
@@ -183,15 +179,15 @@ def _check_names(missing: set[str]) -> None:
         raise ValueError(f"no document of the corpus is called {', '.join(sorted(missing))}")
 
 
-def _begin(folder: Path, recipe: dict[str, Any], corpus: Corpus, *, restart: bool) -> Path:
+def _begin(folder: Path, recipe: dict[str, Any], corpus: Corpus) -> Path:
     """Temporary folder next to `folder` to pack into; that of an interrupted packing if recipe and sources are the same."""
     partial = folder.parent / f".{folder.name}.partial"
     plan = {"recipe": recipe, "sources": corpus.fingerprint}
     file = partial / "plan.json"
-    if partial.exists() and not restart:
+    if partial.exists():
         begun = read_json(file) if file.exists() else {}
         if "recipe" in begun and (difference := _difference_of(begun["recipe"], recipe)):
-            raise ValueError(f"{folder} was started with {difference}: pass --restart to start again")
+            raise ValueError(f"{folder} was started with {difference}: delete {partial} to start again")
         if begun == plan:
             return partial
     # No earlier packing, or its sources have changed since: it cannot be reused.
@@ -232,35 +228,15 @@ def _check_same_data(folder: Path, recipe: dict[str, Any], corpus: Corpus | None
         raise ValueError(f"{next(iter(records))} has been removed from the corpus {advice}")
 
 
-Stage = Callable[[str], Callable[[int], None]]
+def _track(sources: Sequence[Source], description: str, progress: bool) -> Iterable[Source]:
+    """The sources, with a progress bar over them."""
+    from rich.progress import track
 
-
-@contextlib.contextmanager
-def _progress(show: bool, corpus: Corpus) -> Iterator[Stage]:
-    """Progress bar: a function that starts a stage and returns a callback for the bytes done."""
-    if not show:
-        yield lambda description: lambda count: None
-        return
-    from rich import progress as bars
-
-    columns = (
-        bars.TextColumn("{task.description:<18}"),
-        bars.BarColumn(bar_width=20),
-        bars.DownloadColumn(),
-        bars.TransferSpeedColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, transient=True) as display:
-
-        def stage(description: str) -> Callable[[int], None]:
-            task = display.add_task(description, total=corpus.size or None)
-            return lambda count: display.advance(task, count)
-
-        yield stage
+    return track(sources, description, transient=True, disable=not progress)
 
 
 def _tokenizer(
-    recipe: dict[str, Any], partial: Path, corpus: Corpus, side: Side, stage: Stage, given: Tokenizer | None
+    recipe: dict[str, Any], partial: Path, corpus: Corpus, side: Side, given: Tokenizer | None, progress: bool
 ) -> Tokenizer:
     """The recipe's tokenizer, saved in the folder; trained first if requested and not yet done."""
     saved = partial / "tokenizer"
@@ -270,26 +246,23 @@ def _tokenizer(
     if size is None:
         tokenizer = given or load_tokenizer(recipe["tokenizer"])
     else:
-        tokenizer = train_bpe(_training_texts(recipe, corpus, side, stage("learning the BPE")), size)
+        sources = _track(corpus.sources, "learning the BPE", progress)
+        tokenizer = train_bpe(_training_texts(recipe, sources, side), size)
     tokenizer.save(saved)
     return tokenizer
 
 
-def _training_texts(
-    recipe: dict[str, Any], corpus: Corpus, side: Side, advance: Callable[[int], None]
-) -> Iterator[str]:
+def _training_texts(recipe: dict[str, Any], sources: Iterable[Source], side: Side) -> Iterator[str]:
     problems: list[BadText] = []
-    for source in corpus.sources:
+    for source in sources:
         reader = source.read(problems.append if recipe["skip_bad"] else stop)
-        position, split = 0, None
+        split = None
         for chunk in reader if recipe["cut"] is None else cut_documents(reader, recipe["cut"]):
             split = side(chunk) if split is None else split
             if split == "train":
                 for start in range(0, len(chunk.text), TRAINING_CHUNK):
                     yield chunk.text[start : start + TRAINING_CHUNK]
             split = None if chunk.last else split
-            before, position = position, reader.position
-            advance(position - before)
 
 
 def _pack(
@@ -298,16 +271,14 @@ def _pack(
     corpus: Corpus,
     tokenizer: Tokenizer,
     side: Side,
-    stage: Stage,
-    left_out: Sequence[BadText] = (),
+    left_out: Sequence[BadText],
+    progress: bool,
 ) -> None:
     dtype = np.dtype(id_type(tokenizer.vocab_size))
     packer = Packer(partial, tokenizer, dtype, side)
-    advance = stage("packing")
     try:
-        advance(sum(source.size for source in corpus.sources[: packer.sources]))
-        for source in corpus.sources[packer.sources :]:
-            packer.pack(source, cut=recipe["cut"], skip_bad=recipe["skip_bad"], advance=advance)
+        for source in _track(corpus.sources[packer.sources :], "packing", progress):
+            packer.pack(source, cut=recipe["cut"], skip_bad=recipe["skip_bad"])
         packer.flush()
         packer.save()
     finally:

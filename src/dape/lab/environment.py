@@ -49,20 +49,12 @@ def threads_of(jobs: int) -> int:
 @cache
 def commit() -> str | None:
     """Commit of the package's sources, if they are a working copy; marked if it has changes."""
-    git = [
-        "git",
-        "-C",
-        str(Path(dape.__file__).parent),
-        "describe",
-        "--always",
-        "--dirty=, with changes",
-        "--abbrev=12",
-    ]
+    git = ["git", "-C", str(Path(dape.__file__).parent)]
+    tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
+    described = [*git, "describe", "--always", "--dirty=, with changes", "--abbrev=12", "--exclude=*"]
     try:
-        subprocess.run(
-            [*git[:3], "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=True
-        )
-        done = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True)
+        subprocess.run(tracked, capture_output=True, check=True)
+        done = subprocess.run(described, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
