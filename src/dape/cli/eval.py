@@ -18,6 +18,7 @@ from dape.files import distinct_names
 from dape.lab.comparison import Comparison
 from dape.lab.tables import spread
 from dape.settings import TOKENS, setting, split_numbers
+from dape.training.run import CONFIG, add_to_card
 
 # Options that are those of `dape.evaluate`.
 SAME = (
@@ -84,7 +85,6 @@ def main(arguments: list[str]) -> int:
     import transformers
 
     from dape.lab.api import evaluate
-    from dape.training.run import CONFIG
 
     if options.stride is not None and options.sliding is None:
         raise ValueError("--stride needs --sliding LENGTH")
@@ -127,8 +127,6 @@ def show_slices(comparison: Comparison, options: Evaluate, console: Console) -> 
 
 
 def write_cards(comparison: Comparison, options: Evaluate) -> None:
-    from dape.training.run import add_to_card
-
     of = f"`{options.corpus or options.data}`" if options.corpus or options.data else "held-out documents"
     about = (
         f"the last {comparison.about.settings['last']} tokens of at most {options.windows} windows of {of}, the same tokens "

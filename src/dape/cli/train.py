@@ -6,15 +6,12 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dape.cli.options import read_training
 from dape.settings import setting
 from dape.training.config import TrainConfig
 from dape.training.display import clock
-
-if TYPE_CHECKING:
-    from dape.training.run import Run
+from dape.training.run import Run, check_options, train
 
 DESCRIPTION = """Train a language model with any method, on your own text.
 
@@ -39,8 +36,6 @@ class CommandLine(TrainConfig):
 
 def main(arguments: list[str]) -> int:
     config = parse_training(arguments)
-    from dape.training import train
-
     run = train(config)
     if int(os.environ.get("RANK", 0)) == 0:
         print(run_summary(run))
@@ -51,8 +46,6 @@ def main(arguments: list[str]) -> int:
 def parse_training(arguments: list[str]) -> TrainConfig:
     """Parse the configuration: the preset's recipe, overridden by the file, overridden by the command line."""
     config = read_training(CommandLine, TrainConfig, arguments, prog="dape train", description=DESCRIPTION)
-    from dape.training.run import check_options
-
     check_options(config, [config.method])
     return config
 

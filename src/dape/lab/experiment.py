@@ -30,6 +30,7 @@ from dape.lab.environment import threads_of
 from dape.lab.runs import Job, spec_of
 from dape.methods import parse_brackets
 from dape.settings import check_choice, setting
+from dape.training import TrainingStopped
 
 SECONDS_BETWEEN_LOOKS = 0.2
 WORKER = "dape.lab.run_job"
@@ -355,8 +356,6 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, at_once: int, watch: Watcher,
 
 def run_here(jobs: Sequence[Job], folder: Path, watch: Watcher) -> None:
     """Run short jobs in this process, without the cost of starting others."""
-    from dape.training import TrainingStopped
-
     for job in jobs:
         watch(job, None)
         write_spec(job, folder)

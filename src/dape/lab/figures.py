@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.style import context
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from dape.evaluation.statistics import perplexity
+from dape.evaluation.statistics import Estimate, perplexity
 from dape.files import write_atomically
 from dape.lab.tables import times
 from dape.methods import parse_layers
@@ -68,28 +68,27 @@ Value = tuple[float, float, float]
 
 
 class Quantity(NamedTuple):
-    """A quantity by length: its name on the axis, and its value at a point."""
+    """A quantity by length: its name on the axis, whether that is logarithmic, and its value at a point."""
 
     label: str
     logarithmic: bool
+    of: Callable[[Point], Value]
 
-    def of(self, point: Point) -> Value:
-        if self is QUANTITIES["perplexity"]:
-            # The interval of the difference to the baseline: that of the loss would show how documents differ.
-            gap = point.difference
-            return (
-                point.ppl,
-                perplexity(point.loss.value + gap.low - gap.value),
-                perplexity(point.loss.value + gap.high - gap.value),
-            )
-        found = point.change if self is QUANTITIES["change"] else point.difference
-        return found.value, found.low, found.high
+
+def _perplexity(point: Point) -> Value:
+    # The interval of the difference to the baseline: that of the loss would show how documents differ.
+    low, high = (bound - point.difference.value for bound in (point.difference.low, point.difference.high))
+    return point.ppl, perplexity(point.loss.value + low), perplexity(point.loss.value + high)
+
+
+def _interval(estimate: Estimate) -> Value:
+    return estimate.value, estimate.low, estimate.high
 
 
 QUANTITIES = {
-    "perplexity": Quantity("perplexity", True),
-    "change": Quantity("change of the loss from the first length", False),
-    "difference": Quantity("loss minus the baseline's", False),
+    "perplexity": Quantity("perplexity", True, _perplexity),
+    "change": Quantity("change of the loss from the first length", False, lambda p: _interval(p.change)),
+    "difference": Quantity("loss minus the baseline's", False, lambda p: _interval(p.difference)),
 }
 
 

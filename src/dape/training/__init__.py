@@ -11,8 +11,6 @@ run         language models: `train`, `load_run`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from dape.training.config import (
     DiskFull,
     Diverged,
@@ -23,9 +21,7 @@ from dape.training.config import (
     recipe,
 )
 from dape.training.loop import TrainingTask, derive_seed, fit, initialise
-
-if TYPE_CHECKING:
-    from dape.training.run import Run, load_run, train
+from dape.training.run import Run, load_run, train
 
 __all__ = [
     "DiskFull",
@@ -43,12 +39,3 @@ __all__ = [
     "recipe",
     "train",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # transformers takes seconds to import, and the loop does not need it.
-    if name in ("Run", "load_run", "train"):
-        import dape.training.run
-
-        return getattr(dape.training.run, name)
-    raise AttributeError(f"module 'dape.training' has no attribute '{name}'")

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 VALIDATION_WINDOWS = 64
 
 
+@dataclass(eq=False)
 class LanguageModelling:
     """Mean cross-entropy of `train_length` next tokens in each of `batch_size` windows.
 
@@ -49,23 +50,20 @@ class LanguageModelling:
     validation: held-out documents, concatenated; the validation loss is measured on evenly spaced windows.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        ids: np.ndarray,
-        *,
-        train_length: int,
-        batch_size: int,
-        seed: int = 0,
-        validation: np.ndarray | None = None,
-    ) -> None:
-        if len(ids) <= train_length:
+    model: nn.Module
+    ids: np.ndarray
+    _: KW_ONLY
+    train_length: int
+    batch_size: int
+    seed: int = 0
+    validation: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.ids) <= self.train_length:
             raise ValueError(
-                f"the training split has {len(ids)} tokens, train_length={train_length} needs at least "
-                f"{train_length + 1}: use a larger corpus or a shorter training length"
+                f"the training split has {len(self.ids)} tokens, train_length={self.train_length} needs at least "
+                f"{self.train_length + 1}: use a larger corpus or a shorter training length"
             )
-        self.model, self.ids, self.validation = model, ids, validation
-        self.train_length, self.batch_size, self.seed = train_length, batch_size, seed
 
     def batch(self, step: int) -> Tensor:
         """Windows [batch_size, train_length + 1]."""
