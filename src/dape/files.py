@@ -165,7 +165,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         if target is None:
-            _copy_into(temporary, path)
+            sys.stdout.flush()
+            with open(temporary, "rb") as content, open(path, "wb") as device:
+                shutil.copyfileobj(content, device)
             temporary.unlink()
             return
         _adopt(temporary, target)
@@ -233,12 +235,6 @@ def _regular_target(path: Path) -> Path | None:
     return None if path.exists() and not path.is_file() else Path(os.path.realpath(path))
 
 
-def _copy_into(source: Path, device: Path) -> None:
-    sys.stdout.flush()
-    with open(source, "rb") as content, open(device, "wb") as file:
-        shutil.copyfileobj(content, file)
-
-
 def _adopt(temporary: Path, path: Path) -> None:
     """Give the new file the mode and owner of the one that it replaces, or the default mode."""
     if not path.exists():
@@ -261,8 +257,9 @@ def check_output(path: str | os.PathLike[str], *, folder: bool = False) -> None:
             while not existing.exists():
                 _check_name(existing)
                 existing = existing.parent
-            _try_writing(existing)
-            return
+            # Permissions are not sufficient: the file system may be read-only, full, or a special one.
+            with tempfile.TemporaryFile(dir=existing):
+                return
         target = _regular_target(path)
         if target is None:
             if not os.access(path, os.W_OK):
@@ -279,12 +276,6 @@ def check_output(path: str | os.PathLike[str], *, folder: bool = False) -> None:
 def _check_name(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.lstat()  # a name that is too long is an OSError here
-
-
-def _try_writing(folder: Path) -> None:
-    # Permissions are not sufficient: the file system may be read-only, full, or a special one.
-    with tempfile.TemporaryFile(dir=folder):
-        pass
 
 
 def sync(path: str | os.PathLike[str]) -> None:

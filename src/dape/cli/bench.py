@@ -20,7 +20,10 @@ BENCHMARKS = {
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(benchmark_usage())
+        width = max(map(len, BENCHMARKS))
+        lines = [f"  {name:<{width}}  {summary}" for name, summary in BENCHMARKS.items()]
+        usage = ["usage: dape bench BENCHMARK [options]", "", *lines, "", "Each has its own --help."]
+        print("\n".join(usage))
         return 0
     name, *rest = arguments
     check_choice("benchmark", name, BENCHMARKS)
@@ -29,9 +32,3 @@ def main(arguments: list[str]) -> int:
     records = module.run(options)
     show(options.title, module.COLUMNS, records, options.json)
     return 0
-
-
-def benchmark_usage() -> str:
-    width = max(map(len, BENCHMARKS))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in BENCHMARKS.items()]
-    return "\n".join(["usage: dape bench BENCHMARK [options]", "", *lines, "", "Each has its own --help."])

@@ -209,9 +209,10 @@ def wrapped_paragraphs(text: str) -> str:
 def check_paths(settings: Any) -> None:
     """Raise for inputs that do not exist and outputs that could not be written, before any work."""
     for member in fields(settings):
-        value, rule, option = getattr(settings, member.name), rule_of(member), _shown_name(member)
+        value, rule = getattr(settings, member.name), rule_of(member)
         if value is None:
             continue
+        option = member.name.upper() if rule.positional else option_name(member.name)
         path = Path(value) if rule.reads else Path()
         if not path.exists():
             raise FileNotFoundError(f"{option}: there is no {rule.reads} {path}")
@@ -224,8 +225,3 @@ def check_paths(settings: Any) -> None:
                 check_output(value, folder=rule.writes == "folder")
             except OSError as error:
                 raise type(error)(f"{option}: {error}") from None
-
-
-def _shown_name(member: Field[Any]) -> str:
-    """An option as on the command line: --name, or NAME of a positional one."""
-    return member.name.upper() if rule_of(member).positional else option_name(member.name)

@@ -111,19 +111,16 @@ class Packer:
             documents += chunk.last
         for chunk in stream:
             documents += chunk.last
-            self._hold(chunk)
+            self._held.append(chunk)
+            self._characters += len(chunk.text)
+            if self._characters >= BATCH:
+                self.flush()
         record = reader.record() | {"documents": documents}
         if problems:
             record |= {"skipped": len(problems), "reasons": [str(problem) for problem in problems[:REASONS]]}
         self._held.append(record)
         # The next source is read from its beginning.
         self.chunks = 0
-
-    def _hold(self, chunk: Chunk) -> None:
-        self._held.append(chunk)
-        self._characters += len(chunk.text)
-        if self._characters >= BATCH:
-            self.flush()
 
     def flush(self) -> None:
         """Tokenize and write the buffered chunks, documents of several sources at once."""

@@ -46,7 +46,9 @@ def read_text(stream: IO[bytes], name: str, report: Report = stop) -> Iterator[C
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             line = lines + error.object[: error.start].count(b"\n") + 1
-            report(BadText(_broken(name, fed - len(error.object) + error.start, line, error)))
+            offset, byte = fed - len(error.object) + error.start, error.object[error.start]
+            where = f"{name}, line {line}: byte {offset} (0x{byte:02x})"
+            report(BadText(f"{where} is not UTF-8 ({error.reason})"))
             return
         if not block:
             break
@@ -60,11 +62,6 @@ def read_text(stream: IO[bytes], name: str, report: Report = stop) -> Iterator[C
         report(BadText(f"{name} is empty"))
     else:
         yield Chunk(name, held, last=True)
-
-
-def _broken(name: str, offset: int, line: int, error: UnicodeDecodeError) -> str:
-    byte = error.object[error.start]
-    return f"{name}, line {line}: byte {offset} (0x{byte:02x}) is not UTF-8 ({error.reason})"
 
 
 def texts_of_lines(stream: IO[bytes], name: str, field: str, report: Report = stop) -> Iterator[Chunk]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from torch.utils._pytree import tree_map_only
 
 from dape.files import sweep
@@ -156,11 +156,6 @@ def learning_rate_at(step: int, settings: LoopSettings) -> float:
     fraction = min(1.0, (step - settings.warmup_steps) / after)
     final, height = settings.final_learning_rate, settings.learning_rate - settings.final_learning_rate
     return final + height * 0.5 * (1 + math.cos(math.pi * fraction))
-
-
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("rate_factor", 1.0)
 
 
 def clip_gradient(model: nn.Module, limit: float) -> Tensor:
@@ -359,7 +354,8 @@ class Loop:
         settings, scaler = self.settings, self.scaler
         seed_generators("step", settings.seed, self.step, self.parallel.rank)
         rate = learning_rate_at(self.step, settings)
-        set_learning_rate(self.optimizer, rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["rate_factor"]
         batch = self.task.batch(self.step - 1)
         size = self.task.size(batch)
         loss = self.backward(batch, size)

@@ -373,7 +373,10 @@ def export_model(model: DapeForCausalLM, data: TokenData, folder: Path, parallel
     plain = DapeForCausalLM(config)
     plain.load_state_dict(tensors)
     data.tokenizer.save(temporary)
-    name_special_tokens(plain, AutoTokenizer.from_pretrained(temporary))
+    special: Any = AutoTokenizer.from_pretrained(temporary)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for named in (plain.config, plain.generation_config):
+            setattr(named, name, getattr(special, name))
     with no_bars():
         plain.save_pretrained(temporary)
     run = load_run(folder)
@@ -385,13 +388,6 @@ def export_model(model: DapeForCausalLM, data: TokenData, folder: Path, parallel
     write_checksums(temporary)
     make_loadable(folder, temporary)
     os.rename(temporary, folder / "model")
-
-
-def name_special_tokens(model: DapeForCausalLM, tokenizer: Any) -> None:
-    """Set the tokenizer's special tokens in the configurations of the model and of its generation."""
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        for config in (model.config, model.generation_config):
-            setattr(config, name, getattr(tokenizer, name))
 
 
 def make_loadable(folder: Path, model: Path) -> None:
