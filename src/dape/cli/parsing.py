@@ -213,13 +213,12 @@ def check_paths(settings: Any) -> None:
         if value is None:
             continue
         option = member.name.upper() if rule.positional else option_name(member.name)
-        path = Path(value) if rule.reads else Path()
-        if not path.exists():
-            raise FileNotFoundError(f"{option}: there is no {rule.reads} {path}")
-        if rule.reads == "folder" and not path.is_dir():
-            raise NotADirectoryError(f"{option}: {path} is a file, expected a folder")
-        if rule.reads == "file" and path.is_dir():
-            raise IsADirectoryError(f"{option}: {path} is a folder, expected a file")
+        if rule.reads is not None and not Path(value).exists():
+            raise FileNotFoundError(f"{option}: there is no {rule.reads} {value}")
+        if rule.reads == "folder" and not Path(value).is_dir():
+            raise NotADirectoryError(f"{option}: {value} is a file, expected a folder")
+        if rule.reads == "file" and Path(value).is_dir():
+            raise IsADirectoryError(f"{option}: {value} is a folder, expected a file")
         if rule.writes is not None:
             try:
                 check_output(value, folder=rule.writes == "folder")
