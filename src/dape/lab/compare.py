@@ -187,17 +187,10 @@ class CompareConfig(TrainConfig, RunnerSettings, EvaluationSettings, Asked):
             name: getattr(self, name) for name in ("train_length", "batch_size", "steps", "learning_rate")
         }
         main |= {"windows": self.windows, "lengths": self.length_list, "last": self.num_last}
-        names = {field.name: getattr(self, field.name) for field in fields(self)}
         hidden = {"method", "seed", "out", "data", "config", "over", *main}
-        return (
-            self.axes
-            | main
-            | {
-                name: value
-                for name, value in names.items()
-                if name not in hidden and value != getattr(usual, name)
-            }
-        )
+        rest = [field.name for field in fields(self) if field.name not in hidden]
+        changed = [name for name in rest if getattr(self, name) != getattr(usual, name)]
+        return main | {name: getattr(self, name) for name in changed} | self.axes
 
     def command(self) -> str:
         """The command of this comparison, with every option that differs from the recipe."""
