@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from dape.devices import find_device
 from dape.hub import hub_options
 from dape.loading import load_named
 from dape.models.byte_tokenizer import byte_tokenizer
@@ -48,7 +48,9 @@ class DapeLM(HFLM):
                 f"the tokenizer has {len(tokenizer)} tokens, the model knows {model.config.vocab_size}: "
                 f"pass the tokenizer that it was trained with"
             )
-        device = str(find_device(device or "auto"))
+        # As the harness: a GPU by default, or the CPU if there is none.
+        device = device or "cuda"
+        device = device if torch.cuda.is_available() or "cuda" not in device else "cpu"
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without a name of a device
         super().__init__(
             model, backend="causal", tokenizer=tokenizer, max_length=max_length, device=device, **options

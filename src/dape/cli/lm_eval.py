@@ -7,6 +7,7 @@ import sys
 
 from lm_eval.__main__ import cli_evaluate
 
+from dape.devices import find_device
 from dape.harness import register
 
 HELP = """usage: dape lm-eval MODEL [options of the harness]
@@ -29,6 +30,9 @@ def main(arguments: list[str]) -> int:
         return 0
     model, *rest = arguments
     words = [re.sub(r"(?<=\w)-", "_", word) if word.startswith("--") else word for word in rest]
+    if "--device" in words[:-1]:
+        # The harness would silently use the CPU.
+        find_device(words[words.index("--device") + 1])
     register()
     ours = ["run", "--model", "dape", "--model_args", f"pretrained={model}"]
     # The harness parses the words of the process.
