@@ -33,6 +33,10 @@ COMMANDS = {
 }
 
 
+def module_of(name: str) -> str:
+    return f"dape.cli.{name.replace('-', '_')}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand and return its exit code; an error is one sentence on stderr and code 2.
 
@@ -75,7 +79,7 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
         print(f"dape {name}: {sentence(error)}", file=sys.stderr)
         return 2
     try:
-        module = importlib.import_module(f"dape.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(module_of(name))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dape"):
             raise
