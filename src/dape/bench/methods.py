@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from dape.bench.attention import CLOCK, CLOCK_HELP
 from dape.bench.report import Record
 from dape.bench.timing import take_turns
+from dape.evaluation.table import means, read_table
 from dape.layers import Cache
 from dape.methods import PRESETS, Method, all_methods, parse_layers, split_outside_brackets
 from dape.positions import POSITIONS, Positions
@@ -53,6 +55,7 @@ COLUMNS = (
     ("× plain, cache", "cache", ".2f"),
     ("parameters", "parameters", ",d"),
     ("encoders", "encoders", ""),
+    ("reads long", "reads long", ""),
 )
 PRESET_REFERENCES = {
     "swan": "Puvvada et al. 2025, arXiv 2504.08719",
@@ -75,6 +78,9 @@ class Options:
     rounds: int = setting(5, help="Rounds; the fastest is reported.", low=1, high=10**6)
     threads: int = setting(1, help="Threads of PyTorch.", low=1, high=4096)
     clock: CLOCK = setting("process", help=CLOCK_HELP)
+    tasks: Path | None = setting(
+        None, help="Folder of `dape tasks run`: accuracy at its training lengths and at four times those."
+    )
     json: Path | None = setting(None, help="Write one record per method.", writes="file")
 
     @property
@@ -94,6 +100,7 @@ def run(options: Options) -> list[Record]:
     for name, of_name in layers.items():
         steps[f"{name} train"] = partial(_each, of_name, Layer.train)
         steps[f"{name} decode"] = partial(_each, of_name, Layer.decode)
+    accuracies = {} if options.tasks is None else reading(options.tasks / "results.csv.gz")
     # The least disturbed round counts.
     taken = {
         name: min(times) / len(layers[name.rpartition(" ")[0]])
@@ -110,11 +117,20 @@ def run(options: Options) -> list[Record]:
             "cache": mean(layer.cached_numbers() for layer in layers[name]) / plain.cached_numbers(),
             "parameters": sum(layer.num_parameters() for layer in layers[name]),
             "encoders": "yes" if all(layer.method.direction == "both" for layer in layers[name]) else "no",
+            "reads long": accuracies.get(SHORT.get(name, name), ""),
             "milliseconds": taken[f"{name} train"],
             "length": options.length,
         }
         for name in names
     ]
+
+
+def reading(results: Path) -> dict[str, str]:
+    """Accuracy in percent at the longest training length and at four times that, mean of the tasks, by method."""
+    table = read_table(results)
+    by_task = [means(rows, "accuracy").T.sort_index() for _, rows in table.groupby("corpus")]
+    short, long = (pd.concat([rows.iloc[n] for rows in by_task], axis=1).mean(axis=1) for n in (0, 2))
+    return {str(method): f"{100 * short[method]:.0f} → {100 * long[method]:.0f}" for method in short.index}
 
 
 def _each(layers: list[Layer], step: Callable[[Layer], None]) -> None:
