@@ -116,7 +116,8 @@ def test_a_sweep_compares_variants_and_folders_merge(tmp_path: Path, text: str, 
     assert main(["sweep", *shared, *over, "--out", str(tmp_path / "swept")]) == 0
     found = load_comparison(tmp_path / "swept")
     assert list(found.table().index) == ["kerple, learning_rate 0.001", "kerple, learning_rate 0.002"]
-    assert found.about.command.endswith("--over learning_rate=0.001,0.002")
+    assert "dape sweep " in found.about.command
+    assert " --over learning_rate=1e-3,2e-3 " in found.about.command
     how = {**SMALL_RUN, "lengths": [8, 32], "last": 4, "windows": 6, "steps": 3, "equal_time": False}
     dape.compare(["kerple"], corpus=text, out=str(tmp_path / "plain"), **how)
     folders = [str(tmp_path / "swept"), str(tmp_path / "plain")]
