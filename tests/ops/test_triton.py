@@ -247,12 +247,12 @@ def test_kernels_start_on_the_device_of_their_tensors(monkeypatch):
     said = []
 
     @contextmanager
-    def guard(device):
-        said.append(device)
+    def guard(x):
+        said.append(x.device)
         yield
         said.append("left")
 
-    monkeypatch.setattr(torch.cuda, "device", guard)
+    monkeypatch.setattr(torch.cuda, "device_of", guard)
     monkeypatch.setattr(backend, "Call", lambda arguments: None)
     monkeypatch.setattr(passes, "forward_pass", lambda call: said.append("started"))
     with FakeTensorMode():

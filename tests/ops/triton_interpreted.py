@@ -372,8 +372,8 @@ def test_the_self_test_passes(name):
 
 # Device functions that have a path without masks, which short calls never take, and the kernels that call them so.
 EDGES = {
-    ("pairs_kernel", "load_rows"), ("pairs_kernel", "load_pixels"), ("convolve_kernel", "load_column"),
-    ("convolve_kernel", "first_terms"), ("attend_kernel", "load_rows"), ("attend_kernel", "load_pixels"),
+    ("pairs_kernel", "load_rows"), ("pairs_kernel", "load_masked"), ("convolve_kernel", "load_column"),
+    ("convolve_kernel", "first_terms"), ("attend_kernel", "load_rows"), ("attend_kernel", "load_masked"),
 }  # fmt: skip
 
 

@@ -5,15 +5,6 @@ from dape.ops.score_attention.program import PLAIN, ScoreProgram, Stage, conv_pr
 from dape.ops.score_attention.types import Bias, DistanceBias, SeparableBias, TileBias, Visible
 
 __all__ = [
-    "PLAIN",
-    "Bias",
-    "DistanceBias",
-    "ScoreProgram",
-    "SeparableBias",
-    "Stage",
-    "TileBias",
-    "Visible",
-    "attention",
-    "attention_weights",
-    "conv_program",
-]
+    "PLAIN", "Bias", "DistanceBias", "ScoreProgram", "SeparableBias", "Stage", "TileBias", "Visible",
+    "attention", "attention_weights", "conv_program",
+]  # fmt: skip

@@ -59,13 +59,8 @@ def attend(
     outputs = []
     for start in range(0, num_queries, rows_per_tile):
         first_row = max(0, start - program.earlier_rows)
-        arguments = (
-            problem.q[:, :, first_row : start + rows_per_tile],
-            problem.k,
-            problem.v,
-            first_row,
-            start - first_row,
-        )
+        q = problem.q[:, :, first_row : start + rows_per_tile]
+        arguments = (q, problem.k, problem.v, first_row, start - first_row)
         if torch.is_grad_enabled():
             # Recomputing a tile in the backward pass keeps the memory linear in T.
             outputs.append(checkpoint(attend_rows, *arguments, use_reentrant=False))

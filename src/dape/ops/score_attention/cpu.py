@@ -64,7 +64,7 @@ def takes_curve(problem: Problem) -> bool:
         and bias.curve is not None
         and not torch.compiler.is_exporting()
         and problem.q.shape[2] > DECODE_QUERIES
-        and (problem.program.is_plain or problem.pair is not None)
+        and (problem.program.is_plain or problem.is_pair)
     )
 
 
@@ -85,7 +85,7 @@ def describe(
         problem = replace(problem, bias=problem.dense_bias())
     batch, num_heads, num_queries, num_keys, _ = problem.sizes
     program, bias, visible, device = problem.program, problem.bias, problem.visible, problem.q.device
-    pair = (program.is_plain or problem.pair is not None) and not isinstance(bias, SeparableBias)
+    pair = (program.is_plain or problem.is_pair) and not isinstance(bias, SeparableBias)
     tables: dict[str, Tensor] = {}
     if not pair:
         program, tables = _with_tables(problem)

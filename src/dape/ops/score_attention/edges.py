@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.types import EVERYTHING, Visible
+from dape.ops.score_attention.types import EVERYTHING, Problem, Visible
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Edges:
     num_keys: int
     hides_hidden: bool
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         visible: Visible,
         num_queries: int,
         num_keys: int,
@@ -57,7 +58,13 @@ class Edges:
         # If every query sees the first key, it may read all rows before it.
         earlier = None if visible.first is None else visible.readable_rows(*sizes, device=device)
         hides_hidden = last_hidden is not None or visible != EVERYTHING
-        return Edges(first, last, last_read, last_hidden, earlier, num_keys, hides_hidden)
+        return cls(first, last, last_read, last_hidden, earlier, num_keys, hides_hidden)
+
+    @classmethod
+    def of_call(cls, problem: Problem) -> Edges:
+        """The edges of a whole call."""
+        (_, _, *sizes, _), leaks, device = problem.sizes, problem.program.leak_future, problem.q.device
+        return cls.of(problem.visible, *sizes, causal=problem.causal, leak_future=leaks, device=device)
 
     def tile(self, entries: slice, rows: slice, num_keys: int) -> Edges:
         """The edges of some rows of some batch entries, for the first `num_keys` keys."""

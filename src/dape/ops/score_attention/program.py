@@ -59,44 +59,6 @@ class Stage:
         """Number of taps to the right of a key."""
         return self.kernel_size - 1 - self.left
 
-    def __str__(self) -> str:
-        kind = "" if self.slope == 1 else f", LeakyReLU {self.slope:g}"
-        groups = "" if self.groups == 1 else f" in {self.groups} groups"
-        kernel = f"{self.query_kernel_size}×{self.kernel_size}"
-        return f"{kernel} convolution {self.inputs} → {self.outputs}{groups}{kind}"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The paper's pair of 1×k convolutions, for kernels specialised to it.
-
-    expand_weight [W, C, 1, k], expand_bias [W], project_weight [H, W, 1, k], project_bias [H].
-    """
-
-    expand_weight: Tensor
-    expand_bias: Tensor
-    project_weight: Tensor
-    project_bias: Tensor
-    left: int
-    residual: Residual
-    negative_slope: float
-
-    @property
-    def kernel_size(self) -> int:
-        return self.expand_weight.shape[-1]
-
-    @property
-    def right(self) -> int:
-        return self.kernel_size - 1 - self.left
-
-    @property
-    def width(self) -> int:
-        return self.expand_weight.shape[0]
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.expand_weight, self.expand_bias, self.project_weight, self.project_bias
-
 
 @dataclass(frozen=True)
 class ScoreProgram:
@@ -143,33 +105,16 @@ class ScoreProgram:
         return self.residual == "scores+bias"
 
     @property
-    def pair(self) -> Pair | None:
-        """The paper's two convolutions of 1×k, if the program has this form, else None."""
-        if len(self.pre) != 2 or self.post or self.normalises or self.softcap is not None:
-            return None
-        if self.leak_future:
-            return None
+    def is_pair(self) -> bool:
+        """Whether this is the paper's two convolutions of 1×k, for which kernels have faster passes."""
+        if len(self.pre) != 2 or self.post or self.normalises or self.softcap is not None or self.leak_future:
+            return False
         expand, project = self.pre
-        if (
-            (expand.query_kernel_size, expand.kernel_size, expand.left, expand.groups)
-            != (1, project.kernel_size, project.left, project.groups)
-            or project.query_kernel_size != 1
-            or project.groups != 1
-            or project.slope != 1
-            or expand.offset is None
-            or project.offset is None
-            or self.residual not in ("scores+bias", "scores")
-        ):
-            return None
-        return Pair(
-            expand.weight,
-            expand.offset,
-            project.weight,
-            project.offset,
-            expand.left,
-            self.residual,
-            expand.slope,
-        )
+        for stage in self.pre:
+            same = (stage.kernel_size, stage.left) == (expand.kernel_size, expand.left)
+            if not same or stage.query_kernel_size != 1 or stage.groups != 1 or stage.offset is None:
+                return False
+        return project.slope == 1 and self.residual in ("scores+bias", "scores")
 
     @property
     def normalises(self) -> bool:
@@ -195,18 +140,10 @@ class ScoreProgram:
                 has_offset = stage.offset is not None
                 side += ((*stage.weight.shape, has_offset, stage.left, stage.groups, stage.slope),)
         return (
-            tuple(pre),
-            tuple(post),
-            self.residual,
-            self.sink is not None,
-            self.length_scale is not None,
-            self.length_offset is not None,
-            self.length_power is not None,
-            self.length_shift,
-            self.softcap,
-            self.leak_future,
-            self.normaliser,
-        )
+            tuple(pre), tuple(post), self.residual, self.sink is not None, self.length_scale is not None,
+            self.length_offset is not None, self.length_power is not None, self.length_shift, self.softcap,
+            self.leak_future, self.normaliser,
+        )  # fmt: skip
 
     def reads_bias(self, num_heads: int) -> bool:
         """Whether the bias is a channel of the first stage."""
@@ -240,22 +177,14 @@ class ScoreProgram:
         """The same program with other tensors, named as by `tensors`."""
 
         def renewed(side: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+            names = (f"{side}.{index}" for index in range(len(stages)))
             return tuple(
-                replace(
-                    stage,
-                    weight=tensors[f"{side}.{index}.weight"],
-                    offset=None if stage.offset is None else tensors[f"{side}.{index}.offset"],
-                )
-                for index, stage in enumerate(stages)
+                replace(stage, weight=tensors[f"{name}.weight"], offset=tensors.get(f"{name}.offset"))
+                for name, stage in zip(names, stages, strict=True)
             )
 
         vectors: dict[str, Any] = {name: tensors.get(name) for name in VECTORS}
-        return replace(
-            self,
-            pre=renewed("pre", self.pre),
-            post=renewed("post", self.post),
-            **vectors,
-        )
+        return replace(self, pre=renewed("pre", self.pre), post=renewed("post", self.post), **vectors)
 
     def to(self, dtype: torch.dtype) -> ScoreProgram:
         """The same program in another dtype (differentiable)."""
@@ -263,18 +192,13 @@ class ScoreProgram:
 
     def check(self, num_heads: int, *, has_bias: bool) -> None:
         """Raise if the stages do not fit each other or the number of heads."""
-        if self.residual not in get_args(Residual):
-            raise ValueError(f'residual="{self.residual}", expected one of {", ".join(get_args(Residual))}')
-        if self.normaliser not in get_args(Normaliser):
-            raise ValueError(
-                f'normaliser="{self.normaliser}", expected one of {", ".join(get_args(Normaliser))}'
-            )
+        for name, kind in (("residual", Residual), ("normaliser", Normaliser)):
+            if (given := getattr(self, name)) not in get_args(kind):
+                raise ValueError(f'{name}="{given}", expected one of {", ".join(get_args(kind))}')
         if self.sink is not None and self.normaliser != "softmax":
             raise ValueError(f'a sink is another term of the softmax, got normaliser="{self.normaliser}"')
         if not self.pre and self.residual != "scores+bias":
-            raise ValueError(
-                f'residual="{self.residual}" without a stage before the softmax would drop the scores'
-            )
+            raise ValueError(f'residual="{self.residual}" without stages in pre would drop the scores')
         if self.leak_future and (self.post or not self.pre):
             raise ValueError("leak_future=True is for stages before the softmax alone")
         if self.softcap is not None and not 0 < self.softcap < float("inf"):
@@ -282,9 +206,7 @@ class ScoreProgram:
         if (self.length_offset is not None or self.length_power is not None) and self.length_scale is None:
             raise ValueError("length_offset and length_power need a length_scale, got length_scale=None")
         if self.length_power is not None and self.length_shift <= 0:
-            raise ValueError(
-                f"length_shift={self.length_shift} must be positive: log 1 = 0 has no power below 0"
-            )
+            raise ValueError(f"length_shift={self.length_shift} must be positive for a length_power")
         for name in VECTORS:
             if (vector := getattr(self, name)) is not None and tuple(vector.shape) != (num_heads,):
                 raise ValueError(f"{name} has shape {tuple(vector.shape)}, expected [{num_heads} heads]")
@@ -298,38 +220,30 @@ class ScoreProgram:
                 )
             if channels == 2 * num_heads and not has_bias:
                 raise ValueError(
-                    f"pre[0] reads {channels} channels, scores and bias of {num_heads} heads, but bias=None: build it "
-                    f"with bias_channels=False"
+                    f"pre[0] reads {channels} channels, scores and bias, but bias=None: build it with bias_channels=False"
                 )
             _check_chain("pre", self.pre, channels, num_heads)
-        if self.post:
-            _check_chain("post", self.post, num_heads, num_heads)
+        _check_chain("post", self.post, num_heads, num_heads)
 
 
 def _check_chain(side: str, stages: tuple[Stage, ...], inputs: int, num_heads: int) -> None:
     for index, stage in enumerate(stages):
         name = f"{side}[{index}]"
-        if stage.weight.dim() != 4 or min(stage.weight.shape) < 1:
-            raise ValueError(
-                f"{name}.weight has shape {tuple(stage.weight.shape)}, expected [out, in / groups, queries, keys]"
-            )
+        shape = tuple(stage.weight.shape)
+        if len(shape) != 4 or min(shape) < 1:
+            raise ValueError(f"{name}.weight has shape {shape}, expected [out, in / groups, queries, keys]")
         if stage.groups < 1 or stage.outputs % stage.groups:
             raise ValueError(
-                f"{name} has groups={stage.groups}, which does not divide its {stage.outputs} outputs"
+                f"{name}: groups={stage.groups}, which does not divide its {stage.outputs} outputs"
             )
         if stage.inputs != inputs:
             raise ValueError(f"{name} reads {stage.inputs} channels, but gets {inputs}")
         if num_heads % stage.groups:
             raise ValueError(f"{name} has groups={stage.groups}, which does not divide {num_heads} heads")
-        if stage.offset is not None and tuple(stage.offset.shape) != (stage.outputs,):
-            raise ValueError(
-                f"{name}.offset has shape {tuple(stage.offset.shape)}, expected {(stage.outputs,)}"
-            )
+        if stage.offset is not None and (shape := tuple(stage.offset.shape)) != (stage.outputs,):
+            raise ValueError(f"{name}.offset has shape {shape}, expected {(stage.outputs,)}")
         if not 0 <= stage.left < stage.kernel_size:
-            raise ValueError(
-                f"{name}.left={stage.left} is outside its kernel of {stage.kernel_size} keys: taps reach `left` keys to "
-                f"the left of their own and the rest to the right"
-            )
+            raise ValueError(f"{name}.left={stage.left} is outside its kernel of {stage.kernel_size} keys")
         if not 0 <= stage.slope < float("inf"):
             raise ValueError(f"{name}.slope={stage.slope} must be finite and not negative")
         inputs = stage.outputs

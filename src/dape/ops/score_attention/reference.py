@@ -26,25 +26,17 @@ def unsupported(problem: Problem) -> str | None:
     return None
 
 
-def attend(problem: Problem) -> Tensor:
+def attend(problem: Problem, support: type[Edges] = Edges) -> Tensor:
     """weights · v, [B, H, Tq, D]."""
     values = repeat_heads(problem.v, problem.q.shape[1]).to(problem.compute_dtype)
-    return (F.dropout(weights(problem), problem.dropout) @ values).to(problem.q.dtype)
+    return (F.dropout(weights(problem, support), problem.dropout) @ values).to(problem.q.dtype)
 
 
-def weights(problem: Problem) -> Tensor:
+def weights(problem: Problem, support: type[Edges] = Edges) -> Tensor:
     """Attention weights [B, H, Tq, Tk] of a call, in its compute dtype."""
-    dtype, (_, num_heads, num_queries, num_keys, _) = problem.compute_dtype, problem.sizes
+    dtype, edges = problem.compute_dtype, support.of_call(problem)
     program, bias = problem.program.to(dtype), problem.dense_bias()
-    edges = Edges.of(
-        problem.visible,
-        num_queries,
-        num_keys,
-        causal=problem.causal,
-        leak_future=program.leak_future,
-        device=problem.q.device,
-    )
-    scores = problem.q.to(dtype) @ repeat_heads(problem.k, num_heads).to(dtype).transpose(-1, -2)
+    scores = problem.q.to(dtype) @ repeat_heads(problem.k, problem.q.shape[1]).to(dtype).transpose(-1, -2)
     bias = None if bias is None else bias.to(dtype)
     return normalise(process(scores * problem.scale, bias, program, edges), program, edges)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.program import Pair, Stage
+from dape.ops.score_attention.program import Stage
 from dape.ops.score_attention.types import DistanceBias
 
 
@@ -26,12 +26,6 @@ class HiddenTables(NamedTuple):
 
     hidden: Tensor
     edges: Tensor
-
-
-def hidden_tables(bias: DistanceBias, conv: Pair, num_keys: int, dtype: torch.dtype) -> HiddenTables:
-    """Tables of the pair's first convolution, for distances −right … num_keys − 1."""
-    expand = Stage(conv.expand_weight, conv.expand_bias, conv.left)
-    return stage_tables(bias, expand, conv.right, num_keys, dtype)
 
 
 def stage_tables(

@@ -70,14 +70,7 @@ class Call:
         self.problem, self.program, self.dtype = problem, problem.program, problem.compute_dtype
         self.batch, self.num_heads, self.num_queries, self.num_keys, _ = problem.sizes
         self.reads_ahead = not problem.causal or self.program.leak_future
-        self.edges = Edges.of(
-            problem.visible,
-            self.num_queries,
-            self.num_keys,
-            causal=problem.causal,
-            leak_future=self.program.leak_future,
-            device=problem.q.device,
-        )
+        self.edges = Edges.of_call(problem)
         # Products of half precision inputs are in half precision on a GPU, which has units for them.
         self.half = problem.q.dtype != self.dtype and on_gpu(problem.q)
         self.pixels, self.most_rows = PIXELS, MOST_ROWS
@@ -142,11 +135,7 @@ class Tile:
         columns = call.columns(self.rows.stop)
         rows_read = slice(max(0, self.rows.start - program.earlier_rows), self.rows.stop)
         edges = call.edges.tile(self.entries, rows_read, columns)
-        q, k, v = (
-            q[self.entries, :, rows_read],
-            k[self.entries, :, :columns],
-            v[self.entries, :, :columns],
-        )
+        q, k, v = (q[self.entries, :, rows_read], k[self.entries, :, :columns], v[self.entries, :, :columns])
         scores = (q.to(dtype) * call.problem.scale).reshape(*k.shape[:2], -1, q.shape[3])
         scores = (scores @ k.to(dtype).transpose(-1, -2)).view(*q.shape[:3], columns)
         with torch.autocast(q.device.type, q.dtype) if call.half else nullcontext():

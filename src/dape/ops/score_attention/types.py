@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dape.ops.score_attention.program import Pair, ScoreProgram
+from dape.ops.score_attention.program import ScoreProgram
 
 # Below this, a number added to scores hides a key: −inf, the least number of any dtype, −1e9, or −1e4 however rounded.
 HIDING = -9e3
@@ -31,8 +31,7 @@ def shown_by(mask: Tensor) -> Tensor:
     checked = mask.device.type == "cpu" and not torch.compiler.is_compiling()
     if checked and bool((mask.masked_fill(mask <= HIDING, 0) != 0).any()):
         raise ValueError(
-            "the attention mask holds numbers other than 0 (visible) and −10,000 or less (hidden): a mask only "
-            "hides keys; pass offsets of the scores as a bias"
+            "the mask holds more than 0 (visible) and −10,000 or less (hidden): pass offsets of the scores as a bias"
         )
     return shown
 
@@ -56,12 +55,8 @@ class Visible:
         """The interval of ones in each row of `mask` [B, Tk] (1 = real token, 0 = padding)."""
         if mask.dim() != 2:
             raise ValueError(f"a padding mask has shape [batch, keys], got {tuple(mask.shape)}")
-        real = mask.bool()
-        num_keys = mask.shape[1]
-        index = torch.arange(num_keys, device=mask.device)
-        first = index.masked_fill(~real, num_keys).amin(-1, keepdim=True)
-        last = index.masked_fill(~real, -1).amax(-1, keepdim=True)
-        if bool((real.sum(-1, keepdim=True) != (last - first + 1).clamp(min=0)).any()):
+        first, last, contiguous = _runs(mask.bool()[:, None])
+        if not bool(contiguous):
             raise ValueError("the padding mask has holes: each row must be one contiguous run of ones")
         return Visible(first, last)
 
@@ -76,15 +71,10 @@ class Visible:
             raise ValueError(
                 f"the mask has shape {tuple(mask.shape)}, expected [batch, queries, keys]: one for all heads"
             )
-        key = torch.arange(mask.shape[-1], device=mask.device)
-        first = key.masked_fill(~mask, mask.shape[-1]).amin(-1)
-        last = key.masked_fill(~mask, -1).amax(-1)
+        first, last, contiguous = _runs(mask)
         checked = not (torch.compiler.is_compiling() or mask.is_meta)
-        if checked and bool((mask.sum(-1) != (last - first + 1).clamp(min=0)).any()):
-            raise ValueError(
-                "the mask has gaps: a score program needs the keys of each query to be contiguous, as in causal, padded, "
-                "windowed or packed masks"
-            )
+        if checked and not bool(contiguous):
+            raise ValueError("the mask has gaps: the keys that a query sees must be contiguous")
         return Visible(first, last)
 
     @staticmethod
@@ -102,10 +92,8 @@ class Visible:
     def packed(cu_seqlens: Tensor) -> Visible:
         """Packed documents in one row, none seeing another; cu_seqlens: [0, n₁, n₁ + n₂, …, T], as in FlashAttention."""
         if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
-            raise ValueError(
-                f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected whole numbers "
-                f"[documents + 1]"
-            )
+            given = f"shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}"
+            raise ValueError(f"cu_seqlens has {given}, expected whole numbers [documents + 1]")
         ends = cu_seqlens.long()
         lengths = ends.diff()
         if int(ends[0]) != 0 or bool((lengths < 0).any()):
@@ -141,6 +129,13 @@ class Visible:
         first, _ = self.bounds(num_queries, num_keys, causal=False, device=device)
         query = torch.arange(num_queries, device=device)
         return torch.minimum(query, query + (num_keys - num_queries) - first).clamp(min=0)
+
+
+def _runs(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First and last True in each row of a boolean mask [B, Tq, Tk], and whether all between them are True everywhere."""
+    key = torch.arange(mask.shape[-1], device=mask.device)
+    first, last = key.masked_fill(~mask, mask.shape[-1]).amin(-1), key.masked_fill(~mask, -1).amax(-1)
+    return first, last, (mask.sum(-1) == (last - first + 1).clamp(min=0)).all()
 
 
 EVERYTHING = Visible()
@@ -277,10 +272,9 @@ class Problem:
         return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2], self.q.shape[3]
 
     @property
-    def pair(self) -> Pair | None:
-        """The program's two convolutions, if it is the paper's and reads the bias if there is one, else None."""
-        reads_all = self.bias is None or self.program.reads_bias(self.q.shape[1])
-        return self.program.pair if reads_all else None
+    def is_pair(self) -> bool:
+        """Whether the program is the paper's two convolutions, and reads the bias if there is one."""
+        return self.program.is_pair and (self.bias is None or self.program.reads_bias(self.q.shape[1]))
 
     @property
     def compute_dtype(self) -> torch.dtype:

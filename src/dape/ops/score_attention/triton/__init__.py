@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ from torch import Tensor
 
 from dape.ops.score_attention import op
 from dape.ops.score_attention.program import VECTORS, ScoreProgram, Stage
-from dape.ops.score_attention.tables import hidden_tables
+from dape.ops.score_attention.tables import stage_tables
 from dape.ops.score_attention.triton.call import Call
 from dape.ops.score_attention.triton.launch import interpreting
-from dape.ops.score_attention.types import Bias, DistanceBias, Problem, SeparableBias, TileBias
+from dape.ops.score_attention.types import DistanceBias, Problem, SeparableBias, TileBias
 
 # Earlier tensor cores are not used by Triton's compiler.
 LEAST_CAPABILITY = (8, 0)
@@ -99,41 +98,28 @@ def unproven(problem: Problem) -> str | None:
 
 def kind_of(problem: Problem) -> dict[str, Any]:
     """Properties of a call that decide its kernels."""
-    tensors = [problem.q, problem.k, problem.v, *_bias_tensors(problem.bias).values()]
-    tensors += [tensor for _, tensor in problem.program.tensors()]
     kinds = {type(None): "none", DistanceBias: "distance", SeparableBias: "separable"}
     visible = problem.visible
     return {
         "dtype": problem.q.dtype, "num_heads": problem.q.shape[1], "num_groups": problem.k.shape[1],
         "head_dim": problem.q.shape[3], "signature": problem.program.signature, "causal": problem.causal,
         "bias": kinds.get(type(problem.bias), "dense"), "bounded": (visible.first is not None, visible.last is not None),
-        "backward": torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
+        "backward": torch.is_grad_enabled() and any(x.requires_grad for x in op.differentiable(problem)),
     }  # fmt: skip
-
-
-def _bias_tensors(bias: Bias) -> dict[str, Tensor]:
-    if isinstance(bias, DistanceBias):
-        return {"values": bias.values.float()}
-    if isinstance(bias, SeparableBias):
-        return {"row": bias.row, "column": bias.column}
-    return {"dense": bias} if isinstance(bias, Tensor) else {}
 
 
 def program_like(signature: tuple, num_heads: int) -> ScoreProgram:
     """A program of that signature, with arbitrary values."""
     pre, post, residual, *vectors, shift, softcap, leak_future, _ = signature
 
-    def stages(signatures: tuple) -> tuple[Stage, ...]:
-        return tuple(
-            Stage(torch.empty(shape), torch.empty(shape[0]) if offset else None, left, groups, slope)
-            for *shape, offset, left, groups, slope in signatures
-        )
+    def stage(*signature: Any) -> Stage:
+        *shape, offset, left, groups, slope = signature
+        return Stage(torch.empty(shape), torch.empty(shape[0]) if offset else None, left, groups, slope)
 
-    given: dict[str, Any] = {
-        name: torch.empty(num_heads) for name, has in zip(VECTORS, vectors, strict=True) if has
-    }
+    given: Any = {name: torch.empty(num_heads) for name, has in zip(VECTORS, vectors, strict=True) if has}
     given |= {"length_shift": shift, "softcap": softcap, "leak_future": leak_future}
-    return ScoreProgram(stages(pre), stages(post), residual, **given)
+    before, after = (tuple(stage(*signature) for signature in side) for side in (pre, post))
+    return ScoreProgram(before, after, residual, **given)
 
 
 def attend(problem: Problem) -> Tensor:
@@ -147,29 +133,31 @@ def arguments_of(problem: Problem) -> op.Arguments:
     program, bias, num_heads = problem.program, problem.bias, problem.q.shape[1]
     tensors: dict[str, Tensor | None] = {"q": problem.q, "k": problem.k, "v": problem.v}
     tensors |= {"first": problem.visible.first, "last": problem.visible.last, "sink": program.sink}
-    tensors |= _bias_tensors(bias)
-    stages = [
-        stage_weight(stage, reads_bias=number == 0 and program.reads_bias(num_heads))
-        for number, stage in enumerate(program.pre)
-    ]
-    shifts = [stage.offset for stage in program.pre]
+    if isinstance(bias, DistanceBias):
+        tensors["values"] = bias.values.float()
+    elif isinstance(bias, SeparableBias):
+        tensors |= {"row": bias.row, "column": bias.column}
+    else:
+        assert not isinstance(bias, TileBias)
+        tensors["dense"] = bias
+    for side, stages in (("pre", program.pre), ("post", program.post)):
+        for number, stage in enumerate(stages):
+            reads_bias = (side, number) == ("pre", 0) and program.reads_bias(num_heads)
+            tensors[f"{side}.{number}.weight"] = stage_weight(stage, reads_bias=reads_bias)
+            tensors[f"{side}.{number}.offset"] = stage.offset
     # Tables need rows that end at distance 0, wherever they begin, and include the columns after it that a second
     # stage reads.
     ends_at_0 = problem.causal and problem.visible.last is None
-    if isinstance(bias, DistanceBias) and problem.pair is not None and ends_at_0:
-        hidden, edges = hidden_tables(bias, problem.pair, problem.k.shape[2], torch.float32)
-        tensors["table"] = torch.cat([edges, hidden[None]]).transpose(1, 2)
-        stages[0], shifts[0] = stages[0][:, :num_heads], None
-    for number, (weight, shift) in enumerate(zip(stages, shifts, strict=True)):
-        tensors |= {f"pre.{number}.weight": weight, f"pre.{number}.offset": shift}
-    for number, stage in enumerate(program.post):
-        weight = stage_weight(stage, reads_bias=False)
-        tensors |= {f"post.{number}.weight": weight, f"post.{number}.offset": stage.offset}
+    if isinstance(bias, DistanceBias) and problem.is_pair and ends_at_0:
+        first, second = program.pre
+        hidden, edges = stage_tables(bias, first, second.right, problem.k.shape[2], torch.float32)
+        weight = stage_weight(first, reads_bias=True)[:, :num_heads]
+        table = torch.cat([edges, hidden[None]]).transpose(1, 2)
+        tensors |= {"table": table, "pre.0.weight": weight, "pre.0.offset": None}
     if program.length_scale is not None:
-        first, last = problem.visible.bounds(
-            problem.q.shape[2], problem.k.shape[2], causal=problem.causal, device=problem.q.device
-        )
-        tensors["factor"] = program.length_factor(last - first + 1).float()
+        sizes = (problem.q.shape[2], problem.k.shape[2])
+        begin, end = problem.visible.bounds(*sizes, causal=problem.causal, device=problem.q.device)
+        tensors["factor"] = program.length_factor(end - begin + 1).float()
     plan = {
         "pre": [[stage.left, stage.slope] for stage in program.pre], "causal": problem.causal,
         "post": [[stage.left, stage.slope] for stage in program.post],
@@ -199,20 +187,16 @@ def stage_weight(stage: Stage, *, reads_bias: bool) -> Tensor:
 def _forward(arguments: op.Arguments) -> tuple[Tensor, Tensor]:
     from dape.ops.score_attention.triton import passes
 
-    with device_of(arguments["q"]):
+    # Kernels start on the device of the tensors, whichever is the current one.
+    with torch.cuda.device_of(arguments["q"]):
         return passes.forward_pass(Call(arguments))
 
 
 def _backward(arguments: op.Arguments, grad_out: Tensor, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
     from dape.ops.score_attention.triton import passes
 
-    with device_of(arguments["q"]):
+    with torch.cuda.device_of(arguments["q"]):
         return passes.Gradients(Call(arguments), grad_out, out, lse).by_name()
-
-
-def device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """A context in which kernels start on the device of x, whichever is the current one."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 op.KERNELS["triton"] = (_forward, _backward)

@@ -19,6 +19,7 @@ from dape.ops.score_attention.triton.forward import (
     load_bounds,
     load_column,
     load_rows,
+    rows_of_program,
 )
 
 
@@ -41,11 +42,10 @@ def stage_kernel(
     The grid is (row blocks, walks · OUT_PARTS, B).
     """
     WIDTH: tl.constexpr = OUT_PARTS * OUT_PART
-    block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
+    batch, _, local, row, low, high = rows_of_program(
+        first, last, first_batch, num_rows, row_start, row_stop, BLOCK_R
+    )
     out_part = tl.program_id(1) % OUT_PARTS
-    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
-    row = row_start + local
-    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
     begin, end = tl.min(low), tl.max(high) + 1
     start = begin + tl.program_id(1) // OUT_PARTS * walk
     stop = tl.minimum(start + walk, tl.minimum(end + wanted, columns))
@@ -101,14 +101,12 @@ def taps_kernel(
     sums: [programs, K + 1, IN_PARTS · IN_PART, OUT_PARTS · OUT_PART], each program's own. A program takes TAPS taps of
     a part of the channels. The grid is (row blocks · walks, groups of taps · IN_PARTS · OUT_PARTS, B).
     """
-    blocks, batch = num_rows // BLOCK_R, tl.program_id(2).to(tl.int64)
+    batch, number, local, _, low, high = rows_of_program(
+        first, last, first_batch, num_rows, row_start, row_stop, BLOCK_R
+    )
     program = batch * tl.num_programs(0) + tl.program_id(0)
-    block, number = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     in_part, out_part = tl.program_id(1) % IN_PARTS, tl.program_id(1) // IN_PARTS % OUT_PARTS
     first_tap = tl.program_id(1) // (IN_PARTS * OUT_PARTS) * TAPS
-    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
-    row = row_start + local
-    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
     begin, end = tl.min(low), tl.max(high) + 1
     start = begin + number * walk
     stop = tl.minimum(start + walk, tl.minimum(end + wanted, columns))

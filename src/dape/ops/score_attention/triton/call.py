@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -101,18 +101,20 @@ class StageTensors:
 
 
 class Chain(list[StageTensors]):
-    """Consecutive stages; held: columns past the visible ones in the image before each stage, and in the last image."""
+    """The stages before ("pre") or after ("post") the softmax, and of the images before each and after the last:
 
-    def __init__(self, stages: Iterable[StageTensors], *, causal: bool) -> None:
-        super().__init__(stages)
+    widths: their channels. held: their columns past the visible ones.
+    """
+
+    def __init__(self, call: Call, arguments: Arguments, side: str) -> None:
+        for number, (left, slope) in enumerate(arguments.plan[side]):
+            name = f"{side}.{number}"
+            weight, offset = arguments[f"{name}.weight"], arguments.get(f"{name}.offset")
+            self.append(StageTensors(weight, offset, left, float(slope), call.dtype, call.grad_dtype))
+        self.widths = [self[0].num_in, *(stage.num_out for stage in self)] if self else []
         # Reach of the later stages; without causality images end with the visible keys.
-        rights = [stage.right if causal else 0 for stage in self]
+        rights = [stage.right if call.causal else 0 for stage in self]
         self.held = [0, *(sum(rights[s:]) for s in range(1, len(rights))), 0]
-
-    @property
-    def widths(self) -> list[int]:
-        """Channels of the image before each stage and after the last."""
-        return [self[0].num_in, *(stage.num_out for stage in self)] if self else []
 
 
 class Call:
@@ -139,7 +141,9 @@ class Call:
         self.dtype = torch.float32 if self.q.dtype == torch.float32 else torch.float16
         self.values, self.dense, self.row, self.column = map(get, ("values", "dense", "row", "column"))
         self.table, self.factor, self.sink = map(get, ("table", "factor", "sink"))
-        self.pre, self.post = (self._chain(arguments, side) for side in ("pre", "post"))
+        self.pre, self.post = (Chain(self, arguments, side) for side in ("pre", "post"))
+        chains = (("pre", self.pre), ("post", self.post))
+        self.stages = {f"{side}.{n}": stage for side, chain in chains for n, stage in enumerate(chain)}
         # Whether the bias goes through the first stage, as channels of the first image.
         self.bias_in_image = bool(self.pre) and self.pre[0].num_in > self.num_heads
         # Whether the last stage adds the bias to its result: one by distance, used in a table.
@@ -155,12 +159,18 @@ class Call:
         # Addresses inside of an image have 32 bits.
         self.scratch = min(int(memory * SCRATCH), 3 * 2**30)
         part = head_part(self.head_dim)
-        kind, bias = self._bias()
+        # The bias from query 0 on.
+        kind, bias = "none", self.q
+        if self.values is not None:
+            kind, bias = "distance", self.values.float().contiguous()[None, :, self.offset - self.lowest :]
+        elif self.row is not None:
+            kind, bias = "separable", halves(self.row)
+        elif self.dense is not None:
+            kind, bias = "dense", unit_stride(self.dense)
         self.arguments: dict[str, Any] = {**dict.fromkeys(OPTIONAL, self.q), **NEUTRAL}
         self.arguments |= {
             "q": self.q, "k": self.k, "v": self.v, "first": self.first, "last": self.last, "bias": bias, "BIAS": kind,
-            "WHOLE": get("first") is None and get("last") is None, "CAUSAL": self.causal,
-            "num_queries": self.num_queries, "num_keys": self.num_keys, "offset": self.offset, "scale": self.scale,
+            "CAUSAL": self.causal, "num_queries": self.num_queries, "num_keys": self.num_keys, "offset": self.offset, "scale": self.scale,
             "H": self.num_heads, "G": self.num_groups, "D": self.head_dim, "PART": part,
             "PARTS": -(-self.head_dim // part), "PRECISION": precision(), "BLOCK_K": BLOCK_K,
         }  # fmt: skip
@@ -170,23 +180,6 @@ class Call:
             self.arguments |= {"factor": self.factor.float().contiguous(), "FACTOR": True}
         if self.sink is not None:
             self.arguments["sink"] = self.sink
-
-    def _chain(self, arguments: Arguments, side: str) -> Chain:
-        """The stages before ("pre") or after ("post") the softmax."""
-        stages = (
-            StageTensors(arguments[f"{name}.weight"], arguments.get(f"{name}.offset"), left, float(slope),
-                         self.dtype, self.grad_dtype)
-            for name, (left, slope) in ((f"{side}.{n}", x) for n, x in enumerate(arguments.plan[side]))
-        )  # fmt: skip
-        return Chain(stages, causal=self.causal)
-
-    def _bias(self) -> tuple[str, Tensor]:
-        """The form of the bias and its tensor, from query 0 on."""
-        if self.values is not None:
-            return "distance", self.values.float().contiguous()[None, :, self.offset - self.lowest :]
-        if self.row is not None:
-            return "separable", halves(self.row)
-        return ("none", self.q) if self.dense is None else ("dense", unit_stride(self.dense))
 
     @cached_property
     def first_table(self) -> dict[str, Any]:
@@ -203,11 +196,10 @@ class Call:
         """The bias by distance that the last stage begins with, and its offset, [distances, H], padded."""
         if not self.adds_values or self.values is None:
             return {}
-        offset, values = self.pre[-1].offset, self.values.T.float()
-        values = values if offset is None else values + offset.float()
-        table = pad(values.to(self.dtype), values.shape[0], padded(self.num_heads))
-        own = {"table": table, "table_plane": table.numel(), "table_lowest": self.lowest}
-        return own | {"TABLE": True, "PLANES": 0}
+        # A pair's second stage has an offset.
+        values = self.values.T.float() + self.pre[-1].offsets[: self.num_heads]
+        table = pad(values.to(self.dtype), len(values), padded(self.num_heads))
+        return {"table": table, "table_plane": table.numel(), "table_lowest": self.lowest, "TABLE": True}
 
     def chunks(self, bytes_per_pair: int) -> Iterator[Chunk]:
         """Consecutive query rows whose images fit into the scratch, in blocks, from the last on."""

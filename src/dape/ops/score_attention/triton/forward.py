@@ -37,6 +37,21 @@ def load_bounds(first, last, row, row_stop):
 
 
 @triton.jit
+def rows_of_program(first, last, first_batch, num_rows, row_start, row_stop, BLOCK_R: tl.constexpr):
+    """Batch entry and split of a program, its rows in the chunk and in the call, their first and last visible keys.
+
+    The last rows, which see the most, go first.
+    """
+    blocks = tl.cdiv(num_rows, BLOCK_R)
+    block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    batch = tl.program_id(2).to(tl.int64)
+    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_start + local
+    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
+    return batch, split, local, row, low, high
+
+
+@triton.jit
 def tile_cuts(low, high, begin, end, BLOCK_K: tl.constexpr):
     """Where tiles of keys begin, those in which every row sees every key in the middle, and end."""
     inner = tl.maximum(begin, tl.cdiv(tl.minimum(tl.max(low), end), BLOCK_K) * BLOCK_K)
@@ -46,17 +61,22 @@ def tile_cuts(low, high, begin, end, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def load_masked(pointers, inside, EDGE: tl.constexpr):
+    """The numbers at pointers; with EDGE, 0 where they are not inside."""
+    if EDGE:
+        return tl.load(pointers, mask=inside, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
 def load_rows(x, token, exists, part, token_stride, D: tl.constexpr, PART: tl.constexpr, EDGE: tl.constexpr):
     """Rows `token` of x, PART numbers of each: [tokens, PART], 0 where a token does not exist; without EDGE all do."""
     dim = part * PART + tl.arange(0, PART)
-    index = token[:, None] * token_stride + dim[None, :]
-    if EDGE:
-        mask = exists[:, None] & (dim[None, :] < D) if D % PART else exists[:, None]
-        return tl.load(x + index, mask=mask, other=0.0)
-    elif D % PART:
-        return tl.load(x + index, mask=(dim < D)[None, :], other=0.0)
-    else:
-        return tl.load(x + index)
+    index, inside = token[:, None] * token_stride + dim[None, :], exists[:, None]
+    if D % PART:
+        inside = inside & (dim[None, :] < D) if EDGE else (dim < D)[None, :]
+    return load_masked(x + index, inside, EDGE or D % PART > 0)
 
 
 @triton.jit
@@ -89,26 +109,14 @@ def to_image(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def load_pixels(image, index, there, EDGE: tl.constexpr):
-    """Pixels of an image; with EDGE, 0 where they are not there."""
-    if EDGE:
-        return tl.load(image + index, mask=there, other=0.0)
-    else:
-        return tl.load(image + index)
-
-
-@triton.jit
 def load_column(image, column, begin, end, local, num_rows, channel, image_channel, NUMBER: tl.constexpr,
                 EDGE: tl.constexpr = True):  # fmt: skip
     """One column of an image, [rows, channels]; 0 outside (without EDGE it is inside) and in padded channels."""
-    index = column * num_rows + local[:, None] + channel[None, :] * image_channel
+    inside = (channel < NUMBER)[None, :]
     if EDGE:
-        inside = (column >= begin) & (column < end)
-        return tl.load(image + index, mask=inside & (channel < NUMBER)[None, :], other=0.0)
-    elif channel.shape[0] > NUMBER:
-        return tl.load(image + index, mask=(channel < NUMBER)[None, :], other=0.0)
-    else:
-        return tl.load(image + index)
+        inside = inside & (column >= begin) & (column < end)
+    index = column * num_rows + local[:, None] + channel[None, :] * image_channel
+    return load_masked(image + index, inside, EDGE or channel.shape[0] > NUMBER)
 
 
 @triton.jit
@@ -176,10 +184,9 @@ def convolve_kernel(
     RIGHT2: tl.constexpr = K2 - 1 - LEFT2
     dtype: tl.constexpr = image.dtype.element_ty
     channel, wide, outs = tl.arange(0, CHANNELS), tl.arange(0, WIDTH), tl.arange(0, OUT)
-    block, batch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2).to(tl.int64)
-    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
-    row = row_start + local
-    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
+    batch, _, local, row, low, high = rows_of_program(
+        first, last, first_batch, num_rows, row_start, row_stop, BLOCK_R
+    )
     begin, end = tl.min(low), tl.max(high) + 1
     start, finish = begin + tl.program_id(1) * walk, tl.minimum(end, columns)
     stop = tl.minimum(start + walk, finish)
@@ -196,8 +203,7 @@ def convolve_kernel(
         reach, nearest = row + offset + RIGHT1, row + offset - values_lowest
         steps = stop - start + K1 + K2 - 2
         interior = (tl.max(low) + LEFT1 + LEFT2 + K1 + K2 <= start) & (
-            start + steps
-            <= tl.minimum(columns, tl.minimum(tl.min(high), row_start + block * BLOCK_R + offset))
+            start + steps <= tl.minimum(columns, tl.minimum(tl.min(high), tl.min(row) + offset))
         )
         for EDGE in tl.static_range(2):
             if interior != (EDGE == 1):
@@ -280,13 +286,10 @@ def pairs_kernel(
     A program takes a block of rows and a split of the keys. The grid is (row blocks · splits, H, B).
     """
     dtype: tl.constexpr = result.dtype.element_ty
-    blocks = tl.cdiv(num_rows, BLOCK_R)
-    block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
-    row = row_start + local
-    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
-    exists = row < row_stop
+    batch, split, local, row, low, high = rows_of_program(
+        first, last, first_batch, num_rows, row_start, row_stop, BLOCK_R
+    )
+    head, exists = tl.program_id(1), row < row_stop
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     v += batch * k_batch + head * G // H * k_head
@@ -342,7 +345,7 @@ def pairs_kernel(
                         grad = dot(tile, directions[part], grad, PRECISION)
                 logits *= scale
                 if IMAGE:
-                    logits = dot(load_pixels(image, pixel, shown, third != 1), unit, logits, PRECISION)
+                    logits = dot(load_masked(image + pixel, shown, third != 1), unit, logits, PRECISION)
                 if BIAS != "none":
                     values = load_bias(
                         bias, column_bias, row[None, :], key[:, None], exists[None, :], seen[:, None], shown, bias_row,
@@ -360,7 +363,7 @@ def pairs_kernel(
                     if third != 1:
                         found = tl.where(shown, found, 0.0)
                 if MODE == "given":
-                    grad = load_pixels(given, pixel, shown, third != 1).to(tl.float32)
+                    grad = load_masked(given + pixel, shown, third != 1).to(tl.float32)
                 if final == 0:
                     row_delta += tl.sum(found * grad, 0)
                 else:
@@ -410,13 +413,10 @@ def attend_kernel(
     written. LINEAR: the image itself · V · scale. A split that sees nothing has lse −∞. The grid is (row blocks · splits,
     H, B); the last rows, which see the most, go first.
     """
-    blocks = tl.cdiv(num_rows, BLOCK_R)
-    block, split = blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    local = block * BLOCK_R + tl.arange(0, BLOCK_R)
-    row = row_start + local
-    low, high = load_bounds(first + batch * first_batch, last + batch * first_batch, row, row_stop)
-    exists = row < row_stop
+    batch, split, local, row, low, high = rows_of_program(
+        first, last, first_batch, num_rows, row_start, row_stop, BLOCK_R
+    )
+    head, exists = tl.program_id(1), row < row_stop
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * G // H * k_head
     v += batch * k_batch + head * G // H * k_head
@@ -455,13 +455,13 @@ def attend_kernel(
             pixel = key[None, :] * num_rows + local[:, None]
             if IMAGE:
                 # As an operand of a product with the unit matrix, a tile of the image is cheap to load into registers.
-                logits = dot(load_pixels(image, pixel, shown, third != 1), unit, logits, PRECISION)
+                logits = dot(load_masked(image + pixel, shown, third != 1), unit, logits, PRECISION)
             if BIAS != "none":
                 logits += load_bias(
                     bias, column_bias, row[:, None], key[None, :], exists[:, None], seen[None, :], shown, bias_row,
                     BIAS)  # fmt: skip
             if LINEAR:
-                weights = load_pixels(image, pixel, shown, third != 1)
+                weights = load_masked(image + pixel, shown, third != 1)
                 shrink = tl.full([BLOCK_R], 1.0, tl.float32)
             else:
                 if FACTOR:

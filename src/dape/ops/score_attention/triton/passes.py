@@ -15,16 +15,12 @@ from dape.ops.score_attention.triton.call import Call, Chain, Chunk, StageTensor
 # Two stages run as one kernel if their weights fit into registers along with the running sums.
 FUSED_NUMBERS = 2 * 3 * 32 * 32
 
-Variants = list[dict[str, Any]]
-
 
 def forward_pass(call: Call) -> tuple[Tensor, Tensor]:
     """Output [B, H, Tq, D] and log-sum-exp of the logits and the sink [B, H, Tq], −∞ for a row that sees nothing."""
     out = calls.blank_memory(*call.q.shape, dtype=call.q.dtype, device=call.device)
     lse = calls.blank_memory(*call.q.shape[:3], dtype=torch.float32, device=call.device)
-    widths = call.pre.widths
-    if is_fused(call, call.pre):
-        widths = [widths[0], widths[-1]]
+    widths = call.pre.widths[:: len(call.pre)] if is_fused(call, call.pre) else call.pre.widths
     for chunk in call.chunks(sum([*widths, *call.post.widths]) * call.dtype.itemsize):
         attend_chunk(chunk, out, lse)
     return out, lse
@@ -49,7 +45,7 @@ def is_fused(call: Call, chain: Chain) -> bool:
     return sum(sizes) <= FUSED_NUMBERS and max(padded(s.num_in) for s in chain) <= 32
 
 
-def pipelined(warps: int, **own: Any) -> Variants:
+def pipelined(warps: int, **own: Any) -> list[dict[str, Any]]:
     """Variants of a kernel that prefetches in its loop."""
     return [{"STAGES": stages, "num_warps": warps, **own} for stages in (3, 2, 1)]
 
@@ -64,21 +60,19 @@ def scores(chunk: Chunk) -> Tensor:
 
 def pairs(chunk: Chunk, mode: str, result: Tensor, **own: Any) -> None:
     """Write a number for every pair into an image: scores, weights, or gradients of the logits."""
-    call = chunk.call
+    call, rows, keys = chunk.call, chunk.block, min(32, calls.BLOCK_K)
     own = {"MODE": mode, "result": result} | own
-    rows, splits, per_split = chunk.block, 1, chunk.columns
     if mode == "scores":
-        own["FACTOR"], rows = False, min(2 * calls.BLOCK_R, chunk.size)
+        own["FACTOR"], rows, keys = False, min(2 * calls.BLOCK_R, chunk.size), calls.BLOCK_K
     blocks = -(-chunk.size // rows)
-    if mode != "given" and (call.factor is None or mode != "gradients"):
-        splits, per_split = split_keys(
-            chunk, calls.RESIDENT * call.multiprocessors // (blocks * call.num_heads * call.batch)
-        )
+    wanted = calls.RESIDENT * call.multiprocessors // (blocks * call.num_heads * call.batch)
+    # Sums over the keys of a row are those of one program.
+    sums = mode == "given" or (mode == "gradients" and call.factor is not None)
+    splits, own["per_split"] = (1, chunk.columns) if sums else split_keys(chunk, wanted)
     # float32 operands take the registers of more warps.
     warps = max(1, min(8 if call.dtype == torch.float32 else 4, rows // 16))
-    keys = calls.BLOCK_K if mode == "scores" else min(32, calls.BLOCK_K)
     variants = pipelined(warps, BLOCK_R=rows, BLOCK_K=keys)
-    chunk.run(ahead.pairs_kernel, blocks * splits, call.num_heads, *variants, per_split=per_split, **own)
+    chunk.run(ahead.pairs_kernel, blocks * splits, call.num_heads, *variants, **own)
 
 
 def convolved(chunk: Chunk, chain: Chain, image: Tensor, keep: list[Tensor] | None = None) -> Tensor:
@@ -109,20 +103,17 @@ def convolved_at_once(chunk: Chunk, image: Tensor, keep: list[Tensor] | None) ->
     one, two = call.pre
     out = chunk.image(two.num_out, call.dtype)
     hidden = out if keep is None else chunk.image(one.num_out, call.dtype)
-    values = {
-        name.replace("table", "values"): x for name, x in call.last_table.items() if name.startswith("table")
-    }
-    own = {
+    own = call.first_table | {n.replace("table", "values"): x for n, x in call.last_table.items()}
+    own |= {
         "image": image, "out": out, "kept": hidden, "KEEP": keep is not None, "HIDDEN": one.num_out,
-        "w1": one.taps, "w2": two.taps, "b1": one.offsets, "b2": two.offsets,
-        **call.first_table, **values, "VALUES": call.adds_values, "held": call.pre.held[1],
+        "w1": one.taps, "w2": two.taps, "b1": one.offsets, "b2": two.offsets, "VALUES": call.adds_values, "held": call.pre.held[1],
         "slope1": one.slope, "slope2": two.slope, "IN": one.num_in, "OUTS": two.num_out,
         "CHANNELS": padded(one.num_in), "WIDTH": padded(one.num_out), "OUT": padded(two.num_out),
         "K1": one.kernel_size, "LEFT1": one.left, "K2": two.kernel_size, "LEFT2": two.left,
     }  # fmt: skip
     # With more channels, 16 rows of a warp fill its registers.
-    warps = max(1, chunk.block // (32 if padded(one.num_in) == 16 else 16))
-    chunk.run(ahead.convolve_kernel, chunk.blocks, chunk.walks, *pipelined(warps), **own)
+    variants = pipelined(max(1, chunk.block // (32 if padded(one.num_in) == 16 else 16)))
+    chunk.run(ahead.convolve_kernel, chunk.blocks, chunk.walks, *variants, **own)
     if keep is not None:
         keep += [hidden, out]
     return out
@@ -159,9 +150,8 @@ def logit_arguments(call: Call, image: Tensor | None) -> dict[str, Any]:
 
 def attended(chunk: Chunk, out: Tensor, lse: Tensor | None, *, SUMS: bool = True, **own: Any) -> None:
     """Write the output (if SUMS) and, unless LINEAR, the log-sum-exp of a chunk's rows."""
-    call, rows = chunk.call, chunk.block
-    others, sums = call.num_heads * call.batch, lse
-    exact = call.dtype == torch.float32
+    call, rows, exact = chunk.call, chunk.block, chunk.call.dtype == torch.float32
+    others = call.num_heads * call.batch
     if exact:
         rows = min(32, rows)
     elif chunk.blocks // 2 * others >= call.multiprocessors:
@@ -169,17 +159,16 @@ def attended(chunk: Chunk, out: Tensor, lse: Tensor | None, *, SUMS: bool = True
     blocks = -(-chunk.size // rows)
     # Parts are merged by a kernel of their own: only if most of the GPU were idle, or for long.
     programs = blocks * others
-    short = 2 * programs <= call.multiprocessors
-    splits, per_split = split_keys(chunk, 2 * call.multiprocessors // programs, 256 if short else 2048)
+    least = 256 if 2 * programs <= call.multiprocessors else 2048
+    splits, per_split = split_keys(chunk, 2 * call.multiprocessors // programs, least)
     whole: dict[str, Any] = {"out": out, "SINK": call.sink is not None, "SUMS": SUMS}
     whole |= {} if lse is None else {"lse": lse}
     own = whole | {"out_start": 0, "out_rows": call.num_queries, "per_split": per_split} | own
     if splits > 1:
-        num_rows = chunk.stop - chunk.start
-        shape = (splits, call.batch, call.num_heads, num_rows, call.head_dim)
+        shape = (splits, call.batch, call.num_heads, chunk.stop - chunk.start, call.head_dim)
         parts = calls.blank_memory(*shape, dtype=torch.float32, device=call.device)
         sums = calls.blank_memory(*shape[:4], dtype=torch.float32, device=call.device)
-        own |= {"out": parts, "lse": sums, "out_start": chunk.start, "out_rows": num_rows, "SINK": False}
+        own |= {"out": parts, "lse": sums, "out_start": chunk.start, "out_rows": shape[3], "SINK": False}
     # Sums of wide heads, and all that is float32, take the registers of more warps.
     warps = rows // 4 if exact else min(8 if call.head_dim > 80 else 4, rows // 16)
     tile = min(32, calls.BLOCK_K) if exact or rows == 128 else calls.BLOCK_K
@@ -192,20 +181,13 @@ def attended(chunk: Chunk, out: Tensor, lse: Tensor | None, *, SUMS: bool = True
         out[:, :, chunk.start : chunk.stop] = parts.sum(0)
     elif splits > 1:
         whole |= {"parts": parts, "sums": sums, "num_splits": splits, "WIDTH": padded(call.head_dim)}
-        chunk.run(ahead.merge_kernel, num_rows, call.num_heads, {"num_warps": 1}, num_rows=num_rows, **whole)
+        chunk.run(ahead.merge_kernel, shape[3], call.num_heads, {"num_warps": 1}, num_rows=shape[3], **whole)
 
 
 def row_products(chunk: Chunk, image: Tensor, x: Tensor, scale: float, out: Tensor) -> None:
     """Write the rows of out [B, H, Tq, D]: those of an image times x [B, G, Tk, D], times scale."""
-    own: dict[str, Any] = {
-        "v": x,
-        "image": image,
-        "scale": scale,
-        "SCORES": False,
-        "BIAS": "none",
-        "FACTOR": False,
-    }
-    attended(chunk, out, None, LINEAR=True, **own)
+    own: dict[str, Any] = {"v": x, "image": image, "scale": scale, "SCORES": False, "BIAS": "none"}
+    attended(chunk, out, None, LINEAR=True, FACTOR=False, **own)
 
 
 def key_products(chunk: Chunk, image: Tensor, x: Tensor, scale: float, out: Tensor) -> None:
@@ -229,6 +211,9 @@ class Gradients:
     """Gradients of all inputs of a call, gathered over chunks of query rows, in float32.
 
     Those of queries have their dtype at once; those of keys and values, sums over all chunks, are for all heads.
+
+    sums: of a dense or separable bias by its name; by distance of a batch entry [planes, distances, channels], "values" and
+    "table"; of a stage's programs [taps, in, out], such as "pre.0".
     """
 
     def __init__(self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> None:
@@ -237,22 +222,19 @@ class Gradients:
         self.q = calls.blank_memory(*call.q.shape, dtype=call.q.dtype, device=call.device)
         of_keys = (call.batch, call.num_heads, call.num_keys, call.head_dim)
         self.k, self.v = self._zeros(*of_keys), self._zeros(*of_keys)
-        of_bias = {"dense": call.dense, "row": call.row, "column": call.column}
-        self.of_bias = {name: self._zeros(*x.shape) for name, x in of_bias.items() if x is not None}
         # The weights, or with further stages their gradients, have an image of their own.
         channels = sum([*(call.pre.widths or [call.num_heads]), *call.post.widths, call.num_heads])
         chunks = list(call.chunks(channels * call.dtype.itemsize))
-        # Sums by distance of a batch entry [planes, distances, channels], and of a stage's program [taps, in, out].
-        self.sums: dict[Any, Tensor] = {}
+        given = {"dense": call.dense, "row": call.row, "column": call.column}
+        self.sums = {name: self._zeros(*x.shape) for name, x in given.items() if x is not None}
         if call.values is not None:
             self.sums["values"] = self._zeros(call.batch, 1, call.values.shape[1], call.num_heads)
         if call.table is not None:
             self.sums["table"] = self._zeros(call.batch, *call.table.shape)
         programs = max(chunk.blocks * chunk.walks * call.batch for chunk in chunks)
-        for side, chain in (("pre", call.pre), ("post", call.post)):
-            for number, stage in enumerate(chain):
-                shape = (programs, stage.kernel_size + 1, padded(stage.num_in), padded(stage.num_out))
-                self.sums[side, number] = self._zeros(*shape)
+        for name, stage in call.stages.items():
+            sizes = (stage.kernel_size + 1, padded(stage.num_in), padded(stage.num_out))
+            self.sums[name] = self._zeros(programs, *sizes)
         # Inner product of each row's weights and their gradients; behind stages after the softmax, chunk by chunk.
         self.delta, self.factor = torch.empty_like(lse), torch.empty_like(lse)
         if not call.post:
@@ -265,23 +247,20 @@ class Gradients:
 
     def by_name(self) -> dict[str, Tensor]:
         """The gradients by the names of the call's tensors."""
-        call = self.call
+        call, sums = self.call, self.sums
         k, v = (x.unflatten(1, (call.num_groups, -1)).sum(2) if call.num_groups < call.num_heads else x
                 for x in (self.k, self.v))  # fmt: skip
-        found = {"q": self.q, "k": k, "v": v, **self.of_bias}
+        found = {"q": self.q, "k": k, "v": v}
+        found |= {name: sums[name] for name in ("dense", "row", "column") if name in sums}
         if call.factor is not None:
             found["factor"] = self.factor.sum_to_size(call.factor.shape)
         if call.table is not None:
-            found["table"] = self.sums["table"].sum(0)
+            found["table"] = sums["table"].sum(0)
         if call.values is not None:
-            found["values"] = self.sums["values"].sum((0, 1)).T
-        for side, chain in (("pre", call.pre), ("post", call.post)):
-            for number, stage in enumerate(chain):
-                total = self.sums[side, number].sum(0)
-                weight = total[:-1, : stage.num_in, : stage.num_out]
-                found[f"{side}.{number}.weight"] = weight.permute(2, 1, 0)
-                if stage.offset is not None:
-                    found[f"{side}.{number}.offset"] = total[-1, 0, : stage.num_out].clone()
+            found["values"] = sums["values"].sum((0, 1)).T
+        for name, stage in call.stages.items():
+            total = sums[name].sum(0)[:, : stage.num_in, : stage.num_out]
+            found |= {f"{name}.weight": total[:-1].permute(2, 1, 0), f"{name}.offset": total[-1, 0].clone()}
         if (sink := call.sink) is not None:
             weights = torch.exp(sink.float()[:, None] - self.lse).masked_fill(self.lse == -torch.inf, 0.0)
             found["sink"] = -(weights * self.delta).sum((0, 2))
@@ -338,7 +317,7 @@ class Gradients:
         chain = call.pre if side == "pre" else call.post
         for number in reversed(range(len(chain))):
             stage, image, held, wanted = chain[number], images[number], *chain.held[number : number + 2]
-            self._taps(chunk, (side, number), stage, image, grad, held=held, wanted=wanted)
+            self._taps(chunk, f"{side}.{number}", image, grad, held=held, wanted=wanted)
             into = image.view(call.grad_dtype)
             own: dict[str, Any] = {"LEFT": stage.right, "held": wanted, "wanted": held}
             if number > 0:
@@ -352,10 +331,9 @@ class Gradients:
                 self._by_distance(chunk, grad, "table", -chain[0].right, held)
         return grad
 
-    def _taps(
-        self, chunk: Chunk, name: Any, stage: StageTensors, image: Tensor, grad: Tensor, **own: Any
-    ) -> None:
+    def _taps(self, chunk: Chunk, name: str, image: Tensor, grad: Tensor, **own: Any) -> None:
         """Add to the sums from which the gradients of a stage's weights and offset are computed."""
+        stage = self.call.stages[name]
         parts, taps = channel_parts(stage.num_in, stage.num_out), stage.kernel_size + 1
         own |= parts | {"image": image, "grad": grad, "sums": self.sums[name], "LEFT": stage.left}
         own |= {"K": stage.kernel_size, "TAPS": min(taps, 4)}
@@ -368,17 +346,23 @@ class Gradients:
         call = self.call
         if call.values is not None:
             self._by_distance(chunk, grad, "values", call.lowest, 0)
-        elif "dense" in self.of_bias or "row" in self.of_bias:
+        elif call.dense is not None or call.row is not None:
             rows, keys = slice(chunk.start, chunk.stop), slice(0, min(chunk.columns, call.num_keys))
             key = torch.arange(keys.stop, device=call.device)
             low, high = (x[:, rows, None] for x in (call.first, call.last))
             visible = grad[:, :, keys, : chunk.stop - chunk.start].transpose(-1, -2).float()
             through = torch.where(((key >= low) & (key <= high))[:, None], visible, 0.0)
+
+            def add(name: str, x: Tensor, *part: slice) -> None:
+                # Batch entries may share a bias.
+                total = self.sums[name][:, :, *part]
+                total += x.sum(0, keepdim=True) if len(total) == 1 else x
+
             if call.dense is not None:
-                add(self.of_bias["dense"][:, :, rows, keys], through)
+                add("dense", through, rows, keys)
             else:
-                add(self.of_bias["row"][:, :, rows], through.sum(3))
-                add(self.of_bias["column"][:, :, keys], through.sum(2))
+                add("row", through.sum(3), rows)
+                add("column", through.sum(2), keys)
 
     def _by_distance(self, chunk: Chunk, grad: Tensor, name: str, lowest: int, extra: int) -> None:
         """Add to the sums by distance of an image, [planes, distances, channels], from `lowest` on."""
@@ -395,8 +379,3 @@ class Gradients:
         }  # fmt: skip
         programs = max(0, -(-reached // tile))
         chunk.run(backward.diagonals_kernel, programs, -(-channels // group), {"num_warps": 1}, **own)
-
-
-def add(target: Tensor, x: Tensor) -> None:
-    """Add x to target, and the sum of its batch entries where they share one."""
-    target += x.sum(0, keepdim=True) if target.shape[0] == 1 else x

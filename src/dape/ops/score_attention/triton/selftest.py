@@ -41,10 +41,11 @@ def fault(device: int, **kind: Any) -> str | None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return "calls of this kind were not tested before a CUDA graph is captured"
         name = _name(device, kind)
-        _known[key] = None if name in _passed() else _tested(torch.device("cuda", device), kind)
+        passed = name in _passed()
+        _known[key] = None if passed else examined(torch.device("cuda", device), **kind)["reason"]
         if (reason := _known[key]) is not None:
             warnings.warn(f"the Triton kernels are not used: {reason}", stacklevel=2)
-        elif name not in _passed():
+        elif not passed:
             _file().parent.mkdir(parents=True, exist_ok=True)
             write_atomically(_file(), json.dumps([*_passed(), name]))
     return _known[key]
@@ -72,51 +73,44 @@ def _name(device: int, kind: dict[str, Any]) -> str:
     return hashlib.sha256(repr((card, *versions, sorted(kind.items()))).encode()).hexdigest()
 
 
-def _tested(device: torch.device, kind: dict[str, Any]) -> str | None:
+def examined(device: torch.device, **kind: Any) -> dict[str, Any]:
+    """The errors of a call, and the reason why it does not pass, or None."""
     try:
         found = errors(device, **kind)
     # A compiler or a driver may fail in any way, and another backend can run the call.
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        return f"a test call failed with {type(error).__name__}: {first}"
-    return wrong(found, kind["dtype"])
+        return {"reason": f"a test call failed with {type(error).__name__}: {first}"}
+    return {"errors": found, "reason": wrong(found, kind["dtype"])}
 
 
 def wrong(found: dict[str, float], dtype: torch.dtype) -> str | None:
     """A sentence about the errors that are too large, or None."""
     limits = {name: TOLERANCE[dtype] / (10 if name == "out" else 1) for name in found}
-    large = [
-        f"{name} by {error:.1e}, tolerance {limits[name]:g}"
-        for name, error in found.items()
-        if not error <= limits[name]
-    ]
+    large = [f"{n} by {x:.1e}, tolerance {limits[n]:g}" for n, x in found.items() if not x <= limits[n]]
     return f"a test call in {dtype} is off: {'; '.join(large)}" if large else None
 
 
 def errors(
     device: torch.device,
     *,
-    dtype: torch.dtype,
-    num_heads: int,
-    num_groups: int,
-    head_dim: int,
-    signature: tuple,
-    bias: str,
-    causal: bool,
-    bounded: tuple[bool, bool],
-    backward: bool,
     length: int = 300,
     queries: int | None = None,
     batch: int = 2,
     visible: Visible | None = None,
     rows: int = 150,
+    **kind: Any,
 ) -> dict[str, float]:
-    """Errors of the output and all gradients of a call, as shares of their norms, by name.
+    """Errors of the output and all gradients of a call of a kind, as shares of their norms, by name.
 
     visible: by default, a window on each bounded side. rows: about as many are a chunk.
     """
     from dape.ops.score_attention import triton as backend
 
+    dtype, num_heads, head_dim, signature, bias, causal, bounded, backward = (
+        kind[name]
+        for name in ("dtype", "num_heads", "head_dim", "signature", "bias", "causal", "bounded", "backward")
+    )
     generator = torch.Generator("cpu").manual_seed(0)
     queries = queries or length
     lowest = 0 if causal else 1 - max(queries, length)
@@ -128,7 +122,7 @@ def errors(
         "dense": {"dense": (batch, num_heads, queries, length)},
     }  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = {"q": (batch, num_heads, queries, head_dim)}
-    shapes |= dict.fromkeys("kv", (batch, num_groups, length, head_dim)) | of_bias[bias]
+    shapes |= dict.fromkeys("kv", (batch, kind["num_groups"], length, head_dim)) | of_bias[bias]
     shapes |= {name: tuple(x.shape) for name, x in of_program.items()}
     # Numbers that the dtype can hold, but for scaled weights.
     tensors = {
@@ -203,12 +197,7 @@ def definition(problem: Problem, dtype: torch.dtype) -> Tensor:
         def hidden(self, x: Tensor) -> Tensor:
             return rounded(super().hidden(x))
 
-    program, (_, num_heads, num_queries, num_keys, _) = problem.program, problem.sizes
-    edges = Edges.of(problem.visible, num_queries, num_keys, causal=problem.causal, device=problem.q.device)
-    edges = Rounded(**vars(edges))
-    scores = problem.q @ reference.repeat_heads(problem.k, num_heads).transpose(-1, -2) * problem.scale
-    logits = reference.process(scores, problem.dense_bias(), program, edges)
-    return reference.normalise(logits, program, edges) @ reference.repeat_heads(problem.v, num_heads)
+    return reference.attend(problem, Rounded)
 
 
 CONV3 = (((32, 24, 1, 3, True, 1, 1, 0.01), (12, 32, 1, 3, True, 1, 1, 1.0)), ())
@@ -248,12 +237,6 @@ def run_suite(
     results = []
     for name, kind in SUITE.items():
         report(f"self-test: {name}")
-        result: dict[str, Any] = {"call": name}
-        try:
-            result["errors"] = errors(device, **kind)
-            result["reason"] = wrong(result["errors"], kind["dtype"])
-        # A kernel may fail in any way, and the others must still be tested.
-        except Exception as error:
-            result["reason"] = f"{type(error).__name__}: {error}"
+        result = {"call": name, **examined(device, **kind)}
         results.append(result | {"passes": result["reason"] is None})
     return results
