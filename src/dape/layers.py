@@ -17,7 +17,7 @@ from dape.ops.score_attention.fold import convolved, without_pre
 from dape.ops.score_attention.reference import repeat_heads
 from dape.ops.score_attention.types import shown_by
 from dape.positions import PositionEncoding, Positions
-from dape.positions.masks import KeyValueCache, SizedCache, decoder_positions, without_holes
+from dape.positions.masks import KeyValueCache, SizedCache, decoder_positions
 from dape.scores import ScoreProcessor
 
 
@@ -193,7 +193,7 @@ class ScoreAttention(nn.Module):
         elif is_causal:
             past = _Past(k.shape[2] - q.shape[2]) if cache is None else cache
             by_token = _by_token(mask, q.shape[0]) if isinstance(mask, Tensor) else None
-            at = decoder_positions(
+            at, holes = decoder_positions(
                 q.shape[2],
                 device=q.device,
                 cache=past,
@@ -201,7 +201,6 @@ class ScoreAttention(nn.Module):
                 attention_mask=by_token,
                 position_ids=None if positions is None else positions.view(-1, positions.shape[-1]),
             )
-            holes = without_holes(by_token, at, past, q.shape[2], index)
             arrange = None if holes is None else holes.arrange
             if arrange is not None and cache is None and q.shape[2] != k.shape[2]:
                 raise ValueError(

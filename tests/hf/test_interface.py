@@ -117,7 +117,7 @@ def test_t5s_bias_by_distance_is_no_tensor_of_all_pairs():
     model = made("t5")
     dape.hf.use_distances(model)
     model.set_attn_implementation("dape")
-    with interface.watching() as calls:
+    with interface.recording(interface.INPUTS) as calls:
         results(model, given(model))
     shapes = [None if call.bias is None else tuple(call.bias.values.shape) for call in calls]
     assert shapes == [(4, 21), (4, 21), (4, 13), None, (4, 13), None]

@@ -401,7 +401,7 @@ REFUSALS = {
     "width": (lambda path: dape.load_adapter(dape.retrofit(small(), width=8), adapter(path)), "was made with width=32, the model is retrofitted with 8"),
     "no base": (lambda path: dape.load_retrofitted(adapter(path)), "does not say where its base is"),
     "no adapter": (lambda path: dape.load_adapter(small(), path), "holds no adapter"),
-    "no folder": (lambda path: dape.load_retrofitted(path / "nosuch"), r"there is no folder .*nosuch; a model on the Hugging Face hub"),
+    "no folder": (lambda path: dape.load_retrofitted(path / "nosuch"), r"there is no folder .*nosuch; download a model"),
     "no base there": (lambda path: dape.load_retrofitted(dape.save_adapter(dape.retrofit(small()), path / "a", base=str(path / "no" / "base"))), r"needs its base: no model .*no/base.: there is no such folder here, and"),
     "another rotation": (lambda _: dape.retrofit(small(rope_theta=50.0), "selfextend[base=10000]"), "its rotation is not base=10000 on halves of 1 of the features"),
     "other padding": (lambda path: onto(path, "dape1x3", "dape1x3[padding=causal]"), OTHER),

@@ -23,7 +23,7 @@ from dape.layers import Inputs
 from dape.models.attention import Context
 from dape.models.config import DapeConfig
 from dape.models.decoder import DapeDecoderLayer, DapeForCausalLM
-from dape.models.interface import watching
+from dape.models.interface import INPUTS, recording
 from dape.ops.score_attention.edges import Edges
 from dape.ops.score_attention.reference import capped, normalise, process, repeat_heads
 from dape.ops.score_attention.types import bias_tile
@@ -202,14 +202,10 @@ def _sizes(model: PreTrainedModel) -> tuple[DapeConfig, str]:
         config = cast(DapeConfig, model.config)
         return config, str(config.method)
     if not is_retrofitted(model):
-        raise TypeError(
-            f"inspect takes a DapeForCausalLM or a retrofitted model, got a {type(model).__name__}"
-        )
+        raise TypeError(f"expected a DapeForCausalLM or a retrofitted model, got a {type(model).__name__}")
     plan, own = record(model), model.config.get_text_config()
     if len(set(plan.num_heads)) > 1:
-        raise ValueError(
-            f"the layers have {plan.num_heads} heads: maps need the same number of heads in every layer"
-        )
+        raise ValueError(f"the layers have {plan.num_heads} heads: maps need the same number in all")
     sizes = DapeConfig(
         hidden_size=own.hidden_size - own.hidden_size % plan.num_heads[0],
         num_hidden_layers=len(plan.num_heads),
@@ -232,7 +228,7 @@ def _own_inputs(model: DapeForCausalLM, ids: Tensor, layers: Sequence[int]) -> I
 def _retrofitted_inputs(
     model: PreTrainedModel, ids: Tensor, layers: Sequence[int]
 ) -> Iterator[tuple[int, Inputs]]:
-    with watching() as recorded:
+    with recording(INPUTS) as recorded:
         model.base_model(input_ids=ids, use_cache=False)
     for layer in layers:
         yield layer, recorded[layer]
@@ -246,9 +242,7 @@ def _token_ids(ids: Tensor | Sequence[int]) -> Tensor:
     with suppress(TypeError, ValueError, RuntimeError):
         tokens = torch.as_tensor(ids).flatten()
     if tokens is None or tokens.dtype == torch.bool or tokens.is_floating_point():
-        raise TypeError(
-            f"ids are token numbers, integers that a tokenizer makes of a text, got {reprlib.repr(ids)}"
-        )
+        raise TypeError(f"ids must be integers that a tokenizer makes of a text, got {reprlib.repr(ids)}")
     return tokens.long()
 
 

@@ -22,18 +22,9 @@ from dape.models.presets import PRESETS, preset
 from dape.models.remote_code import ENTRIES
 
 __all__ = [
-    "PRESETS",
-    "Attention",
-    "Context",
-    "DapeConfig",
-    "DapeForCausalLM",
-    "DapeForSequenceClassification",
-    "DapeForTokenClassification",
-    "DapeModel",
-    "Encoder",
-    "export",
-    "preset",
-]
+    "PRESETS", "Attention", "Context", "DapeConfig", "DapeForCausalLM", "DapeForSequenceClassification",
+    "DapeForTokenClassification", "DapeModel", "Encoder", "export", "preset",
+]  # fmt: skip
 
 for _auto, _name in ENTRIES.items():
     _key = "dape" if _auto == "AutoConfig" else DapeConfig

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from dape.layers import (
-    Inputs,
-    inputs_of,
-    rotated_late,
-    rotates_late,
-    with_cached,
-)
+from dape.layers import Inputs, inputs_of, rotated_late, rotates_late, with_cached
 from dape.ops.score_attention import ScoreProgram
 from dape.ops.score_attention.reference import repeat_heads
 from dape.positions import PositionEncoding, Positions
@@ -152,9 +146,8 @@ class Attention(nn.Module):
         q = self.heads(self.query(x))
         if q.shape[1] != self.num_heads:
             raise ValueError(
-                f"the projection gives {q.shape[1]} of {self.num_heads} heads: split between processes by tensor "
-                f"parallelism, heads would be processed apart. Use dape.models.parallel.share_heads, or leave "
-                f"query, key, value and out whole, and split the MLPs"
+                f"the projection gives {q.shape[1]} of {self.num_heads} heads, which would be processed apart: for tensor "
+                f"parallelism use dape.models.parallel.share_heads, or leave query, key, value and out whole"
             )
         q = encoding.rotate(q, at, *lengths)
         if alone:
@@ -173,10 +166,8 @@ class Attention(nn.Module):
                 asked=last_rows,
             )
         if k.shape[2] != positions.keys.shape[1]:
-            raise ValueError(
-                f"attention has {k.shape[2]} keys, but {positions.num_keys} are expected: with gradient "
-                f"checkpointing, pass no cached tokens"
-            )
+            given = f"attention has {k.shape[2]} keys, but {positions.num_keys} are expected"
+            raise ValueError(f"{given}: with gradient checkpointing, pass no cached tokens")
         if late:
             k, program = rotated_late(k, program, encoding, positions)
             v = repeat_heads(v, q.shape[1])

@@ -76,10 +76,8 @@ class DapeConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.dape_format != FORMAT:
-            raise ValueError(
-                f"the model has format {self.dape_format}, this version of dape reads format {FORMAT}: load it with "
-                f"the version that wrote it"
-            )
+            here = f"this version of dape reads format {FORMAT}: load it with the version that wrote it"
+            raise ValueError(f"the model has format {self.dape_format}, {here}")
         # What tools have added to a saved configuration had no effect before either.
         for name in () if self.transformers_version else sorted(kwargs.keys() - OF_TRANSFORMERS):
             check_choice("option", name, DapeConfig.__annotations__)

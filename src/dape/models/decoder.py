@@ -36,7 +36,6 @@ from dape.positions.masks import (
     check_packing_arguments,
     decoder_positions,
     starts_again,
-    without_holes,
 )
 from dape.scores import ScoreProcessor
 
@@ -83,6 +82,10 @@ class DapeDecoderLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        # The initial scale of what is added to the residual stream falls with the number of layers. No subclass marks
+        # it, because quantisers replace nn.Linear itself.
+        for linear in (self.attention.out, self.mlp.down):
+            linear.__dict__["writes_residual"] = True
         self.canon_a, self.canon_c = (
             Canon(config.hidden_size, layer, state) if place in method.canon else None
             for state, place in enumerate("ac")
@@ -126,6 +129,7 @@ class DapePreTrainedModel(PreTrainedModel):
     # hooks of their own.
     _skip_keys_device_placement = ["past_key_values", "encoding"]  # noqa: RUF012 (as above)
     _can_compile_fullgraph = True
+    _input_embed_layer = "embed"
 
     @classmethod
     def from_pretrained(
@@ -181,12 +185,9 @@ class DapePreTrainedModel(PreTrainedModel):
             module.reset_parameters()
             for parameter, value in zip(loaded, values, strict=True):
                 parameter.copy_(value)
-        elif id(module) in self._inner_modules():
-            # Encodings and score processors initialise their own submodules.
-            return
         elif isinstance(module, nn.Linear):
             residual_std = 2 / self.config.num_hidden_layers / math.sqrt(self.config.hidden_size)
-            nn.init.normal_(module.weight, std=residual_std if id(module) in self._residual_layers() else std)
+            nn.init.normal_(module.weight, std=residual_std if hasattr(module, "writes_residual") else std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
@@ -197,19 +198,6 @@ class DapePreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
             if isinstance(module, nn.LayerNorm):
                 nn.init.zeros_(module.bias)
-
-    def _inner_modules(self) -> set[int]:
-        """Identities of the modules inside position encodings and score processors."""
-        outer = [m for m in self.modules() if isinstance(m, (PositionEncoding, ScoreProcessor))]
-        return {id(inner) for module in outer for inner in module.modules()}
-
-    def _residual_layers(self) -> set[int]:
-        """Identities of the linear layers that write to the residual stream; their initial scale falls with the number of layers.
-
-        Not marked by a subclass: quantisers replace nn.Linear itself, and would miss subclasses.
-        """
-        layers = [m for m in self.modules() if isinstance(m, DapeDecoderLayer)]
-        return {id(linear) for layer in layers for linear in (layer.attention.out, layer.mlp.down)}
 
 
 class DapeModel(DapePreTrainedModel):
@@ -236,12 +224,6 @@ class DapeModel(DapePreTrainedModel):
         self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed = cast(nn.Embedding, value)
 
     @can_return_tuple
     def forward(
@@ -283,14 +265,19 @@ class DapeModel(DapePreTrainedModel):
         cached = past_key_values is not None and not torch.compiler.is_compiling()
         begun = cached and int(cast(Cache, past_key_values).get_seq_length()) > 0
         packed = not begun and starts_again(position_ids, attention_mask)
-        if self.has_canon and past_key_values is not None and not _keeps_states(past_key_values):
+        layers = [] if past_key_values is None else past_key_values.layers
+        keeps_states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+        if self.has_canon and past_key_values is not None and not keeps_states:
             raise ValueError(
-                f"{self.config.method} mixes hidden states of neighbours, which this cache does not keep: build it with "
-                f"DynamicCache(config=model.config)"
+                f"{self.config.method} needs a cache of hidden states: build it with DynamicCache(config=model.config)"
             )
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and not packed
-        _check_cache(bool(use_cache), past_key_values, packed)
+        if packed and (use_cache or past_key_values is not None):
+            raise ValueError(
+                "position_ids start again within a row, which packs several documents, but a cache would mix the "
+                "documents when it is continued: pass use_cache=False and no past_key_values"
+            )
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if self.training and self.config.randomized_positions and position_ids is None:
@@ -300,7 +287,7 @@ class DapeModel(DapePreTrainedModel):
                     f"training, which a cache could not continue: pass use_cache=False and no past_key_values"
                 )
             position_ids = randomized_positions(x.shape[1], self.config.randomized_positions, device=x.device)
-        positions = decoder_positions(
+        positions, arranged = decoder_positions(
             x.shape[1],
             device=x.device,
             cache=past_key_values,
@@ -315,11 +302,9 @@ class DapeModel(DapePreTrainedModel):
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         )
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
-        arranged = without_holes(attention_mask, positions, past_key_values, x.shape[1])
         if arranged is not None and (self.has_canon or self._reads_earlier_queries()):
             raise ValueError(
-                f"attention_mask has padding between tokens, across which {self.config.method} would convolve: "
-                f"pad at the ends of rows alone"
+                f"padding between tokens, across which {self.config.method} would convolve: pad at the ends of rows"
             )
         if (
             attention_mask is not None
@@ -357,23 +342,19 @@ class DapeModel(DapePreTrainedModel):
         """Hidden states of this process's tokens; the input is the whole sequence."""
         if self.has_canon:
             raise ValueError(
-                f"{self.config.method} mixes hidden states of neighbouring tokens, which other processes may hold: it "
-                f"cannot be used with shares"
+                f"{self.config.method} mixes neighbouring tokens, which other processes may hold: it cannot be used with shares"
             )
         for name, value in given.items():
             if value is not None:
-                raise ValueError(
-                    f"{name} cannot be used with shares: each process reads its part of whole, unpadded windows"
-                )
+                raise ValueError(f"{name} cannot be used with shares, of whole, unpadded windows")
         if self.training and self.config.randomized_positions:
             raise ValueError(
-                "randomized_positions cannot be used with shares: each process would draw different ones"
+                "randomized_positions cannot be used with shares: each process would draw others"
             )
         whole = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
         if whole.shape[1] != shares.num_tokens:
             raise ValueError(
-                f"shares are of {shares.num_tokens} tokens, the input has {whole.shape[1]}: pass every process the "
-                f"whole sequence; it takes its part itself"
+                f"shares are of {shares.num_tokens} tokens, the input has {whole.shape[1]}: pass the whole sequence"
             )
         own = shares.part(whole, 1)
         positions = shares.positions(own.device)
@@ -430,18 +411,6 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head = cast(nn.Linear, new_embeddings)
-
     def create_masks_for_generate(self, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
         """The padding mask itself: our attention takes intervals, never a T×T mask.
 
@@ -462,8 +431,6 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         shares: Shares | None = None,
         **kwargs: Any,
@@ -474,18 +441,8 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
                 logits are of its own tokens, the loss is its share: losses and gradients sum to those of the whole
                 sequence.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            shares=shares,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)
+        outputs = self.model(*inputs, use_cache=use_cache, shares=shares, **kwargs)
         hidden = outputs.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, kept])
@@ -517,15 +474,3 @@ class DapeForTokenClassification(GenericForTokenClassification, DapePreTrainedMo
 
 # Trainer and others look up models that predict the next token in this table of class names.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DapeConfig.model_type] = DapeForCausalLM.__name__
-
-
-def _keeps_states(cache: Cache) -> bool:
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
-
-
-def _check_cache(use_cache: bool, cache: Cache | None, packed: bool) -> None:
-    if packed and (use_cache or cache is not None):
-        raise ValueError(
-            "position_ids start again within a row, which packs several documents, but a cache would mix the "
-            "documents when it is continued: pass use_cache=False and no past_key_values"
-        )

@@ -15,7 +15,6 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -77,32 +76,23 @@ def interval_mask(
         unlimited or (q_length == kv_length and mask_function is causal_mask_function)
     ):
         return None
+    masks: dict[str, Any] = {"batch_size": batch_size, "device": device, "use_vmap": use_vmap}
+    masks["allow_is_causal_skip"] = False
     rows = max(1, TILE_NUMBERS // max(1, batch_size * kv_length))
     tiles = []
     for start in range(0, q_length, rows):
         shown = sdpa_mask(
-            batch_size=batch_size,
             q_length=min(rows, q_length - start),
             kv_length=kv_length,
             q_offset=cast(int, q_offset + start),
             kv_offset=kv_offset,
             attention_mask=attention_mask,
-            device=device,
-            use_vmap=use_vmap,
-            allow_is_causal_skip=False,
             mask_function=mask_function,
+            **masks,
         )
         tiles.append(intervals(cast(Tensor, shown)))
     follows = _follows(mask_function, attention_mask, kv_offset + kv_length)
-    chain = sdpa_mask(
-        batch_size=batch_size,
-        q_length=kv_offset + kv_length,
-        kv_length=1,
-        device=device,
-        use_vmap=use_vmap,
-        allow_is_causal_skip=False,
-        mask_function=follows,
-    )
+    chain = sdpa_mask(q_length=kv_offset + kv_length, kv_length=1, mask_function=follows, **masks)
     keys = count_tokens(cast(Tensor, chain)[:, 0, :, 0])[:, None, kv_offset:, None]
     return torch.cat([*tiles, keys.expand(-1, -1, -1, 2)], dim=2)
 
@@ -125,8 +115,7 @@ def intervals(shown: Tensor) -> Tensor:
 class Call:
     """A layer's call of the attention interface, recorded by `recording`.
 
-    causal: whether the layer hides the future. crosses: whether keys are of another sequence. has_bias: whether the model
-    passes a position bias of its own. num_keys: of the sequence.
+    causal: whether the layer hides the future. crosses: whether keys are of another sequence. num_keys: of the sequence.
     """
 
     module: nn.Module
@@ -135,26 +124,18 @@ class Call:
     softcap: float | None = None
     causal: bool = True
     crosses: bool = False
-    has_bias: bool = False
     num_keys: int = 0
 
 
-_recorded: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
-_watched: ContextVar[list[Inputs] | None] = ContextVar("watched", default=None)
-
-
-def recording() -> AbstractContextManager[list[Call]]:
-    """Record calls of the attention interface in the block; their outputs are zeros, so meta tensors will do."""
-    return _collecting(_recorded)
-
-
-def watching() -> AbstractContextManager[list[Inputs]]:
-    """Record the attention inputs of retrofitted layers in the block, in order of layers."""
-    return _collecting(_watched)
+# Calls of the attention interface; their outputs are zeros, so meta tensors will do.
+CALLS: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
+# Inputs of the attention of retrofitted layers, in order of layers.
+INPUTS: ContextVar[list[Inputs] | None] = ContextVar("inputs", default=None)
 
 
 @contextlib.contextmanager
-def _collecting(variable: ContextVar[list[Any] | None]) -> Iterator[list[Any]]:
+def recording(variable: ContextVar[list[Any] | None]) -> Iterator[list[Any]]:
+    """Record CALLS or INPUTS in the block."""
     found: list[Any] = []
     token = variable.set(found)
     try:
@@ -181,19 +162,10 @@ def attend(
     """
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     num_queries, num_keys = query.shape[2], key.shape[2]
-    if (calls := _recorded.get()) is not None:
+    if (calls := CALLS.get()) is not None:
         crosses = not causal and num_queries != num_keys
-        call = Call(
-            module,
-            query.shape[1],
-            query.shape[-1],
-            kwargs.get("softcap"),
-            causal,
-            crosses,
-            position_bias is not None,
-            num_keys,
-        )
-        calls.append(call)
+        sizes = (query.shape[1], query.shape[-1])
+        calls.append(Call(module, *sizes, kwargs.get("softcap"), causal, crosses, num_keys))
         return query.new_zeros(query.shape[0], num_queries, query.shape[1], value.shape[-1]), None
     processed = SCORES in module._modules
     program = _program(module, kwargs)
@@ -231,7 +203,7 @@ def attend(
             value = repeat_heads(value, key.shape[1])
         bias = encoding.bias(query, key, positions, scale=scale, state=state)
     inputs = Inputs(query, key, value, program, bias, causal, visible, scale)
-    if (recorded := _watched.get()) is not None:
+    if (recorded := INPUTS.get()) is not None:
         recorded.append(inputs)
     weights = inputs.weights() if kwargs.get("output_attentions") else None
     return inputs.attend(dropout).transpose(1, 2).contiguous(), weights
@@ -240,18 +212,14 @@ def attend(
 def _program(module: nn.Module, kwargs: dict[str, Any]) -> ScoreProgram:
     """The layer's program, with the model's own soft cap and sinks."""
     if kwargs.get("head_mask") is not None:
-        raise ValueError(
-            f"{type(module).__name__} passes head_mask, which changes the weights where a score program cannot see it"
-        )
+        raise ValueError(f"{type(module).__name__} passes head_mask, which score programs do not support")
     scores = getattr(module, SCORES, None)
     program = scores.program() if isinstance(scores, HasProgram) else PLAIN
     if (softcap := kwargs.get("softcap")) is not None:
         program = replace(program, softcap=float(softcap))
     if (sink := kwargs.get("s_aux")) is not None:
         if program.sink is not None:
-            raise ValueError(
-                f"{type(module).__name__} already has attention sinks: choose a method without normaliser=sink"
-            )
+            raise ValueError(f"{type(module).__name__} has sinks: choose a method without normaliser=sink")
         program = replace(program, sink=sink)
     return program
 
@@ -329,9 +297,7 @@ def unpacked(mask: Tensor | None, num_queries: int, num_keys: int) -> tuple[Tens
     if mask is None:
         return None, None
     if mask.shape[1] != 1:
-        raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)}: a score program takes one mask for all heads"
-        )
+        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}: pass one mask for all heads")
     if mask.dtype == torch.long and mask.shape[2] > num_queries:
         return mask[:, :, :num_queries], mask[:, 0, num_queries:, 0]
     shown = shown_by(mask)

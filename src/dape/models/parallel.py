@@ -30,21 +30,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from dape.layers import Inputs, rotates_late
+from dape.layers import Inputs, inputs_of, rotates_late
 from dape.models.attention import Attention, Context
 from dape.models.decoder import MLP, DapePreTrainedModel
-from dape.ops.score_attention import (
-    Bias,
-    DistanceBias,
-    ScoreProgram,
-    SeparableBias,
-    Stage,
-    TileBias,
-    attention,
-)
-from dape.ops.score_attention.api import HasProgram
-from dape.ops.score_attention.reference import repeat_heads
-from dape.positions import PositionEncoding, Positions
+from dape.ops.score_attention import Bias, DistanceBias, ScoreProgram, SeparableBias, Stage, TileBias
+from dape.ops.score_attention.api import HasProgram, program_of
+from dape.positions import NoPE, PositionEncoding, Positions
 from dape.positions.masks import KeyValueCache
 from dape.scores import ScoreProcessor
 
@@ -99,9 +90,8 @@ def program_of_heads(program: ScoreProgram, part: int, parts: int) -> ScoreProgr
     def fewer(stage: Stage) -> Stage:
         if stage.groups % parts:
             raise ValueError(
-                f"a {stage} mixes heads of different processes: {parts} of them can share the heads only if its "
-                f"groups are a multiple of {parts}, as in dape1x3[groups={parts}]; else leave attention whole and split "
-                f"the MLPs"
+                f"a stage mixes heads of different processes: choose groups that are a multiple of {parts}, as in "
+                f"dape1x3[groups={parts}], or leave attention whole and split the MLPs"
             )
         return replace(stage, groups=stage.groups // parts)
 
@@ -233,9 +223,8 @@ def share_heads(model: DapePreTrainedModel, group: dist.ProcessGroup | None = No
     mlps = [module for module in model.modules() if isinstance(module, MLP)]
     for mlp in mlps:
         if mlp.up.out_features % share.parts:
-            raise ValueError(
-                f"intermediate_size={mlp.up.out_features} does not divide evenly across {share.parts} ranks"
-            )
+            size = mlp.up.out_features
+            raise ValueError(f"intermediate_size={size} does not divide evenly across {share.parts} ranks")
     for layer in layers:
         for name in ("query", "key", "value", "gate"):
             if (whole := getattr(layer, name)) is not None:
@@ -313,10 +302,8 @@ class Shares:
         self.group = group
         self.world, self.rank = dist.get_world_size(group), dist.get_rank(group)
         if num_tokens % (2 * self.world):
-            raise ValueError(
-                f"{num_tokens} tokens do not divide evenly across {self.world} ranks: pad them to a "
-                f"multiple of {2 * self.world}"
-            )
+            reason = f"do not divide evenly across {self.world} ranks"
+            raise ValueError(f"{num_tokens} tokens {reason}: pad them to a multiple of {2 * self.world}")
         self.num_tokens, self.size = num_tokens, num_tokens // (2 * self.world)
 
     def chunks(self, rank: int) -> tuple[slice, slice]:
@@ -339,9 +326,7 @@ class Shares:
     def attend(self, layer: Attention, x: Tensor, encoding: PositionEncoding) -> Tensor:
         """Heads' outputs [B, H, T / processes, D] of a layer for this process's tokens x, attending to those of all."""
         if layer.dropout and layer.training:
-            raise ValueError(
-                f"attention_dropout={layer.dropout} has no meaning across processes, whose draws differ: set it to 0"
-            )
+            raise ValueError(f"attention_dropout={layer.dropout} would differ between processes: set it to 0")
         if layer.window is not None:
             raise ValueError(f"tokens cannot be sharded with window={layer.window}")
         if rotates_late(layer.scores, encoding):
@@ -399,32 +384,22 @@ def context_attention(
     encoding: position encoding; its gradients, summed over the processes, are those of the whole sequence.
     state:    encoding.token_state of this process's tokens, if the encoding has one.
     """
-    program = scores.program() if isinstance(scores, HasProgram) else scores
+    program, encoding = program_of(scores), encoding or NoPE()
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys, values = shares.whole(k, 2), shares.whole(v, 2)
-    rotates = encoding is not None and encoding.rotates
-    earlier = 0 if program is None else program.earlier_rows
     positions = torch.arange(shares.num_tokens, device=q.device)[None]
-    queries = shares.whole(q, 2) if rotates or earlier else None
-    if rotates:
-        assert encoding is not None and queries is not None
+    queries = shares.whole(q, 2) if encoding.rotates or program.earlier_rows else None
+    if queries is not None:
         # All at once: some scalings depend on the length of the whole input.
         keys, queries = encoding.rotate_keys(keys, positions), encoding.rotate(queries, positions)
     states = None if state is None else shares.whole(state, 2)
-    if states is not None and queries is not None:
-        assert encoding is not None
-        queries, keys = encoding.turn(queries, keys, Positions(positions, positions), states)
-        values = repeat_heads(values, keys.shape[1])
     results = []
     for own, chunk in zip(q.chunk(2, 2), shares.chunks(shares.rank), strict=True):
-        start, stop = max(0, chunk.start - earlier), chunk.stop
+        start, stop = max(0, chunk.start - program.earlier_rows), chunk.stop
         rows = own if queries is None else queries[:, :, start:stop]
-        seen_keys, seen_values = keys[:, :, :stop], values[:, :, :stop]
-        bias = None
-        if encoding is not None:
-            seen = Positions(positions[:, stop - rows.shape[2] : stop], positions[:, :stop], consecutive=True)
-            further = {} if states is None else {"state": states[:, :, :stop]}
-            bias = encoding.bias(rows, seen_keys, seen, scale=scale, **further)
-        out = attention(rows, seen_keys, seen_values, program, bias=bias, scale=scale, backend=backend)
-        results.append(out[:, :, -shares.size :])
+        seen = Positions(positions[:, stop - rows.shape[2] : stop], positions[:, :stop], consecutive=True)
+        of_keys = None if states is None else states[:, :, :stop]
+        k, v = keys[:, :, :stop], values[:, :, :stop]
+        inputs = inputs_of(rows, k, v, of_keys, seen, program, encoding, scale, None)
+        results.append(inputs.attend(backend=backend)[:, :, -shares.size :])
     return torch.cat(results, 2)

@@ -115,32 +115,28 @@ class Positions:
         visible = Visible(self.visible.first, index)
         return replace(self, queries=queries, visible=visible, consecutive=False), index
 
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """First and last visible key of each query."""
+        sizes = (self.num_queries, self.num_keys)
+        return self.visible.bounds(*sizes, causal=self.causal, device=self.queries.device)
+
     def query_index(self) -> Tensor:
         """Index of each query's own key, [1 or B, Tq]: the last one visible to a causal query."""
-        _, last = self.visible.bounds(
-            self.num_queries, self.num_keys, causal=self.causal, device=self.queries.device
-        )
-        return last.clamp(min=0)
+        return self._bounds()[1].clamp(min=0)
 
     def lengths(self) -> Tensor:
         """Number of tokens in each query's row or document, without padding: its last position plus one, [1 or B, Tq].
 
         A document begins at a query that sees no key before its own.
         """
-        first, last = self.visible.bounds(
-            self.num_queries, self.num_keys, causal=self.causal, device=self.queries.device
-        )
+        first, last = self._bounds()
         batch = max(self.batch, first.shape[0], last.shape[0])
         first, own = first.expand(batch, -1), last.clamp(min=0).expand(batch, -1)
         end = self.keys.expand(batch, -1).gather(1, own)
         if self.causal:
             start = own.masked_fill(first < own, 0).cummax(-1).values
-            end = (
-                torch.zeros_like(self.keys)
-                .expand(batch, -1)
-                .scatter_reduce(1, start, end, "amax")
-                .gather(1, start)
-            )
+            none = torch.zeros_like(self.keys).expand(batch, -1)
+            end = none.scatter_reduce(1, start, end, "amax").gather(1, start)
         return end + 1
 
     def windowed(self, size: int) -> Positions:
@@ -175,9 +171,7 @@ class Positions:
 
     def shown(self, rows: slice, num_keys: int) -> Tensor:
         """visible(i, j) as booleans [1 or B, 1, rows, num_keys]."""
-        first, last = self.visible.bounds(
-            self.num_queries, self.num_keys, causal=self.causal, device=self.queries.device
-        )
+        first, last = self._bounds()
         key = torch.arange(num_keys, device=self.queries.device)
         return ((key >= first[:, rows, None]) & (key <= last[:, rows, None]))[:, None]
 

@@ -53,29 +53,6 @@ class WithoutHoles:
         return weights.gather(-1, index)
 
 
-def without_holes(
-    attention_mask: Tensor | None,
-    positions: Positions,
-    cache: SizedCache | None,
-    num_tokens: int,
-    layer: int = 0,
-) -> WithoutHoles | None:
-    """Reordering that makes the keys of each row contiguous; None for a mask without holes.
-
-    num_tokens: number of new tokens, which come after those that the cache has for `layer`.
-    """
-    if attention_mask is None or torch.compiler.is_compiling() or attention_mask.dim() != 2:
-        return None
-    # A mask may cover the free slots of a preallocated cache, which hold no keys yet and are not padding.
-    attention_mask = attention_mask[
-        :, : num_tokens + (0 if cache is None else int(cache.get_seq_length(layer)))
-    ]
-    if not has_holes(attention_mask):
-        return None
-    order = attention_mask.bool().long().argsort(dim=-1, stable=True)
-    return WithoutHoles(order, positions.num_keys - attention_mask.shape[1])
-
-
 def has_holes(mask: Tensor) -> bool:
     """Whether any row of a mask [B, Tk] has zeros between its ones."""
     # Most masks have no zeros at all, and this is asked for every generated token.
@@ -87,9 +64,11 @@ def _runs(mask: Tensor) -> Tensor:
     return torch.nn.functional.pad(mask.bool().long(), (1, 0)).diff(dim=-1).clamp(min=0).sum(-1)
 
 
-def _positions_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor | None) -> Positions:
-    """Positions of queries `index` among keys reordered by WithoutHoles: padding first, then tokens, then room."""
-    real = mask.long()
+def _positions_without_holes(
+    mask: Tensor, index: Tensor, position_ids: Tensor | None
+) -> tuple[Positions, WithoutHoles]:
+    """Positions of queries `index` among reordered keys, padding first, then tokens, then room; and the reordering."""
+    real = mask.bool().long()
     rank = real.cumsum(-1) - 1
     num_padding = (1 - real).sum(-1, keepdim=True)
     order = real.argsort(dim=-1, stable=True)
@@ -113,7 +92,7 @@ def _positions_without_holes(mask: Tensor, index: Tensor, position_ids: Tensor |
         first = torch.maximum(starts.gather(1, last.clamp(min=0)), num_padding)
     room = int((1 - real)[:, index].sum(-1).max())
     keys = torch.cat([keys, keys[:, -1:].expand(-1, room)], 1)
-    return Positions(queries, keys, causal=True, visible=Visible(first, last))
+    return Positions(queries, keys, visible=Visible(first, last)), WithoutHoles(order, room)
 
 
 def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None = None) -> bool:
@@ -189,11 +168,12 @@ def decoder_positions(
     layer: int = 0,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
-) -> Positions:
+) -> tuple[Positions, WithoutHoles | None]:
     """Positions of the next `num_queries` tokens after those that the cache has for `layer`.
 
-    attention_mask: [B, keys], ones for tokens and zeros for padding; with zeros between ones, the keys must be
-                    reordered by `without_holes`. Or [B, 1, queries, keys], booleans, ones and zeros, or numbers to
+    Also the reordering of keys that makes those of each row contiguous; None for a mask without holes.
+
+    attention_mask: [B, keys], ones for tokens and zeros for padding. Or [B, 1, queries, keys], booleans, ones and zeros, or numbers to
                     add to scores, in which each query sees contiguous keys; without a cache, positions are then
                     counted in each document, from the first token of a row.
     position_ids:   [1 or B, queries]; without a cache any integers: where they do not ascend, another document
@@ -205,6 +185,7 @@ def decoder_positions(
     if isinstance(seen, Tensor) and not compiling:
         seen = int(seen)
     preallocated = isinstance(seen, Tensor)
+    whole = not preallocated and seen == 0
     roomy = preallocated or (cache is not None and cache.is_compileable)
     num_keys = (
         cache.get_mask_sizes(num_queries, layer)[0]
@@ -222,7 +203,6 @@ def decoder_positions(
         visible = Visible(last=index[None]) if preallocated else EVERYTHING
     elif attention_mask.dim() == 4:
         shown = _fit(attention_mask, num_keys, num_queries, roomy=roomy)
-        whole = not preallocated and seen == 0
         keys = positions_in(shown[:, 0]) if whole else torch.arange(num_keys, device=device)[None]
         visible, attention_mask = Visible.from_mask(shown), None
     else:
@@ -237,9 +217,8 @@ def decoder_positions(
             raise ValueError(
                 f"position_ids have shape {tuple(position_ids.shape)}, expected [batch, {num_queries} tokens]"
             )
-        whole = not preallocated and seen == 0
         if whole and (compiling or starts_again(position_ids, attention_mask)):
-            return _packed_positions(position_ids, visible, attention_mask)
+            return _packed_positions(position_ids, visible, attention_mask), None
         shift = position_ids[:, -1:] - queries[:, -1:]
         if compiling:
             follows = preallocated or seen > 0
@@ -255,9 +234,7 @@ def decoder_positions(
             )
         queries, keys = position_ids, keys + shift if follows else position_ids
         consecutive = consecutive and follows
-    return Positions(
-        queries, keys, causal=True, visible=visible, consecutive=consecutive, preallocated=preallocated
-    )
+    return Positions(queries, keys, True, visible, consecutive, preallocated), None
 
 
 def _packed_positions(position_ids: Tensor, visible: Visible, mask: Tensor | None) -> Positions:
@@ -268,9 +245,7 @@ def _packed_positions(position_ids: Tensor, visible: Visible, mask: Tensor | Non
     if mask is None and not torch.compiler.is_compiling():
         index = torch.arange(position_ids.shape[1], device=position_ids.device)
         consecutive = bool((position_ids == index - starts + position_ids[:, :1]).all())
-    return Positions(
-        position_ids, position_ids, visible=Visible(first, visible.last), consecutive=consecutive
-    )
+    return Positions(position_ids, position_ids, True, Visible(first, visible.last), consecutive)
 
 
 def _fit(attention_mask: Tensor, num_keys: int, num_queries: int | None = None, *, roomy: bool) -> Tensor:
@@ -283,9 +258,9 @@ def _fit(attention_mask: Tensor, num_keys: int, num_queries: int | None = None, 
         )
     missing = num_keys - attention_mask.shape[-1]
     if missing and not roomy:
+        covered = attention_mask.shape[-1]
         raise ValueError(
-            f"attention_mask covers {attention_mask.shape[-1]} tokens, but there are {num_keys}, those in the cache "
-            f"included"
+            f"attention_mask covers {covered} tokens, but there are {num_keys}, cached ones included"
         )
     if rows is not None:
         attention_mask = shown_by(attention_mask)

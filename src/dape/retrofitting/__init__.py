@@ -12,16 +12,9 @@ if TYPE_CHECKING:
     from dape.retrofitting.tuning import parameter_groups
 
 __all__ = [
-    "LayerMatching",
-    "adapter_parameters",
-    "load_adapter",
-    "load_retrofitted",
-    "parameter_groups",
-    "remove_retrofit",
-    "retrofit",
-    "save_adapter",
-    "set_trainable",
-]
+    "LayerMatching", "adapter_parameters", "load_adapter", "load_retrofitted", "parameter_groups",
+    "remove_retrofit", "retrofit", "save_adapter", "set_trainable",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -135,9 +135,7 @@ def adapt(
         else:
             source = tokenizer or model.config._name_or_path
             if not source:
-                raise ValueError(
-                    "the model does not name its tokenizer: pass tokenizer=, or packed token data"
-                )
+                raise ValueError("the model names no tokenizer: pass tokenizer=, or packed token data")
             data = prepare(texts, folder / "data", tokenizer=source, seed=settings.seed, progress=progress)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / RECORD).exists():
@@ -335,9 +333,7 @@ def _check_same(folder: Path, settings: AdaptSettings, about: dict[str, str]) ->
     known = read_json(path)
     check_same_run(folder, known["settings"], settings)
     if (before := {name: known[name] for name in about}) != about:
-        raise ValueError(
-            f"{folder} holds a retrofit of {before}, now {about} was requested: pass another folder"
-        )
+        raise ValueError(f"{folder} holds a retrofit of {before}, not of {about}: pass another folder")
 
 
 def _save(adapted: Adapted, base: str) -> None:

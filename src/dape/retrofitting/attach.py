@@ -57,12 +57,7 @@ class Retrofit:
 
 
 def retrofit(
-    model: Model,
-    method: str = "dape1x3",
-    *,
-    width: int = 32,
-    zero_init: bool = True,
-    self_test: bool = True,
+    model: Model, method: str = "dape1x3", *, width: int = 32, zero_init: bool = True, self_test: bool = True
 ) -> Model:
     """Add the score processor and the positions of a method to every attention layer, in place; returns the model.
 
@@ -86,14 +81,10 @@ def retrofit(
     """
     inner = inner_model(model)
     if is_retrofitted(inner):
-        raise ValueError(
-            "this model is already retrofitted: call dape.remove_retrofit(model) before adding another"
-        )
+        raise ValueError("this model is already retrofitted: call dape.remove_retrofit(model) first")
     parsed, keeps = parse_plan(method, inner)
     if parsed.window is not None or parsed.canon not in ("", "a"):
-        raise ValueError(
-            f"{parsed.name}: a retrofit keeps the model's MLPs and windows, leave window out and canon at a"
-        )
+        raise ValueError(f"{parsed.name}: a retrofit keeps MLPs and windows, leave window out and canon at a")
     tested = self_test and not next(inner.parameters()).is_meta
     before = check.logits(inner, check.given(inner)) if tested else None
     replaced = inner.config._attn_implementation or "sdpa"
@@ -201,10 +192,10 @@ def parse_plan(method: str, model: PreTrainedModel) -> tuple[Method, bool]:
             f"alone; choose an encoding that acts there, such as {Method('kerple', parsed.processor, parsed.kernel).name}"
         )
     if _passes_bias(model) and not encoding.additive:
-        raise check.refused(
-            model,
-            f'"{parsed.position}" adds no bias that would replace its own; name one that does, such as kerple',
+        reason = (
+            f'"{parsed.position}" adds no bias that would replace its own; name one that does, such as kerple'
         )
+        raise check.refused(model, reason)
     unchanged = issubclass(encoding, RoPE) and not _position_options(parsed)
     return parsed, unchanged and bool(positions.rotary_modules(model))
 
@@ -327,7 +318,7 @@ def _attach(
         if encoding is not None:
             layer.add_module(ENCODING, encoding.to(dtype))
             if type(encoding).token_state is not PositionEncoding.token_state:
-                hooks.append(positions.carry_state(layer))
+                hooks.append(layer.register_forward_pre_hook(positions.carry_state, with_kwargs=True))
         if method.canon:
             canon = Canon(model.config.get_text_config().hidden_size)
             if plan.zero_init:
@@ -364,9 +355,7 @@ def _completed(method: Method, model: PreTrainedModel, calls: list[Call]) -> Met
 def _rope(model: PreTrainedModel, method: Method) -> RoPE:
     given = dict(_position_options(method))
     if "fraction" in given:
-        raise ValueError(
-            f"fraction={given['fraction']} is decided by the model, whose weights know which features rotate"
-        )
+        raise ValueError(f"fraction={given['fraction']} is decided by the model: leave it out")
     given.setdefault("base", positions.rotary_base(model))
     encoding = POSITIONS[method.position]
     return cast(RoPE, encoding(head_dim=positions.rotary_width(model), **given))
@@ -428,11 +417,8 @@ def _switch(model: PreTrainedModel, implementation: str) -> None:
     except ValueError as error:
         raise check.refused(model, str(error)) from error
     if model.config._attn_implementation != implementation:
-        raise check.refused(
-            model,
-            f'it did not take attn_implementation="{implementation}": its attention does not go through '
-            f"transformers' attention interface, which hides the scores",
-        )
+        reason = f'it did not take attn_implementation="{implementation}": {check.NO_INTERFACE}'
+        raise check.refused(model, reason)
 
 
 def _check_call(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -451,8 +437,7 @@ def _check_call(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     ]
     if encodings and bool((position_ids.diff(dim=-1) > 1).any()):
         raise ValueError(
-            "position_ids leave gaps between tokens, but the positions that dape.retrofit added count tokens: pass "
-            "positions that go up by ones"
+            "position_ids leave gaps between tokens, but positions that dape.retrofit added count tokens by ones"
         )
     cache = kwargs.get("past_key_values")
     seen = 0 if cache is None else int(cache.get_seq_length())

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from dape.models.interface import Call, recording
+from dape.models.interface import CALLS, Call, recording
 
 TOKENS, CACHED = 12, 7
 # Differences of logits that rounding explains, by dtype, as a share of the largest logit.
 ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4}
 HALF_ROUNDING = 0.05
+NO_INTERFACE = "its attention does not go through transformers' attention interface, which hides the scores"
 
 
 def refused(model: object, reason: str) -> ValueError:
@@ -73,15 +74,12 @@ def interface_calls(model: PreTrainedModel) -> list[Call]:
         shape = (1, 1, TOKENS, TOKENS)
         arguments["attention_mask"] = arguments["input_ids"].new_ones(shape, dtype=torch.bool)
     try:
-        with recording() as calls:
+        with recording(CALLS) as calls:
             logits(model, arguments)
     except Exception as error:
         raise refused(model, f"a forward pass fails: {error}") from error
     if not calls:
-        raise refused(
-            model,
-            "its attention does not go through transformers' attention interface, which hides the scores",
-        )
+        raise refused(model, NO_INTERFACE)
     calls = [call for call in calls if not call.crosses]
     if len({id(call.module) for call in calls}) < len(calls):
         raise refused(model, "one of its layers attends twice in a forward pass")
@@ -104,35 +102,28 @@ def check_caps(model: PreTrainedModel, calls: list[Call], replaced: str) -> None
 
 def check_same_logits(model: PreTrainedModel, before: Tensor) -> None:
     """Raise if the model's logits differ from `before`."""
-    worst = _difference(_tried(model, given(model)), before)
-    if worst is not None:
-        raise refused(
-            model,
-            f"its attention does more than softmax(scores) · values: run through dape.attention its logits change by "
-            f"{worst}",
-        )
+    reason = "its attention does more than softmax(scores) · values: run through dape.attention its logits change by {}"
+    _compare(model, _tried(model, given(model)), before, reason)
 
 
 def check_near(model: PreTrainedModel, before: Tensor, options: dict[str, Any]) -> None:
     """Raise if the logits differ from `before` though no distance is beyond the near window."""
     if before.shape[1] > options.get("near", 0):
         return
-    if (worst := _difference(_tried(model, given(model)), before)) is not None:
-        raise refused(
-            model,
-            f"its rotation is not base={options['base']:g} on halves of {options['fraction']:g} of the features: near "
-            f"tokens change its logits by {worst}",
-        )
+    reason = (
+        f"its rotation is not base={options['base']:g} on halves of {options['fraction']:g} of the features: near "
+        "tokens change its logits by {}"
+    )
+    _compare(model, _tried(model, given(model)), before, reason)
 
 
 def check_causal(model: PreTrainedModel) -> None:
     """Raise if a token's logits depend on tokens after it."""
     first, second = (_tried(model, given(model, changed=changed))[:, :-1] for changed in (False, True))
-    if (worst := _difference(first, second)) is not None:
-        raise refused(
-            model,
-            f"it is bidirectional, tokens see those after them: changing the last one changes earlier logits by {worst}",
-        )
+    reason = (
+        "it is bidirectional, tokens see those after them: changing the last one changes earlier logits by {}"
+    )
+    _compare(model, first, second, reason)
 
 
 def check_cache(model: PreTrainedModel) -> None:
@@ -147,8 +138,7 @@ def check_cache(model: PreTrainedModel) -> None:
         ]
     except Exception as error:
         raise refused(model, f"decoding with a cache fails: {error}") from error
-    if (worst := _difference(torch.cat(parts, 1), whole)) is not None:
-        raise refused(model, f"decoding with a cache changes its logits by {worst}")
+    _compare(model, torch.cat(parts, 1), whole, "decoding with a cache changes its logits by {}")
 
 
 def check_without_positions(model: PreTrainedModel) -> None:
@@ -160,12 +150,11 @@ def check_without_positions(model: PreTrainedModel) -> None:
     first, second = (
         _tried(model, arguments, position_ids=positions * step, attention_mask=mask) for step in (1, 2)
     )
-    if (worst := _difference(first, second)) is not None:
-        raise refused(
-            model,
-            f"its own positions could not be switched off (moving tokens apart changes logits by {worst}); name the "
-            f'score processor alone, such as "dape1x3", to keep them',
-        )
+    reason = (
+        "its own positions could not be switched off (moving tokens apart changes logits by {}); name the "
+        'score processor alone, such as "dape1x3", to keep them'
+    )
+    _compare(model, first, second, reason)
 
 
 def _tried(model: PreTrainedModel, arguments: dict[str, Any], **options: Any) -> Tensor:
@@ -175,8 +164,8 @@ def _tried(model: PreTrainedModel, arguments: dict[str, Any], **options: Any) ->
         raise refused(model, str(error)) from error
 
 
-def _difference(a: Tensor, b: Tensor) -> str | None:
-    """The largest difference, or None if rounding explains it."""
-    worst = (a - b).abs().max().item()
-    share = ROUNDING.get(b.dtype, HALF_ROUNDING)
-    return None if worst <= share * max(1.0, b.abs().max().item()) else f"{worst:.2g}"
+def _compare(model: PreTrainedModel, a: Tensor, b: Tensor, reason: str) -> None:
+    """Raise with the reason, which names the largest difference, unless rounding explains it."""
+    worst, share = (a - b).abs().max().item(), ROUNDING.get(b.dtype, HALF_ROUNDING)
+    if not worst <= share * max(1.0, b.abs().max().item()):
+        raise refused(model, reason.format(f"{worst:.2g}"))

@@ -72,8 +72,7 @@ def _plain_names(model: nn.Module) -> dict[str, Tensor]:
         plain = re.sub(r"\.modules_to_save\.[^.]+\.", ".", name)
         if plain in tensors:
             raise ValueError(
-                f"{plain} has a copy for each of several adapters of PEFT: delete all but one (delete_adapter) before "
-                f"saving"
+                f"{plain} has a copy for each of several adapters of PEFT: delete all but one (delete_adapter) first"
             )
         tensors[plain] = value
     return tensors
@@ -93,9 +92,7 @@ def load_adapter(model: Model, folder: str | Path) -> Model:
     try:
         weights = load_file(folder / WEIGHTS)
     except SafetensorError as error:
-        raise ValueError(
-            f"{folder / WEIGHTS} is damaged ({error}): copy or save the adapter again"
-        ) from error
+        raise ValueError(f"{folder / WEIGHTS} is damaged ({error}): save the adapter again") from error
     if not is_retrofitted(inner):
         _again(inner, plan, str(folder))
     else:
@@ -130,9 +127,7 @@ def load_retrofitted(folder: str | Path, **options: Any) -> PreTrainedModel:
             ) from error
         return _with_peft(load_adapter(model, folder), folder)
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"there is no folder {folder}; a model on the Hugging Face hub has to be downloaded into one first"
-        )
+        raise FileNotFoundError(f"there is no folder {folder}; download a model of the hub into one first")
     # transformers would report our tensors as unexpected; they are read right after.
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -185,7 +180,7 @@ def _again(model: PreTrainedModel, plan: Retrofit, source: str) -> None:
         remove_retrofit(model)
         raise ValueError(
             f"the adapter in {source} was made for layers of {plan.num_heads} heads, the model has {now.num_heads}: load "
-            f"it onto the base it was trained on"
+            f"its base"
         )
 
 
@@ -209,10 +204,8 @@ def _describe(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{error}: copy or save the adapter again") from error
     if description.get("format") != FORMAT:
-        raise ValueError(
-            f"the adapter in {folder} has format {description.get('format')}, this version of dape reads format "
-            f"{FORMAT}: load it with the version that wrote it"
-        )
+        here = f"this version of dape reads format {FORMAT}: load it with the version that wrote it"
+        raise ValueError(f"the adapter in {folder} has format {description.get('format')}, {here}")
     return description
 
 
@@ -224,8 +217,7 @@ def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> No
     ]
     if wrong:
         raise ValueError(
-            f"the adapter in {source} does not fit what was added to this model, first at {wrong[0]}: "
-            f"retrofit with the adapter's method and width"
+            f"the adapter in {source} does not fit what was added to this model, first at {wrong[0]}"
         )
     for name, value in own.items():
         value.copy_(tensors[name])

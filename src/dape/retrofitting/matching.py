@@ -8,8 +8,8 @@ Zhang et al. 2024, "LoLCATs").
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -30,61 +30,46 @@ class LayerMatching:
 
     def loss(self, ids: Tensor) -> Tensor:
         """Mean over layers of |out − taught|² / |taught|², for ids [B, T]."""
-        inputs: list[Tensor] = []
-        outputs: list[Tensor] = []
-        with torch.no_grad(), _watched(self.taught, inputs, outputs):
+        inputs: dict[int, Tensor] = {}
+        outputs: dict[int, Tensor] = {}
+        errors: list[Tensor] = []
+
+        def watch(number: int) -> Callable:
+            def after(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+                inputs[number] = args[0] if args else kwargs["hidden_states"]
+                outputs[number] = _states(output)
+
+            return after
+
+        def give(number: int) -> Callable:
+            def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple:
+                given = inputs[number]
+                return ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
+
+            return before
+
+        def compare(number: int) -> Callable:
+            def after(module: nn.Module, args: Any, output: Any) -> Any:
+                taught = outputs[number]
+                errors.append((_states(output) - taught).square().mean() / taught.square().mean())
+                return (taught, *output[1:]) if isinstance(output, tuple) else taught
+
+            return after
+
+        with torch.no_grad(), ExitStack() as stack:
+            for number, layer in enumerate(self.taught):
+                stack.enter_context(layer.register_forward_hook(watch(number), with_kwargs=True))
             self.teacher.base_model(input_ids=ids, use_cache=False)
-        own: list[Tensor] = []
-        with _replaced(self.layers, inputs, outputs, own):
+        with ExitStack() as stack:
+            for number, layer in enumerate(self.layers):
+                # Before other hooks on the layer's input: token states of encodings are of what the base's layer reads.
+                hook = layer.register_forward_pre_hook(give(number), with_kwargs=True, prepend=True)
+                stack.enter_context(hook)
+                stack.enter_context(layer.register_forward_hook(compare(number)))
             self.model.base_model(input_ids=ids, use_cache=False)
-        errors = [
-            (out - taught).square().mean() / taught.square().mean()
-            for out, taught in zip(own, outputs, strict=True)
-        ]
         return torch.stack(errors).mean()
 
 
-@contextlib.contextmanager
-def _watched(layers: list[nn.Module], inputs: list[Tensor], outputs: list[Tensor]) -> Iterator[None]:
-    """Record inputs and outputs of attention layers."""
-
-    def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        inputs.append(args[0] if args else kwargs["hidden_states"])
-
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
-    handles += [layer.register_forward_hook(after) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextlib.contextmanager
-def _replaced(
-    layers: list[nn.Module], inputs: list[Tensor], outputs: list[Tensor], own_outputs: list[Tensor]
-) -> Iterator[None]:
-    """Replace inputs and outputs of attention layers by the given ones; append their own outputs to `own_outputs`."""
-    layer_index = {id(layer): index for index, layer in enumerate(layers)}
-
-    def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        given = inputs[layer_index[id(module)]]
-        return ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
-
-    def after(module: nn.Module, args: Any, output: Any) -> Any:
-        own = output[0] if isinstance(output, tuple) else output
-        own_outputs.append(cast(Tensor, own))
-        given = outputs[layer_index[id(module)]]
-        return (given, *output[1:]) if isinstance(output, tuple) else given
-
-    # Prepended, so that other hooks on the layer's input (token states of encodings) see the replaced one.
-    handles = [layer.register_forward_pre_hook(before, with_kwargs=True, prepend=True) for layer in layers]
-    handles += [layer.register_forward_hook(after) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _states(output: Any) -> Tensor:
+    """The hidden states that an attention layer gives, which may come with its weights."""
+    return cast(Tensor, output[0] if isinstance(output, tuple) else output)

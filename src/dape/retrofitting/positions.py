@@ -41,9 +41,7 @@ def learned_modules(model: PreTrainedModel) -> list[nn.Module]:
 
 def switch_off(model: PreTrainedModel) -> list[RemovableHandle]:
     """Install hooks that remove positions: rotations by zero, learned positions zero."""
-    handles: list[RemovableHandle] = []
-    for module in rotary_modules(model):
-        handles.append(module.register_forward_hook(_unrotated))
+    handles = [module.register_forward_hook(_unrotated) for module in rotary_modules(model)]
     for module in learned_modules(model):
         # A table is finite; its first row serves inputs of any length.
         handles.append(module.register_forward_pre_hook(_first_position, with_kwargs=True))
@@ -58,9 +56,8 @@ def stretch(model: PreTrainedModel, rope: RoPE) -> list[Any]:
 
     def turned(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         positions = cast(Tensor, kwargs["position_ids"] if "position_ids" in kwargs else args[1])
-        if not torch.compiler.is_compiling():
-            _check_cached_keys(rope, positions)
-            _check_one_document(rope, positions)
+        if rope.by_length and not torch.compiler.is_compiling():
+            _check_lengths(rope, positions)
         theta = rope.frequencies(positions.amax(-1, keepdim=True) + 1)
         angles = positions[..., None].to(theta.dtype) * theta
         cos, sin = (_laid_out(f(angles) * gain, output) for f in (torch.cos, torch.sin))
@@ -99,20 +96,15 @@ class _Mark:
         del self.module._buffers[self.NAME]
 
 
-def _check_cached_keys(rope: RoPE, positions: Tensor) -> None:
-    if not rope.by_length:
-        return
+def _check_lengths(rope: RoPE, positions: Tensor) -> None:
+    """Raise if cached keys, or those of packed documents, would be rotated by a wrong length."""
     counts = rope.outgrown(positions[..., 0].flatten(), positions.amax(-1).flatten() + 1)
     if counts is not None:
         raise ValueError(
             f'scaling="{rope.scaling}" rotates keys by the input\'s length, so those cached at {counts[0]} tokens do not '
             f"serve {counts[1]}: pass use_cache=False"
         )
-
-
-def _check_one_document(rope: RoPE, positions: Tensor) -> None:
-    stretched = rope.by_length and int(positions.max()) >= rope.original_length
-    if stretched and bool((positions.diff(dim=-1) < 0).any()):
+    if int(positions.max()) >= rope.original_length and bool((positions.diff(dim=-1) < 0).any()):
         raise ValueError(
             f'scaling="{rope.scaling}" rotates by the length of a document, which position_ids of packed documents do '
             f"not say: pass documents in rows of their own"
@@ -139,9 +131,7 @@ def rotary_base(model: PreTrainedModel) -> float:
     parameters = getattr(config, "rope_parameters", None) or {}
     base = parameters.get("rope_theta", getattr(config, "rope_theta", None))
     if not isinstance(base, int | float):
-        raise ValueError(
-            f"{type(model).__name__} does not have one rotary base: name it, as in rope[base=10000,scaling=…]"
-        )
+        raise ValueError(f"{type(model).__name__} has no single rotary base: name it, as in rope[base=10000]")
     return float(base)
 
 
@@ -180,9 +170,7 @@ def _first_position(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> t
     if isinstance(kwargs.get("position_ids"), Tensor):
         kwargs = {**kwargs, "position_ids": torch.zeros_like(kwargs["position_ids"])}
     elif args and not isinstance(args[0], Tensor):
-        raise ValueError(
-            f"{type(module).__name__} does not take positions as a tensor: they cannot be replaced"
-        )
+        raise ValueError(f"{type(module).__name__} takes no tensor of positions that could be replaced")
     elif args and type(module) is nn.Embedding:
         args = (torch.zeros_like(args[0]), *args[1:])
     return args, kwargs
@@ -244,12 +232,8 @@ def mix_neighbours(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tu
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
 
-def carry_state(layer: nn.Module) -> RemovableHandle:
-    """Install a hook that computes the token states of the layer's encoding and passes them to `attend`."""
-    return layer.register_forward_pre_hook(_with_state, with_kwargs=True)
-
-
-def _with_state(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def carry_state(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Hook that computes the token states of a layer's encoding and passes them to `attend`."""
     encoding = cast(PositionEncoding, getattr(module, ENCODING))
     state = encoding.token_state(args[0] if args else kwargs["hidden_states"])
     assert state is not None

@@ -32,10 +32,7 @@ class AdaptSettings(LoopSettings):
         3e-4, help="Peak learning rate of the base's parameters.", above=0, high=1000
     )
     final_learning_rate: float | None = setting(  # type: ignore[assignment]  # derived where it is not given
-        None,
-        help="Final learning rate; by default a twentieth of the peak.",
-        low=0,
-        high=1000,
+        None, help="Final learning rate; by default a twentieth of the peak.", low=0, high=1000
     )
     warmup_steps: int | None = setting(  # type: ignore[assignment]  # as above
         None, help="Steps of linear warm-up; by default 6 % of the steps.", low=0, high=10**9
@@ -135,11 +132,8 @@ class AdaptSettings(LoopSettings):
         if self.match_steps > self.steps:
             raise SettingError("match_steps", self.match_steps, f" exceeds steps={self.steps}")
         if self.skip_length is not None and (self.match_steps or self.distill):
-            raise SettingError(
-                "skip_length",
-                self.skip_length,
-                ": a teacher reads no gaps, leave distill and match_steps out",
-            )
+            reason = ": a teacher reads no gaps, leave distill and match_steps out"
+            raise SettingError("skip_length", self.skip_length, reason)
 
     def untrained_list(self, window: int, *, own: bool) -> list[str]:
         """Methods that the base's weights are read with as they are. own: the base is one of our models."""

@@ -66,10 +66,7 @@ class Tuning(LanguageModelling):
             draw = np.random.default_rng(derive_seed("skips", self.seed, self.step))
             positions = skipped_positions(len(inputs), self.train_length, self.skip_length, draw)
             # Without a mask, transformers takes a gap for the start of another document.
-            options = {
-                "position_ids": positions.to(inputs.device),
-                "attention_mask": torch.ones_like(inputs),
-            }
+            options = {"position_ids": positions.to(inputs.device), "attention_mask": torch.ones_like(inputs)}
         logits = model(input_ids=inputs, use_cache=False, **options).logits.flatten(0, 1).float()
         loss = F.cross_entropy(logits, targets.flatten())
         if teacher is None or not self.distill:

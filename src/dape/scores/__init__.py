@@ -11,17 +11,9 @@ from dape.scores.plain import PlainScores
 from dape.scores.talking import TalkingHeads
 
 __all__ = [
-    "SCORES",
-    "Differential",
-    "KeyConv",
-    "KeyShift",
-    "MultiTokenAttention",
-    "Normalised",
-    "PlainScores",
-    "ScoreConv",
-    "ScoreProcessor",
-    "TalkingHeads",
-]
+    "SCORES", "Differential", "KeyConv", "KeyShift", "MultiTokenAttention", "Normalised", "PlainScores",
+    "ScoreConv", "ScoreProcessor", "TalkingHeads",
+]  # fmt: skip
 
 SCORES: dict[str, type[ScoreProcessor]] = {
     "plain": PlainScores,

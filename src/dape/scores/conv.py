@@ -60,9 +60,7 @@ class ScoreConv(ScoreProcessor):
             groups=groups,
         )
         if not isinstance(depth, SupportsIndex) or depth < 2:
-            raise ValueError(
-                f"depth={depth} must be a whole number, at least 2: a convolution that expands, one that projects"
-            )
+            raise ValueError(f"depth={depth} must be a whole number, at least 2")
         for name, size in (("num_heads", num_heads), ("width", width)):
             if size % groups:
                 raise ValueError(f"groups={groups} does not divide {name}={size}")

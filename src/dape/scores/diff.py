@@ -35,9 +35,7 @@ class Differential(ScoreProcessor):
         super().__init__()
         check_counts(num_heads=num_heads, width=width)
         if num_heads % 2:
-            raise ValueError(
-                f"differential attention pairs heads and needs an even number, got num_heads={num_heads}"
-            )
+            raise ValueError(f"differential attention needs an even number, got num_heads={num_heads}")
         self.num_heads = num_heads
         self.start = 0.8 - 0.6 * math.exp(-0.3 * layer) if start is None else start
         self.norm_scale = 1 - self.start
