@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -274,11 +275,13 @@ def test_a_checkpoint_that_is_not_for_us_is_neither_damaged_nor_lost(tmp_path, m
     assert checkpoints(tmp_path) == ["step-00000008", "step-00000010"]
 
 
-def test_a_bad_line_of_metrics_costs_one_record(tmp_path, uninterrupted):
+@pytest.mark.parametrize("kind", ["not UTF-8", "edited"])
+def test_a_bad_line_of_metrics_costs_one_record(tmp_path, uninterrupted, kind):
     fit(toy.task(), toy.settings(), tmp_path, on_step=stop_at(10), progress=False)
     file = tmp_path / "metrics.jsonl"
     lines = file.read_text().splitlines()
-    lines[3] = lines[3][:5] + "\udcff"
+    loss = str(json.loads(lines[3])["loss"])
+    lines[3] = lines[3][:5] + "\udcff" if kind == "not UTF-8" else lines[3].replace(loss, f"1{loss}")
     file.write_bytes(("\n".join([*lines, "null", "[]"]) + "\n").encode(errors="surrogateescape"))
     assert [record["step"] for record in read_metrics(file)] == [1, 2, 3, *range(5, 11)]
     toy.train(tmp_path)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import time
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -13,10 +14,12 @@ from typing import IO
 from dape.files import parse_text, write_atomically
 
 Record = dict[str, float]
+# Field of a line that tells whether the others are those that were written.
+CHECKSUM = "crc32"
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """Read the records in order; lines that were truncated by a kill, or damaged, are skipped."""
+    """Read the records in order; lines that were truncated by a kill, damaged or edited are skipped."""
     if not path.exists():
         return []
     records = []
@@ -24,7 +27,9 @@ def read_metrics(path: Path) -> list[Record]:
         with contextlib.suppress(ValueError):
             record = parse_text(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
-                records.append(record)
+                checksum = record.pop(CHECKSUM, None)
+                if checksum in (None, _checksum(record)):
+                    records.append(record)
     return records
 
 
@@ -46,7 +51,11 @@ class MetricsLog:
 
 
 def _line(record: Record) -> str:
-    return json.dumps(record) + "\n"
+    return json.dumps({**record, CHECKSUM: _checksum(record)}) + "\n"
+
+
+def _checksum(record: Record) -> int:
+    return zlib.crc32(json.dumps(record).encode())
 
 
 SECONDS_BETWEEN_LINES = 30.0
