@@ -1,11 +1,14 @@
 """What all tests share: one thread, here and in the processes that they start, and a fixed seed."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from dape import POSITIONS, SCORES
 from dape.ops.score_attention import native
+from dape.plugins import LOADED
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -15,6 +18,17 @@ def _one_thread_and_a_fixed_seed() -> None:
     torch.manual_seed(0)
     # The tensors are tiny: more threads would only wait for each other.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _what_is_registered_is_gone_after_a_test() -> Iterator[None]:
+    """Plug-ins too: the environment names them to later commands."""
+    shared = [(table, dict(table)) for table in (os.environ, POSITIONS, SCORES, LOADED)]
+    yield
+    for table, before in shared:
+        for name in [name for name in table if table[name] != before.get(name)]:
+            del table[name]
+        table.update(before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -55,7 +55,7 @@ def test_the_report_on_a_gpu(monkeypatch, capsys, tmp_path):
     file = tmp_path / "report.json"
     assert main(["doctor", "--report", str(file)]) == 1
     shown = capsys.readouterr()
-    assert "FAIL  plain, sink: RuntimeError: 0 active drivers" in shown.out
+    assert "FAIL  plain, sink: a test call failed with RuntimeError: 0 active drivers" in shown.out
     assert "self-test: plain, sink" in shown.err
     report = json.loads(file.read_text())
     assert not report["gpu"]["passes"]

@@ -1,6 +1,5 @@
 """Every block of the pages in docs/ runs as printed; commands with options added that make them small."""
 
-import contextlib
 import os
 import re
 import shlex
@@ -61,37 +60,24 @@ def test_a_page_runs(page, tmp_path, monkeypatch, capsys):
     names: dict[str, object] = {"__name__": page.stem}
     found = blocks(page)
     assert found
-    with registries_left_alone():
-        for block in found:
-            if block.note == "not-run":
-                check_shell(block.text)
-            elif block.note.endswith(".sbatch"):
-                check_batch_job(block.text, tmp_path / block.note)
-            elif block.note:
-                (tmp_path / block.note).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / block.note).write_text(block.text)
-            elif block.language == "text":
-                # What the command before prints.
-                assert capsys.readouterr().out.strip() == block.text.strip()
-            elif block.language == "python":
-                exec(compile(block.text, page.name, "exec"), names)
-            else:
-                assert block.language == "bash", (page.name, block.language)
-                capsys.readouterr()
-                for words in commands(block.text):
-                    run(words)
-
-
-@contextlib.contextmanager
-def registries_left_alone():
-    """Encodings and processors that a page adds are gone after it."""
-    from dape import POSITIONS, SCORES
-
-    before = [(registry, dict(registry)) for registry in (POSITIONS, SCORES)]
-    yield
-    for registry, kept in before:
-        for name in set(registry) - set(kept):
-            del registry[name]
+    for block in found:
+        if block.note == "not-run":
+            check_shell(block.text)
+        elif block.note.endswith(".sbatch"):
+            check_batch_job(block.text, tmp_path / block.note)
+        elif block.note:
+            (tmp_path / block.note).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / block.note).write_text(block.text)
+        elif block.language == "text":
+            # What the command before prints.
+            assert capsys.readouterr().out.strip() == block.text.strip()
+        elif block.language == "python":
+            exec(compile(block.text, page.name, "exec"), names)
+        else:
+            assert block.language == "bash", (page.name, block.language)
+            capsys.readouterr()
+            for words in commands(block.text):
+                run(words)
 
 
 def write_texts(folder: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dape.cli.demo import held_out
-from dape.data import load_tokenizer
+from dape.cli.demo import DemoOptions, held_out
 from dape.evaluation import losses_by_length
 
 FOLDERS = sorted((Path(__file__).parents[2] / "models").glob("*/"))
@@ -35,9 +34,9 @@ def test_a_folder_is_a_model_of_transformers(folder: Path, monkeypatch, tmp_path
     assert tokenizer.decode(written[0]).startswith("def add(")
 
 
-def test_longer_input_helps_the_convolution_and_breaks_rope() -> None:
+def test_longer_input_helps_the_convolution_and_breaks_rope(tmp_path) -> None:
     """Loss of the same held-out tokens after 128 and after 1,024 tokens of input."""
-    tokens = held_out(load_tokenizer(FOLDERS[0]), None)
+    tokens = held_out(DemoOptions(models=FOLDERS[0].parent, out=tmp_path))
     change = {}
     for folder in FOLDERS:
         losses = losses_by_length(load(folder), tokens, (128, 1024), last=32, windows=12).losses

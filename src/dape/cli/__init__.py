@@ -65,6 +65,16 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
 
         print(f"dape {__version__}")
         return 0
+    if name == "--print-completion":
+        from dape.cli.completion import completion
+
+        modules = {known: module_of(known) for known in COMMANDS}
+        try:
+            print(completion(rest[0] if rest else "bash", modules))
+        except ValueError as error:
+            print(f"dape --print-completion: {error}", file=sys.stderr)
+            return 2
+        return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -104,7 +114,8 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
 
 
 MORE = """dape COMMAND --help explains a command; --debug shows the traceback of an error;
---import FILE.py loads encodings and processors of your own."""
+--import FILE.py loads encodings and processors of your own;
+dape --print-completion bash (or zsh) prints a script that completes commands and options."""
 
 
 def usage() -> str:

@@ -185,6 +185,9 @@ class DapePreTrainedModel(PreTrainedModel):
             module.reset_parameters()
             for parameter, value in zip(loaded, values, strict=True):
                 parameter.copy_(value)
+        elif id(module) in self._inner_modules():
+            # Encodings and score processors initialise their own submodules.
+            return
         elif isinstance(module, nn.Linear):
             residual_std = 2 / self.config.num_hidden_layers / math.sqrt(self.config.hidden_size)
             nn.init.normal_(module.weight, std=residual_std if hasattr(module, "writes_residual") else std)
@@ -198,6 +201,11 @@ class DapePreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
             if isinstance(module, nn.LayerNorm):
                 nn.init.zeros_(module.bias)
+
+    def _inner_modules(self) -> set[int]:
+        """Identities of the modules inside position encodings and score processors."""
+        outer = [m for m in self.modules() if isinstance(m, (PositionEncoding, ScoreProcessor))]
+        return {id(inner) for module in outer for inner in module.modules()}
 
 
 class DapeModel(DapePreTrainedModel):
