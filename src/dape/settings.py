@@ -177,14 +177,19 @@ def type_hints(kind: Hashable) -> dict[str, Any]:
 
 
 def revive(kind: Any, value: Any) -> Any:
-    """A value of JSON as the type that it had: dataclasses and tuples."""
+    """A value of JSON as the type that it had, dataclasses and tuples; a TypeError that says what does not fit."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind) and value is not None:
         hints = typing.get_type_hints(kind)
+        needed = {member.name for member in fields(kind) if default_of(member) is MISSING}
+        if not isinstance(value, dict) or not needed <= {*value} <= {*hints}:
+            raise TypeError(f"expected an object with {', '.join(sorted(needed))}")
         return kind(**{name: revive(hints[name], one) for name, one in value.items()})  # type: ignore[operator]
     if origin in (types.UnionType, typing.Union) and value is not None:
         return revive(next(one for one in arguments if one is not type(None)), value)
     if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"expected a list, got {value}")
         return tuple(revive(arguments[0], one) for one in value)
     return value
 

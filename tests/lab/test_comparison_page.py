@@ -1,5 +1,6 @@
 """report.html in Chromium: it draws the numbers of the tables, sorts, loads nothing, and shows hostile text as text."""
 
+import json
 import math
 from dataclasses import replace
 from itertools import product
@@ -10,7 +11,7 @@ import pytest
 from browser import HOSTILE, check_unharmed, visit
 
 from dape.evaluation.table import make_table
-from dape.lab.comparison import STEP, TIME, About, Comparison, Failure
+from dape.lab.comparison import STEP, TIME, About, Comparison, Failure, read_about
 
 PLOTTED = """
   const click = (axis, value) => document.querySelector(`[data-axis=${axis}][data-value=${value}]`).click();
@@ -121,3 +122,18 @@ def test_figures_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     drawn = long.plot()
     drawn.canvas.draw()
     assert drawn.axes[0].get_window_extent().width > 200
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"methods": ["a"]}, "expected an object with baseline, methods"),
+        ({"methods": 3.5, "baseline": "a"}, "expected a list, got 3.5"),
+        ({"methods": ["a"], "baseline": "a", "more": 1}, "expected an object with baseline, methods"),
+    ],
+)
+def test_a_damaged_description_is_a_sentence(tmp_path, content, reason):
+    file = tmp_path / "about.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"about.json is damaged: {reason}"):
+        read_about(file, ["a"])
