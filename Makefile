@@ -19,7 +19,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*)
 	touch $@
 
 demo: $(READY)  ## the idea in four parts: recall, reading past the training length, training, retrofit
-	$(BIN)/dape demo
+	$(BIN)/python -m dev.demo
 
 docs: $(READY)  ## the guide and the API reference as a static site with search, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

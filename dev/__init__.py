@@ -1,1 +1,1 @@
-"""Development tools, not part of the wheel: `python -m dev.NAME --help` from a clone."""
+"""The demonstration and development tools, not part of the wheel: `python -m dev.NAME --help` from a clone."""

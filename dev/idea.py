@@ -1,4 +1,4 @@
-"""`python -m dev.idea docs/idea.svg`: the idea in one figure, and the accuracies of `dape demo --quick` beside it as JSON.
+"""`python -m dev.idea docs/idea.svg`: the idea in one figure, and the accuracies of `python -m dev.demo --quick` beside it as JSON.
 
 From a trained recall model: scores, output of the convolution, weights one key on. Drawn without a background and in
 middle shades, to be readable on light and dark pages.

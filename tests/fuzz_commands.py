@@ -45,7 +45,6 @@ COMMANDS = {
     "generate": "{run} --tokens 4",
     "inspect": "{run} --text ab --out {out}",
     "merge": "{compared} {compared} --out {out}",
-    "demo": "--quick --steps 2 --out {out}",
     "retrofit": "{run} --steps 2 --corpus {corpus} --out {out}",
     "suite": "{run} --out {out}",
     "tasks run": "even_pairs --method nope --steps 2 --test-lengths 5 --samples 2 --layers 1 --out {out}",

@@ -64,7 +64,6 @@ WRITES = {
     "inspect": "{run} --text ab --out {shared}/new",
     "retrofit": "{run} --corpus {corpus} --out {shared}/new",
     "suite": "{run} --out {shared}/new",
-    "demo": "--quick --steps 1 --out {shared}/new",
     "tasks run": "even_pairs --steps 1 --out {shared}/new",
     "bench attention": "--json {shared}/new.json",
 }

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dape.cli.demo import DemoOptions, held_out
 from dape.evaluation import losses_by_length
+from dev.demo import DemoOptions, held_out
 
 FOLDERS = sorted((Path(__file__).parents[2] / "models").glob("*/"))
 NAMES = ["dape1x3-kerple", "kerple", "rope"]

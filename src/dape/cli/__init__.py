@@ -21,7 +21,6 @@ COMMANDS = {
     "compare": "train methods under the same conditions, evaluate by length",
     "sweep": "compare methods over a grid of options",
     "merge": "merge comparisons into one report",
-    "demo": "the idea in four parts, in minutes",
     "bench": "time attention backends, decoding and training, as ratios",
     "inspect": "attention maps of models",
     "tasks": "generated tasks: list, show, run, table",

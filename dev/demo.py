@@ -1,8 +1,9 @@
-"""`dape demo`: what the convolution does, in four parts: recall, reading, training, retrofit."""
+"""`make demo`, or `python -m dev.demo --quick`: what the convolution does, in four parts: recall, reading, training, retrofit."""
 
 from __future__ import annotations
 
 import base64
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-import dape
 from dape.cli.parsing import parse
 from dape.files import write_atomically
 from dape.settings import COUNT, SEED, setting
@@ -59,9 +59,7 @@ class DemoOptions:
         False,
         help="Train the models of the second part from scratch, for hours, in place of the shipped ones.",
     )
-    models: Path = setting(
-        Path(dape.__file__).parents[2] / "models", help="Folder of the shipped models; a clone has it."
-    )
+    models: Path = setting(Path(__file__).parents[1] / "models", help="Folder of the shipped models.")
     steps: int = setting(120, help="Training steps of each model in the first part.", **COUNT)
     seed: int = setting(0, help="Seed of initial weights and data.", **SEED)
     out: Path = setting(Path("runs/demo"), help="Folder of the trained models and the page.", writes="folder")
@@ -100,7 +98,7 @@ class Part:
 
 
 def main(arguments: list[str]) -> int:
-    options: DemoOptions = parse(DemoOptions, arguments, prog="dape demo")
+    options: DemoOptions = parse(DemoOptions, arguments, prog="python -m dev.demo")
     import transformers
 
     from dape.pages import environment
@@ -112,7 +110,7 @@ def main(arguments: list[str]) -> int:
         console.print()
     if not options.quick:
         page = options.out / "index.html"
-        write_atomically(page, environment("dape.cli").get_template("demo.html.j2").render(parts=parts))
+        write_atomically(page, environment("dev").get_template("demo.html.j2").render(parts=parts))
         minutes, seconds = divmod(round(time.monotonic() - start), 60)
         console.print(f"All of this took {minutes} min {seconds} s. The page: {page}", soft_wrap=True)
     return 0
@@ -167,9 +165,9 @@ def read_on(options: DemoOptions, console: Console) -> Part:
     """Perplexity by length of the shipped models on text that they have not seen, and a word that was recalled."""
     from dape.data import load_tokenizer
     from dape.evaluation import losses_by_length
-    from dape.evaluation.recalled import recalled_word
     from dape.evaluation.statistics import perplexity
     from dape.lab.figures import length_figure, save
+    from dev.recalled import recalled_word
 
     text = options.text or "source files of packages that they were not trained on"
     part = Part(
@@ -211,8 +209,7 @@ def shipped_model(folder: Path) -> Any:
 
     if not folder.is_dir():
         raise ValueError(
-            f"there is no model in {folder}: the shipped models are in the repository's folder models/, not in the wheel; "
-            "clone it, or pass --models FOLDER"
+            f"there is no model in {folder}: the shipped models are in the repository's folder models/: pass --models FOLDER"
         )
     return load_causal_lm(folder, dtype=torch.float32).eval()
 
@@ -317,3 +314,10 @@ def repair(options: DemoOptions, console: Console) -> Part:
 
 
 PARTS: tuple[Callable[[DemoOptions, Console], Part], ...] = (recall, read_on, training, repair)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ValueError, OSError) as error:
+        sys.exit(f"demo: {error}")

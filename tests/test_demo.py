@@ -1,4 +1,4 @@
-"""`dape demo`, its parts on tiny models: what is printed is what was measured, and the page has it too."""
+"""`python -m dev.demo`, its parts on tiny models: what is printed is what was measured, and the page has it too."""
 
 import io
 
@@ -7,14 +7,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from dape.cli import demo, main
 from dape.data import Tokens, load_tokenizer, prepare
 from dape.data.tokenizers import ByteTokenizer
 from dape.evaluation.by_length import WindowLosses
-from dape.evaluation.recalled import recalled_word
 from dape.evaluation.windows import same_targets
 from dape.models import DapeConfig, DapeForCausalLM
 from dape.pages import environment
+from dev import demo
+from dev.recalled import recalled_word
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_reading_training_and_retrofit_are_on_the_page(options):
     console = Console(file=io.StringIO(), width=80)
     parts = [part(options, console) for part in demo.PARTS[1:]]
     printed = console.file.getvalue()
-    html = environment("dape.cli").get_template("demo.html.j2").render(parts=parts)
+    html = environment("dev").get_template("demo.html.j2").render(parts=parts)
     for part in parts:
         for cell in part.table.rows[0].cells:
             assert cell.text in printed
@@ -98,7 +98,7 @@ def test_without_the_models_it_says_where_they_are(options, tmp_path):
 
 
 def test_the_first_part_shows_both_models_at_every_length(capsys, tmp_path):
-    assert main(["demo", "--quick", "--steps", "2", "--out", str(tmp_path)]) == 0
+    assert demo.main(["--quick", "--steps", "2", "--out", str(tmp_path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "plain attention" in printed
     assert "with the 1×3 convolution" in printed
@@ -107,5 +107,5 @@ def test_the_first_part_shows_both_models_at_every_length(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_the_convolution_recalls(capsys, tmp_path):
-    assert main(["demo", "--quick", "--out", str(tmp_path)]) == 0
+    assert demo.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "convolution moves the score there: 100 %" in " ".join(capsys.readouterr().out.split())
