@@ -18,6 +18,7 @@ from dape.ops.score_attention.api import BACKENDS, choose
 from dape.ops.score_attention.types import EVERYTHING, Problem
 from dape.positions.base import Positions
 from dape.positions.fire import FIRE
+from dape.positions.kerple import Kerple
 
 LISTING, SDPA, SDPA_BIAS, FLEX = "listing", "sdpa", "sdpa with bias", "flex"
 # Candidates that build T×T maps.
@@ -101,28 +102,25 @@ class Workload:
             for name, tensor in program.tensors()
         }
         self.program = program.with_tensors(tensors)
-        self.of_bias = {name: draw(s.heads, 1, bound=1.0) for name in ("slopes", "rates")}
         if s.bias == "separable":
             row, column = (draw(s.batch, s.heads, s.keys) for _ in range(2))
             self.of_bias = {"row": rows(row), "column": column}
-        elif s.bias == "tiles":
+        else:
             with torch.random.fork_rng():
                 torch.manual_seed(0)
-                self.fire = FIRE(s.heads, threshold=s.keys / 2).to(rounded or dtype).to(self.device, dtype)
-            self.of_bias = dict(self.fire.named_parameters())
+                encoding = Kerple(s.heads) if s.bias == "distance" else FIRE(s.heads, threshold=s.keys / 2)
+            self.encoding = encoding.to(rounded or dtype).to(self.device, dtype)
+            self.of_bias = dict(self.encoding.named_parameters())
+            index = torch.arange(s.keys, device=self.device)[None]
+            self.positions = Positions(index[:, -s.queries :], index, consecutive=True)
         parameters = (tensor for _, tensor in self.program.tensors())
         self.leaves = [self.q, self.k, self.v, *parameters, *self.of_bias.values()]
 
     def bias(self) -> Bias:
         """The bias in the form of the op's argument."""
-        s = self.sizes
-        if s.bias == "separable":
+        if self.sizes.bias == "separable":
             return SeparableBias(self.of_bias["row"], self.of_bias["column"])
-        if s.bias == "tiles":
-            index = torch.arange(s.keys, device=self.device)[None]
-            positions = Positions(index[:, -s.queries :], index, True, EVERYTHING, consecutive=True)
-            return self.fire.bias(self.q, self.k, positions, scale=1.0)
-        return DistanceBias(self._by_distance())
+        return self.encoding.bias(self.q, self.k, self.positions, scale=1.0)
 
     def attend(self, backend: str) -> Tensor:
         if backend == SDPA:
@@ -150,10 +148,10 @@ class Workload:
         return attention(self.q, self.k, self.v, self.program, bias=self.bias(), backend=backend)
 
     def _by_distance(self) -> Tensor:
-        """Kerple's −|p| · log(1 + |a| · distance) [H, keys]."""
-        dtype = torch.promote_types(self.q.dtype, torch.float32)
-        slopes, rates = (self.of_bias[name].abs() for name in ("slopes", "rates"))
-        return -slopes * torch.log1p(rates * torch.arange(self.sizes.keys, device=self.device).to(dtype))
+        """Kerple's bias by distance [H, keys]."""
+        bias = self.bias()
+        assert isinstance(bias, DistanceBias)
+        return bias.values
 
     def run(self, backend: str, name: str) -> None:
         """Run the pass `name` once."""
