@@ -110,7 +110,7 @@ def model_size(at: Scale) -> list[Run]:
     if at.name == PAPER:
         medium = at(*NINE[:8], label="{}, 350m", preset="350m", learning_rate=3e-4, final_learning_rate=3e-5)
         large = at("rope", "t5", PLAIN, DAPE, V2, label="{}, 2.7b", corpora=("books3",), trains=(512,), lengths=at.lengths[2:6],
-                   preset="2.7b", learning_rate=1.6e-4, final_learning_rate=1.6e-5, distributed="fsdp", checkpoint_format="sharded")  # fmt: skip
+                   preset="2.7b", learning_rate=1.6e-4, final_learning_rate=1.6e-5, distributed="fsdp")  # fmt: skip
         return medium + large
     if at.name == SMOKE:
         return at(PLAIN, V2, label="{}, 2 layers", num_layers=2)

@@ -70,7 +70,7 @@ def test_one_process_continues_what_two_began(runs, alone, way):
 
 
 def test_parameters_of_one_number_are_shared_out(runs, tmp_path):
-    alone = two_processes.settings("sharded", distributed="none")
+    alone = two_processes.settings("fsdp", distributed="none")
     fit(toy.task(toy.decoder("dape1x3-fire")), alone, tmp_path, progress=False)
     assert losses(runs / "fire") == pytest.approx(losses(tmp_path), abs=TOLERANCE)
 

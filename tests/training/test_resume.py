@@ -199,6 +199,8 @@ def test_divergence_stops_with_step_and_advice(tmp_path, factor, log_every, mess
 def test_only_the_last_checkpoints_are_kept(tmp_path):
     toy.train(tmp_path, checkpoint_every=2, keep_checkpoints=3)
     assert checkpoints(tmp_path) == ["step-00000008", "step-00000010", "step-00000012"]
+    # No pickle, which could run code when it is read.
+    assert {path.suffix for path in tmp_path.rglob("step-*/*")} == {".json", ".safetensors"}
 
 
 def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
@@ -230,30 +232,6 @@ def test_the_callers_generator_is_left_alone(tmp_path):
     torch.manual_seed(5)
     fit(built, toy.settings(steps=2), tmp_path, progress=False)
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_a_full_disk_is_known_when_processes_write_their_parts(tmp_path, monkeypatch):
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
-
-    sharded = toy.settings(checkpoint_format="sharded")
-    fit(toy.task(), sharded, tmp_path, on_step=stop_at(6), progress=False)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(HuggingFaceStorageWriter, "write_data", full)
-    with pytest.raises(DiskFull, match="the disk is full at step 8; the checkpoint of step 6 is intact"):
-        fit(toy.task(), sharded, tmp_path, progress=False)
-    assert checkpoints(tmp_path) == ["step-00000004", "step-00000006"]
-
-
-def test_parts_continue_bit_for_bit_and_hold_no_pickle(tmp_path, uninterrupted):
-    sharded = toy.settings(checkpoint_format="sharded")
-    fit(toy.task(), sharded, tmp_path, on_step=stop_at(6), progress=False)
-    files = {path.suffix for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert files == {".json", ".jsonl", ".safetensors"}
-    fit(toy.task(), sharded, tmp_path, progress=False)
-    assert losses(tmp_path) == uninterrupted
 
 
 def test_a_checkpoint_that_is_not_for_us_is_neither_damaged_nor_lost(tmp_path, monkeypatch):

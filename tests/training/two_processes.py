@@ -12,7 +12,6 @@ STEPS = 20
 WAYS = {
     "ddp": {"distributed": "ddp", "accumulate": 2, "log_every": 5},
     "fsdp": {"distributed": "fsdp"},
-    "sharded": {"distributed": "fsdp", "checkpoint_format": "sharded"},
 }
 
 
@@ -28,4 +27,4 @@ if __name__ == "__main__":
             fit(toy.task(toy.decoder()), settings(way), folder / way / "one-then-two", progress=False)
         # An encoding with parameters of a single number.
         fire = toy.task(toy.decoder("dape1x3-fire"))
-        fit(fire, settings("sharded"), folder / "fire", progress=False)
+        fit(fire, settings("fsdp"), folder / "fire", progress=False)

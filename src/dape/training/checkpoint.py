@@ -2,8 +2,7 @@
 
 step-00000200/  model.safetensors  optimizer.safetensors  state.json  checksums.json
 
-Tensors are gathered into one file, or each process writes its part; both are safetensors, never pickles, and both
-continue on any number of processes.
+Tensors are gathered, so that any number of processes continues, and saved as safetensors, never pickles.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -48,34 +46,25 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def temporary(self, step: int) -> Path:
-        return self.folder / f".writing-{step:08d}"
+    def write(self, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> Path:
+        """Save groups of tensors, one file each, and the JSON state, as the checkpoint of its step.
 
-    def begin(self, step: int) -> Path:
-        """Create an empty temporary folder to write into, which readers ignore."""
+        Everything goes into a temporary folder, which readers ignore, the checksums last; old checkpoints are deleted
+        after it is renamed.
+        """
+        step: int = state["step"]
         self.folder.mkdir(parents=True, exist_ok=True)
         self.discard_unfinished()
-        temporary = self.temporary(step)
+        temporary, final = self.folder / f".writing-{step:08d}", self.path(step)
         temporary.mkdir()
-        return temporary
-
-    def write(self, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> Path:
-        """Save groups of tensors, one file each, and the JSON state, as the checkpoint of its step."""
-        temporary = self.begin(state["step"])
         try:
             for group, members in tensors.items():
                 write_tensors(temporary / f"{group}.safetensors", members)
-            return self.commit(state)
+            write_atomically(temporary / STATE, json.dumps(state, indent=2))
+            write_checksums(temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-
-    def commit(self, state: State) -> Path:
-        """Turn the temporary folder into the checkpoint: write the checksums last, rename, then delete old checkpoints."""
-        step: int = state["step"]
-        temporary, final = self.temporary(step), self.path(step)
-        write_atomically(temporary / STATE, json.dumps(state, indent=2))
-        write_checksums(temporary)
         if final.exists():
             shutil.rmtree(final)
         os.rename(temporary, final)
@@ -120,12 +109,6 @@ def find_damage(path: Path) -> str | None:
 
 def read_state(path: Path) -> dict[str, Any]:
     return read_json(path / STATE)
-
-
-def read_tensors(path: Path, group: str) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path / f"{group}.safetensors")
 
 
 DTYPES = {
@@ -211,10 +194,10 @@ def _like(whole: Tensor, target: Tensor) -> Tensor:
     return whole.to(target.device)
 
 
-def save_whole(
+def save_checkpoint(
     checkpoints: Checkpoints, model: nn.Module, optimizer: Optimizer, state: State, parallel: Parallel
 ) -> None:
-    """Write a checkpoint that the main process gathers."""
+    """Write a checkpoint, which the main process gathers; every process calls it."""
     tensors = {
         "model": gather(model.state_dict().items(), keep=parallel.main),
         "optimizer": gather(optimizer_entries(model, optimizer), keep=parallel.main),
@@ -223,76 +206,9 @@ def save_whole(
         checkpoints.write(tensors, state)
 
 
-def load_whole(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    load_model_tensors(model, read_tensors(path, "model"))
-    load_optimizer_tensors(model, optimizer, read_tensors(path, "optimizer"))
-
-
-def save_sharded(
-    checkpoints: Checkpoints, model: nn.Module, optimizer: Optimizer, state: State, parallel: Parallel
-) -> None:
-    """Write a checkpoint by torch.distributed.checkpoint, each process its part; none holds the whole."""
-    from torch.distributed import checkpoint as dcp
-
-    if parallel.main:
-        checkpoints.begin(state["step"])
-    parallel.wait()
-    temporary = checkpoints.temporary(state["step"])
-    try:
-        writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
-        with quiet_alone():
-            dcp.save(_entries(model, optimizer), storage_writer=writer, no_dist=parallel.world == 1)
-        if parallel.main:
-            checkpoints.commit(state)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        # The library wraps the errors of all processes; a full disk should be reported as such.
-        for cause, _ in getattr(error, "failures", {}).values():
-            if isinstance(cause, OSError):
-                raise cause from error
-        raise
-
-
-def load_sharded(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    from torch.distributed import checkpoint as dcp
-
-    prepare_optimizer(optimizer)
-    reader, alone = dcp.HuggingFaceStorageReader(str(path)), not dist.is_initialized()
-    try:
-        with quiet_alone():
-            dcp.load(_entries(model, optimizer), storage_reader=reader, no_dist=alone)
-    except (RuntimeError, dcp.CheckpointException) as error:
-        raise ValueError(f"{path} does not fit this model ({error}): train in another folder") from error
-
-
-def prepare_optimizer(optimizer: Optimizer) -> None:
-    """Create the optimizer's state to load into, by a step with learning rate 0, which changes no parameter."""
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
-def _entries(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Sharded tensors of model and optimizer; scalars as vectors of size 1, which a file can slice."""
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer_entries(model, optimizer)}
-    return {name: tensor.view(1) if tensor.dim() == 0 else tensor for name, tensor in tensors.items()}
-
-
-@contextlib.contextmanager
-def quiet_alone() -> Iterator[None]:
-    """Suppress torch's warning that a single process saves without a process group, which is intended."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch.distributed")
-        yield
-
-
-# Functions that save and load, by format; every process calls them.
-SAVE = {"whole": save_whole, "sharded": save_sharded}
-LOAD = {"whole": load_whole, "sharded": load_sharded}
+def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    load_model_tensors(model, load_file(path / "model.safetensors"))
+    load_optimizer_tensors(model, optimizer, load_file(path / "optimizer.safetensors"))
 
 
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Distributed = Literal["none", "ddp", "fsdp"]
-CheckpointFormat = Literal["whole", "sharded"]
 
 FINAL_LEARNING_RATE = 1e-4
 
@@ -99,12 +98,6 @@ class LoopSettings:
     )
     keep_checkpoints: int = setting(
         2, help="Number of checkpoints to keep.", low=1, high=10**6, fixes_run=False
-    )
-    checkpoint_format: CheckpointFormat = setting(
-        "whole",
-        help="""whole: one safetensors file, gathered; sharded: each process writes its part (for models too large
-        for one process). Either continues on any number of processes.""",
-        fixes_run=False,
     )
     log_every: int = setting(
         10,

@@ -28,14 +28,14 @@ from dape.files import sweep
 from dape.positions import PositionEncoding
 from dape.scores import ScoreProcessor
 from dape.training.checkpoint import (
-    LOAD,
-    SAVE,
     Checkpoints,
     check_same_run,
     check_same_task,
+    load_checkpoint,
     locked,
     read_state,
     room_on_disk,
+    save_checkpoint,
 )
 from dape.training.config import Diverged, FitResult, LoopSettings, TrainingStopped
 from dape.training.display import Display, MetricsLog, Record, read_metrics
@@ -448,12 +448,10 @@ class Loop:
             "scaler": self.scaler.state_dict(),
             "settings": asdict(self.settings),
             "task": self.identity(),
-            "format": self.settings.checkpoint_format,
             "processes": self.parallel.world,
         }
-        save = SAVE[self.settings.checkpoint_format]
         with room_on_disk(self.step, self.saved, self.parallel):
-            save(self.checkpoints, self.model, self.optimizer, state, self.parallel)
+            save_checkpoint(self.checkpoints, self.model, self.optimizer, state, self.parallel)
         self.saved = self.step
 
     def resume(self) -> None:
@@ -468,7 +466,7 @@ class Loop:
         state = read_state(path)
         check_same_run(self.folder, state["settings"], self.settings)
         check_same_task(self.folder, state.get("task"), self.identity())
-        LOAD[state["format"]](path, self.model, self.optimizer)
+        load_checkpoint(path, self.model, self.optimizer)
         self.step = self.saved = state["step"]
         self.tokens, self.seconds = state["tokens"], state["seconds"]
         self.guard = Guard(**state["guard"])
