@@ -195,6 +195,14 @@ def test_the_wheel_zooms_both_panels_unless_told_not_to(opened):
     assert seen["words"].startswith(f"query {int(0.6 * size)} ")
 
 
+def test_both_sides_tell_of_the_opening_pair_though_one_tile_is_slow(runs, tmp_path):
+    path = write_maps_page(runs, tmp_path)
+    for tile in (tmp_path / "tiles").glob("0-*.js"):
+        tile.write_text(f"setTimeout(() => {{ {tile.read_text()} }}, 500)")
+    left, right = visit(path, tmp_path, probe("await ready(left); return [said(left), said(right)];")).seen
+    assert left.splitlines()[0] == right.splitlines()[0]
+
+
 def test_a_tile_that_is_missing_is_told(runs, tmp_path):
     path = write_maps_page(runs, tmp_path)
     for tile in (tmp_path / "tiles").iterdir():

@@ -111,7 +111,7 @@ class Panel {
     for (const panel of panels) if (panel.values) panel.paint();
     const i = this.pick.head.value, l = this.layer;
     const share = x => `${(100 * x).toFixed(1)} %`, copying = l.copying[i] === null ? "" : ` · on what the next token repeats ${share(l.copying[i])}`;
-    this.numbers.textContent = `weight on the first token ${share(l.sink[i])} · entropy ${l.entropy[i].toFixed(2)} nats · moved by f ${share(l.change[i])}${copying}`;
+    this.numbers.textContent = `weight on the first token ${share(l.sink[i])} · entropy ${l.entropy[i].toFixed(2)} nats${l.maps.processed ? ` · moved by f ${share(l.change[i])}` : ""}${copying}`;
     this.learned();
     this.root.dataset.ready = [this.run.name, l.layer, l.heads[i], this.pick.map.value].join("/");
   }
@@ -321,7 +321,6 @@ const other = others.find(run => run.tokens.length === strongest.tokens.length) 
 const panels = [], start = strongest.first;
 [strongest, other].map(run => DATA.runs.indexOf(run)).sort((a, b) => a - b)
   .forEach((run, index) => panels.push(new Panel(document.getElementById("panels"), index, run)));
-panels[0].go(...start, "weights");
 // Until the cursor is over a map: the row before the repeated token that the right model predicts better by most, or the
 // last row, and the key that it weighs most.
 const opened = panels.at(-1);
@@ -330,7 +329,7 @@ function surprising(run, before) {
   const t = gains.indexOf(Math.max(...gains));
   return gains[t] > 0 ? t - 1 : run.tokens.length - 1;
 }
-opened.go(...start, DATA.runs.length === 1 ? "processed" : "weights").then(() => {
+Promise.all([panels[0].go(...start, "weights"), opened.go(...start, DATA.runs.length === 1 ? "processed" : "weights")]).then(() => {
   if (!opened.values || shown.run) return;
   const t = surprising(opened.run, panels[0].run), y = opened.run.edges.findLastIndex(edge => edge <= t && edge < opened.run.tokens.length);
   const row = [...opened.values.subarray(y * opened.size, (y + 1) * opened.size)].map(value => Number.isNaN(value) ? -Infinity : value);
