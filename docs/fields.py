@@ -35,7 +35,9 @@ def listed(text: str) -> str:
     result: list[str] = []
     for paragraph in text.split("\n\n"):
         lines = paragraph.splitlines()
-        first = next((i for i, line in enumerate(lines) if FIELD.match(line)), None)
+        # A field begins a paragraph or follows a whole sentence; within one, a colon is a colon.
+        sentences = [True, *(line.endswith((".", ":")) for line in lines)]
+        first = next((i for i, line in enumerate(lines) if sentences[i] and FIELD.match(line)), None)
         if first is None or paragraph.lstrip().startswith((">>>", "    ", "|")):
             result.append(paragraph)
             continue

@@ -17,6 +17,8 @@ from typing import Any
 import pictures
 from mkdocs.structure.files import File, Files
 
+from dape.positions import POSITIONS
+
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
 FENCE = re.compile(r"^(```\w+) (\S+)$", re.MULTILINE)
@@ -35,24 +37,11 @@ COLOURS = {
 # Of the page of attention maps.
 NUM_TOKENS = 200
 TO_FOLDER = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)\)")
-ENCODING = re.compile(r"^::: dape\.positions\.(\w+)$", re.MULTILINE)
-
-
-def encodings() -> dict[str, str]:
-    """Names of encodings by their classes, those with a picture."""
-    from dape.positions import POSITIONS
-
-    return {cls.__name__: name for name, cls in POSITIONS.items() if name != "nope"}
+ENCODING = re.compile(r'<h2 id="dape\.positions\.(\w+)".*?</h2>', re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add pictures of the encodings, and what the pages link to outside docs/, under its path in the repository."""
-    from dape.positions.picture import draw
-
-    for name in encodings().values():
-        file = io.StringIO()
-        draw([name]).savefig(file, format="svg", metadata={"Date": None})
-        files.append(File.generated(config, f"api/positions/{name}.svg", content=file.getvalue()))
+    """Add pictures, and what the pages link to outside docs/, under its path in the repository."""
     for name, drawn in pictures.drawn().items():
         files.append(File.generated(config, name, content=drawn))
     for path, text in attention_page().items():
@@ -122,7 +111,7 @@ def attention_page() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links as paths within the site; a block's file name as its title; pictures of encodings beside them."""
+    """Links as paths within the site; a block's file name as its title."""
     here = posixpath.dirname(page.file.src_uri)
     source = Path(page.file.abs_src_path or ROOT / page.file.src_uri).parent
 
@@ -137,25 +126,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     def title(found: re.Match[str]) -> str:
         return found[1] if found[2] == "not-run" else f'{found[1]} title="{found[2]}"'
 
-    def pictured(found: re.Match[str]) -> str:
-        if (name := encodings().get(found[1])) is None:
-            return found.group()
-        # As an image of its own, whose axis labels stay as drawn.
-        return f'{found.group()}\n\n<img alt="What {name} adds to scores" class="picture" src="positions/{name}.svg">'
-
     def unlinked(found: re.Match[str]) -> str:
         """A link to a folder, which the site does not have, as its text."""
         return found[1] if (source / found[2]).resolve().is_dir() else found.group()
 
-    markdown = ENCODING.sub(pictured, TO_FOLDER.sub(unlinked, markdown))
-    markdown = FENCE.sub(title, LINK.sub(link, markdown))
+    markdown = FENCE.sub(title, LINK.sub(link, TO_FOLDER.sub(unlinked, markdown)))
     return (
         markdown.replace("<!-- commands -->", command_help()) if "<!-- commands -->" in markdown else markdown
     )
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Our figures go into the page, where their ink follows its colours."""
+    """Our figures go into the page, where their ink follows its colours; an encoding's under its name."""
 
     def inline(found: re.Match[str]) -> str:
         alt, address = found.groups()
@@ -164,7 +146,15 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
         )
         return found.group() if file is None else figure(file.content_string, alt)
 
-    return IMAGE.sub(inline, html)
+    def pictured(found: re.Match[str]) -> str:
+        name = next(
+            (name for name, cls in POSITIONS.items() if cls.__name__ == found[1] and name != "nope"), None
+        )
+        return found.group() + (
+            figure(pictures.encoding(name), f"What {name} adds to scores") if name else ""
+        )
+
+    return ENCODING.sub(pictured, IMAGE.sub(inline, html))
 
 
 def figure(svg: str, alt: str) -> str:

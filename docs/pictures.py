@@ -1,9 +1,9 @@
-"""Pictures that the build draws for why.md, from the trained models in models/."""
+"""Pictures that the build draws: for why.md from the trained models in models/, and for the reference of encodings."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from dape.loading import load_named
 from dape.models import Context, DapeForCausalLM
 from dape.ops.score_attention.types import bias_tile
 from dape.positions import Positions
+from dape.positions.picture import draw
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINED_AT, NUM_TOKENS, FARTHEST = 128, 448, 384
@@ -112,12 +113,19 @@ def lengths() -> Figure:
     return figure
 
 
+def svg(make: Callable[[], Figure]) -> str:
+    """The figure as SVG, with text as text."""
+    file = io.StringIO()
+    with context(LOOK):
+        make().savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def encoding(name: str) -> str:
+    """SVG of what an encoding adds to scores."""
+    return svg(lambda: draw([name]))
+
+
 def drawn() -> dict[str, str]:
     """SVG by file name."""
-    found = {}
-    for draw in (kernels, lengths):
-        with context(LOOK):
-            file = io.StringIO()
-            draw().savefig(file, format="svg", metadata={"Date": None})
-        found[f"{draw.__name__}.svg"] = file.getvalue()
-    return found
+    return {f"{made.__name__}.svg": svg(made) for made in (kernels, lengths)}

@@ -13,6 +13,8 @@ from urllib.parse import urldefrag
 import pytest
 from browser import visit
 
+from dape import POSITIONS
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Packages whose `__all__` the reference has to cover.
@@ -94,6 +96,18 @@ def test_the_reference_shows_constructors_and_the_search_finds_it(site):
     assert "kernel_size: int = 3," in text("scores.html")
     assert "steps: int = 1000," in text("training.html")
     assert "ScoreConv" in (site / "search" / "search_index.json").read_text("utf-8")
+
+
+def test_the_reference_draws_every_encoding_and_splits_no_sentence(site):
+    """A colon within a sentence begins no list of fields."""
+    drawn = html.unescape((site / "api" / "positions.html").read_text("utf-8"))
+    for name in POSITIONS.keys() - {"nope"}:
+        figure = drawn.split(f'aria-label="What {name} adds to scores"')[1].split("</svg>")[0]
+        assert figure.count("<image") == 5  # four heads and a scale
+        assert re.search(r"<h2[^>]*>(?:(?!<h2).)*$", drawn.split(figure)[0], re.DOTALL)[0].count("<h3") == 0
+    for path in (site / "api").glob("*.html"):
+        for told in re.findall(r"<p>((?:(?!</p>).)*)</p>\s*<ul>", path.read_text("utf-8"), re.DOTALL):
+            assert re.sub(r"<[^>]+>", "", told).rstrip().endswith((".", ":")), (path.name, told)
 
 
 def test_the_reference_has_every_command(site):
