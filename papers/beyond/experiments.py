@@ -30,6 +30,8 @@ def ingredients(at: Scale) -> list[Run]:
         # A third seed, for a hypothesis that the first two suggested.
         runs += LONG(PLAIN, "dape-kerple", V2, seeds=(2,))
         runs += LONG(V2, label="{}[bias_channels=false]", seeds=(2,), score_options=ALONE)
+        # Cheap ways to look one token back.
+        runs += [*LONG("keyshift-kerple"), *LONG("kerple[canon=ac]", seeds=(0,))]
     return runs
 
 

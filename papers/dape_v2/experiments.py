@@ -63,7 +63,8 @@ def code(at: Scale) -> list[Job]:
     if at.name != LAPTOP:
         return at(PLAIN, V2, trains=at.trains[:1])
     ladder = "nope rope alibi kerple fire keyconv1x3-kerple dape-kerple dape1x3-kerple dape1x3-nope keyshift-kerple"
-    return [*ON_CODE(*ladder.split()), Decoding(V2, label=f"{V2}, decoded")]
+    canon = ON_CODE("kerple[canon=ac]", seeds=(0,))
+    return [*ON_CODE(*ladder.split()), *canon, Decoding(V2, label=f"{V2}, decoded")]
 
 
 def code_rates(at: Scale) -> list[Run]:
