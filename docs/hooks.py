@@ -37,6 +37,7 @@ COLOURS = {
 # Of the page of attention maps.
 NUM_TOKENS = 200
 TO_FOLDER = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)\)")
+INTERVAL = re.compile(r"(\d) (\[[−+]?[\d.]+,) (?=[−+]?[\d.]+\])")
 ENCODING = re.compile(r'<h2 id="dape\.positions\.(\w+)".*?</h2>', re.DOTALL)
 
 
@@ -130,6 +131,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         """A link to a folder, which the site does not have, as its text."""
         return found[1] if (source / found[2]).resolve().is_dir() else found.group()
 
+    # An estimate and its interval stay on one line.
+    markdown = INTERVAL.sub("\\1\N{NO-BREAK SPACE}\\2\N{NO-BREAK SPACE}", markdown)
     markdown = FENCE.sub(title, LINK.sub(link, TO_FOLDER.sub(unlinked, markdown)))
     return (
         markdown.replace("<!-- commands -->", command_help()) if "<!-- commands -->" in markdown else markdown
