@@ -1,8 +1,5 @@
-"""Tiny models and fresh interpreters that tests share."""
+"""Tiny models that tests share."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -50,18 +47,3 @@ def quiet_arguments(folder: Path, **changes: object) -> TrainingArguments:
     """Of a Trainer on a CPU, in batches of four, which reports to nobody."""
     quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False}
     return TrainingArguments(output_dir=str(folder), per_device_train_batch_size=4, **quiet, **changes)
-
-
-def python(*arguments: object, **environment: str) -> str:
-    """What a fresh interpreter prints, offline."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **environment}
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def torchrun(script: Path, *arguments: object) -> str:
-    """What two processes of a script print."""
-    return python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, script, *arguments)

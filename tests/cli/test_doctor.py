@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from builders import python
+from processes import python
 
 from dape.bench import gpu
 from dape.cli import doctor, main

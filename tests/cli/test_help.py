@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from builders import python
+from processes import python
 
 from dape import cli
 from dape.cli.bench import BENCHMARKS

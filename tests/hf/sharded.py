@@ -1,4 +1,4 @@
-"""What torchrun starts for test_tools_that_wrap_layers: every method under FSDP2 against the same model whole."""
+"""What two processes run for test_tools_that_wrap_layers: every method under FSDP2 against the same model whole."""
 
 import pytest
 import torch

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 from builders import decoder as tiny
-from builders import llama, python, quiet_arguments
+from builders import llama, quiet_arguments
+from processes import python
 from transformers import AutoModelForCausalLM, Trainer
 
 import dape

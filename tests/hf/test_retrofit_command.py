@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from builders import decoder, llama_of_bytes, quiet_arguments
+from processes import SERVER
 from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM, Trainer
 
 import dape
@@ -265,6 +266,7 @@ def test_the_base_trained_on_stands_beside_the_retrofit(base, texts):
 def test_seeds_are_trained_side_by_side_and_decide_together(base, texts, tmp_path, monkeypatch):
     model = LlamaForCausalLM.from_pretrained(base)
     how = {"steps": 2, "batch_size": 2, "windows": 4, "control": True, "lengths": "16,32", "device": "cpu"}
+    monkeypatch.setattr(adapt.multiprocessing, "get_context", lambda kind: SERVER)
     both = dape.adapt(model, "kerple", texts, seeds=2, jobs=2, out=tmp_path / "both", **how)
     one = dape.adapt(model, "kerple", texts, seed=0, out=tmp_path / "one", **how)
     assert both.report.gain("kerple", 32).seeds == 2

@@ -6,7 +6,8 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from builders import decoder, llama, torchrun
+from builders import decoder, llama
+from processes import copies
 from torch import nn
 
 import dape
@@ -66,7 +67,7 @@ def test_fully_sharded_models_are_the_model():
 
     context_parallel, which gives each process a part of the tokens, is refused.
     """
-    assert f"{len(METHODS)} methods" in torchrun(Path(__file__).parent / "sharded.py")
+    assert f"{len(METHODS)} methods" in copies(Path(__file__).parent / "sharded.py", world=2)
 
 
 @pytest.mark.parametrize("method", ["dape1x3-kerple", "rope"])

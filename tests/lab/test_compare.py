@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from builders import write_texts
+from processes import Worker
 
 from dape.cli import main
 from dape.evaluation import WindowLosses, losses_by_length
@@ -18,6 +19,7 @@ from dape.evaluation.statistics import mean_over_documents
 from dape.files import exclusive
 from dape.lab.comparison import STEP, TIME, Comparison, load_comparison, merge
 from dape.lab.display import last_record
+from dape.lab.experiment import Local
 from dape.training import load_run
 
 # Heads of width 3: what rotates pairs of channels cannot be built, and must not stop the others.
@@ -42,7 +44,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, Compa
             folder.mkdir()
             write_texts(folder / "text")
             given = ["--methods", "alibi,rope,dape1x3-kerple", "--steps", "6", "--jobs", "2"]
-            (folder / "code").write_text(str(main(options(folder, *given))))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Local, "start", Worker.start_for)
+                (folder / "code").write_text(str(main(options(folder, *given))))
     return folder, int((folder / "code").read_text()), load_comparison(folder / "out")
 
 

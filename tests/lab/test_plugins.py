@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-from builders import SMALL_RUN, python
+from builders import SMALL_RUN
+from processes import Worker, python
 
 import dape
 from dape import POSITIONS, plugins
-from dape.cli import main
+from dape.cli import check, main
 from dape.lab.comparison import load_comparison
+from dape.lab.experiment import Local
 
 FILE = '''
 import dape
@@ -68,11 +70,13 @@ def test_a_run_names_the_file_that_its_method_is_in(mine, tmp_path, text, capsys
     assert "it was trained with --import mine.py" in capsys.readouterr().err
 
 
-def test_check_says_which_properties_fail(mine: Path, capsys) -> None:
+def test_check_says_which_properties_fail(mine: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(check, "PROCESSORS", ("dape1x3-{}",))
     # Named twice, it is loaded once.
     assert main(["check", str(mine), "--import", str(mine)]) == 0
     assert "dape1x3-straight: all" in capsys.readouterr().out
     POSITIONS.pop("straight")
+    monkeypatch.setattr(check, "PROCESSORS", ("{}",))
     # A bias that is not a number for the query's own key breaks everything that is compared.
     mine.write_text(FILE.replace("SIGN = -1", "SIGN = float('nan')"))
     assert main(["check", str(mine)]) == 1
@@ -110,7 +114,8 @@ def test_mistakes_get_a_sentence(arguments: list[str], sentence: str, capsys, mo
     assert sentence in capsys.readouterr().err
 
 
-def test_a_sweep_compares_variants_and_folders_merge(tmp_path: Path, text: str, capsys) -> None:
+def test_a_sweep_compares_variants_and_folders_merge(tmp_path, text, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(Local, "start", Worker.start_for)
     shared = ["--methods", "kerple", "--corpus", text, *SMALL.split()]
     over = ["--over", "learning_rate=1e-3,2e-3"]
     assert main(["sweep", *shared, *over, "--out", str(tmp_path / "swept")]) == 0

@@ -1,4 +1,4 @@
-"""What torchrun starts for test_context: models whose tokens or heads two processes share, against the models whole."""
+"""What two processes run for test_context: models whose tokens or heads two processes share, against the models whole."""
 
 import pytest
 import torch

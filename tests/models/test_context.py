@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import torchrun
+from processes import copies
 
 import dape
 from dape.models.parallel import program_of_heads
@@ -27,7 +27,7 @@ HEADS = [
 
 
 def test_tokens_and_heads_shared_out_between_two_processes():
-    said = torchrun(Path(__file__).with_name("in_parts.py"))
+    said = copies(Path(__file__).with_name("in_parts.py"), world=2)
     assert said.count("in parts and whole are the same") == 2
 
 

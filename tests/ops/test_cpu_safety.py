@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import sanitize
 import torch
-from builders import python
 from op_cases import PROGRAMS, RAGGED, SHAPES, SMALL, assert_as_exact, build, needs_kernel
+from processes import python
 
 from dape.ops.score_attention import DistanceBias, Visible, attention, native
 from dev import stages

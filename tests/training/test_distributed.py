@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import toy
 import two_processes
-from builders import torchrun
+from processes import copies
 from two_processes import STEPS, WAYS
 
 from dape.training import fit
@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for way in WAYS:
         one_process(folder / way / "one-then-two", way, stop_at=10)
-    torchrun(Path(two_processes.__file__), folder)
+    copies(Path(two_processes.__file__), folder, world=2)
     return folder
 
 

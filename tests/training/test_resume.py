@@ -5,15 +5,15 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 import toy
+from processes import script, start
 from torch import Tensor, nn
 
 import dape.training.checkpoint as checkpoint_module
@@ -21,8 +21,6 @@ from dape import checksums
 from dape.training import DiskFull, Diverged, fit
 from dape.training.display import read_metrics
 from dape.training.loop import StopRequest
-
-SCRIPT = [sys.executable, str(Path(toy.__file__))]
 
 
 def losses(folder: Path) -> list[float]:
@@ -48,8 +46,9 @@ def checkpoints(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kill_at", [4, 7])
 def test_resumed_after_kill_9_the_losses_are_the_same_bits(tmp_path, uninterrupted, kill_at):
-    killed = subprocess.run([*SCRIPT, str(tmp_path), "--kill-at", str(kill_at)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = start(script, toy.__file__, (str(tmp_path), "--kill-at", str(kill_at)), output=tmp_path / "said")
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     result = toy.train(tmp_path)
     assert result.steps == toy.STEPS
     assert losses(tmp_path) == uninterrupted
@@ -85,15 +84,15 @@ def test_a_process_stopped_by_another_awaits_its_own_signal():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_returns(tmp_path, uninterrupted, number):
-    command = [*SCRIPT, str(tmp_path), "--say-steps", "--checkpoint-every", "1000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        for line in running.stdout:
-            if line == "step 3\n":
-                running.send_signal(number)
-                break
-        rest = running.stdout.read()
-    assert running.returncode == 0
-    assert f"stopped_early='{number.name}'" in rest
+    words, said = (str(tmp_path), "--say-steps", "--checkpoint-every", "1000"), tmp_path / "said"
+    said.touch()
+    running = start(script, toy.__file__, words, output=said)
+    while running.is_alive() and "step 3\n" not in said.read_text():
+        time.sleep(0.01)
+    os.kill(running.pid, number)
+    running.join()
+    assert running.exitcode == 0
+    assert f"stopped_early='{number.name}'" in said.read_text()
     assert len(checkpoints(tmp_path)) == 1
     toy.train(tmp_path)
     assert losses(tmp_path) == uninterrupted

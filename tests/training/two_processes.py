@@ -1,4 +1,4 @@
-"""What torchrun starts for test_distributed: every way of sharing, one after another in the same processes."""
+"""What two processes run for test_distributed: every way of sharing, one after another in the same processes."""
 
 import sys
 from pathlib import Path
