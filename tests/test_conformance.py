@@ -69,9 +69,10 @@ def test_rotations_by_length_read_the_length_of_each_document(check, causal, mon
     check(parse_method("rope[scaling=dynamic,factor=4,original_length=3]"), causal)
 
 
-COMPILED = ["dape1x3-kerple", "dape3x3-rope", "mta-fox"]
+COMPILED = ["dape1x3-kerple", "mta-fox"]
 BUILT = [
     *COMPILED,
+    "dape3x3-rope",
     *["rope", "cope", "talking-fire", "keyshift-rope", "stickbreaking", "diff-alibi", "dape1x3-t5[depth=3]"],
 ]
 
@@ -80,6 +81,7 @@ BUILT = [
 @pytest.mark.parametrize(
     ("compiler", "backend", "name"),
     [("aot_eager", "auto", name) for name in COMPILED]
+    + [pytest.param("aot_eager", "auto", "dape3x3-rope", marks=pytest.mark.slow)]
     + [
         pytest.param("inductor", backend, name, marks=pytest.mark.slow)
         for backend in ("auto", "tiled")
