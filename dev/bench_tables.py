@@ -1,6 +1,6 @@
 """Tables of the guide from records of `dape bench`: `python -m papers report` writes them into docs/.
 
-results/bench/programs: `dape bench attention --processor NAME --json FILE`; docs/methods.json: `dape bench methods --json`.
+results/bench/programs: `dape bench attention --processor NAME --json FILE`; docs/methods.json: `python -m dev.methods --json`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dape.bench.methods import COLUMNS
+from dev.methods import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 BOTH = "forward+backward"

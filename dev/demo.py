@@ -121,7 +121,7 @@ def run_all(jobs: Sequence[Job], folder: Path, console: Console, *, at_once: int
     from dape.lab.display import display
     from dape.lab.experiment import run_experiment
 
-    with display(console, at_once=at_once, lines=False) as announce:
+    with display(console, lines=False) as announce:
         outcome = run_experiment(jobs, folder, jobs=at_once, in_process=at_once == 1, announce=announce)
     for job, reason in outcome.failures:
         raise ValueError(f"{job.title}: {reason}")

@@ -43,7 +43,7 @@ def run(name: str, options: argparse.Namespace) -> int:
     paper, one = known()[name]
     work = options.work.absolute() / options.scale
     how = {"jobs": options.jobs, "launcher": options.launcher, "only": options.only}
-    with display(Console(highlight=False), at_once=options.jobs) as announce:
+    with display(Console(highlight=False)) as announce:
         outcome = one.run(paper, options.scale, work, options.texts, announce=announce, **how)
     if options.scale == LAPTOP:
         ledger.cache_clear()

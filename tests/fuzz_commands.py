@@ -57,7 +57,6 @@ COMMANDS = {
     "bench decode": "--lengths 16 --rounds 1 --heads 2 --head-dim 4",
     "bench train": "--length 8 --batch 1 --rounds 1 --steps 1",
     "bench generate": "--rounds 1",
-    "bench methods": "--rounds 1",
 }
 TEXTS = [
     "", " ", "x", "nosuch", "-1", "1", "1,2", "16,", ",", "2:4", "4:2:0", "ü\u202e", "a" * 300, "a\nb", "[", "{", "%s", "{0}",

@@ -28,7 +28,6 @@ SMALL = {
     "inspect": "--resolution 16 --layers 0 --heads 0,1 --lengths 64 --formats svg",
     "tasks run": "--steps 2 --batch-size 2 --samples 2 --layers 1 --test-lengths 48",
     "lm-eval": "--limit 2",
-    "bench methods": "--methods keyshift-rope --rounds 1 --length 16 --hidden-size 16",
 }
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dape.bench.methods import SHORT, SHOWN
 from dape.evaluation.probes import TRAINED
 from dape.evaluation.table import read_table
-from dape.lab.tasks import best_first, score_table
+from dape.lab.tasks import SHORT, SHOWN, best_first, score_table
 
 TASKS = Path(__file__).parents[2] / "results/tasks"
 METHODS = ["kerple", "rope", "alibi", "fox", "dape-kerple", "dape1x3-kerple"]

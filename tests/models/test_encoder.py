@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dape import POSITIONS, ScoreAttention, randomized_positions
-from dape.bench.methods import SHOWN
+from dape.lab.tasks import SHOWN
 from dape.methods import PRESETS
 from dape.models import Encoder
 

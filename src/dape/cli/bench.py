@@ -13,7 +13,6 @@ BENCHMARKS = {
     "attention": "every backend, against the paper's listing and PyTorch's own",
     "decode": "one query against a cache of keys, against PyTorch's own",
     "generate": "tokens a second of generation, against a Llama of transformers",
-    "methods": "every method: reference, cost against plain attention, cache",
     "train": "a training step by method, against kerple",
 }
 

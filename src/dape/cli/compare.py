@@ -44,7 +44,7 @@ def parse_comparison(
 def run_and_show(config: CompareConfig) -> int:
     """Execute the comparison, with a progress bar per run on a terminal, else a line for each finished run."""
     console = terminal()
-    with display(console, at_once=config.jobs) as announce:
+    with display(console) as announce:
         comparison = run_comparison(config, announce, progress=console.is_terminal)
     show_comparison(comparison, console)
     return int(comparison.failed)

@@ -11,12 +11,20 @@ from typing import Any
 
 from rich.console import Console
 
-from dape.bench.methods import SHORT, SHOWN
 from dape.cli.parsing import parse_action
 from dape.evaluation.probes import NOISE, PROBES, TRAINED
 from dape.lab.display import display
 from dape.lab.experiment import RunnerSettings, make_launcher, run_experiment
-from dape.lab.tasks import RESULTS, TaskRun, check_settings, paper_table, results_in, write_report
+from dape.lab.tasks import (
+    RESULTS,
+    SHORT,
+    SHOWN,
+    TaskRun,
+    check_settings,
+    paper_table,
+    results_in,
+    write_report,
+)
 from dape.methods import parse_brackets
 from dape.settings import COUNT, SEED, setting
 from dape.tasks import IGNORED, TASKS, ChomskyTask, build_task, generator_for
@@ -120,7 +128,7 @@ class RunOptions(RunnerSettings):
         runs, console, out = self.runs(), Console(highlight=False), self.out.absolute()
         check_settings(runs, results_in(out))
         here = self.jobs == 1 and not make_launcher(self.launcher, out).has_queue
-        with display(console, at_once=self.jobs) as announce:
+        with display(console) as announce:
             outcome = run_experiment(
                 runs, out, jobs=self.jobs, launcher=self.launcher, in_process=here, announce=announce
             )

@@ -357,7 +357,7 @@ def compare(
 
     from dape.lab.display import display
 
-    with display(Console(highlight=False), at_once=config.jobs) as announce:
+    with display(Console(highlight=False)) as announce:
         return run_comparison(config, announce, progress=True, in_process=here)
 
 

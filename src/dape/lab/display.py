@@ -8,27 +8,32 @@ from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dape.evaluation.statistics import perplexity
 from dape.evaluation.table import means
 from dape.files import parse_text
 from dape.lab.experiment import Announce, Watcher
 from dape.lab.runs import Job
-from dape.training.display import clock
+
+# Seconds over which the speed is measured.
+SPEED_OVER = 300.0
 
 
 @contextlib.contextmanager
-def display(console: Console, *, at_once: int = 1, lines: bool = True) -> Iterator[Announce]:
+def display(console: Console, *, lines: bool = True) -> Iterator[Announce]:
     """Bars on a terminal; with `lines`, also one for each run that ends, everywhere."""
     columns = (
-        TextColumn("{task.description:<36.36}"),
-        BarColumn(bar_width=16),
+        TextColumn("{task.description:<32.32}"),
+        BarColumn(bar_width=10),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True, speed_estimate_period=SPEED_OVER
+    ) as progress:  # fmt: skip
 
         def announce(title: str, runs: Sequence[Job], left: Sequence[Job], folder: Path) -> Watcher:
             if runs and lines:
@@ -36,7 +41,7 @@ def display(console: Console, *, at_once: int = 1, lines: bool = True) -> Iterat
                 console.print(
                     f"{f'{title}: ' if title else ''}{len(runs)} run{'s' if len(runs) > 1 else ''}{kept}"
                 )
-            return Bars(progress, console if lines else None, left, at_once, folder)
+            return Bars(progress, console if lines else None, left, folder)
 
         yield announce
 
@@ -45,12 +50,11 @@ class Bars:
     """Watches the runs that are left."""
 
     def __init__(
-        self, progress: Progress, console: Console | None, jobs: Sequence[Job], at_once: int, folder: Path
+        self, progress: Progress, console: Console | None, jobs: Sequence[Job], folder: Path
     ) -> None:
-        self.progress, self.console, self.at_once, self.folder = progress, console, at_once, folder
+        self.progress, self.console, self.folder = progress, console, folder
         self.jobs, self.done = list(jobs), 0
         self.steps = {job.id: 0 for job in jobs}
-        self.pace: dict[str, float] = {}
         self.bars: dict[str, TaskID] = {}
         total = max(1, sum(job.steps for job in jobs))
         self.whole = progress.add_task("all runs", total=total, note="") if len(self.jobs) > 1 else None
@@ -77,8 +81,6 @@ class Bars:
     def _update(self, job: Job) -> None:
         record = last_record(self.folder / "runs" / job.training)
         done = int(record["step"])
-        if done and record.get("seconds"):
-            self.pace[job.id] = record["seconds"] / done
         note = "evaluating" if done and done == job.steps else f"loss {record['loss']:.2f}" if done else ""
         self.progress.update(self.bars[job.id], completed=done, note=note)
         self._advance(job, done)
@@ -86,15 +88,7 @@ class Bars:
     def _advance(self, job: Job, done: int) -> None:
         self.steps[job.id] = done
         if self.whole is not None:
-            self.progress.update(self.whole, completed=sum(self.steps.values()), note=self.time_left())
-
-    def time_left(self) -> str:
-        """Time left for all runs, by the mean pace of those that have begun; unknown before."""
-        if not self.pace:
-            return ""
-        mean = sum(self.pace.values()) / len(self.pace)
-        left = sum((job.steps - self.steps[job.id]) * self.pace.get(job.id, mean) for job in self.jobs)
-        return f"{clock(left / min(self.at_once, len(self.jobs)))} left"
+            self.progress.update(self.whole, completed=sum(self.steps.values()))
 
 
 def summary(rows: pd.DataFrame) -> str:

@@ -22,7 +22,9 @@ from dape.lab import solving
 from dape.lab.figures import COLOURS, LOOK, canvas, draw_heat_map, save, style_of
 from dape.lab.runs import Job, digest
 from dape.lab.tables import Cell, Row, Table
-from dape.methods import parse_layers
+from dape.methods import PRESETS, all_methods, parse_layers
+from dape.positions import POSITIONS
+from dape.scores.normaliser import REFERENCES
 from dape.tasks.base import Protocol, Task, generator_for
 from dape.tasks.registry import TASKS, build_task
 from dape.training import LoopSettings, fit
@@ -31,6 +33,27 @@ from dape.training import LoopSettings, fit
 RESULTS = "results.csv.gz"
 # Columns with errors that a terminal of 80 characters shows.
 TERMINAL_COLUMNS = 4
+KERNELS = (None, (1, 1), (1, 3), (6, 11))
+# One method for each encoding, processor, normaliser and preset.
+SHOWN = [
+    *(name for name in POSITIONS if name not in ("kerple", "relative")),
+    *dict.fromkeys(m.name for m in all_methods() if m.position == "kerple" and m.kernel in KERNELS),
+    *("keyshift-rope", "rope[window=128]", "selfextend[group=8]"),
+    *(f"nope[normaliser={name}]" for name in REFERENCES if name != "stickbreaking"),
+    *PRESETS,
+]
+# Of those whose options go with the training length, the same for the tasks, which train at up to 48 tokens.
+SHORT = {
+    "rope-id": "rope-id[original_length=48]",
+    "selfextend": "selfextend[near=24]",
+    "selfextend[group=8]": "selfextend[group=8,near=24]",
+    "fire": "fire[threshold=24.0]",
+    "rope[window=128]": "rope[window=16]",
+    "nope[normaliser=ssmax]": "nope[length=48,normaliser=ssmax]",
+    "nope[normaliser=logn]": "nope[length=48,normaliser=logn]",
+    "swan": "swan[length=48,window=16]",
+    "rnope-swa": "rnope-swa[window=16]",
+}
 # Settings of a protocol that the training does not depend on.
 TESTS = ("test_lengths", "samples")
 

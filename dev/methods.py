@@ -1,7 +1,8 @@
-"""`dape bench methods`: every method's reference, its cost and memory against plain attention, how far it reads."""
+"""`python -m dev.methods`, the table of docs/methods.md: every method's reference, its cost and memory against plain attention, how far it reads."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,39 +14,19 @@ import torch
 from torch import Tensor
 
 from dape.bench.attention import CLOCK, CLOCK_HELP
-from dape.bench.report import Record
+from dape.bench.report import Record, show
 from dape.bench.timing import take_turns
+from dape.cli.parsing import parse
 from dape.evaluation.table import means, read_table
+from dape.lab.tasks import SHORT, SHOWN
 from dape.layers import Cache
-from dape.methods import PRESETS, Method, all_methods, parse_layers, split_outside_brackets
-from dape.positions import POSITIONS, Positions
-from dape.scores.normaliser import REFERENCES
+from dape.methods import Method, parse_layers, split_outside_brackets
+from dape.positions import Positions
 from dape.settings import setting
 
 BASELINE = "nope"
 # Decoding steps in one measurement.
 STEPS = 10
-KERNELS = (None, (1, 1), (1, 3), (6, 11))
-# One method for each encoding, processor, normaliser and preset.
-SHOWN = [
-    *(name for name in POSITIONS if name not in ("kerple", "relative")),
-    *dict.fromkeys(m.name for m in all_methods() if m.position == "kerple" and m.kernel in KERNELS),
-    *("keyshift-rope", "rope[window=128]", "selfextend[group=8]"),
-    *(f"nope[normaliser={name}]" for name in REFERENCES if name != "stickbreaking"),
-    *PRESETS,
-]
-# Of those whose options go with the training length, the same for the tasks, which train at up to 48 tokens.
-SHORT = {
-    "rope-id": "rope-id[original_length=48]",
-    "selfextend": "selfextend[near=24]",
-    "selfextend[group=8]": "selfextend[group=8,near=24]",
-    "fire": "fire[threshold=24.0]",
-    "rope[window=128]": "rope[window=16]",
-    "nope[normaliser=ssmax]": "nope[length=48,normaliser=ssmax]",
-    "nope[normaliser=logn]": "nope[length=48,normaliser=logn]",
-    "swan": "swan[length=48,window=16]",
-    "rnope-swa": "rnope-swa[window=16]",
-}
 COLUMNS = (
     ("method", "method", ""),
     ("reference", "reference", ""),
@@ -194,3 +175,13 @@ class Layer:
     def num_parameters(self) -> int:
         modules = (self.encoding, self.attention.scores)
         return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="python -m dev.methods")
+    show(options.title, COLUMNS, run(options), options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

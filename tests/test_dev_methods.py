@@ -1,13 +1,11 @@
-"""`dape bench methods`: the table of methods, as records and in a page."""
+"""`python -m dev.methods`: the table of methods, as records and in a page."""
 
 import json
 
-from dape.bench import methods
-from dape.cli import main
 from dape.methods import PRESETS
 from dape.positions import POSITIONS
 from dape.scores import SCORES
-from dev import bench_tables
+from dev import bench_tables, methods
 
 
 def test_every_encoding_processor_and_preset_is_in_the_table():
@@ -22,7 +20,7 @@ def test_methods_are_timed_beside_plain_attention(tmp_path, capsys, monkeypatch)
         "--length", "16", "--hidden-size", "16", "--rounds", "1", "--methods",
         "mta-kerple,rope[window=4],pope"
     ]  # fmt: skip
-    assert main(["bench", "methods", *sizes, "--json", str(file)]) == 0
+    assert methods.main([*sizes, "--json", str(file)]) == 0
     records = {record["method"]: record for record in json.loads(file.read_text())}
     # Earlier queries are cached beside keys and values; keys of twice the width.
     assert [records[name]["cache"] for name in records] == [1.5, 1.0, 1.5]
