@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dape.lab.runs import Run
+from papers.dape_v2.experiments import BIASES, LEAK, PLAIN, V2
 from papers.experiment import LAPTOP, LONG, PAPER, SMOKE, Experiment, Scale
 
-V2, PLAIN = "dape1x3-kerple", "kerple"
 ROTATED = ("rope", "dape1x3-rope")
 ALONE = {"bias_channels": False}
 LINEAR = {"bias_channels": False, "negative_slope": 1.0}
@@ -79,11 +79,7 @@ def longer_training(at: Scale) -> list[Run]:
     own = at.with_(train={"steps": 3 * at.train["steps"]}, **once(at, 64))
     if at.name == SMOKE:
         return own("rope", V2)
-    leaks = own(
-        *(f"dape1x3-{b}" for b in ("kerple", "alibi", "fire")),
-        label="{}[leak_future=true]",
-        score_options={"leak_future": True},
-    )
+    leaks = own(*(f"dape1x3-{b}" for b in BIASES), label=LEAK, score_options={"leak_future": True})
     runs = own("rope", PLAIN, V2, "dape-rope", "cope", "alibi", "dape-kerple", "nope", "t5", "fire") + leaks
     if at.name == LAPTOP:
         runs += own(V2, "cope", "transformer-xl", "rope", corpora=("books",)) + randomized(own, "rope")
