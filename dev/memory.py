@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from dape.bench import attention, report
-from dape.bench.workload import FLEX, LISTING, Sizes, Workload
+from dape.bench.workload import LISTING, Sizes, Workload
 from dape.cli.parsing import parse
 from dape.settings import split_numbers
 
@@ -48,7 +48,7 @@ def run(options: Options) -> list[report.Record]:
     """One record per case, in the order of passes, lengths and backends."""
     dtype, threads = attention.DTYPES[options.dtype], options.threads or torch.get_num_threads()
     sizes = [Sizes.of(options, n, n) for n in split_numbers("lengths", options.lengths)]
-    backends = attention.candidates(options.backends, sizes[0], [LISTING, FLEX], dtype, options.device)
+    backends = attention.candidates(options.backends, sizes[0], [LISTING], dtype, options.device)
     cases = itertools.product(options.passes.split(","), sizes, backends)
     requests = [(backend, name, size) for name, size, backend in cases]
     peaks = peak_extra_mb(requests, threads, dtype)

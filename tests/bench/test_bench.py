@@ -257,22 +257,6 @@ def test_every_processor_is_checked_and_timed(processor):
     assert all(record["milliseconds"] > 0 for record in records)
 
 
-def test_flexattention_is_a_candidate_where_it_can_run(capsys):
-    sizes = Sizes(keys=20, queries=20, batch=2, heads=2, head_dim=4, processor="plain")
-    call = Workload(sizes, torch.float64)
-    for tensor in call.leaves:
-        tensor.requires_grad_(False)
-    with torch.no_grad():
-        # Uncompiled, which it warns of; on a GPU it is compiled.
-        with pytest.warns(UserWarning, match="flex_attention"):
-            out = call.attend(workload.FLEX)
-        torch.testing.assert_close(out, call.attend("reference"))
-    assert "no backward pass on the CPU" in call.unsupported(workload.FLEX)
-    assert "sees one score" in Workload(Sizes(5, 5, heads=2, head_dim=4)).unsupported(workload.FLEX)
-    assert workload.FLEX not in attention.candidates("all", sizes, [workload.FLEX], torch.float32, "cpu")
-    assert "left out: FlexAttention" in capsys.readouterr().out
-
-
 def test_generation_stands_beside_a_llama_of_the_same_size(tmp_path):
     file = tmp_path / "records.json"
     arguments = ["--tokens", "3", "--length", "5", "--rounds", "1", "--json", str(file)]

@@ -13,7 +13,7 @@ import torch
 from dape.bench import workload
 from dape.bench.report import Record
 from dape.bench.timing import Timing, interleave
-from dape.bench.workload import BIAS, BOTH, FLEX, FORWARD, LISTING, SDPA, SDPA_BIAS, Sizes, Workload
+from dape.bench.workload import BIAS, BOTH, FORWARD, LISTING, SDPA, SDPA_BIAS, Sizes, Workload
 from dape.devices import cpu_name, device_name, find_device, free_memory, gigabytes
 from dape.ops.score_attention.api import BACKENDS
 from dape.settings import TOKENS, setting, split_numbers
@@ -40,7 +40,7 @@ class CallOptions:
     lengths: str = setting("512,1024,2048", help="Tokens, separated by commas.", listed=int, **TOKENS)
     backends: str = setting(
         "all",
-        help="Candidates, separated by commas: listing, sdpa, flex and the op's backends; all: those that can run here.",
+        help="Candidates, separated by commas: listing, sdpa and the op's backends; all: those that can run here.",
         listed=str,
     )
     batch: int = setting(1, help="Batch size.", low=1, high=2**20)
@@ -89,7 +89,7 @@ def run(options: Options) -> list[Record]:
     passes = options.passes.split(",")
     if wrong := [name for name in passes if name not in (FORWARD, BOTH)]:
         raise ValueError(f'unknown pass "{wrong[0]}": choose {FORWARD} or {BOTH}')
-    square = [LISTING, *([SDPA_BIAS] if options.processor == "plain" else []), FLEX]
+    square = [LISTING, *([SDPA_BIAS] if options.processor == "plain" else [])]
     sizes = [Sizes.of(options, n, n) for n in split_numbers("lengths", options.lengths)]
     return time_cases(options, sizes, passes, square)
 

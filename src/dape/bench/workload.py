@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -20,7 +18,7 @@ from dape.positions.base import Positions
 from dape.positions.fire import FIRE
 from dape.positions.kerple import Kerple
 
-LISTING, SDPA, SDPA_BIAS, FLEX = "listing", "sdpa", "sdpa with bias", "flex"
+LISTING, SDPA, SDPA_BIAS = "listing", "sdpa", "sdpa with bias"
 # Candidates that build T×T maps.
 QUADRATIC = (LISTING, SDPA_BIAS, "reference")
 # The reference without program and bias, which SDPA is compared with.
@@ -137,14 +135,6 @@ class Workload:
                 return listing_attention(self.q, self.k, self.v, self.program, bias.to(self.q.dtype))
             masked = bias.masked_fill(distance < 0, -torch.inf).to(self.q.dtype)
             return F.scaled_dot_product_attention(self.q, self.k, self.v, masked)
-        if backend == FLEX:
-            values, ahead = self._by_distance(), self.sizes.keys - self.sizes.queries
-
-            def biased(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-                distance = query + ahead - key
-                return torch.where(distance < 0, -torch.inf, score + values[head, distance.clamp(min=0)])
-
-            return _flex(self.device.type == "cuda")(self.q, self.k, self.v, score_mod=biased)
         return attention(self.q, self.k, self.v, self.program, bias=self.bias(), backend=backend)
 
     def _by_distance(self) -> Tensor:
@@ -167,10 +157,6 @@ class Workload:
 
     def unsupported(self, backend: str) -> str | None:
         """Why a candidate cannot run this call, or None."""
-        if backend == FLEX and not self.program.is_plain:
-            return "FlexAttention's score function sees one score, the convolutions read those of other keys and heads"
-        if backend == FLEX and self.device.type == "cpu":
-            return "FlexAttention has no backward pass on the CPU"
         if backend not in BACKENDS and self.sizes.bias != "distance":
             return f'"{backend}" is written here for a bias by distance, not bias="{self.sizes.bias}"'
         if backend not in BACKENDS or backend == SDPA:
@@ -187,14 +173,6 @@ class Workload:
         grads = torch.autograd.grad(out, self.leaves, self.grad_out[:, :, rows], allow_unused=True)
         zero = torch.zeros((), device=self.device)
         return [out.detach(), *(zero if grad is None else grad for grad in grads)]
-
-
-@functools.cache
-def _flex(compiled: bool) -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compiled_or_not: Callable[..., Any] = flex_attention
-    return torch.compile(compiled_or_not, dynamic=False) if compiled else compiled_or_not
 
 
 def required_bytes(sizes: Sizes, backend: str) -> int:
