@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from draw_encodings import draw
 from matplotlib.figure import Figure
 from matplotlib.style import context
 from torch import Tensor
@@ -18,7 +19,6 @@ from dape.loading import load_named
 from dape.models import Context, DapeForCausalLM
 from dape.ops.score_attention.types import bias_tile
 from dape.positions import Positions
-from dape.positions.picture import draw
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINED_AT, NUM_TOKENS, FARTHEST = 128, 448, 384

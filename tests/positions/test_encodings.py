@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from dape import Positions, randomized_positions
-from dape.ops.score_attention import DistanceBias, TileBias, Visible
+from dape.ops.score_attention import DistanceBias, TileBias
 from dape.positions import (
     FIRE,
     POSITIONS,
@@ -24,8 +24,8 @@ from dape.positions import (
     T5Bias,
     TransformerXL,
     build_position,
-    picture,
 )
+from docs import draw_encodings
 
 
 def number(x: torch.Tensor) -> float:
@@ -244,7 +244,7 @@ def test_an_encoding_with_a_bias_has_channels_for_it():
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_the_picture_shows_what_is_added_to_the_past(name):
-    values = picture.added(name, 12)
+    values = draw_encodings.added(name, 12)
     past = torch.ones(12, 12, dtype=torch.bool).tril()
     assert values.shape == (4, 12, 12)
     assert not values[:, past].isnan().any()
@@ -252,31 +252,10 @@ def test_the_picture_shows_what_is_added_to_the_past(name):
     assert (values[:, past].std() > 1e-6) == (name != "nope")
 
 
-def test_the_package_draws_encodings(tmp_path, monkeypatch):
-    path = tmp_path / "two.svg"
-    for names, file in ((["kerple", "kerple-power", str(path)], path), (["alibi"], tmp_path / "alibi.svg")):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["dape.positions", *names])
-        runpy.run_module("dape.positions", run_name="__main__")
-        assert f"{names[0]}, head 3" in file.read_text("utf-8").replace("<!-- ", "")
-    assert "kerple-power, head 3" in path.read_text("utf-8").replace("<!-- ", "")
-
-
-W, N = 99, None
-STARTS = {
-    "tokens": ([0, 1, 2, 3], N, N, "1000"),
-    "documents": ([0, 1, 0, 1], N, N, "1010"),
-    "padding": ([5, 6, 7, 8], [2], N, "1010"),
-    "rows of padding, which see nothing": ([0, 0, 1, 2], [W, 1, 1, 1], [-1, 1, 2, 3], "1100"),
-    "windows": ([0, 1, 2, 3], [0, 0, 1, 2], N, "1000"),
-    "windows in documents": ([0, 1, 0, 1], [0, 0, 2, 2], N, "1010"),
-    "documents by visibility alone": ([3, 5, 7, 9], [0, 0, 2, 2], N, "1010"),
-}
-
-
-@pytest.mark.parametrize("case", STARTS)
-def test_the_first_keys_of_documents(case):
-    keys, first, last, expected = STARTS[case]
-    keys, first, last = (x if x is None else torch.tensor([x]) for x in (keys, first, last))
-    positions = Positions(keys, keys, visible=Visible(first, last))
-    assert "".join(str(int(x)) for x in positions.starts()[0]) == expected
+def test_encodings_are_drawn_into_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for names, file in ((["kerple", "kerple-power", "two.svg"], "two.svg"), (["alibi"], "alibi.svg")):
+        monkeypatch.setattr(sys, "argv", ["draw_encodings", *names])
+        runpy.run_path(draw_encodings.__file__, run_name="__main__")
+        written = (tmp_path / file).read_text("utf-8").replace("<!-- ", "")
+        assert all(f"{name}, head 3" in written for name in names if name != file)

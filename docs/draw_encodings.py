@@ -1,18 +1,19 @@
-"""What an encoding adds to the scores of queries and keys, as arrays and as a figure (needs matplotlib)."""
+"""What an encoding adds to the scores of queries and keys: `python docs/draw_encodings.py kerple fire` draws it into a file.
+
+The file's name may stand at the end.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from dape.ops.score_attention.types import bias_tile
-from dape.positions import Positions, build_position
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from dape.positions import POSITIONS, Positions, build_position
 
 HEADS, WIDTH, TOKENS = 4, 32, 48
 
@@ -52,8 +53,6 @@ def added(name: str, num_tokens: int = TOKENS) -> Tensor:
 
 def draw(names: Sequence[str]) -> Figure:
     """A row an encoding, a column a head: queries downwards, keys to the right, dark where scores fall."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(1.9 * HEADS, 1.9 * len(names) + 0.2), layout="constrained")
     grid = figure.subplots(len(names), HEADS, squeeze=False)
     for name, axes in zip(names, grid, strict=True):
@@ -69,3 +68,15 @@ def draw(names: Sequence[str]) -> Figure:
             axis.set_yticks([])
         figure.colorbar(image, ax=list(axes), fraction=0.03).ax.tick_params(labelsize=7)
     return figure
+
+
+if __name__ == "__main__":
+    files = [argument for argument in sys.argv[1:] if "." in argument]
+    names = [argument for argument in sys.argv[1:] if argument not in files]
+    if not names or not set(names) <= set(POSITIONS) or len(files) > 1:
+        sys.exit(
+            f"usage: python docs/draw_encodings.py NAME … [FILE.svg]; the names are {', '.join(POSITIONS)}"
+        )
+    path = files[0] if files else f"{names[0]}.svg"
+    draw(names).savefig(path)
+    print(path)
