@@ -149,7 +149,7 @@ def keys_kernel(
 ):  # fmt: skip
     """Add to out [B, H, Tk, D], in float32: each column of an image times the queries x [B, H, Tq, D], times scale.
 
-    The grid is (key tiles, H, B); BLOCK_R is that of the image.
+    The grid is (key tiles, H, B); BLOCK_R divides that of the image.
     """
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     key = tile * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -55,9 +55,9 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def head_part(head_dim: int) -> int:
+def head_part(head_dim: int, *, exact: bool) -> int:
     """Number of a head's features that the kernels process at a time."""
-    widths = [64, 32, 16] if head_dim % 128 else [128]
+    widths = [64, 32, 16] if head_dim % 128 or exact else [128]
     return next((part for part in widths if -(-head_dim // part) * part <= 1.1 * head_dim), 16)
 
 
@@ -139,6 +139,10 @@ class Call:
         self.device, self.grad_dtype = self.q.device, self.q.dtype
         # Scores have more digits in float16 than in bfloat16, and are far from its range.
         self.dtype = torch.float32 if self.q.dtype == torch.float32 else torch.float16
+        self.exact = self.dtype == torch.float32
+        # Sides of a tile in float32, whose operands fill registers and shared memory where heads are wide.
+        self.long = max(16, min(64, 4096 // padded(self.head_dim)))
+        self.short = max(16, self.long // 2)
         self.values, self.dense, self.row, self.column = map(get, ("values", "dense", "row", "column"))
         self.table, self.factor, self.sink = map(get, ("table", "factor", "sink"))
         self.pre, self.post = (Chain(self, arguments, side) for side in ("pre", "post"))
@@ -158,7 +162,7 @@ class Call:
         self.multiprocessors, memory = card(self.device)
         # Addresses inside of an image have 32 bits.
         self.scratch = min(int(memory * SCRATCH), 3 * 2**30)
-        part = head_part(self.head_dim)
+        part = head_part(self.head_dim, exact=self.exact)
         # The bias from query 0 on.
         kind, bias = "none", self.q
         if self.values is not None:
@@ -223,6 +227,8 @@ class Chunk:
         self.columns = stop + call.offset + held if call.causal else call.num_keys
         self.blocks = -(-(stop - start) // block)
         self.size = self.blocks * block
+        # For stages over a block of rows.
+        self.warps = max(1, block // (16 if call.exact else 32))
         # Columns of a program that walks: enough programs to fill the GPU, but few halos.
         seen = self.columns - call.causal * (stop - start) // 2
         share = call.batch * self.blocks * seen // (RESIDENT * call.multiprocessors)

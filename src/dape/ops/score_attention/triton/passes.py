@@ -63,15 +63,17 @@ def pairs(chunk: Chunk, mode: str, result: Tensor, **own: Any) -> None:
     call, rows, keys = chunk.call, chunk.block, min(32, calls.BLOCK_K)
     own = {"MODE": mode, "result": result} | own
     if mode == "scores":
-        own["FACTOR"], rows, keys = False, min(2 * calls.BLOCK_R, chunk.size), calls.BLOCK_K
+        own["FACTOR"] = False
+    if call.exact:
+        rows, keys = min(call.long, rows), min(call.short, keys)
+    elif mode == "scores":
+        rows, keys = min(2 * calls.BLOCK_R, chunk.size), calls.BLOCK_K
     blocks = -(-chunk.size // rows)
     wanted = calls.RESIDENT * call.multiprocessors // (blocks * call.num_heads * call.batch)
     # Sums over the keys of a row are those of one program.
     sums = mode == "given" or (mode == "gradients" and call.factor is not None)
     splits, own["per_split"] = (1, chunk.columns) if sums else split_keys(chunk, wanted)
-    # float32 operands take the registers of more warps.
-    warps = max(1, min(8 if call.dtype == torch.float32 else 4, rows // 16))
-    variants = pipelined(warps, BLOCK_R=rows, BLOCK_K=keys)
+    variants = pipelined(4 if call.exact else max(1, min(4, rows // 16)), BLOCK_R=rows, BLOCK_K=keys)
     chunk.run(ahead.pairs_kernel, blocks * splits, call.num_heads, *variants, **own)
 
 
@@ -136,7 +138,7 @@ def one_stage(
     taps = stage.kernel_size * parts["IN_PARTS"]
     own |= parts | {"image": image, "out": out, "weights": weights, "K": stage.kernel_size}
     own["UNROLL"] = taps if taps <= 8 else 1
-    programs, variants = chunk.walks * parts["OUT_PARTS"], pipelined(max(1, chunk.block // 32))
+    programs, variants = chunk.walks * parts["OUT_PARTS"], pipelined(chunk.warps)
     chunk.run(backward.stage_kernel, chunk.blocks, programs, *variants, **own)
 
 
@@ -150,10 +152,10 @@ def logit_arguments(call: Call, image: Tensor | None) -> dict[str, Any]:
 
 def attended(chunk: Chunk, out: Tensor, lse: Tensor | None, *, SUMS: bool = True, **own: Any) -> None:
     """Write the output (if SUMS) and, unless LINEAR, the log-sum-exp of a chunk's rows."""
-    call, rows, exact = chunk.call, chunk.block, chunk.call.dtype == torch.float32
+    call, rows, tile = chunk.call, chunk.block, calls.BLOCK_K
     others = call.num_heads * call.batch
-    if exact:
-        rows = min(32, rows)
+    if call.exact:
+        rows, tile = min(call.short, rows), min(call.long, tile)
     elif chunk.blocks // 2 * others >= call.multiprocessors:
         rows = 2 * rows
     blocks = -(-chunk.size // rows)
@@ -170,8 +172,8 @@ def attended(chunk: Chunk, out: Tensor, lse: Tensor | None, *, SUMS: bool = True
         sums = calls.blank_memory(*shape[:4], dtype=torch.float32, device=call.device)
         own |= {"out": parts, "lse": sums, "out_start": chunk.start, "out_rows": shape[3], "SINK": False}
     # Sums of wide heads, and all that is float32, take the registers of more warps.
-    warps = rows // 4 if exact else min(8 if call.head_dim > 80 else 4, rows // 16)
-    tile = min(32, calls.BLOCK_K) if exact or rows == 128 else calls.BLOCK_K
+    warps = rows // 4 if call.exact else min(8 if call.head_dim > 80 else 4, rows // 16)
+    tile = min(32, tile) if call.exact or rows == 128 else tile
     variants = [
         {"BLOCK_R": rows, "BLOCK_K": keys, "STAGES": stages, "num_warps": warps}
         for keys, stages in ((tile, 3), (tile, 2), (min(32, tile), 1))
@@ -193,9 +195,11 @@ def row_products(chunk: Chunk, image: Tensor, x: Tensor, scale: float, out: Tens
 def key_products(chunk: Chunk, image: Tensor, x: Tensor, scale: float, out: Tensor) -> None:
     """Add to out [B, H, Tk, D]: the columns of an image times the chunk's rows of x [B, H, Tq, D], times scale."""
     call = chunk.call
-    programs = -(-min(chunk.columns, call.num_keys) // calls.BLOCK_K)
-    variants = pipelined(8 if call.dtype == torch.float32 else 4)
-    own = {"x": x, "image": image, "scale": scale, "out": out}
+    keys, rows = calls.BLOCK_K, chunk.block
+    if call.exact:
+        keys, rows = min(call.long, keys), min(call.short, rows)
+    programs, variants = -(-min(chunk.columns, call.num_keys) // keys), pipelined(4)
+    own = {"x": x, "image": image, "scale": scale, "out": out, "BLOCK_R": rows, "BLOCK_K": keys}
     chunk.run(backward.keys_kernel, programs, call.num_heads, *variants, **own)
 
 
@@ -336,9 +340,9 @@ class Gradients:
         stage = self.call.stages[name]
         parts, taps = channel_parts(stage.num_in, stage.num_out), stage.kernel_size + 1
         own |= parts | {"image": image, "grad": grad, "sums": self.sums[name], "LEFT": stage.left}
-        own |= {"K": stage.kernel_size, "TAPS": min(taps, 4)}
+        own |= {"K": stage.kernel_size, "TAPS": min(taps, 2 if self.call.exact else 4)}
         tasks = parts["IN_PARTS"] * parts["OUT_PARTS"] * -(-taps // own["TAPS"])
-        variants = pipelined(max(1, chunk.block // 32))
+        variants = pipelined(chunk.warps)
         chunk.run(backward.taps_kernel, chunk.blocks * chunk.walks, tasks, *variants, **own)
 
     def _bias(self, chunk: Chunk, grad: Tensor) -> None:
