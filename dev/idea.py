@@ -23,7 +23,7 @@ from matplotlib.style import context
 from dape.files import write_atomically
 from dape.inspection.maps import Inspection, inspect
 from dape.lab.environment import environment
-from dape.lab.solving import GeneratedTask, accuracy_by_length, build_solver
+from dape.lab.solving import GeneratedTask, answers_by_length, build_solver
 from dape.models import DapeForCausalLM
 from dape.tasks.base import generator_for
 from dape.tasks.recall import AssociativeRecall
@@ -58,7 +58,8 @@ def main() -> None:
         )
         with tempfile.TemporaryDirectory() as folder:
             fit(training, settings, Path(folder), progress=False).complete()
-        accuracy[method] = accuracy_by_length(task, model, task.protocol.test_lengths, 256, seed=SEED)
+        answers = answers_by_length(task, model, task.protocol.test_lengths, 256, seed=SEED)
+        accuracy[method] = {n: float(right.sum() / asked.sum()) for n, (right, asked) in answers.items()}
     assert isinstance(model, DapeForCausalLM)
     draw_idea(model, task, path)
     record = {

@@ -99,6 +99,7 @@ def test_check_says_which_properties_fail(mine: Path, capsys, monkeypatch) -> No
         (["sweep", "--methods", "kerple"], "a sweep needs something to vary"),
         (["sweep", "--over", "learning_rate"], "is not of the form name=value,value"),
         (["sweep", "--over", "learning_rat=1,2"], 'did you mean "learning_rate"'),
+        (["sweep", "--over", "learning_rate=-1"], "--learning-rate=-1"),
         (["sweep", "--over", "train_length=32,64"], "--over train_length: run `dape compare` for each"),
         (["sweep", "--over", "seed=0,1"], "--over seed: give --seeds 0,1"),
         (["sweep", "--over", "method=kerple,rope"], "--over method: give --methods A,B"),

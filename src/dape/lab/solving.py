@@ -103,14 +103,6 @@ def draw_positions(
     return randomized_positions(num_tokens, position_range, generator=source)
 
 
-def accuracy_by_length(
-    task: Task, model: nn.Module, lengths: Iterable[int], samples: int, **options: Any
-) -> dict[int, float]:
-    """Share of right answers at each length; options: those of `answers_by_length`."""
-    answers = answers_by_length(task, model, lengths, samples, **options)
-    return {length: float(right.sum() / asked.sum()) for length, (right, asked) in answers.items()}
-
-
 @torch.inference_mode()
 def answers_by_length(
     task: Task,
