@@ -1,6 +1,7 @@
 """`dape doctor`: it reports every backend and extra, says why and what to do, and needs torch alone."""
 
 import json
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,16 @@ def test_the_report_on_a_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(selftest, "errors", lambda device, **kind: {"out": 1e-4, "q": 2e-3})
     assert main(["doctor", "--gpu"]) == 0
     assert "pass  plain, sink: largest error 2.0e-03, of q" in capsys.readouterr().out
+
+
+def test_the_report_says_what_is_compiled():
+    """A self-test of minutes must not look stuck."""
+    lines = []
+    logger = logging.getLogger("dape.ops.score_attention.triton.launch")
+    with gpu.compiling(lines.append):
+        logger.info("compiling %s, once", "attend_kernel")
+    logger.info("compiling %s, once", "merge_kernel")
+    assert lines == ["  compiling attend_kernel, once"]
 
 
 def test_the_driver_is_asked_of_nvidia_smi(monkeypatch, tmp_path):

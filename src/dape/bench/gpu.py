@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,10 +26,30 @@ def examine_gpu(device: torch.device, report: Report) -> dict[str, Any]:
     """Everything in the report; `passes` says whether all calls of the self-test do."""
     findings: dict[str, Any] = {"device": device_facts(device)}
     # Triton's interpreter, on a CPU, runs the kernels too, but a thousand times slower.
-    findings["self_test"] = selftest.run_suite(device, report)
+    with compiling(report):
+        findings["self_test"] = selftest.run_suite(device, report)
     findings["passes"] = all(result["passes"] for result in findings["self_test"])
     findings["benchmark"] = benchmark(device, report) if device.type == "cuda" else []
     return findings
+
+
+@contextmanager
+def compiling(report: Report) -> Iterator[None]:
+    """Report the kernels that are compiled in the block: most of the time of a self-test."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            report(f"  {record.getMessage()}")
+
+    logger, handler = logging.getLogger(launch.__name__), Handler()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
