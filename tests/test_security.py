@@ -9,6 +9,7 @@ import pytest
 from builders import decoder
 
 import dape
+from dape import cli
 from dape.loading import open_for_evaluation
 from dape.models import export
 from dape.models.byte_tokenizer import byte_tokenizer
@@ -47,6 +48,20 @@ def test_nothing_in_a_folder_runs(hostile):
     Run(folder.parent, TrainConfig()).model()
     with open_for_evaluation(f"hf:{folder}", corpus=str(SOURCES / "settings.py")):
         pass
+    assert not mark.exists()
+
+
+# torch's own, of the protocol.
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_model_that_is_a_pickle_alone_is_refused_in_a_sentence(hostile, capsys):
+    folder, mark = hostile
+    (folder / "model.safetensors").unlink()
+    assert cli.main(["eval", f"hf:{folder}", "--corpus", str(SOURCES / "settings.py")]) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("a pickle that is damaged, or of more than tensors, which is not read")
+    )
     assert not mark.exists()
 
 

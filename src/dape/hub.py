@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ GGUF = ".gguf"
 def not_loaded(what: str, name: str, error: Exception) -> str:
     """Error message for a name that transformers could not load: where it was searched, and the reason."""
     reason = next(iter(str(error).splitlines()), "").rstrip(" .:")
-    if not isinstance(error, OSError | ValueError):
+    if isinstance(error, pickle.UnpicklingError):
+        reason = "its weights are a pickle that is damaged, or of more than tensors, which is not read"
+    elif not isinstance(error, OSError | ValueError):
         reason = f"{type(error).__name__}: {reason}"
     if os.path.isdir(name):
         return f'no {what} in the folder "{name}": {reason}'

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,6 +19,26 @@ from dape.evaluation.table import read_table
 def model(tmp_path_factory):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "bos_token_id": None}
     return llama_of_bytes(tmp_path_factory.mktemp("model") / "small", **sizes)
+
+
+def test_a_log_has_no_bars_of_other_libraries(model, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "dape",
+        "suite",
+        f"hf:{model}",
+        "--lengths",
+        "128",
+        "--tasks",
+        "flip-flop",
+    ]
+    done = subprocess.run(
+        [*command, "--examples", "2", "--out", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert [line.rpartition(": flip-flop at 128")[1] for line in done.stderr.splitlines()] == [
+        ": flip-flop at 128"
+    ]
 
 
 def test_scores_table_and_heat_map(model, tmp_path, capsys):

@@ -319,6 +319,9 @@ def test_an_export_has_a_model_card_and_keeps_the_one_that_is_there(tmp_path):
     model = tiny("dape1x3-kerple")
     card = export(model, tmp_path / "new") / "README.md"
     assert "| method | `dape1x3-kerple` |" in card.read_text("utf-8")
+    assert "`dape` has to be installed" in card.read_text("utf-8")
+    whole = export(model, tmp_path / "whole", with_code=True) / "README.md"
+    assert "The folder holds the code." in whole.read_text("utf-8")
     card.write_text("mine")
     export(model, tmp_path / "new")
     assert card.read_text() == "mine"

@@ -42,6 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     `--debug` among the arguments, or DAPE_DEBUG=1 in the environment, shows the traceback instead.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not sys.stderr.isatty():
+        # Bars of other libraries have no place between the lines of a log.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     debug = "--debug" in arguments or os.environ.get("DAPE_DEBUG", "0") not in ("", "0")
     try:
         try:

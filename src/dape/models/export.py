@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from dape.checksums import CHECKSUMS, names_with_checksums, write_checksums
+from dape.errors import install
 from dape.files import replacing_folder
 from dape.models.remote_code import ENTRIES, FLAT, RETROFITTED, RETROFITTED_FLAT, write_code
 
@@ -32,6 +33,8 @@ A model {kind} [dape](https://arxiv.org/abs/2410.04798): attention scores as fea
 {rows}
 
 How it was trained, on what, and how it fares by input length is not in the weights: say it here.
+
+{needs}
 
 ```python
 from transformers import AutoModelForCausalLM
@@ -65,7 +68,7 @@ def export(
             code = {f"{_flat(name)}.py": source for name, source in sources(entry).items()}
             write_code(temporary, code, name=folder.resolve(), module=module, entries=entries)
         if not (folder / CARD_FILE).exists():
-            (temporary / CARD_FILE).write_text(card(model), "utf-8")
+            (temporary / CARD_FILE).write_text(card(model, with_code=with_code), "utf-8")
         write_checksums(temporary)
         written = {path.name for path in temporary.iterdir()}
     for name in before - written:
@@ -73,7 +76,7 @@ def export(
     return folder
 
 
-def card(model: PreTrainedModel) -> str:
+def card(model: PreTrainedModel, *, with_code: bool) -> str:
     """Model card from what the model itself knows."""
     config = model.config.get_text_config()
     retrofitted = getattr(model.config, "dape_retrofit", None) or {}
@@ -89,7 +92,9 @@ def card(model: PreTrainedModel) -> str:
         else None,
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
-    return CARD.format(method=method, kind="retrofitted with" if retrofitted else "made with", rows=rows)
+    kind = "retrofitted with" if retrofitted else "made with"
+    needs = "The folder holds the code." if with_code else f"`dape` has to be installed: {install('models')}."
+    return CARD.format(method=method, kind=kind, rows=rows, needs=needs)
 
 
 def sources(entry: str = MODULE) -> dict[str, str]:

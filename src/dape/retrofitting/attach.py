@@ -93,7 +93,9 @@ def retrofit(
         calls = check.interface_calls(inner)
         parsed = _completed(parsed, inner, calls)
         if parsed.direction == "causal" and not all(call.causal for call in calls):
-            raise check.refused(inner, f"{parsed.name} has no meaning where the future is visible")
+            raise check.refused(
+                inner, f"it is bidirectional, and {parsed.name} has no meaning where the future is visible"
+            )
         heads, caches = [call.num_heads for call in calls], bool(getattr(inner.config, "use_cache", True))
         plan = Retrofit(method if keeps else parsed.name, width, heads, zero_init, replaced, caches)
         if before is not None:
