@@ -195,6 +195,14 @@ def test_the_wheel_zooms_both_panels_unless_told_not_to(opened):
     assert seen["words"].startswith(f"query {int(0.6 * size)} ")
 
 
+def test_kernels_are_those_of_all_heads_though_some_are_shown(tmp_path):
+    model = DapeForCausalLM(preset("tiny", "dape1x3-kerple", hidden_size=32, num_hidden_layers=1)).eval()
+    run = Named("run", dape.inspect(model, list(TEXT.encode()), heads=[1, 2]), list(TEXT))
+    body = "await ready(left); return left.querySelector('details').textContent;"
+    words = visit(write_maps_page([run], tmp_path), tmp_path, probe(body)).seen
+    assert "columns: scores of 4 heads, then their bias, 3 taps each" in words
+
+
 def test_both_sides_tell_of_the_opening_pair_though_one_tile_is_slow(runs, tmp_path):
     path = write_maps_page(runs, tmp_path)
     for tile in (tmp_path / "tiles").glob("0-*.js"):

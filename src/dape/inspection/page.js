@@ -132,10 +132,12 @@ class Panel {
   // Weights of the stages: a row an output, a column an input and tap; blue below zero, orange above.
   learned() {
     this.kernels.replaceChildren();
-    const stages = this.layer.kernels, heads = this.layer.heads.length;
+    // The last stage has a row for every head of the model, of which the page may show some.
+    const stages = this.layer.kernels, heads = stages.at(-1)?.shape[0];
     if (!stages.length) make("p", this.kernels, "This method has none.");
     stages.forEach(({shape: [out, inputs, queries, keys], values}, i) => {
-      const taps = queries * keys, reads = i === 0 && inputs === 2 * heads ? `scores of ${heads} heads, then their bias` : `${inputs} channels`;
+      const taps = queries * keys, known = i === 0 ? {[heads]: `scores of ${heads} heads`, [2 * heads]: `scores of ${heads} heads, then their bias`} : {};
+      const reads = known[inputs] ?? `${inputs} channel${inputs > 1 ? "s" : ""}`;
       make("p", this.kernels, `Stage ${i + 1}: ${out} rows of outputs; columns: ${reads}, ${taps} tap${taps > 1 ? "s" : ""} each.`);
       const canvas = make("canvas", this.kernels), most = Math.max(...values.map(Math.abs)) || 1;
       canvas.className = "kernel"; canvas.width = inputs * taps; canvas.height = out;
