@@ -46,6 +46,16 @@ def blocks(page: Path) -> list[Block]:
     return [Block(*token.info.partition(" ")[::2], token.content) for token in fences]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_paragraphs_have_five_lines_at_most(page):
+    if page.stem in ("kernels", "kernel_log"):
+        pytest.skip("for those who work on kernels")
+    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text("utf-8"))
+    texts = [text.content for text in tokens if text.type == "inline"]
+    shown = [re.sub(r"\]\([^)]*\)", "]", text) for text in texts]
+    assert [text for text in shown if len(text) > 5 * 105] == []
+
+
 def commands(text: str) -> list[list[str]]:
     """The lines of a shell block as words, continuations joined, comments left out."""
     lines = text.replace("\\\n", " ").splitlines()
