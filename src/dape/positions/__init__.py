@@ -22,6 +22,7 @@ from dape.positions.sinusoidal import Sinusoidal
 from dape.positions.t5 import T5Bias
 from dape.positions.transformer_xl import TransformerXL
 from dape.rebuildable import constructor_parameters
+from dape.settings import check_counts
 
 __all__ = [
     "FIRE", "POSITIONS", "ALiBi", "CoPE", "DataAlibi", "DistanceEncoding", "FoX", "Grid", "Kerple",
@@ -63,4 +64,6 @@ def build_position(
     if unknown:
         valid = ", ".join(option for option in parameters if option not in sizes) or "none"
         raise ValueError(f'"{name}" has no option {", ".join(unknown)}; its options: {valid}')
-    return encoding(**{size: value for size, value in sizes.items() if size in parameters}, **options)
+    taken = {size: value for size, value in sizes.items() if size in parameters}
+    check_counts(**taken)
+    return encoding(**taken, **options)
