@@ -6,7 +6,9 @@ python tests/fuzz.py --again op:1234                                            
 A case is drawn from its kind and number alone. Of the op: shapes, layouts, dtypes, programs, biases and visibilities,
 for every backend that takes them, outputs and gradients. Of models, ours and retrofitted ones: batches with padding or
 packed documents, by chunks and caches, against every row alone. Of commands and of damaged results: fuzz_commands.py.
-Calls of the Triton kernels, the kind triton, need their interpreter: tests/ops/triton_interpreted.py runs them.
+Calls of the Triton kernels run in their interpreter, by the smallest blocks, in memory of NaN:
+
+TRITON_INTERPRET=1 python tests/fuzz.py --kinds triton --cases 200
 """
 
 import argparse
@@ -19,8 +21,8 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
+from unittest import mock
 
 import fuzz_commands
 import torch
@@ -43,6 +45,8 @@ from dape.ops.score_attention import (
     by_tiles,
 )
 from dape.ops.score_attention.api import BACKENDS
+from dape.ops.score_attention.triton import call as calls
+from dape.ops.score_attention.triton.launch import interpreting
 
 # Largest error of the output and of gradients, relative to the largest number expected. A gradient jumps where the
 # input of an activation is about zero, so that rounding can change it by more than itself.
@@ -286,6 +290,40 @@ def op(draw: Draw, *, triton: bool = False) -> Iterator[str]:
                     yield f"{backend}, {name}: {wrong}"
     finally:
         by_tiles.TILE_NUMBERS = before
+
+
+@contextlib.contextmanager
+def small_blocks() -> Iterator[None]:
+    """Triton's kernels by the smallest blocks and tiles there are, several of each in a small call, in memory of NaN.
+
+    The interpreter prepares triton.language anew for each call of a device function; here once a module.
+    """
+    from triton.runtime import interpreter
+
+    prepared: set[str] = set()
+    prepare = interpreter._patch_lang
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.fn.__module__ not in prepared:
+            prepared.add(self.fn.__module__)
+            prepare(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    def blank(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+    with (
+        mock.patch.multiple(calls, BLOCK_R=16, BLOCK_K=16, blank_memory=blank),
+        mock.patch.object(interpreter.InterpretedFunction, "__call__", call),
+    ):
+        yield
+
+
+def triton(draw: Draw) -> Iterator[str]:
+    """A call of the Triton kernels, in every second case by chunks of 16 rows."""
+    share = 0.0 if draw.number % 2 else calls.SCRATCH
+    with small_blocks(), mock.patch.object(calls, "SCRATCH", share):
+        yield from op(draw, triton=True)
 
 
 # Models.
@@ -535,7 +573,7 @@ KINDS: dict[str, Callable[[Draw], Iterator[str]]] = {
     "retrofit": retrofit,
     "command": fuzz_commands.command,
     "merge": fuzz_commands.merge,
-    "triton": partial(op, triton=True),
+    "triton": triton,
 }
 
 
@@ -555,6 +593,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS][:-1])
+    parser.add_argument("--cases", type=int, help="number of cases of each kind, in place of minutes")
     parser.add_argument("--start", type=int, default=0, help="number of the first case")
     parser.add_argument("--again", metavar="KIND:NUMBER", help="one case")
     args = parser.parse_args()
@@ -563,9 +602,11 @@ def main() -> int:
         draw, wrong = run(kind, int(number))
         print("\n".join([*(f"{name}: {value}" for name, value in draw.made.items()), "", *wrong]) or "fine")
         return bool(wrong)
+    if "triton" in args.kinds and not interpreting():
+        parser.error("the kind triton needs TRITON_INTERPRET=1 in the environment")
     end, number, failures = time.monotonic() + 60 * args.minutes, args.start, 0
     ran, refused = Counter(), {kind: Counter() for kind in args.kinds}
-    while time.monotonic() < end:
+    while time.monotonic() < end if args.cases is None else number < args.start + args.cases:
         for kind in args.kinds:
             ran[kind] += 1
             try:

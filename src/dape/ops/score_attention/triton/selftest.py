@@ -201,6 +201,8 @@ def definition(problem: Problem, dtype: torch.dtype) -> Tensor:
 
 
 CONV3 = (((32, 24, 1, 3, True, 1, 1, 0.01), (12, 32, 1, 3, True, 1, 1, 1.0)), ())
+# As many channels as they are padded to: no masks.
+FULL = (((32, 32, 1, 3, True, 1, 1, 0.01), (16, 32, 1, 3, True, 1, 1, 1.0)), ())
 CONV7 = (((32, 12, 1, 7, True, 3, 1, 0.01), (12, 32, 1, 7, True, 3, 1, 1.0)), ())
 IN_GROUPS = (((24, 8, 1, 3, True, 1, 3, 0.01), (12, 8, 1, 3, True, 1, 3, 1.0)), ())
 TALKING = (((12, 12, 1, 1, False, 0, 1, 1.0),), ((12, 12, 1, 3, True, 1, 1, 1.0),))
@@ -223,7 +225,7 @@ SUITE: dict[str, dict[str, Any]] = {
     "kernel 7, no bias, grouped heads of 128": _kind(CONV7, bias="none", num_groups=3, head_dim=128),
     "stages in groups, separable": _kind(IN_GROUPS, bias="separable"),
     "dense, window": _kind(CONV3, bias="dense", bounded=(True, True)),
-    "encoder": _kind(CONV3, causal=False),
+    "encoder, 16 heads": _kind(FULL, causal=False, num_heads=16, num_groups=16),
     "talking heads": _kind(TALKING, "none", bias="none"),
     "plain, sink": _kind(((), ()), sink=True),
     "decoding": _kind(CONV3, queries=1, length=2100, batch=1, backward=False),
