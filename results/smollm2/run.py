@@ -357,12 +357,10 @@ The same of {windows} parts of two novel-length books, *War and Peace* and Pepys
 {rows}
 """
 STEP = """
-## A retrofit by next tokens: not run
-Cut to {length} tokens, this model would be a base that others trained, on text with a past. A training step of {tokens:,} tokens
-takes {cpu_seconds:.0f} CPU seconds (next tokens, all parameters, one thread). The small model of
-[docs/retrofit.md](../../docs/retrofit.md) needed {steps} such steps to gain clearly over its own window after its positions were
-exchanged; as many would take {hours:.1f} hours of one core here, and whether they are enough for a model 32 times as large is
-not known.
+## A retrofit by next tokens
+[docs/retrofit.md](../../docs/retrofit.md) has one of 80 steps. A step of {tokens:,} tokens in windows of {length} takes
+{cpu_seconds:.0f} CPU seconds (next tokens, all parameters, one thread), so {steps} steps, as the small model there needed after
+its positions were exchanged, take {hours:.1f} hours of one core.
 """
 RECALIBRATION = """
 ## A short recalibration
