@@ -156,7 +156,19 @@ def ended(arguments: list[str], folder: Path, user: int | None = None) -> tuple[
         time.sleep(0.01)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    # Its workers save and end by themselves; until then the folder cannot be removed.
+    while works_in(folder):
+        time.sleep(0.1)
     return None, output.read_text("utf-8", "replace")
+
+
+def works_in(folder: Path) -> bool:
+    """Whether a process was started with a path in that folder."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(folder) + b"/" in path.read_bytes():
+                return True
+    return False
 
 
 def complaint(name: str, arguments: list[str], folder: Path) -> str | None:
