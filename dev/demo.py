@@ -59,7 +59,9 @@ class DemoOptions:
         False,
         help="Train the models of the second part from scratch, for hours, in place of the shipped ones.",
     )
-    models: Path = setting(Path(__file__).parents[1] / "models", help="Folder of the shipped models.", reads="folder")
+    models: Path = setting(
+        Path(__file__).parents[1] / "models", help="Folder of the shipped models.", reads="folder"
+    )
     steps: int = setting(120, help="Training steps of each model in the first part.", **COUNT)
     seed: int = setting(0, help="Seed of initial weights and data.", **SEED)
     out: Path = setting(Path("runs/demo"), help="Folder of the trained models and the page.", writes="folder")
