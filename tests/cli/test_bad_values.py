@@ -147,14 +147,15 @@ MISTAKES = [
     "data prepare missing/", "data show missing", "data show .", "eval missing", "eval .", "eval hf:",
     "generate missing", "inspect missing --text x", "compare --methods nosuch",
     "compare --lengths 1000000000", "compare --corpus missing/", "tasks run nosuch",
-    "tasks run even_pairs --method nosuch", "reproduce nosuch", "methods --nosuch", "doctor --nosuch"
+    "tasks run even_pairs --method nosuch", "reproduce nosuch", "methods --nosuch", "doctor --nosuch",
+    "fly\nhigh", "compare --methods kerple --baseline a\nb", "--print-completion a\nb"
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_of_other_kinds_are_one_line_too(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(line.split()) == 2
+    assert cli.main(line.split(" ")) == 2
     said = capsys.readouterr()
     assert len(said.err.splitlines()) == 1, said.err
     assert list(tmp_path.iterdir()) == []

@@ -36,6 +36,11 @@ def module_of(name: str) -> str:
     return f"dape.cli.{name.replace('-', '_')}"
 
 
+def complain(message: str) -> None:
+    """Print an error as one line, whatever the words in it that came from outside."""
+    print(" ".join(message.split()), file=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand and return its exit code; an error is one sentence on stderr and code 2.
 
@@ -74,13 +79,13 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
         try:
             print(completion(rest[0] if rest else "bash", modules))
         except ValueError as error:
-            print(f"dape --print-completion: {error}", file=sys.stderr)
+            complain(f"dape --print-completion: {error}")
             return 2
         return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        print(f'dape: unknown command "{name}"; {hint}`dape --help` lists them', file=sys.stderr)
+        complain(f'dape: unknown command "{name}"; {hint}`dape --help` lists them')
         return 2
     try:
         rest = take_imports(rest)
@@ -88,7 +93,7 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"dape {name}: {sentence(error)}", file=sys.stderr)
+        complain(f"dape {name}: {sentence(error)}")
         return 2
     try:
         module = importlib.import_module(module_of(name))
@@ -96,7 +101,7 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
         if (error.name or "").startswith("dape"):
             raise
         extra = "lm-eval" if name == "lm-eval" else "lab"
-        print(f"dape {name} needs {error.name}: {install(extra)}", file=sys.stderr)
+        complain(f"dape {name} needs {error.name}: {install(extra)}")
         return 2
     try:
         return module.main(rest) or 0
@@ -111,7 +116,7 @@ def dispatch(arguments: list[str], *, debug: bool = False) -> int:
             raise
         more = "" if expected(error) else " (this is a bug in dape; rerun with --debug for the traceback)"
         message = error.as_option if isinstance(error, SettingError) else sentence(error)
-        print(f"dape {name}: {message}{more}", file=sys.stderr)
+        complain(f"dape {name}: {message}{more}")
         return 2 if expected(error) else 1
 
 
