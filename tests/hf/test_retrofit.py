@@ -293,7 +293,7 @@ def test_attention_that_does_more_is_refused_with_the_reason():
 
 SAVED = [
     "dape1x5", "dape1x3-kerple", "fox", "talking", "dape1x3-rope[scaling=linear,factor=2]",
-    "dape1x3[normaliser=ssmax]", "dape1x3[canon=a]"
+    "dape1x3[normaliser=ssmax]", "dape1x3[canon=a]", "dape1x3-fox[canon=a]"
 ]  # fmt: skip
 
 

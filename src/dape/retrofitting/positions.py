@@ -201,13 +201,16 @@ class StatefulCache:
         packed = self.extra.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3)
         # A cache has one dtype, the finer of both: under autocast, states are finer than keys.
         keys, values = self.cache.update(torch.cat([keys, packed], -1), values, layer, *args, **kwargs)
-        if self.neighbours and int(self.cache.get_seq_length(layer)) > keys.shape[2]:
+        if self.neighbours and self.get_seq_length(layer) > keys.shape[2]:
             raise ValueError(
                 "the encoding that dape.retrofit added reads tokens before the model's window, which its cache drops: "
                 "pass use_cache=False"
             )
         self.extra = keys[..., width:].unflatten(3, (-1, size)).transpose(2, 3).flatten(1, 2)
         return keys[..., :width].to(dtype), values.to(dtype)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return 0 if self.cache is None else int(self.cache.get_seq_length(layer))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
