@@ -31,7 +31,7 @@ class Kerple(DistanceEncoding):
     def at(self, distance: Tensor, *, causal: bool) -> Tensor:
         raw_height, raw_rate = self(distance.device)
         height, rate = positive(raw_height, distance), positive(raw_rate, distance)
-        # Before the product, which would convert each head's distances by itself.
+        # Converted once, not by the product for every head.
         distance = (distance if causal else distance.abs()).to(rate.dtype)
         return -height * torch.log1p(rate * distance)
 
